@@ -9,7 +9,6 @@ kept. Measurements are kept as they are made: an interrupted bench goes on where
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,18 @@ from typing import Any
 from bench.generate import MIDDLE, SMALL, checkpoint
 from bench.kept import KeptRows
 from bench.predictors import READ, divided
-from bench.systems_measure import Workload, bounds, clock_of, measured, recorded, usual, workload
+from bench.systems_measure import (
+    QUALITY,
+    Workload,
+    bounds,
+    clock_of,
+    judged,
+    measured,
+    median_round,
+    recorded,
+    usual,
+    workload,
+)
 from bench.systems_table import table as table
 from core.calibrate.gather import calibrate
 from core.calibrate.texts import bundled
@@ -43,7 +53,6 @@ GENERATED = "generated"  # name of the model that the bench writes itself
 RESIDENT = "resident"  # the run with everything resident, and nothing to predict
 LATENCY_US = 10.0
 TEXT = 192  # tokens of held-out text that a lossy system is judged on
-QUALITY = ("exact_match", "unseen_match", "agreement", "kl", "perplexity", "substituted_rate")
 SMALL_PRESETS = ("on_demand", "mixtral_offloading", "speculating_execute")
 
 
@@ -136,14 +145,32 @@ class Bench:
         lacks = {part for part in parts if old is None or not old.has(part)}
         if lacks:
             self.say(f"calibrating for {', '.join(sorted(lacks))}")
-            texts = divided(bundled(self.name))[0]
-            new = calibrate(engine, texts, parts=lacks, source="the bundled prompts", limit=400 if small else READ)
+            new = calibrate(
+                engine,
+                divided(bundled(self.name))[0],
+                parts=lacks,
+                source="the bundled prompts",
+                limit=400 if small else READ,
+                progress=self._calibrating(),
+            )
             old = new if old is None else new.over(old)
             file.parent.mkdir(parents=True, exist_ok=True)
             save(old, file)
         assert old is not None
         engine.use_profile(old)
         return old
+
+    def _calibrating(self) -> Callable[[str, float], None]:
+        """Says every tenth of a calibration."""
+        last = -1
+
+        def said(text: str, share: float) -> None:
+            nonlocal last
+            if int(10 * share) > last:
+                last = int(10 * share)
+                self.say(f"calibrating, {share:.0%}: {text}")
+
+        return said
 
     def link(self, profile: Profile) -> dict[str, object]:
         """Settings of the link: the machine's own; where host and device share memory, for the demo model and a
@@ -271,23 +298,3 @@ class Bench:
             "device": device_name(engine.device),
             "versions": versions(),
         }
-
-
-def median_round(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of the round with the (lower) median time per token; its time to first token is the median over the
-    rounds. `tpot_rounds_ms` has every round's time. A system that could not run has its `problem` alone."""
-    ran = sorted((row for row in rows if "tpot_ms" in row), key=lambda row: row["tpot_ms"])
-    if not ran:
-        return {"problem": next((str(row["problem"]) for row in rows if row.get("problem")), "it was not measured")}
-    middle = ran[(len(ran) - 1) // 2]
-    return {
-        **{name: value for name, value in middle.items() if name not in ("round", "budget", "system")},
-        "ttft_ms": statistics.median(row["ttft_ms"] for row in ran),
-        "tpot_rounds_ms": [row["tpot_ms"] for row in sorted(ran, key=lambda row: row["round"])],
-        "problem": "",
-    }
-
-
-def judged(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of quality in a kept row."""
-    return {name: row[name] for name in (*QUALITY, "questions", "positions", "problem")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ PER_TOKEN = (
     "wasted_bytes",
     "disk_bytes",
 )
+QUALITY = ("exact_match", "unseen_match", "agreement", "kl", "perplexity", "substituted_rate")
 Workload = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
@@ -187,3 +188,23 @@ NAMES = ("belady", "belady_bypass", "belady_global")
 def usual(profile: AllocationProfile) -> tuple[float, ...]:
     """How often the profile saw each expert, by eid; a fresh cache is filled with those seen most."""
     return () if profile.counts is None else tuple(map(float, profile.counts.ravel().tolist()))
+
+
+def median_round(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures of the round with the (lower) median time per token; its time to first token is the median over the
+    rounds. `tpot_rounds_ms` has every round's time. A system that could not run has its `problem` alone."""
+    ran = sorted((row for row in rows if "tpot_ms" in row), key=lambda row: row["tpot_ms"])
+    if not ran:
+        return {"problem": next((str(row["problem"]) for row in rows if row.get("problem")), "it was not measured")}
+    middle = ran[(len(ran) - 1) // 2]
+    return {
+        **{name: value for name, value in middle.items() if name not in ("round", "budget", "system")},
+        "ttft_ms": statistics.median(row["ttft_ms"] for row in ran),
+        "tpot_rounds_ms": [row["tpot_ms"] for row in sorted(ran, key=lambda row: row["round"])],
+        "problem": "",
+    }
+
+
+def judged(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of quality in a kept row."""
+    return {name: row[name] for name in (*QUALITY, "questions", "positions", "problem")}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bench.papers.parts import HOLDS, NO, PART, Paper, Part, Row
-from bench.papers.sources import DRAWING, Claims, Reading, Stated, Systems, never, unasked
+from bench.papers.parts import HOLDS, NO, OPEN, PART, Paper, Part, Row
+from bench.papers.sources import DRAWING, Claims, Reading, Stated, Systems, never
 
-METHODS, SYSTEMS = "bench methods", "bench systems"
+METHODS, SYSTEMS, MAPS = "bench methods", "bench systems", "bench expert_maps"
 RIVALS = ("se_moe", "mixtral_offloading", "promoe", "moe_infinity")
 SEARCHED = ("live_searches", "residents")
 BATCH = "One answer is written at a time: there are no batches of requests yet."
@@ -27,6 +27,13 @@ def beside(result: Mapping[str, Any]) -> tuple[str, str] | None:
         f"waits {one['stall_ms']:.2f} ms for a search; a token takes {one['added_ms']:.2f} ms longer in all. At "
         f"most {FREE:.0%} would be next to nothing; the model is small."
     )
+
+
+def by_distance(result: Mapping[str, Any]) -> tuple[str, str]:
+    """Recall in time over prefetch distances, which is no answer on times, and depends on what else runs."""
+    recalls = {int(distance): one["recall_in_time"] for distance, one in result["distance"].items()}
+    text = ", ".join(f"{distance} layers ahead {recall:.1%}" for distance, recall in sorted(recalls.items()))
+    return OPEN, f"Recall of searches in time: {text} (bench expert_maps); no bench times tokens by distance."
 
 
 PAPER = Paper(
@@ -59,19 +66,34 @@ PAPER = Paper(
         Row("Figures 1a, 2, 5-7", "Stages, the design space, the system, maps and their search.", DRAWING),
         Row("Table 1", "The models.", never("A description of their models: nothing was measured.")),
         Row(
-            "Figure 3",
+            "Figure 3b",
             "Routing summed over a request is harder to predict (higher entropy) than of one token.",
-            unasked("Distributions of the routers can be recorded (chat --record-probs); no command prints entropies."),
+            Claims("expert_maps", ("FineMoE figure 3b: fine-grained entropy below coarse-grained",)),
+            MAPS,
         ),
         Row(
-            "Figure 4",
-            "Maps hit more than request counts at every prefetch distance, and less the further ahead.",
-            unasked("bench methods has one distance; predictor.expert_map.distance sets it, and no bench sweeps it."),
+            "Figures 3a, 3c",
+            "The more tokens are summed, the harder (3a draws examples).",
+            Claims("expert_maps", ("FineMoE figure 3c: entropy rises with the iterations aggregated",)),
+            MAPS,
+        ),
+        Row(
+            "Figure 4, distances",
+            "The further ahead, the less is hit; here the recall of searches that are waited for.",
+            Claims("expert_maps", ("FineMoE figure 4: recall falls with the distance",)),
+            MAPS,
+        ),
+        Row(
+            "Figure 4, request counts",
+            "Maps name more of what comes than counts of the request, at every distance.",
+            Claims("expert_maps", ("FineMoE figure 4: map search above request counts, at every distance",)),
+            MAPS,
         ),
         Row(
             "Figures 8, 9",
             "The more similar the map found, the more of its experts are hit (Pearson).",
-            unasked("Scores of the searches are not kept with their outcomes, so that nothing prints the correlation."),
+            Claims("expert_maps", ("FineMoE figure 9: semantic and trajectory scores correlate with hits",)),
+            MAPS,
         ),
         Row(
             "Figures 1b, 10, TPOT",
@@ -160,12 +182,14 @@ PAPER = Paper(
         Row(
             "Figure 15",
             "There is a best prefetch distance: nearer hides too little, further hits too little.",
-            unasked("No bench sweeps predictor.expert_map.distance."),
+            Reading("expert_maps", by_distance),
+            touched=("live_searches",),
         ),
         Row(
             "Figure 16a",
-            "A store of 1000 maps finds nearly as similar ones as a larger one.",
-            unasked("No bench sweeps predictor.expert_map.capacity."),
+            "The larger the store, the more similar are the maps found (little so above 1000).",
+            Claims("expert_maps", ("FineMoE figure 16a: scores rise with the store's capacity",)),
+            MAPS,
         ),
         Row("Figure 16b", "The lead stays with batches of up to eight.", never(BATCH)),
         Row(

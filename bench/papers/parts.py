@@ -35,8 +35,8 @@ REPAIRS: Mapping[str, Repair] = {
     "layer0": Repair("MoEpic's layer 0 goes by the last layer's state", "2026-11-22T16:00:00+00:00"),
     "live_searches": Repair("searches answer when they do in the engine", "2026-11-22T18:21:04+00:00"),
     "residents": Repair("a prefetch displaces only what is worth less", "2026-11-22T19:00:00+00:00"),
-    "path_predictor": Repair("ExpertFlow's predictor answers before the pass", ""),
-    "estimator": Repair("the estimator's width and training tokens are settings", ""),
+    "path_predictor": Repair("ExpertFlow's predictor answers before the pass", "2026-11-22T19:22:26+00:00"),
+    "estimator": Repair("the estimator learns from as much as a setting says", "2026-11-22T18:51:42+00:00"),
 }
 
 

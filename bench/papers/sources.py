@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.claims import verdict
-from bench.papers.parts import BY_CLAIM, HOLDS, NEVER, NO, OPEN, PART, Answer, Results
+from bench.papers.parts import BY_CLAIM, HOLDS, NEVER, NO, OPEN, PART, Answer, Results, Source
 
 LOWER = ("kl", "perplexity", "tpot_ms", "ttft_ms", "stall_ms", "link_bytes")  # figures of which less is better
 SHARES = ("hit_rate", "recall_at_k", "recall", "exact_match", "unseen_match", "agreement")
@@ -71,14 +71,15 @@ class Claims:
     def _compared(self, one: Mapping[str, Any]) -> str:
         names = self.names[:2] if len(self.claims) == 1 and self.names else ()
         what = " above ".join(names) if names else one["claim"].partition(": ")[2] or one["claim"]
-        return f"{what}, {one['figure'].replace('_', ' ')}"
+        return f"{what}, {one['figure'].replace('_', ' ')}" if "figure" in one else what
 
 
 def _values(one: Mapping[str, Any], *keys: str) -> str:
-    rows: Mapping[str, Any] = next((one[key] for key in keys if key in one), {})
-    return ", ".join(
-        f"{at} {' / '.join(shown(one['figure'], value) for value in values)}" for at, values in rows.items()
-    )
+    """The values compared, best first as claimed: by size, or a list of rows."""
+    rows: Any = next((one[key] for key in keys if key in one), {})
+    named = rows.items() if isinstance(rows, Mapping) else [("", row) for row in rows]
+    figure = one.get("figure", "")
+    return ", ".join(f"{at} {' / '.join(shown(figure, value) for value in values)}".strip() for at, values in named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,17 @@ class Reading:
             if (found := self.read(result)) is not None:
                 return Answer(found[0], whose(result) + found[1], result["date"], file)
         return Answer(OPEN, NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first of several sources that has an answer."""
+
+    sources: tuple[Source, ...]
+
+    def answer(self, results: Results) -> Answer:
+        found = [source.answer(results) for source in self.sources]
+        return next((one for one in found if one.verdict != OPEN), found[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from datetime import datetime
@@ -12,7 +13,7 @@ import pytest
 
 from app import cli
 from app.cli import papers as command
-from bench import lossy, methods, speculating, stored
+from bench import expert_maps, lossy, methods, speculating, stored
 from bench.papers import PAPERS, parts, sources
 from bench.papers.document import StoredResults, answers, counted, markdown, text
 from bench.papers.parts import HOLDS, NEVER, NO, OPEN, PART, REPAIRS, VERDICTS, Answer, Paper, Row
@@ -71,7 +72,9 @@ def test_commands_and_claims_that_are_cited_exist(row: Row) -> None:
     known = {"methods": set(methods.ORDERINGS), "lossy": {one.text for one in lossy.CLAIMS} | set(speculating.CLAIMS)}
     modes = {mode.name for mode in modes_of()}
     source: Any = row.source
-    if isinstance(source, sources.Claims):
+    if isinstance(source, sources.Claims) and source.bench == "expert_maps":
+        assert all(claim in inspect.getsource(expert_maps) for claim in source.claims)
+    elif isinstance(source, sources.Claims):
         assert set(source.claims) <= known[source.bench]
     elif isinstance(source, sources.Modes):
         assert {mode for pair in source.pairs for mode in pair} <= modes
@@ -148,6 +151,14 @@ def test_modes_are_compared_and_times_beside_other_programs_are_not() -> None:
     assert (
         sources.Keeps("buddy", "exact").answer(Drawn(eval=[evaluated(one["date"], exact=1, buddy=0.7)])).verdict == NO
     )
+
+
+def test_the_first_source_with_an_answer_is_taken() -> None:
+    sought = sources.Reading("methods", lambda result: (HOLDS, "x")), sources.Reading("lossy", lambda result: (NO, "y"))
+    dated = [{"date": "2026-01-01T00:00:00+00:00"}]
+    first = sources.First(sought)
+    assert first.answer(Drawn(lossy=dated)).verdict == NO and first.answer(Drawn()).verdict == OPEN
+    assert first.answer(Drawn(lossy=dated, methods=dated)).text == "x"
 
 
 def test_systems_are_compared_at_every_budget() -> None:

@@ -13,7 +13,7 @@ from app.ui.tabs.analysis_answers import SystemsAnswer
 from app.ui.tabs.systems_figures import LOSSY, bound_lines, lines, tpot_over_budgets
 from bench import stored, systems
 from bench.kept import KeptRows
-from bench.systems_measure import NAMES, PER_TOKEN, bounds
+from bench.systems_measure import NAMES, PER_TOKEN, bounds, median_round
 from bench.systems_table import BOUNDS, table
 from core.errors import SettingError
 from core.memory.link import Pace
@@ -36,11 +36,11 @@ def test_the_round_with_the_median_time_stands_for_a_system() -> None:
         {"round": 3, "tpot_ms": 8.0, "ttft_ms": 3.0, "stall_ms": 3.0},
         {"round": 4, "problem": "too small"},
     ]
-    found = systems.median_round(rounds)
+    found = median_round(rounds)
     assert (found["tpot_ms"], found["stall_ms"], found["ttft_ms"]) == (8.0, 3.0, 3.0)
     assert found["tpot_rounds_ms"] == [9.0, 7.0, 8.0] and found["problem"] == ""
-    assert systems.median_round(rounds[3:]) == {"problem": "too small"}
-    assert systems.median_round([])["problem"]
+    assert median_round(rounds[3:]) == {"problem": "too small"}
+    assert median_round([])["problem"]
 
 
 def test_what_was_measured_is_kept(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ DASHES = {
     "resident": "longdashdot",
 }
 LOSSY = " (changes answers)"
+SYMBOLS = ("circle", "square", "triangle-up")  # of the first, second and third time that a colour is used
 
 
 def lines(result: Mapping[str, Any]) -> dict[str, tuple[list[float], list[float], bool]]:
@@ -55,7 +56,7 @@ def tpot_over_budgets(result: Mapping[str, Any], dark: bool, height: int = 560) 
             name=result["titles"][name] + ("" if exact else LOSSY),
             mode="lines+markers",
             line=dict(color=PALETTE[at % len(PALETTE)], width=1.8, dash="solid" if exact else "dot"),
-            marker=dict(size=6, symbol="circle" if exact else "diamond"),
+            marker=dict(size=7, symbol=SYMBOLS[at // len(PALETTE) % len(SYMBOLS)] if exact else "diamond"),
             hovertemplate=hover,
         )
         for at, (name, (x, y, exact)) in enumerate(lines(result).items())

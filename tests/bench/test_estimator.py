@@ -24,7 +24,7 @@ def test_no_answer_asked_for_is_read() -> None:
         for i in range(600)
     ]
     held_out, known = estimator.divided(chats)
-    assert len(held_out) == estimator.HELD_OUT and len(known) == 2 * (200 - estimator.HELD_OUT)
+    assert len(held_out) == estimator.HELD_OUT and len(known) == 3 * (200 - estimator.HELD_OUT)
     assert not {str(chat[-1]) for chat in held_out} & {str(chat[-1]) for chat in known}
     held_out, known = estimator.divided(["a", "b", "c"])
     assert (held_out, known) == (["a"], ["b", "c"])

@@ -141,19 +141,19 @@ def test_as_many_experts_are_fetched_before_the_pass_as_there_are_slots(
     scripted(engine, takes_s=0.0)
     shape, cache = engine.shape, engine.expert_cache
     resident: list[int] = []
-    acquire = cache.acquire
+    prefetch = cache.prefetch
 
-    def spied(layer: int, wanted: Any) -> Lease:
-        if layer == 0:
+    def spied(predictions: Any, at: int, maps: Any = ()) -> None:
+        prefetch(predictions, at, maps)
+        if at == -1:  # not later: what is still queued when its layer is reached, and not wanted there, is cancelled
             predicted = np.flatnonzero(cache.hints.predicted)
             resident.append(sum(cache.is_resident(eid) for eid in predicted.tolist()))
-        return acquire(layer, wanted)
 
     def land() -> None:
         for ticket in cache.copies.tickets.values():  # what is being copied keeps its slot
             cache.copies.link.wait(ticket)
 
-    monkeypatch.setattr(cache, "acquire", spied)
+    monkeypatch.setattr(cache, "prefetch", spied)
     passes(engine, land)
     assert resident[1:] == [min(cache.slots, shape.layers * shape.top_k)] * (len(resident) - 1)
 

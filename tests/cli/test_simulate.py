@@ -170,8 +170,9 @@ def test_a_preset_replays_its_cache_and_its_prefetcher(
 
 def test_a_presets_settings_of_prefetching_act_and_give_way(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "--trace", trace, "--slots", "25%", *TIMES, "--preset", "auto", "--predictors", "transitions"
-    plain = result(capsys, *words)[0]["prefetching"]
-    for name in ("prefetch_deadline", "prefetch_guard"):
+    for name, predictor in (("prefetch_deadline", "transitions"), ("prefetch_guard", "all_next")):
+        words = (*words[:-1], predictor)
+        plain = result(capsys, *words)[0]["prefetching"]
         moved, _ = result(capsys, *words, f"--{name.replace('_', '-')}", "off")
         assert moved["prefetching"] != plain, name
         assert moved["prefetching"] == result(capsys, *words, "--set", f"{name}=off")[0]["prefetching"]

@@ -111,6 +111,8 @@ def test_a_pack_is_whole_and_answers() -> None:
                 "0.02",
                 "--profile",
                 str(FILES / "profile.safetensors"),
+                "--prefetch-guard",  # there was none
+                "off",
             ],
         ),
     ],

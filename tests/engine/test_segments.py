@@ -33,10 +33,9 @@ class Watched:
         table, landed = self._engine.expert_cache.core.table, self._engine.transfers.landed
         for leased in some:
             assert leased.ticket is None or landed(leased.ticket), "computed before its copy landed"
-            assert leased.slots == table[leased.segment.eid] and leased.ticket in (
-                None,
-                self._engine.expert_cache.copies.tickets.get(leased.segment.eid),
-            )
+            assert leased.slots == table[leased.segment.eid]
+            under_way = self._engine.expert_cache.copies.tickets.get(leased.segment.eid)  # forgotten once landed
+            assert under_way in (None, leased.ticket), "another copy goes there"
         self._computed.append(list(some))
         self._rows.compute(some)
 

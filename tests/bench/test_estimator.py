@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from bench import estimator
 from core.settings.calibration import CalibrationSettings
 from core.types import ModelShape
@@ -30,6 +32,7 @@ def test_no_answer_asked_for_is_read() -> None:
     assert (held_out, known) == (["a"], ["b", "c"])
 
 
+@pytest.mark.long(0.3)
 def test_the_whole_of_it() -> None:
     said = list[str]()
     result: Any = json.loads(json.dumps(estimator.run(small=True, say=said.append)))

@@ -89,6 +89,7 @@ def test_an_answer_that_comes_after_its_layer_counts_late_in_the_live_row(some: 
         assert all(row[policy]["prefetch_mb"] < row[policy + WAITED]["prefetch_mb"] for policy in methods.HEEDING)
 
 
+@pytest.mark.long(0.2)
 def test_what_was_recorded_before_an_interruption_is_not_recorded_again(
     some: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.predictors import listen
+from bench.subject import subject
 from core.calibrate.gather import calibrate
 from core.calibrate.texts import ASSETS, Text, bundled
 from core.engine import Engine
-from core.session.manifest import device_name, versions
 from core.settings.calibration import CalibrationSettings
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -64,21 +64,15 @@ def run(
         for name in ("gate", "default_vectors"):
             say(name)
             untrained[name] = counted(engine, name, held_out, decoded, answer)
-        shape, device = engine.shape, device_name(engine.device)
+        measured_on, shape = subject(engine), engine.shape
     finally:
         engine.unload()
     return {
-        "model": engine.model_name,
-        "model_hash": engine.model_hash,
-        "layers": shape.layers,
-        "experts": shape.experts,
-        "top_k": shape.top_k,
+        **measured_on,
         "tokens": decoded,
         "before_tokens": before(shape),
         "estimators": rows,
         "untrained": untrained,
-        "device": device,
-        "versions": versions(),
     }
 
 

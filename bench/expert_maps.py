@@ -16,10 +16,10 @@ import numpy as np
 from bench.claims import verdict
 from bench.map_figures import DISTANCE, Iteration, correlations, counted, entropies, searched, stored_bytes
 from bench.predictors import READ, divided, listen
+from bench.subject import subject
 from core.calibrate.gather import calibrate
 from core.calibrate.texts import Text, bundled
 from core.engine import Engine
-from core.session.manifest import device_name, versions
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -73,13 +73,7 @@ def run(
             "tokens": len(maps),
             "maps_before": len(before),
             "profile_tokens": profile.tokens,
-            "model": engine.model_name,
-            "model_hash": engine.model_hash,
-            "layers": shape.layers,
-            "experts": shape.experts,
-            "top_k": shape.top_k,
-            "device": device_name(engine.device),
-            "versions": versions(),
+            **subject(engine),
         }
     finally:
         engine.unload()

@@ -17,12 +17,12 @@ from typing import Any
 from bench.claims import verdict
 from bench.predictors import READ, divided, subjects
 from bench.recordings import RESIDENT, Recordings
+from bench.subject import subject
 from core.calibrate.gather import calibrate
 from core.calibrate.texts import bundled
 from core.engine import Engine
 from core.memory.link import scaled_gbps
 from core.profile import Profile
-from core.session.manifest import device_name, versions
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.param import Value
@@ -77,7 +77,7 @@ def run(
         profile = kept.profile(lambda: calibrate(engine, known, limit=600 if small else READ))
         engine.use_profile(profile)
         clock = clock_of(profile, engine.sizes.blob)
-        blob, shape = engine.sizes.blob, engine.shape
+        blob = engine.sizes.blob
         plain = kept.of(NONE, {}, RESIDENT)
         live, waited = recorded(kept, asked, {share: live_settings(profile, blob, share) for share in AHEAD})
         say("simulating")
@@ -88,16 +88,10 @@ def run(
             "orderings": orderings(found),
             "tokens": tokens,
             "profile_tokens": profile.tokens,
-            "model": engine.model_name,
-            "model_hash": engine.model_hash,
-            "layers": shape.layers,
-            "experts": shape.experts,
-            "top_k": shape.top_k,
+            **subject(engine),
             "clock": {n: getattr(clock, n) for n in clock.__slots__},
             "simulated": "hit rates, times and bytes are simulated on recorded routing, with predictions where the "
             "engine had them; 'engine' = what the engine itself did meanwhile; the link is emulated",
-            "device": device_name(engine.device),
-            "versions": versions(),
         }
     finally:
         engine.unload()

@@ -12,10 +12,10 @@ from typing import Any
 
 from bench.claims import verdict
 from bench.predictors import divided, listen
+from bench.subject import subject
 from core.calibrate.gather import calibrate
 from core.calibrate.texts import bundled
 from core.engine import Engine
-from core.session.manifest import device_name, versions
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.param import Value
@@ -63,13 +63,7 @@ def run(
             "recall": by_tokens,
             "orderings": orderings(by_tokens),
             "tokens": tokens,
-            "model": engine.model_name,
-            "model_hash": engine.model_hash,
-            "layers": shape.layers,
-            "experts": shape.experts,
-            "top_k": shape.top_k,
-            "device": device_name(engine.device),
-            "versions": versions(),
+            **subject(engine),
         }
     finally:
         engine.unload()

@@ -186,14 +186,6 @@ def open_page(profile: Any, server: Server) -> Iterator[Open]:
     pages.check()
 
 
-@pytest.fixture
-def new_dashboard(open_page: Open) -> Iterator[Dashboard]:
-    """A page of its own on a desktop screen with the model loaded; whatever it still writes is stopped afterwards."""
-    page = open_page()
-    yield page
-    page.rest()
-
-
 @pytest.fixture(scope="package")
 def shared_pages(profile: Any, server: Server) -> Iterator[tuple[Pages, list[Dashboard]]]:
     """The page that most tests share, once it is open, and what watches it."""
@@ -204,8 +196,9 @@ def shared_pages(profile: Any, server: Server) -> Iterator[tuple[Pages, list[Das
 
 @pytest.fixture
 def dashboard(shared_pages: tuple[Pages, list[Dashboard]], request: pytest.FixtureRequest) -> Iterator[Dashboard]:
-    """As `new_dashboard`, but shared, as opening a page takes longer than most tests. What a test leaves beside what
-    `Dashboard.anew` puts back, the next one finds. After a failure it is opened again."""
+    """A page on a desktop screen with the model loaded; whatever it still writes is stopped afterwards. It is shared, as
+    opening a page takes longer than most tests: what a test leaves beside what `Dashboard.anew` puts back, the next one
+    finds. After a failure it is opened again."""
     pages, opened = shared_pages
     failed = request.session.testsfailed
     if opened:

@@ -77,9 +77,9 @@ def reached(page: Any) -> bool:
     )
 
 
-@pytest.fixture
-def watched(profile: Any, server: Server) -> Iterator[Dashboard]:
-    """A page that may try what the policy forbids: its console tells of it, but nothing must come of it."""
+@pytest.fixture(scope="module")
+def suspect(profile: Any, server: Server) -> Iterator[tuple[Dashboard, list[str]]]:
+    """A page that may try what the policy forbids, as its console tells, and what came of it."""
     strange: list[str] = []
 
     def note(what: str) -> None:
@@ -91,9 +91,16 @@ def watched(profile: Any, server: Server) -> Iterator[Dashboard]:
     page.on("dialog", lambda dialog: (note("a dialog"), dialog.dismiss()))
     page.on("requestfinished", lambda request: note(request.url))
     page.on("framenavigated", lambda frame: note(frame.url))
-    yield Dashboard(page, server.url).goto()
-    assert page.evaluate("window.taken") is None
+    yield Dashboard(page, server.url).goto(), strange
     page.close()
+
+
+@pytest.fixture
+def watched(suspect: tuple[Dashboard, list[str]]) -> Iterator[Dashboard]:
+    """That page with an empty chat; nothing must come of what is tried."""
+    dashboard, strange = suspect
+    yield dashboard.anew()
+    assert dashboard.page.evaluate("window.taken") is None
     assert strange == []
 
 

@@ -31,9 +31,8 @@ def shelf(server: Server, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def library(new_dashboard: Dashboard, shelf: Path) -> Iterator[Dashboard]:
+def library(dashboard: Dashboard, shelf: Path) -> Iterator[Dashboard]:
     """The page with its library open; the demo model is loaded again afterwards."""
-    dashboard = new_dashboard
     open_library(dashboard)
     yield dashboard
     dashboard.rest()
@@ -96,6 +95,15 @@ def test_the_list_obeys_the_keyboard(library: Dashboard) -> None:
     page.wait_for_function("document.querySelectorAll('#models tbody')[1].ariaSelected === 'true'")
 
 
+def test_what_cannot_be_imported_is_told(library: Dashboard) -> None:
+    page = library.page
+    page.locator("#import-source").get_by_role("textbox").fill("")
+    library.insist("#import-start", "#import-alert", "Say what to import")
+    page.locator("#import-source").get_by_role("textbox").fill("models/broken-model")
+    library.insist("#import-start", "#import-alert", "no config.json")
+    assert page.is_visible("#import-start")
+
+
 def test_an_import_is_shown_cancelled_gone_on_with_and_opened(library: Dashboard, open_page: Open) -> None:
     page = library.page
     page.locator("#import-source").get_by_role("textbox").fill("models/slow-Olmoe")
@@ -130,14 +138,6 @@ def test_an_import_is_shown_cancelled_gone_on_with_and_opened(library: Dashboard
     assert "disk" in library.text("[data-k=res-legend]")
     library.stop()
     assert "from disk" in library.answers()[-1]
-
-
-def test_what_cannot_be_imported_is_told(library: Dashboard) -> None:
-    page = library.page
-    library.insist("#import-start", "#import-alert", "Say what to import")
-    page.locator("#import-source").get_by_role("textbox").fill("models/broken-model")
-    library.insist("#import-start", "#import-alert", "no config.json")
-    assert page.is_visible("#import-start")
 
 
 def test_deleting_asks_first_and_refuses_what_is_loaded(library: Dashboard, shelf: Path) -> None:

@@ -196,9 +196,9 @@ def shared_pages(profile: Any, server: Server) -> Iterator[tuple[Pages, list[Das
 
 @pytest.fixture
 def dashboard(shared_pages: tuple[Pages, list[Dashboard]], request: pytest.FixtureRequest) -> Iterator[Dashboard]:
-    """A page on a desktop screen with the model loaded; whatever it still writes is stopped afterwards. It is shared, as
-    opening a page takes longer than most tests: what a test leaves beside what `Dashboard.anew` puts back, the next one
-    finds. After a failure it is opened again."""
+    """A page on a desktop screen with the model loaded; whatever it still writes is stopped afterwards. It is shared,
+    as opening a page takes longer than most tests: what a test leaves beside what `Dashboard.anew` puts back, the next
+    one finds. After a failure it is opened again."""
     pages, opened = shared_pages
     failed = request.session.testsfailed
     if opened:

@@ -48,6 +48,16 @@ def _engines_collect_what_tests_made() -> Iterator[None]:
     gc.unfreeze()  # or libraries would report their own objects as leaked
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _loads_time_few_passes() -> Iterator[None]:
+    """Two instead of nine: what they take matters to no test."""
+    from core.runtime import warmup
+
+    passes, warmup.PASSES = warmup.PASSES, 2
+    yield
+    warmup.PASSES = passes
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _what_is_imported_stays() -> None:
     """Half a million objects of imported libraries, that no collection need look at: most of a tiny engine's load."""

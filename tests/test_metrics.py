@@ -32,6 +32,7 @@ def step(phase: Any, *outcomes: Outcome, **values: Any) -> StepRecord:
     return StepRecord(index=0, phase=phase, tokens=1, ids=ids, layer=of, expert=of, outcome=outcome, **times)
 
 
+@pytest.mark.long(0.2)
 def test_a_new_metric_is_one_entry(tmp_path: Path) -> None:
     """Added to the table alone, it is in the record, the database, the export, the frames, the statistics, the docs;
     one that the cache counts is also in simulations."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,13 @@ ADAPTED = {
 }
 
 
-@pytest.mark.parametrize("dtype", layered((torch.float32, torch.bfloat16), lambda dtype: dtype == torch.float32))
-@pytest.mark.parametrize("model_type", list(ADAPTED))
+@pytest.mark.parametrize(
+    ("model_type", "dtype"),
+    layered(
+        itertools.product(ADAPTED, (torch.float32, torch.bfloat16)),
+        quick=lambda case: case[0] in ("zaya", "llama4", "dbrx") and case[1] == torch.float32,
+    ),
+)
 def test_adapted(model_type: str, dtype: torch.dtype) -> None:
     if not known(model_type):
         pytest.skip(f"the installed transformers has no {model_type}")

@@ -74,6 +74,7 @@ def some(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long(0.2)
 def test_an_answer_that_comes_after_its_layer_counts_late_in_the_live_row(some: dict[str, Any], tmp_path: Path) -> None:
     late = 4
     with held_until(late):

@@ -8,19 +8,18 @@ import pytest
 
 from tests.browser.conftest import Open, Server
 from tests.browser.test_chat import begins
-from tests.selection import layered
 
 LAST = "[...document.querySelectorAll('#chat [data-testid=bot]')].at(-1)"
 
 
-@pytest.mark.parametrize("events", layered([[False], [False, True]], quick=lambda events: len(events) == 1))
-def test_the_page_outlives_a_crash(open_page: Open, tmp_path: Path, events: list[bool]) -> None:
+@pytest.mark.long(0.6)  # test_store_crash.py tries without a browser that nothing is lost
+def test_the_page_outlives_a_crash(open_page: Open, tmp_path: Path) -> None:
     """While somebody watches; and once more, while somebody presses a button."""
     server = Server(tmp_path).start()
     try:
         dashboard = open_page(url=server.url)
         page = dashboard.page
-        for event in events:
+        for event in (False, True):
             page.evaluate("window.before = true")
             seen = dashboard.ask(f"Survive a crash {event}").streaming(60)
             server.kill()

@@ -154,6 +154,7 @@ def test_the_badge_and_the_panels_tell_what_is_changed_until_it_is_exact_again(d
     exact_again(dashboard)
 
 
+@pytest.mark.long(0.3)
 def test_what_needs_a_profile_leads_to_one_and_its_preset_turns_the_section(dashboard: Dashboard) -> None:
     page = dashboard.page
     open_section(dashboard)

@@ -46,6 +46,7 @@ def test_rate_rises_holds_and_falls() -> None:
     assert rates[-1] <= 0.01 * train.PEAK_RATE
 
 
+@pytest.mark.long(0.1)
 def test_a_resumed_run_goes_on_as_if_never_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(train.TOKENS_PER_STEP, "seed", 256)
     build(tmp_path, facts_wanted=60, seed=1)

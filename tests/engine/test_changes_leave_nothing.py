@@ -27,10 +27,11 @@ VALUES = {
 def through(engine: Engine, name: str) -> None:
     """Every value of a setting for one token, and back to the first."""
     values = [*VALUES[name], VALUES[name][0]]
-    answer = engine.generate("Hello", Sampling(max_new_tokens=len(values) + 1))
+    answer = engine.generate("Hello", Sampling(temperature=0, max_new_tokens=len(values) + 1))
     for piece in answer:
         if piece.kind == "token" and values:
             engine.change({name: values.pop()})
+    assert not values, "the answer ended before"
 
 
 def alive(engine: Engine) -> dict[str, int]:

@@ -11,12 +11,12 @@ from core.calibrate.gather import calibrate
 from core.calibrate.texts import bundled
 from core.engine import Engine
 from core.errors import SettingError
-from core.profile import Profile
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.presets import PRESETS, Preset, matching
 from core.settings.sampling import Sampling
 from core.types import StepRecord
+from tests.selection import layered
 
 CHAT = [{"role": "user", "content": "What does json.dumps do?"}]
 NEEDY = [one for one in PRESETS if one.needs]
@@ -64,22 +64,17 @@ def test_a_preset_acts_or_says_what_it_needs(engine: Engine, answer: str, one: P
     engine.expert_cache.check_integrity()
 
 
-@pytest.fixture(scope="module")
-def profile(engine: Engine) -> Profile:
-    """Of the model's own routing and states: all parts that a preset needs."""
-    return calibrate(engine, bundled("demo"), parts={part for one in NEEDY for part in one.needs}, limit=600)
-
-
 @pytest.fixture
-def profiled(engine: Engine, answer: str, profile: Profile) -> Iterator[Engine]:
+def profiled(engine: Engine, answer: str, one: Preset) -> Iterator[Engine]:
+    """With a profile of the model's own routing and states: of what the preset needs."""
     before = engine.settings
-    engine.use_profile(profile)
+    engine.use_profile(calibrate(engine, bundled("demo"), parts=set(one.needs), limit=600))
     yield engine
     engine.change(before)
     engine.use_profile(None)
 
 
-@pytest.mark.parametrize("one", NEEDY, ids=lambda one: one.name)
+@pytest.mark.parametrize("one", layered(NEEDY, quick=lambda one: one.name == "buddymoe"), ids=lambda one: one.name)
 def test_a_preset_that_needs_a_profile_answers_with_one(profiled: Engine, answer: str, one: Preset) -> None:
     profiled.change(one.values)
     assert matching(profiled.settings) is one

@@ -32,7 +32,7 @@ CASES = {
     "emulated link": {"budget": "50%", "link": "emulated", "link_gbps": 1.0, "link_latency_us": 5},
 }
 EVERYWHERE = ("qwen3_moe", "gpt_oss", "deepseek_v3")  # plain; biases and a transposed layout; shared experts
-OFTEN = ("top_k slots in all",)
+OFTEN = {("gpt_oss", "top_k slots in all"), ("deepseek_v3", "half"), ("gpt_oss", "half, one pool")}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def settings_of(engine: Engine, case: dict[str, object], predictor: str) -> dict
     ("reference", "case", "turn"),
     layered(
         itertools.product(ARCHITECTURES, CASES, (0, 1)),
-        quick=lambda case: case[2] == 0 and (case[0] in EVERYWHERE or case[1] in OFTEN),
+        quick=lambda case: case[2] == 0 and case[:2] in {(EVERYWHERE[0], name) for name in CASES} | OFTEN,
     ),
     indirect=["reference"],
 )

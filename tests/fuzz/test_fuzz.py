@@ -1,6 +1,6 @@
 """Whatever is damaged, mangled or made up: it is refused in clear words, or used as the file itself says.
 
-A few mutants of each kind, and every one that was ever found to go wrong; with `--all` a thousand more.
+A mutant of each kind, and every one that was ever found to go wrong; with `--all` a thousand more.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tests.fuzz.runner import HANG_S, Asked, cores, each, run_all
 from tests.fuzz.session import kept
 
 MANY = 1000
-FEW: dict[str, tuple[int, ...]] = {  # seeds that were well when they were chosen, a spread of what is drawn
-    "checkpoint": (6, 27),
-    "pack": (1, 19),
-    "store": (2, 17),
+FEW: dict[str, tuple[int, ...]] = {  # a seed that was well when it was chosen
+    "checkpoint": (6,),
+    "pack": (19,),
+    "store": (2,),
 }
-USUAL = (0, 1)
+USUAL = (0,)
 
 
 def wrong(asked: Iterable[Asked], workers: int) -> tuple[list[str], int]:
@@ -36,7 +36,7 @@ def wrong(asked: Iterable[Asked], workers: int) -> tuple[list[str], int]:
 
 
 @pytest.mark.timeout(600)
-def test_a_few_mutants_of_every_kind_and_all_that_ever_went_wrong() -> None:
+def test_a_mutant_of_every_kind_and_all_that_ever_went_wrong() -> None:
     few: list[Asked] = [{"kind": kind, "seed": seed} for kind in KINDS for seed in FEW.get(kind, USUAL)]
     seeds = [mutant.plain() for _, mutant in kept()]
     found, count = wrong(sorted([*few, *seeds], key=lambda one: str(one["kind"])), 1)

@@ -24,6 +24,7 @@ from core.hf import (
 )
 from tests.checkpoints import ARCHITECTURES, EXTRA
 from tests.conftest import Checkpoint
+from tests.selection import layered
 
 
 class Case(NamedTuple):
@@ -110,7 +111,7 @@ def test_reader_equals_a_plain_load(case: Case, model: str) -> None:
             reader.read(0, 8)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", layered([torch.bfloat16, torch.float16], quick=lambda dtype: dtype == torch.bfloat16))
 def test_another_dtype_is_what_a_plain_load_makes_of_it(case: Case, dtype: torch.dtype) -> None:
     full = AutoModelForCausalLM.from_pretrained(case.path, dtype=dtype).state_dict()
     ours = load_skeleton(case.path, dtype)

@@ -15,6 +15,7 @@ from core.memory.codec import ALIGN, FORMATS, Codec, Numbers, PartSpec, SlotPart
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.measure import ffn_error, fill, random_expert, specs_of
 from core.settings.formats import LOADABLE
+from tests.selection import layered
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -195,7 +196,7 @@ def test_a_blob_depends_on_its_numbers_alone(name: str, transposed: bool) -> Non
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", layered(DTYPES, quick=lambda dtype: dtype == torch.bfloat16))
 def test_error_of_a_whole_expert(name: str, dtype: torch.dtype) -> None:
     parts = random_expert(256, 128)
     error = ffn_error(make(name, parts, dtype), parts)

@@ -21,6 +21,7 @@ from core.native import compile
 from core.native.compile import widths
 from tests.memory.test_codec import HALF, gpt_oss_like, make, portable, reference, relative
 from tests.memory.test_codec_coded import codes_like
+from tests.selection import layered
 
 CODED = [n for n in FORMATS if not FORMATS[n].is_plain]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -93,7 +94,7 @@ def states(count: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", CODED)
-@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("dtype", layered([BF16, FP16], quick=lambda dtype: dtype == BF16), ids=str)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_products_are_rounded_once(name: str, dtype: torch.dtype, width: int) -> None:
     inputs = inputs_of(name)

@@ -20,6 +20,7 @@ from core.memory.codec.native.products import Kernels
 from core.memory.codec.native.threads import MOST, WORTH_IT, Team, _team, claim, share, shared_by
 from core.native.compile import widths
 from tests.memory.test_native import Case, case, states
+from tests.selection import layered
 
 pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
 CALL = {n: ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n) for n in (2, 5)}
@@ -183,7 +184,7 @@ class Fenced:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are protected with mprotect")
-@pytest.mark.parametrize("name", ["int8", "int4-g32", "mxfp4", "int3"])
+@pytest.mark.parametrize("name", layered(["int8", "int4-g32", "mxfp4", "int3"], quick=lambda name: name == "int4-g32"))
 def test_nothing_outside_of_what_is_given_is_read_or_written(name: str) -> None:
     """Whoever touches a page beside a tensor ends: a child. Asking for bytes ahead does not count as touching."""
     for width, at_end in ((width, at_end) for width in widths() for at_end in (True, False)):

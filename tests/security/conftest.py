@@ -18,7 +18,9 @@ HOME = "http://127.0.0.1:7860"
 
 @pytest.fixture(scope="session")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """It outlives these tests, so it starts no process of its own: others count those that there are."""
     host = open_host(tmp_path_factory.mktemp("home"))
+    assert host.models.change_many({"regret": False}) == ""
     yield host
     host.close()
 

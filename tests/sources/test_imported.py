@@ -39,8 +39,7 @@ GGUF = {  # type -> our format, whether every weight is the same bit for bit, an
 }  # rounded anew: weights within half a step, 1/254 of a group's largest
 # one of each way to quantise; what else differs among the cases, test_matrix.py compares weight by weight
 QUICK = {
-    *(("qwen3_moe", name) for name in ("gptq-act-order", "awq", "bnb-nf4-nested")),
-    ("deepseek_v3", "fp8-block"),
+    ("qwen3_moe", "gptq-act-order"),
     ("gpt_oss", "mxfp4"),
 }
 
@@ -111,7 +110,7 @@ def test_a_quantized_checkpoint_imported_has_the_logits_of_its_dequantised_weigh
     ("arch", "kind"),
     layered(
         [*(("qwen3_moe", kind) for kind in GGUF), *(("mixtral", kind) for kind in ("BF16", "MXFP4", "Q4_K"))],
-        quick=lambda case: case in (("qwen3_moe", "Q8_0"), ("qwen3_moe", "Q6_K"), ("mixtral", "Q4_K")),
+        quick=lambda case: case == ("qwen3_moe", "Q6_K"),
     ),
 )
 def test_a_gguf_imported_has_the_logits_of_its_dequantised_weights(arch: str, kind: str, tmp_path: Path) -> None:
@@ -122,7 +121,7 @@ def test_a_gguf_imported_has_the_logits_of_its_dequantised_weights(arch: str, ki
     assert torch.equal(got, wanted) if exact else difference(got, wanted) < most
 
 
-@pytest.mark.parametrize("arch", layered(PLAIN, quick=lambda arch: arch in ("gpt_oss", "deepseek_v3", "lfm2_moe")))
+@pytest.mark.parametrize("arch", layered(PLAIN, quick=lambda arch: arch == "gpt_oss"))
 def test_a_plain_checkpoint_imported_has_its_own_logits(arch: str, tmp_path: Path) -> None:
     """In bf16, as they come; a pack in two segments has them, too."""
     path = save_tokenizer(make_checkpoint(arch, tmp_path / "model", dtype=torch.bfloat16))

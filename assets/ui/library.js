@@ -20,9 +20,9 @@ export function start(element, props, trigger, watch) {
   };
   watch("value", () => {
     if (sorted && props.value.sort !== sorted) return trigger("select", { sort: sorted }); // drawn before the head was pressed
-    if (!row(chosen)) chosen = "";
-    else if (props.value.chosen !== chosen) return trigger("select", { entry: chosen, again: true }); // drawn for an older choice
-    if (chosen && fresh && innerWidth < NARROW) { // it is described below the list there
+    if (!row(chosen)) return; // deleted, or listed before it was there: then a later list has it
+    if (props.value.chosen !== chosen) return trigger("select", { entry: chosen, again: true }); // drawn for an older choice
+    if (fresh && innerWidth < NARROW) { // it is described below the list there
       document.getElementById("model-card")?.scrollIntoView({ behavior: "smooth", block: "nearest" });
     }
     if (fresh) row(chosen)?.focus({ preventScroll: true });

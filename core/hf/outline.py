@@ -122,7 +122,7 @@ def _layers(meta: Any, sites: list[ExpertsSite]) -> tuple[tuple[KvLayer, ...], S
 def _all_selected() -> AbstractContextManager[object]:
     """Measure a model that selects positions by computed values as if it selected all of them."""
     if hasattr(fx, ALL):
-        patched: AbstractContextManager[object] = fx.patch({ALL: True})  # type: ignore[attr-defined]
+        patched: AbstractContextManager[object] = fx.patch({ALL: True})
         return patched
     return nullcontext()
 

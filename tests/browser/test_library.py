@@ -54,9 +54,8 @@ def row(dashboard: Dashboard, name: str) -> str:
 
 
 def pick(dashboard: Dashboard, name: str) -> None:
-    dashboard.page.locator("#models tbody", has_text=name).first.click()
-    dashboard.page.wait_for_selector("#models tbody[aria-selected=true]")
-    dashboard.wait_text("#model-about h3", name)
+    """Again, where the list was drawn anew between press and release."""
+    dashboard.insist(f"#models tbody:has-text('{name}')", "#model-about h3", name)
 
 
 def test_what_is_there_is_listed_and_what_is_broken_says_why(library: Dashboard, tmp_path: Path) -> None:

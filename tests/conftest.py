@@ -15,11 +15,18 @@ import pytest
 from tests.selection import (
     pytest_addoption,
     pytest_collection_modifyitems,
+    pytest_configure,
     pytest_runtest_setup,
     pytest_xdist_make_scheduler,
 )
 
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_runtest_setup", "pytest_xdist_make_scheduler"]
+__all__ = [
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_runtest_setup",
+    "pytest_xdist_make_scheduler",
+]
 
 Checkpoint = Callable[[str], Path]
 

@@ -1,4 +1,5 @@
-"""Which tests run: those marked `long` only with `--all`, or when a marker expression (`-m`) names `long`.
+"""Which tests run: those marked `long` only with `--all`, or when a marker expression (`-m`) names `long`. Without
+`--all`, hypothesis draws fewer examples for a test that does not say how many.
 
 `--until TIME` skips, by name, each long test that would not be over by then. Under xdist the browser tests are one unit
 of work, as they share a server and a browser, and come first; then the longest files, then those with most tests.
@@ -15,7 +16,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
+FEWER = 40  # examples; 100 are usual
 BROWSER = "tests/browser"
 LONGEST = (  # files of few tests that take long: last, they would leave the other workers idle
     "tests/fuzz/test_fuzz.py",
@@ -68,6 +71,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked `long`")
     parser.addoption("--until", type=float, help="begin no `long` test that would not end by then (Unix time)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--all"):
+        settings.register_profile("first layer", max_examples=FEWER)
+        settings.load_profile("first layer")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.selection import (
     pytest_addoption,
+    pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_runtest_setup,
@@ -22,6 +23,7 @@ from tests.selection import (
 
 __all__ = [
     "pytest_addoption",
+    "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_runtest_setup",

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import torch
 
-from core.engine import Engine
 from core.memory.arena import Arena, Slot
 from core.memory.codec import FORMATS, Codec, Numbers, PartSpec, make_codec
 from core.memory.codec.base import Base
@@ -18,6 +18,9 @@ from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import SlotKernels, make_kernels, scratch_bytes
 from core.memory.codec.plain import Plain
 from core.runtime.compute import ExpertMath
+
+if TYPE_CHECKING:  # it takes seconds to import, and most cases need no engine
+    from core.engine import Engine
 
 # relative, of a whole expert: weights of 16 bits are rounded in the reference and not in the kernels, and the
 # interpreter cuts bf16 off where GPUs round

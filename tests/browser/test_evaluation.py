@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import pytest
+
 from tests.browser.conftest import Open
 from tests.browser.dashboard import Dashboard
 
@@ -28,6 +30,7 @@ def only(dashboard: Dashboard, *titles: str) -> None:
     page.keyboard.press("Escape")
 
 
+@pytest.mark.long(0.3)  # tests/app/test_evaluator.py and test_quality.py guard what it shows
 def test_modes_beside_each_other_and_a_cancel(dashboard: Dashboard, open_page: Open) -> None:
     quality(dashboard)
     page = dashboard.page

@@ -73,6 +73,7 @@ def test_logits_are_identical(engine: Engine, reference: Reference, case: str, t
     assert engine.memory().used <= engine.memory().budget
 
 
+@pytest.mark.parametrize("reference", layered(ARCHITECTURES, quick=lambda arch: arch in EVERYWHERE), indirect=True)
 def test_logits_are_identical_while_everything_is_turned_between_tokens(engine: Engine, reference: Reference) -> None:
     engine.change(settings_of(engine, CASES["all"], "none"))
     sizes = []

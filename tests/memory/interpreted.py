@@ -14,12 +14,7 @@ from pathlib import Path
 
 import torch
 
-from core.engine import Engine
-from core.settings.config import Settings
-from core.settings.loading import LoadSpec
 from tests import kernel_cases as cases
-from tests.checkpoints import make_checkpoint
-from tests.tiny_tokenizer import save_tokenizer
 
 CPU = torch.device("cpu")
 EXPERTS = [
@@ -76,6 +71,12 @@ def errors() -> dict[str, float]:
 
 def engine_error() -> float:
     """Of a tiny model's logits, with misses, in fp32."""
+    from core.engine import Engine
+    from core.settings.config import Settings
+    from core.settings.loading import LoadSpec
+    from tests.checkpoints import make_checkpoint
+    from tests.tiny_tokenizer import save_tokenizer
+
     with tempfile.TemporaryDirectory() as directory:
         path = save_tokenizer(
             make_checkpoint(

@@ -123,7 +123,7 @@ def test_cast_formats_name_their_number_type() -> None:
         assert name not in LOADABLE
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(
     name=st.sampled_from(sorted(FORMATS)),
     dtype=st.sampled_from(DTYPES),

@@ -14,7 +14,6 @@ from core.simulate import Clock, Config
 from core.simulate.prefetchers import TimedConfig, follow, predictor_for
 from core.trace import FileTrace, TraceWriter
 from core.types import StepRecord
-from tests.selection import layered
 from tests.simulate.test_engine import restart
 
 TRIES = 6  # on a machine that is busy with other things
@@ -64,7 +63,8 @@ def predicted(engine: Engine, path: Path, steps: list[StepRecord]) -> float:
     return (sums.compute_s + sums.stall_s) * 1e3 / sums.tokens
 
 
-@pytest.mark.parametrize("predictor", layered(["none", "gate", "all_next"], quick=lambda name: name == "gate"))
+@pytest.mark.long(0.1)  # it measures times
+@pytest.mark.parametrize("predictor", ["none", "gate", "all_next"])
 def test_predicted_speed_is_within_a_tenth_of_the_measured(demo: Engine, predictor: str, tmp_path: Path) -> None:
     """Half of all experts resident; a token's copies take ten times its computing, so noise in that hardly counts. A
     try in which another program took the machine for a while is repeated."""

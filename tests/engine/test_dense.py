@@ -20,7 +20,7 @@ from tests.equality.passes import plain_transformers, run
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
-QUICK = (("gpt_oss", "int4-g64"), ("granitemoehybrid", "int8-g32"))
+QUICK = [("gpt_oss", "int4-g64")]
 ROUNDING = 0.05  # of the logits' norm: bf16 sums in another order
 pytestmark = pytest.mark.skipif(not widths(), reason="this CPU has no AVX2, so nothing is rounded")
 

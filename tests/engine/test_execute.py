@@ -25,6 +25,7 @@ from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
 from tests.engine.routing_hooks import STEPS, hooked, near, passes, routers_of
 from tests.equality.passes import plain_transformers
+from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 ABLE = ["gate", "default_vectors", "estimator", "hybrid"]
@@ -37,7 +38,9 @@ class Case(NamedTuple):
     logits: torch.Tensor  # what it says
 
 
-@pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3", "demo"])
+@pytest.fixture(
+    scope="module", params=layered(["qwen3_moe", "deepseek_v3", "demo"], quick=lambda name: name != "qwen3_moe")
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     """Of different kinds: plain; routers with a bias, groups and a scale, that weigh by sigmoids; the demo model."""
     name = request.param

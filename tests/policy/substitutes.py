@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from core.policy.substitute import Ask, Gates, Substitute
+from core.choices import Action, Why
+from core.policy.substitute import Ask, Chosen, Gates, Substitute
 from core.settings.registry import create
 
 CPU = torch.device("cpu")
@@ -110,4 +111,13 @@ def gates(seed: int, experts: int) -> Gates:
         protected=protected,
         order=orders[rng.integers(4)],
         drop_share=some(1.0, 0.0, 0.1, 0.25),
+    )
+
+
+def names(found: Chosen) -> tuple[list[list[int]], list[list[str]], list[list[str]]]:
+    """Ids, actions and reasons, in words."""
+    return (
+        found.ids.tolist(),
+        [[Action(a).name for a in row] for row in found.action.tolist()],
+        [[Why(w).name for w in row] for row in found.why.tolist()],
     )

@@ -63,8 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--model",
         metavar="NAME",
-        help="quick, regret, predictors, estimator, methods, expert_maps, training, overhead, super_experts, lossy, systems: "
-        '"demo", or a folder with a model (default: demo); systems: or "generated", which the bench writes itself',
+        help="quick, regret, predictors, estimator, methods, expert_maps, training, overhead, super_experts, lossy, "
+        'systems: "demo", or a folder with a model (default: demo); systems: or "generated", which the bench writes '
+        "itself",
     )
     asked.add_argument(
         "--budget",

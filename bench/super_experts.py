@@ -107,7 +107,8 @@ def left_out_rows(
     cases.append(("busiest", _others(asked, lambda layer, n: busiest[layer][:n])))
     drawn = (_others(asked, lambda layer, n: draw.sample(used[layer], min(n, len(used[layer])))) for _ in range(rounds))
     cases += [("random", one) for one in drawn]
-    exact, rows = reference(engine, pieces, threading.Event()), []
+    exact = reference(engine, pieces, threading.Event())
+    rows: list[dict[str, Any]] = []
     for name, gone in cases:
         say(f"without {', '.join(f'{layer}:{expert}' for layer, expert in gone) or 'nobody'} ({name})")
         heard = read_without(engine, gone, pieces, exact)

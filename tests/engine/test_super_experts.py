@@ -53,7 +53,13 @@ def known(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Profile:
 def fresh(engine: Engine, known: Profile) -> None:
     engine.change({**Settings(), **RESIDENT})
     engine.use_profile(known)
-    engine.expert_cache.reshape(make_policy=engine.expert_cache.make_policy)
+    anew(engine)
+
+
+def anew(engine: Engine) -> None:
+    """The cache as after a load."""
+    with engine.workbench("A test begins.") as bench:
+        bench.start_over()
     engine.parts.recorder.forget()
 
 
@@ -87,7 +93,7 @@ def test_it_is_waited_for_unless_that_is_turned_off(engine: Engine, way: dict[st
     assert sum(one.changed for one in events if one) > 0, "others are replaced"
     if "eviction" in way:
         assert any(len(about_it([one])) for one in events[1:])
-    engine.expert_cache.reshape(make_policy=engine.expert_cache.make_policy)
+    anew(engine)
     _, events = run(engine, protect_super=False)
     rows = about_it(events)
     assert (rows["action"] >= Action.SUBSTITUTE).any() and not (rows["why"] == Why.PROTECTED).any()
@@ -99,7 +105,7 @@ def test_without_what_names_it_nothing_is_protected(engine: Engine, known: Profi
     for profile, settings in ((known, {"protect_super": False}), (None, {}), (replace(known, peaks=None), {})):
         engine.change({**Settings(), **RESIDENT})
         engine.use_profile(profile)
-        engine.expert_cache.reshape(make_policy=engine.expert_cache.make_policy)
+        anew(engine)
         logits, events = run(engine, miss="drop", rho=64, **settings)
         assert (about_it(events)["action"] == Action.DROP).any()
         found.append(logits)

@@ -74,6 +74,7 @@ def run(
             "questions": len(material.questions),
             "tokens": material.tokens,
             "super_experts": [one._asdict() for one in found],
+            "by_the_papers_rule_alone": [one._asdict() for one in super_experts(profile.peaks, 0.0)],
             "outstanding": most._asdict(),
             "largest_by_layer": [float(row.max()) for row in profile.peaks],
             "median_by_layer": [
@@ -202,12 +203,14 @@ def orderings(out: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]
 def table(result: Mapping[str, Any]) -> str:
     """The result as text."""
     found, most = result["super_experts"], result["outstanding"]
+    alone = ", ".join(f"{one['layer']}:{one['expert']}" for one in result["by_the_papers_rule_alone"])
     said = [f"{one['layer']}:{one['expert']} ({one['ratio']:.3g} times its layer's median)" for one in found]
     stands = f"{most['layer']}:{most['expert']}, {most['ratio']:.3g} times its layer's median"
     lines = [
         f"{result['model']}: {result['layers']} layers of {result['experts']} experts; largest outputs on "
         f"{result['calibrated_tokens']} tokens",
         f"Super experts: {', '.join(said) or f'none; what stands out most, and is asked about instead, is {stands}'}",
+        f"By the percentile and a tenth of the largest alone, which some expert of any model is above: {alone}",
         "  layer   " + "".join(f"{layer:9d}" for layer in range(result["layers"])),
         "  largest " + "".join(f"{value:9.3g}" for value in result["largest_by_layer"]),
         "  median  " + "".join(f"{value:9.3g}" for value in result["median_by_layer"]),
@@ -218,7 +221,8 @@ def table(result: Mapping[str, Any]) -> str:
         places = zip(row["experts"], row["chosen"], strict=True)
         names = (f"{layer}:{expert} ({share:.1%})" for (layer, expert), share in places)
         lines.append(
-            f"  {row['name']:10s}{row['perplexity']:9.2f}{row['kl']:9.4f}{row['agreement']:9.1%}  {', '.join(names)}"
+            f"  {row['name']:10s}{row['perplexity']:9.2f}{max(0.0, row['kl']):9.4f}{row['agreement']:9.1%}  "
+            f"{', '.join(names)}"
         )
     lines += [
         f"Lossy misses at residency {result['residency']:g}, {result['questions']} questions and the same text:",

@@ -29,6 +29,7 @@ def test_where_nothing_stands_out_none_is_super() -> None:
     """Although something is above every percentile, and above a tenth of the largest."""
     peaks = ordinary()
     assert super_experts(peaks) == [] and not mask(peaks).any()
+    assert len(super_experts(peaks, outlying=0.0)) == 2
     most = outstanding(peaks)
     ratios = peaks[:6] / np.median(peaks[:6], 1, keepdims=True)
     assert most is not None and most.ratio == pytest.approx(ratios.max())

@@ -33,16 +33,16 @@ class SuperExpert(NamedTuple):
     ratio: float
 
 
-def super_experts(peaks: npt.NDArray[Any]) -> list[SuperExpert]:
+def super_experts(peaks: npt.NDArray[Any], outlying: float = OUTLYING) -> list[SuperExpert]:
     """The super experts by `peaks` [L, E], each expert's largest absolute output before its gate weight, 0 = it was
-    never chosen; largest output first. At most one in 200 of the experts looked at, rounded up. L counts
-    Mixture-of-Experts layers."""
+    never chosen; largest output first. At most one in 200 of the experts looked at, rounded up. `outlying`:
+    how many times its layer's median is asked of it; 0 = the paper's rule alone. L counts Mixture-of-Experts layers."""
     values, ratios = _looked_at(peaks), _ratios(peaks)
     used = values[values > 0]
     if not used.size:
         return []
     limit = max(float(np.percentile(used, PERCENTILE)), SHARE * float(used.max()))
-    return _ranked(peaks, (values > limit) & (ratios[: len(values)] >= OUTLYING))
+    return _ranked(peaks, (values > limit) & (ratios[: len(values)] >= outlying))
 
 
 def outstanding(peaks: npt.NDArray[Any]) -> SuperExpert | None:

@@ -35,6 +35,7 @@ def fake_profile(
         "pairs": {"pairs": pairs, "pairs_weighted": pairs / 3},
         "gate_recall": {"gate_recall": recall, "similarity": recall[1:]},
         "tae": {"tae": np.sort(rng.random((s.layers, 101)).astype(np.float32), 1)},
+        "peaks": {"peaks": rng.uniform(1, 2, (s.layers, s.experts)).astype(np.float32)},
         "times": {"times": {"att": 0.2, "moe": 0.5, "head": 0.1, "load": 1.1}},
     }
     chosen: dict[str, Any] = {}

@@ -33,6 +33,7 @@ BENCHES = (
     "training",
     "overhead",
     "substitution",
+    "super_experts",
     "lossy",
     "systems",
     "soak",
@@ -62,8 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--model",
         metavar="NAME",
-        help="quick, regret, predictors, estimator, methods, expert_maps, training, overhead, lossy, systems: "
-        '"demo", or a folder with a model (default: demo); systems: or "generated", which the bench writes itself',
+        help="quick, regret, predictors, estimator, methods, expert_maps, training, overhead, super_experts, lossy, "
+        'systems: "demo", or a folder with a model (default: demo); systems: or "generated", which the bench writes '
+        "itself",
     )
     asked.add_argument(
         "--budget",
@@ -78,7 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     asked.add_argument("--rounds", type=count, metavar="N", help="rounds to take medians of")
     asked.add_argument("--tokens", type=count, metavar="N", help="decode passes a round")
-    asked.add_argument("--questions", type=count, metavar="N", help="lossy, systems: questions that a mode answers")
+    asked.add_argument(
+        "--questions", type=count, metavar="N", help="super_experts, lossy, systems: questions that a mode answers"
+    )
     asked.add_argument(
         "--dtype",
         choices=declared(LoadSpec)["dtype"].choices,

@@ -18,6 +18,7 @@ from app.store.home import data_dir
 from app.store.private import private_folder
 from app.words import size
 from core.errors import ProfileError, SettingError
+from core.policy.substitute.super_experts import super_experts
 from core.profile import PARTS, Profile, check_model, load, profile_path, save
 from core.profile.summary import TITLES, describe
 
@@ -191,6 +192,7 @@ def summary(profile: Profile, file: Path, seconds: float) -> dict[str, object]:
         "parts": list(profile.parts()),
         "times_ms": profile.times,
         "gate_recall": recall,
+        "super_experts": None if profile.peaks is None else [one._asdict() for one in super_experts(profile.peaks)],
         "trained_recall": profile.settings.get("recall"),
         "estimator": profile.settings.get("estimator"),
         "gathered": profile.settings.get("gathered"),

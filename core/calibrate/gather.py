@@ -218,6 +218,8 @@ def _results(seen: Observer, wanted: set[str]) -> dict[str, Any]:
         found["defaults"] = seen.outputs.means()
     if seen.norms is not None:
         found["norms"] = seen.norms.means()
+    if seen.peaks is not None:
+        found["peaks"] = seen.peaks.most()
     if seen.ahead is not None:
         found |= {"gate_recall": seen.ahead.recall(), "similarity": seen.ahead.similarity()}
     if seen.maps is not None:

@@ -12,7 +12,7 @@ import torch
 from core.calibrate.gate_recall import GateAhead
 from core.calibrate.likeness import Likeness
 from core.calibrate.maps import MapCollection
-from core.calibrate.outputs import Norms, Outputs
+from core.calibrate.outputs import Norms, Outputs, Peaks
 from core.calibrate.samples import Paths
 from core.calibrate.states import States
 from core.calibrate.texts import Tokens
@@ -43,6 +43,7 @@ class Observer:
         self.paths = Paths(experts) if "path" in parts else None
         self.outputs = Outputs(layers, experts, hidden) if "defaults" in parts else None
         self.norms = Norms(layers, experts) if "norms" in parts else None
+        self.peaks = Peaks(layers, experts) if "peaks" in parts else None
         self.likeness = Likeness(layers, experts, hidden) if "likeness" in parts else None
         self.ahead = GateAhead(bench.sites) if "gate_recall" in parts else None
         self.maps = MapCollection(layers, experts, hidden) if "maps" in parts else None
@@ -116,10 +117,9 @@ class Observer:
         ids = run.ids.cpu().numpy()
         self._ids.append(ids)
         self._routed(run.seen.layer, ids, run.weights.float().cpu().numpy())
-        if self.outputs is not None:
-            self.outputs.add(run.seen.layer, run.ids, run.outs)
-        if self.norms is not None:
-            self.norms.add(run.seen.layer, run.ids, run.outs)
+        for outputs in (self.outputs, self.norms, self.peaks):
+            if outputs is not None:
+                outputs.add(run.seen.layer, run.ids, run.outs)
         for each in (self.ahead, self.states, self.likeness):
             if each is not None:
                 each.add(run)

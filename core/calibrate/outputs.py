@@ -1,4 +1,4 @@
-"""Mean output of each expert, before its gate weight (Speculating Experts section 3.1), and its mean norm."""
+"""Mean output of each expert, before its gate weight (Speculating Experts section 3.1), its mean norm, and its peak."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ class Outputs:
 
 
 class Norms:
-    """Mean norm of each expert's output over the tokens routed to it: outliers are "super experts", which are
-    never substituted. float64 [L, E]."""
+    """Mean norm of each expert's output over the tokens routed to it. float64 [L, E]."""
 
     def __init__(self, layers: int, experts: int) -> None:
         self._sums = np.zeros((layers, experts))
@@ -50,3 +49,20 @@ class Norms:
     def means(self) -> npt.NDArray[np.float32]:
         """[L, E]; 0 for an expert that no token chose."""
         return (self._sums / np.maximum(self._counts, 1)).astype(np.float32)
+
+
+class Peaks:
+    """Largest absolute output of each expert over the tokens routed to it, before its gate weight: what
+    `core.policy.substitute.super_experts` goes by. float32 [L, E]."""
+
+    def __init__(self, layers: int, experts: int) -> None:
+        self._peaks = np.zeros((layers, experts), np.float32)
+
+    def add(self, layer: int, ids: torch.Tensor, outs: torch.Tensor) -> None:
+        """Adds choices [T, k] and the output of each chosen expert [T * k, H]."""
+        largest = outs.abs().amax(-1).float().cpu().numpy()
+        np.maximum.at(self._peaks[layer], ids.reshape(-1).cpu().numpy(), largest)
+
+    def most(self) -> npt.NDArray[np.float32]:
+        """[L, E]; 0 for an expert that no token chose."""
+        return self._peaks

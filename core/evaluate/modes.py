@@ -55,7 +55,7 @@ def _buddies() -> Iterable[Mode]:
 
 # What the paper leaves open is taken from its tables: rho 4 of 6 is not no limit there, so that five of six
 # experts were replaced at times, and the batch gate's beta is above 5/6.
-PAPER: Mapping[str, Value] = {"predictor": "gate"}
+PAPER: Mapping[str, Value] = {"predictor": "gate", "protect_super": False}  # nothing is protected there
 GATED: Mapping[str, Value] = {**PAPER, "miss": "substitute", "gate": "percentile", "batch_gate": "fixed", "beta": 0.9}
 
 

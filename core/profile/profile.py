@@ -47,6 +47,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "maps": ("maps", "map_keys"),
     "likeness": ("likeness",),
     "norms": ("norms",),
+    "peaks": ("peaks",),
     "first_table": ("first_table",),
     "times": ("times",),
     "estimator": (),
@@ -66,6 +67,7 @@ ARRAYS: dict[str, tuple[str, str]] = {
     "map_keys": ("float16", "-H"),
     "likeness": ("float16", "LEE"),
     "norms": ("float32", "LE"),
+    "peaks": ("float32", "LE"),
     "first_tokens": ("int32", "-"),
     "first_experts": ("int16", "-K"),
 }
@@ -94,6 +96,7 @@ class Profile:
     tae_tempered: Floats | None = None  # float32 [L, 5, 101] ... and at TEMPERATURES; None in older profiles
     likeness: Floats | None = None  # float16 [L, E, E] mean cosine of two experts' outputs; diagonal 1
     norms: Floats | None = None  # float32 [L, E] mean norm of the expert's output; 0 if unused
+    peaks: Floats | None = None  # float32 [L, E] largest absolute output of the expert, unweighted; 0 if unused
     maps: Floats | None = None  # float16 [N, L, E] router distributions of single tokens ...
     map_keys: Floats | None = None  # float16 [N, H] ... and the output of the embedding for them
     first_table: FirstTable | None = None

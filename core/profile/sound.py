@@ -55,6 +55,8 @@ def check_arrays(arrays: Mapping[str, Any], experts: int) -> None:
             raise ValueError(f"{name} has numbers that are infinite or none")
     if "counts" in arrays and (arrays["counts"] < 0).any():
         raise ValueError("it counts fewer than no tokens")
+    if "peaks" in arrays and (arrays["peaks"] < 0).any():
+        raise ValueError("peaks has sizes below 0")
     if (
         "first_experts" in arrays
         and arrays["first_experts"].size

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from core.policy.substitute.super_experts import SuperExpert, outstanding, super_experts
 from core.profile.profile import Profile
 
 TITLES = {
@@ -18,11 +19,14 @@ TITLES = {
     "maps": "Expert maps",
     "likeness": "Alike experts",
     "norms": "Output norms",
+    "peaks": "Super experts",
     "first_table": "First-layer table",
     "times": "Measured times",
     "estimator": "Estimator",
     "path": "Routing-path predictor",
 }
+
+NAMED = 8  # super experts named, of more than that
 
 
 def describe(profile: Profile) -> dict[str, str]:
@@ -84,6 +88,21 @@ def _norms(profile: Profile) -> str:
     return f"a layer's largest mean output is {low:.1f} to {high:.1f} times its median"
 
 
+def _peaks(profile: Profile) -> str:
+    assert profile.peaks is not None
+    found = super_experts(profile.peaks)
+    if not found:
+        most = outstanding(profile.peaks)
+        return f"none; {_peak(most)} stands out most" if most else "none"
+    named = ", ".join(map(_peak, found[:NAMED]))
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return f"{len(found)}, protected by default from being substituted or dropped: {named}{more}"
+
+
+def _peak(one: SuperExpert) -> str:
+    return f"{one.layer}:{one.expert} (output up to {one.peak:.3g}, {one.ratio:.3g} times its layer's median)"
+
+
 def best_pairs(profile: Profile) -> npt.NDArray[np.float32]:
     """[L] cosine of the two most similar experts of a layer: a measure of redundancy. Needs part likeness."""
     assert profile.likeness is not None
@@ -140,6 +159,7 @@ _SAID: dict[str, Callable[[Profile], str]] = {
     "maps": _maps,
     "likeness": _likeness,
     "norms": _norms,
+    "peaks": _peaks,
     "first_table": _table,
     "times": _times,
     "estimator": _trained("estimator"),

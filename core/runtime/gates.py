@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from core.policy.substitute import Gates, Substitute
+from core.policy.substitute import Gates, Substitute, super_experts
 from core.policy.substitute.entropy import TEMPERATURES
 from core.profile import Profile
 from core.settings.lossy import LossySettings
@@ -68,8 +68,8 @@ def _protected(
 ) -> list[torch.Tensor | None]:
     norms = profile.norms if profile is not None else None
     eids = settings.protect.eids(shape.layers, shape.experts, norms, "protect")
-    if not eids:
-        return [None] * shape.layers
-    mask = torch.zeros(shape.total, dtype=torch.bool)
-    mask[sorted(eids)] = True
-    return list(mask.view(shape.layers, shape.experts).to(device))
+    protected = np.zeros((shape.layers, shape.experts), np.bool_)
+    protected.flat[sorted(eids)] = True
+    if settings.protect_super and profile is not None and profile.peaks is not None:
+        protected |= super_experts.mask(profile.peaks)
+    return [torch.from_numpy(row).to(device) if row.any() else None for row in protected]

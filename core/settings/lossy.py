@@ -163,6 +163,17 @@ class LossySettings:
             active_when=REPLACES,
         ),
     ] = Pins()
+    protect_super: Annotated[
+        bool,
+        Param(
+            "Never replace or drop a super expert, one whose outputs a profile saw to be so large that the model "
+            "depends on it (Su et al. 2025). The tab Calibrate names them; there are few, if any. Without a profile "
+            "that looked for them this does nothing.",
+            title="Protect super experts",
+            advanced=True,
+            active_when=REPLACES,
+        ),
+    ] = True
     drop_share: Annotated[
         float,
         Param(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from html import unescape
 
 import numpy as np
 import pytest
@@ -176,6 +177,18 @@ def test_a_profile_in_words() -> None:
         ("Recorded routing (1\u202f200 tokens)", "traces"),
     ]
     assert "Estimator" in calibrate_views.needed_by("estimator")
+
+
+def test_super_experts_are_named_with_how_far_they_stand_out() -> None:
+    profile = fake_profile(parts=("counts", "peaks"))
+    assert profile.peaks is not None
+    assert "None; " in calibrate_views.summary(profile, 1) and "stands out most" in calibrate_views.summary(profile, 1)
+    profile.peaks[:] = 2
+    profile.peaks[1, 3] = 500
+    text = calibrate_views.summary(profile, 1)
+    assert "1, protected by default" in text and "1:3 (output up to 500, 250 times its layer's median)" in unescape(
+        text
+    )
 
 
 def test_the_time_it_may_take() -> None:

@@ -99,6 +99,7 @@ def test_every_control_moves_its_setting_while_tokens_stream(dashboard: Dashboar
     dashboard.type_in("set-protect", "9:1")
     dashboard.wait_text("#substitution-alert", "this model has layers 0 to 3")
     page.wait_for_function("document.querySelector('#set-protect').querySelector('input, textarea').value === '0:3'")
+    tick("protect_super")
     slide("drop_share", 0.5)
     tick("drop_renormalise")
     refused(dashboard, "execute", "verify", "names no gate weights with its experts")

@@ -78,6 +78,16 @@ def test_a_profile_is_kept_and_completed(model: Path, home: Path, capsys: pytest
     assert kept is not None and kept.counts is not None and kept.counts[0].sum() == 44 * 4
 
 
+@pytest.mark.usefixtures("once")
+def test_super_experts_are_reported(model: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert profile(model, home, "--parts", "counts", "--json") == 0
+    assert result(capsys)[0]["super_experts"] is None, "nobody looked"
+    assert profile(model, home, "--parts", "peaks", "--json") == 0
+    found, said = result(capsys)
+    assert found["super_experts"] == [], "of random weights none stands out"
+    assert "Super experts" in said and "stands out most" in said
+
+
 def test_a_model_is_loaded_with_its_profile(
     model: Path, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

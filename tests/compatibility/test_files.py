@@ -81,6 +81,7 @@ def test_an_old_chat_is_exported_and_gone_on_with(host: Host, tmp_path: Path) ->
 def test_a_profile_opens() -> None:
     profile = load(FILES / "profile.safetensors")
     assert {"counts", "pairs"} <= set(profile.parts()) and profile.model == "demo"
+    assert profile.peaks is None, "it was measured before there were any"
 
 
 def test_a_pack_is_whole_and_answers() -> None:

@@ -197,6 +197,7 @@ def whole(some: Profile) -> Profile:
         maps=numbers(3, s.layers, s.experts, dtype="float16"),
         map_keys=numbers(3, s.hidden, dtype="float16"),
         norms=numbers(s.layers, s.experts),
+        peaks=numbers(s.layers, s.experts),
         likeness=numbers(s.layers, s.experts, s.experts, dtype="float16"),
         first_table=FirstTable(np.array([3, 9], np.int32), np.array([[1, 0], [7, -1]], np.int16)),
         nets={"estimator.a": torch.from_numpy(numbers(3, 4)), "path.tokens": torch.tensor([5, 6])},

@@ -54,6 +54,7 @@ def whole(seed: int = 0) -> Profile:
         map_keys=some(N, H, dtype="float16"),
         likeness=some(L, E, E, dtype="float16"),
         norms=some(L, E),
+        peaks=some(L, E),
         first_table=FirstTable(np.array([3, 9], np.int32), np.array([[1, 0], [7, -1]], np.int16)),
         times={"att": 0.1, "moe": 0.25, "head": 1.5, "load": 2.0},
         nets={
@@ -205,6 +206,7 @@ def test_a_later_version_and_wrong_shapes_are_refused(tmp_path: Path) -> None:
         ({"settings": {"estimator": {"width": "4"}}}, {}, "sizes"),
         ({"settings": {"estimator": {"quasi": 1}, "path": {}}}, {"defaults": None}, "default vectors that estimator"),
         ({}, {"counts": np.full((L, E), -1)}, "fewer than no"),
+        ({}, {"peaks": np.full((L, E), -1.0, np.float32)}, "peaks"),
         ({}, {"pairs": np.full((L, E, E), np.inf, np.float32)}, "pairs"),
         ({}, {"tae": np.full((L, 101), np.nan, np.float32)}, "tae"),
         ({}, {"tae": None}, "only one of tae and tae_tempered"),

@@ -24,7 +24,7 @@ TEXTS: list[Any] = [
     LONG,
     [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4, of course."}],
 ]
-GATHERED = {"counts", "pairs", "defaults", "gate_recall", "tae", "maps", "likeness", "norms", "first_table"}
+GATHERED = {"counts", "pairs", "defaults", "gate_recall", "tae", "maps", "likeness", "norms", "peaks", "first_table"}
 L, E, K, H, WINDOW = 3, 8, 4, 64, 128
 
 
@@ -105,6 +105,15 @@ def test_output_norms(gathered: tuple[Profile, list[list[int]], list[Passed]]) -
         ids, lengths = joined(passed, "ids", layer), joined(passed, "outs", layer).norm(dim=-1)
         for expert in range(E):
             assert profile.norms[layer, expert] == pytest.approx(float(lengths[ids == expert].mean()), rel=1e-4)
+
+
+def test_largest_outputs(gathered: tuple[Profile, list[list[int]], list[Passed]]) -> None:
+    profile, _, passed = gathered
+    assert profile.peaks is not None
+    for layer in range(L):
+        ids, largest = joined(passed, "ids", layer), joined(passed, "outs", layer).abs().amax(-1)
+        for expert in range(E):
+            assert profile.peaks[layer, expert] == pytest.approx(float(largest[ids == expert].max()), rel=1e-4)
 
 
 def test_the_first_tokens_of_every_window_count_less(engine: Engine, truth: Oracle) -> None:

@@ -30,6 +30,7 @@ HELP = {
     "maps": "router distributions of single tokens",
     "likeness": "similarity of two experts' outputs",
     "norms": "norm of each expert's output",
+    "peaks": "experts with outputs so large that the model depends on them",
     "first_table": "first-layer experts by token id",
     "times": "times of attention, experts and copies",
     "estimator": "a small network, trained to predict the next layer's experts",

@@ -1,0 +1,137 @@
+"""A super expert through calibration and the engine: found, kept with the profile, left alone when it is missing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bench.super_experts import left_out, read_without
+from core.calibrate.gather import calibrate
+from core.choices import Action, Lossy, Why
+from core.engine import Engine
+from core.evaluate.passages import reference
+from core.policy.substitute.super_experts import super_experts
+from core.profile import Profile, load, save
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from tests.checkpoints import random_model
+from tests.engine.test_lossy import RESIDENT, run
+from tests.tiny_tokenizer import save_tokenizer
+
+LAYER, EXPERT = 1, 6
+TEXTS = ["An expert whose outputs are enormous is found by them.", "And so is where it stands: 1, 6."]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A random model one of whose experts has outputs 300 times as large."""
+    path = tmp_path_factory.mktemp("model")
+    model = random_model("qwen3_moe")
+    with torch.no_grad():
+        model.model.layers[LAYER].mlp.experts.down_proj[EXPERT] *= 300
+    model.save_pretrained(path)
+    engine = Engine.load(LoadSpec.checked(str(save_tokenizer(path)), Settings(RESIDENT), context=256))
+    yield engine
+    engine.unload()
+
+
+@pytest.fixture(scope="module")
+def known(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    """Its profile, as it comes back from disk."""
+    file = tmp_path_factory.mktemp("profile") / "p"
+    save(calibrate(engine, TEXTS, parts={"peaks"}), file)
+    return load(file, model_hash=engine.model_hash)
+
+
+@pytest.fixture(autouse=True)
+def fresh(engine: Engine, known: Profile) -> None:
+    engine.change({**Settings(), **RESIDENT})
+    engine.use_profile(known)
+    anew(engine)
+
+
+def anew(engine: Engine) -> None:
+    """The cache as after a load."""
+    with engine.workbench("A test begins.") as bench:
+        bench.start_over()
+    engine.parts.recorder.forget()
+
+
+def about_it(events: list[Lossy | None]) -> Any:
+    """What was done about the super expert when it was missing, over all passes."""
+    rows = np.concatenate([one.choices for one in events if one is not None])
+    return rows[(rows["layer"] == LAYER) & (rows["expert"] == EXPERT)]
+
+
+def test_calibration_finds_it(known: Profile) -> None:
+    assert known.parts() == ("peaks",) and known.peaks is not None
+    [one] = super_experts(known.peaks)
+    assert (one.layer, one.expert) == (LAYER, EXPERT) and one.ratio > 30
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"miss": "drop"},
+        {"miss": "drop", "eviction": "none"},  # so that it is missing for single tokens, too
+        {"miss": "substitute", "substitute": "random"},
+        {"miss": "substitute_drop", "substitute": "router_ranked"},
+        {"miss": "substitute_drop", "substitute": "cache_prior"},
+    ],
+    ids=lambda way: "-".join(way.values()),
+)
+def test_it_is_waited_for_unless_that_is_turned_off(engine: Engine, way: dict[str, object]) -> None:
+    _, events = run(engine, rho=64, **way)
+    rows = about_it(events)
+    assert len(rows) and (rows["action"] == Action.WAIT).all() and (rows["why"] == Why.PROTECTED).all()
+    assert sum(one.changed for one in events if one) > 0, "others are replaced"
+    if "eviction" in way:
+        assert any(len(about_it([one])) for one in events[1:])
+    anew(engine)
+    _, events = run(engine, protect_super=False)
+    rows = about_it(events)
+    assert (rows["action"] >= Action.SUBSTITUTE).any() and not (rows["why"] == Why.PROTECTED).any()
+
+
+def test_without_what_names_it_nothing_is_protected(engine: Engine, known: Profile) -> None:
+    """A profile of before, or none, gives what turning the protection off gives, bit for bit."""
+    found = []
+    for profile, settings in ((known, {"protect_super": False}), (None, {}), (replace(known, peaks=None), {})):
+        engine.change({**Settings(), **RESIDENT})
+        engine.use_profile(profile)
+        anew(engine)
+        logits, events = run(engine, miss="drop", rho=64, **settings)
+        assert (about_it(events)["action"] == Action.DROP).any()
+        found.append(logits)
+    first, *others = found
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+def test_experts_protected_by_name_stay_protected(engine: Engine) -> None:
+    _, events = run(engine, miss="drop", rho=64, protect="0:7, 2:7")
+    rows = np.concatenate([one.choices for one in events if one is not None])
+    places = set(zip(rows["layer"].tolist(), rows["expert"].tolist(), strict=True))
+    kept = {(0, 7), (2, 7), (LAYER, EXPERT)} & places
+    assert (LAYER, EXPERT) in kept and len(kept) > 1
+    for row in rows:
+        named = (int(row["layer"]), int(row["expert"])) in kept
+        assert (row["why"] == Why.PROTECTED) == named == (row["action"] == Action.WAIT)
+
+
+def test_left_out_it_counts_nothing_and_afterwards_it_does_again(engine: Engine) -> None:
+    """As the bench leaves experts out: by a gate weight of 0, wherever they are."""
+    pieces = [[5, 9, 77, 130, 12, 44, 8, 201]]
+    exact = reference(engine, pieces, threading.Event())
+    without = read_without(engine, [(LAYER, EXPERT)], pieces, exact)
+    assert without.tokens == 7 and without.kl > 1e-4
+    assert read_without(engine, [], pieces, exact).kl == pytest.approx(0.0, abs=1e-6)
+    with left_out(engine, [(0, 1), (LAYER, EXPERT)]):
+        sites = [site for site in engine.loaded.sites if site.module._forward_pre_hooks]
+        assert [site.index for site in sites] == [0, LAYER]
+    assert all(torch.equal(a, b) for a, b in zip(exact, reference(engine, pieces, threading.Event()), strict=True))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.errors import SettingError
 from core.policy.substitute.buddies import alpha_of, cut, rank
-from core.policy.substitute.list_lengths import ListRule, by_layer, lengths, shares
+from core.policy.substitute.list_lengths import ListRule, by_layer, conditional, lengths
 from core.settings.config import Settings
 
 
@@ -92,7 +92,7 @@ def test_the_lists_of_a_layer_by_hand() -> None:
 def test_shares_are_of_each_expert_s_own_pairs(smoothing: float) -> None:
     pairs = drawn(6, 1, 12)[0]
     kept = pairs.copy()
-    found = shares(pairs, smoothing)
+    found = conditional(pairs, smoothing)
     for i in range(12):
         whole = sum(float(pairs[i, j]) + smoothing for j in range(12) if j != i)
         for j in range(12):

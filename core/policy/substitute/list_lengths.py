@@ -1,5 +1,5 @@
-"""How coverage turns into list lengths: lengths of buddy lists at any alpha, and what lists of limited length still cover
-(BuddyMoE section 3.3, which reports the distribution of |B(i; alpha)| to verify that lists are compact).
+"""How coverage turns into list lengths: lengths of buddy lists at any alpha, and what lists of limited length still
+cover (BuddyMoE section 3.3, which looks at the distribution of |B(i; alpha)| to verify that lists are compact).
 
 Arrays of L layers of E experts, A coverages. NumPy only.
 """
@@ -52,9 +52,9 @@ class LayerLists(NamedTuple):
     covered: float  # what their lists cover, with the limit: mean share of an expert's co-activations
 
 
-def shares(pairs: Floats, smoothing: float = 0.0) -> Doubles:
-    """[E, E] q(j|i) of one layer's co-activations [E, E] (BuddyMoE equation 4, smoothed as in section 3.3): the share of
-    i's that are with j. A row adds up to 1; it is 0 for an expert without any, and so is the diagonal."""
+def conditional(pairs: Floats, smoothing: float = 0.0) -> Doubles:
+    """[E, E] q(j|i) of one layer's co-activations [E, E] (BuddyMoE section 3.2, smoothed as in 3.3): the share of i's
+    that are with j. A row adds up to 1; it is 0 for an expert without any, and so is the diagonal."""
     smoothed = np.asarray(pairs, np.float64) + smoothing
     np.fill_diagonal(smoothed, 0.0)
     sums = smoothed.sum(1, keepdims=True)
@@ -77,7 +77,7 @@ def lengths(pairs: Floats, alphas: npt.ArrayLike, smoothing: float = 0.0) -> npt
 
 
 def by_layer(pairs: Floats, alphas: Doubles, most: int, smoothing: float = 0.0) -> list[LayerLists]:
-    """The lists of every layer, from co-activations [L, E, E] and one alpha a layer [L], with at most `most` buddies."""
+    """Every layer's lists of at most `most` buddies, from co-activations [L, E, E] and each layer's alpha [L]."""
     found = []
     covered = cut(rank(pairs, most), alphas, most, smoothing).q.sum(-1, dtype=np.float64)
     for alpha, long, share in zip(alphas.tolist(), lengths(pairs, alphas[None], smoothing)[0], covered, strict=True):

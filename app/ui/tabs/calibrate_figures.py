@@ -121,8 +121,9 @@ def list_lengths(profile: Profile, layer: int, rule: ListRule, alpha: float, dar
     if pairs is None:
         return None
     layer = max(0, min(profile.layers - 1, layer))
-    found = lengths(pairs, coverage(rule, alpha, profile.layers)[None], rule.smoothing)[0]
-    longest = int(found.max(initial=0))
+    alphas = coverage(rule, alpha, profile.layers)
+    found = lengths(pairs, alphas[None], rule.smoothing)[0]
+    longest, limit = int(found.max(initial=0)), rule.k_max if rule.k_max < profile.experts - 1 else 0
     traces = [
         go.Bar(
             x=list(range(longest + 1)),
@@ -136,11 +137,11 @@ def list_lengths(profile: Profile, layer: int, rule: ListRule, alpha: float, dar
             (found[layer], f"layer {layer}", accent(dark)),
         )
     ]
-    heading = f"Lengths of buddy lists at alpha {spoken(coverage(rule, alpha, profile.layers))}"
+    heading = f"Lengths of buddy lists at alpha {spoken(alphas)}"
     made = figure(traces, dark, heading, "buddies", "experts (%)", 340, **_legend(dark))
-    if rule.k_max < profile.experts - 1:
-        made.add_vline(x=rule.k_max + 0.5, **_mark(f"at most {rule.k_max}", dark))
-    made.update_xaxes(range=[-0.6, max(longest, rule.k_max if rule.k_max < profile.experts - 1 else 0) + 1.4])
+    if limit:
+        made.add_vline(x=limit + 0.5, **_mark(f"at most {limit}", dark, "top left"))
+    made.update_xaxes(range=[-0.6, max(longest, limit) + 1.4])
     return made
 
 
@@ -203,7 +204,7 @@ def spoken(alphas: npt.NDArray[np.float64]) -> str:
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
-def _mark(text: str, dark: bool, position: str = "top right") -> dict[str, Any]:
+def _mark(text: str, dark: bool, position: str) -> dict[str, Any]:
     """A line at a setting, with its label."""
     return dict(
         line=dict(color=accent(dark), width=1, dash="dot"),

@@ -208,7 +208,8 @@ def test_lengths_of_lists_at_the_coverage_chosen_and_what_is_set_is_marked(dark:
 
     for alpha, shown in ((0.0, 0.5), (0.9, 0.9)):
         drawn = calibrate_figures.list_lengths(profile, layer, RULE, alpha, dark)
-        found, whole = by_hand(shown), sum(by_hand(shown), [])
+        found = by_hand(shown)
+        whole = [length for one in found for length in one]
         every, one = drawn.data
         assert list(every.y) == pytest.approx([100 * whole.count(n) / len(whole) for n in every.x])
         assert list(one.y) == pytest.approx([100 * found[layer].count(n) / SHAPE.experts for n in one.x])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.errors import SettingError
 from core.policy.substitute.buddies import alpha_of, cut, rank
-from core.policy.substitute.list_lengths import ListRule, by_layer, conditional, lengths
+from core.policy.substitute.list_lengths import ListRule, by_layer, conditional, lengths, percentiles
 from core.settings.config import Settings
 
 
@@ -67,6 +67,19 @@ def test_more_coverage_never_makes_a_list_shorter() -> None:
     found = lengths(drawn(2, 3, 30), np.linspace(0.05, 1.0, 20))
     assert (np.diff(found, axis=0) >= 0).all() and (found[-1] > found[0]).any()
     assert ((found == 0) == (found[0] == 0)).all(), "an expert has a list at any coverage, or at none"
+
+
+def test_percentiles_are_of_the_experts_that_have_a_list() -> None:
+    pairs = drawn(5, 2, 24)
+    found = lengths(pairs, [0.3, 0.9])
+    has = [[i for i in range(24) if found[1, layer, i]] for layer in range(2)]
+    assert 0 < sum(map(len, has)) < 48
+    expected = [
+        [np.percentile([found[at, layer, i] for layer in range(2) for i in has[layer]], p) for at in range(2)]
+        for p in (10, 50)
+    ]
+    assert percentiles(found, (10, 50)).tolist() == expected
+    assert percentiles(np.zeros((2, 1, 3), np.int32), (50,)).tolist() == [[0.0, 0.0]]
 
 
 def test_a_layer_may_have_an_alpha_of_its_own() -> None:

@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from app.ui.tabs.figures import PALETTE, accent, figure, heatmap, quiet
-from core.policy.substitute.list_lengths import ListRule, conditional, lengths
+from core.policy.substitute.list_lengths import COVERAGES, ListRule, conditional, lengths, percentiles
 from core.profile import Profile
 
 SHOWN = (5, 25, 50, 75, 95)  # percentiles of the gate entropy and of the lengths of buddy lists
 MEASURES = {"cosine": "Cosine of outputs", "share": "Share of co-activations"}  # of similarity
-COVERAGES = (*(at / 20 for at in range(1, 20)), 0.96, 0.97, 0.98, 0.99, 1.0)  # alphas of the curve; it is steep near 1
 
 
 def shares(profile: Profile) -> npt.NDArray[np.float64] | None:
@@ -155,15 +154,14 @@ def lengths_by_alpha(profile: Profile, layer: int, rule: ListRule, alpha: float,
         return None
     layer = max(0, min(profile.layers - 1, layer))
     found = lengths(pairs, COVERAGES, rule.smoothing)
-    has = found[-1] > 0
-    if not has.any():
+    if not found.any():
         return None
     curves = [
-        (f"{percentile} %", np.percentile(found[:, has], percentile, axis=1), percentile == 50, "all layers")
-        for percentile in SHOWN
+        (f"{percentile} %", values, percentile == 50, "all layers")
+        for percentile, values in zip(SHOWN, percentiles(found, SHOWN), strict=True)
     ]
-    if has[layer].any():
-        curves.append((f"layer {layer}, 50 %", np.median(found[:, layer, has[layer]], axis=1), False, f"layer {layer}"))
+    own_median = percentiles(found[:, layer : layer + 1], (50,))[0]
+    curves.append((f"layer {layer}, 50 %", own_median, False, f"layer {layer}"))
     traces = [
         go.Scatter(
             x=list(COVERAGES),

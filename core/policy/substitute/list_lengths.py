@@ -6,7 +6,7 @@ Arrays of L layers of E experts, A coverages. NumPy only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,8 @@ import numpy.typing as npt
 from core.policy.substitute.base import SubstituteProfile
 from core.policy.substitute.buddies import EVEN, Doubles, Floats, alpha_of, covering, cut, rank
 from core.settings.param import Value
+
+COVERAGES = (*(at / 20 for at in range(1, 20)), 0.96, 0.97, 0.98, 0.99, 1.0)  # alphas of a curve; it is steep near 1
 
 
 class ListRule(NamedTuple):
@@ -74,6 +76,15 @@ def lengths(pairs: Floats, alphas: npt.ArrayLike, smoothing: float = 0.0) -> npt
         for at, alpha in enumerate(wanted[:, layer]):
             found[at, layer] = (before[0] < alpha - EVEN).sum(-1)
     return found
+
+
+def percentiles(found: npt.NDArray[np.int32], shown: Sequence[float]) -> Doubles:
+    """[P, A] percentiles of lengths [A, L, E], of the experts that have a list; 0 where none has."""
+    has = found[-1] > 0
+    if not has.any():
+        return np.zeros((len(shown), len(found)))
+    of: Doubles = np.percentile(found[:, has], shown, axis=1)
+    return of
 
 
 def by_layer(pairs: Floats, alphas: Doubles, most: int, smoothing: float = 0.0) -> list[LayerLists]:

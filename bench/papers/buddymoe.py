@@ -66,7 +66,7 @@ def uneven(result: Mapping[str, Any]) -> tuple[str, str]:
 def sparse(result: Mapping[str, Any]) -> tuple[str, str]:
     """How few peers cover most of an expert's co-activations, beside what popularity alone would make of it."""
     return holds(result, "sparse"), (
-        f"Share of an expert's co-activations that its {result['few_peers']} first of {result['experts'] - 1} peers "
+        f"Share of an expert's co-activations that first {result['few_peers']} of {result['experts'] - 1} peers "
         f"cover, by layer: {by_layer(result['few_cover'])}; called sparse above {by_layer([MOST])}; were they chosen "
         f"independently, each as often: {by_layer(result['few_popular_cover'])}. Tab Calibrate draws the pairs."
     )
@@ -78,7 +78,7 @@ def compact(result: Mapping[str, Any]) -> tuple[str, str]:
     medians, longest = [row["median"] for row in rows], [row["longest"] for row in rows]
     return holds(result, "compact"), (
         f"At alpha {COVERED} half of the lists have up to {by_layer(medians, '{:g}')} of {result['experts'] - 1} "
-        f"peers, by layer, the longest {by_layer(longest, '{:g}')}; compact means below 1/{COMPACT} of the experts. "
+        f"peers, by layer, the longest {by_layer(longest, '{:g}')}; called compact below 1/{COMPACT} of the experts. "
         f"A limit of {result['k_max']} leaves {by_layer([row['covered'] for row in rows])} covered."
     )
 

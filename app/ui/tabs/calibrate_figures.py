@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.ui.tabs.figures import PALETTE, accent, figure, heatmap, quiet
+from app.ui.tabs.figures import PALETTE, accent, figure, heatmap, quiet, text_colour
 from core.policy.substitute.list_lengths import COVERAGES, ListRule, conditional, lengths, percentiles
 from core.profile import Profile
 
@@ -139,7 +139,7 @@ def list_lengths(profile: Profile, layer: int, rule: ListRule, alpha: float, dar
     heading = f"Lengths of buddy lists at alpha {spoken(alphas)}"
     made = figure(traces, dark, heading, "buddies", "experts (%)", 340, **_legend(dark))
     if limit:
-        made.add_vline(x=limit + 0.5, **_mark(f"at most {limit}", dark, "top left"))
+        made.add_vline(x=limit + 0.5, **_mark(f"at most {limit}", dark, yanchor="bottom"))
     made.update_xaxes(range=[-0.6, max(longest, limit) + 1.4])
     return made
 
@@ -169,7 +169,7 @@ def lengths_by_alpha(profile: Profile, layer: int, rule: ListRule, alpha: float,
             mode="lines+markers",
             name=name,
             line=dict(
-                color=accent(dark) if middle else PALETTE[at % len(PALETTE)],
+                color=accent(dark) if middle else PALETTE[at] if where == "all layers" else text_colour(dark),
                 width=3 if middle else 1.5,
                 dash="solid" if where == "all layers" else "dash",
             ),
@@ -181,11 +181,11 @@ def lengths_by_alpha(profile: Profile, layer: int, rule: ListRule, alpha: float,
     ]
     made = figure(traces, dark, "Length of buddy lists over coverage", "alpha", "buddies", 340, **_legend(dark))
     own = float(rule.alphas(profile.layers)[layer])
-    made.add_vline(x=own, **_mark("set", dark, "top left"))
+    made.add_vline(x=own, **_mark("set", dark, yanchor="bottom"))
     if alpha and alpha != own:
-        made.add_vline(x=alpha, **_mark("shown", dark, "top left"))
+        made.add_vline(x=alpha, **_mark("shown", dark, yanchor="bottom"))
     if rule.k_max < profile.experts - 1:
-        made.add_hline(y=rule.k_max, **_mark(f"at most {rule.k_max}", dark, "top left"))
+        made.add_hline(y=rule.k_max, **_mark(f"at most {rule.k_max}", dark))
     made.update_xaxes(range=[0, 1.02])
     made.update_yaxes(rangemode="tozero")
     return made
@@ -202,12 +202,12 @@ def spoken(alphas: npt.NDArray[np.float64]) -> str:
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
-def _mark(text: str, dark: bool, position: str) -> dict[str, Any]:
-    """A line at a setting, with its label."""
+def _mark(text: str, dark: bool, **more: Any) -> dict[str, Any]:
+    """A line at a setting, with its label on its left; `yanchor` "bottom" puts that above the axes."""
     return dict(
         line=dict(color=accent(dark), width=1, dash="dot"),
-        annotation=dict(text=text, font=dict(size=10, color=accent(dark))),
-        annotation_position=position,
+        annotation=dict(text=text, font=dict(size=10, color=accent(dark)), **more),
+        annotation_position="top left",
     )
 
 

@@ -30,12 +30,17 @@ def fake_profile(
         np.fill_diagonal(one, 0)
     recall = np.linspace(0.5, 0.8, s.layers, dtype=np.float32)
     recall[0] = np.nan
+    likeness = np.random.default_rng(1).uniform(-0.2, 0.6, (s.layers, s.experts, s.experts))
+    for one in likeness:
+        one[:] = (one + one.T) / 2
+        np.fill_diagonal(one, 1)
     arrays = {
         "counts": {"counts": rng.integers(0, 500, (s.layers, s.experts))},
         "pairs": {"pairs": pairs, "pairs_weighted": pairs / 3},
         "gate_recall": {"gate_recall": recall, "similarity": recall[1:]},
         "tae": {"tae": np.sort(rng.random((s.layers, 101)).astype(np.float32), 1)},
         "peaks": {"peaks": rng.uniform(1, 2, (s.layers, s.experts)).astype(np.float32)},
+        "likeness": {"likeness": likeness.astype(np.float16)},
         "times": {"times": {"att": 0.2, "moe": 0.5, "head": 0.1, "load": 1.1}},
     }
     chosen: dict[str, Any] = {}

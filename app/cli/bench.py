@@ -30,6 +30,7 @@ BENCHES = (
     "estimator",
     "methods",
     "expert_maps",
+    "buddies",
     "training",
     "overhead",
     "substitution",
@@ -41,6 +42,7 @@ BENCHES = (
 PICTURED = "systems"  # the bench that also has a picture
 ASKED = (
     "model",
+    "profile",
     "budget",
     "budgets",
     "rounds",
@@ -63,9 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--model",
         metavar="NAME",
-        help="quick, regret, predictors, estimator, methods, expert_maps, training, overhead, super_experts, lossy, "
-        'systems: "demo", or a folder with a model (default: demo); systems: or "generated", which the bench writes '
-        "itself",
+        help="quick, regret, predictors, estimator, methods, expert_maps, buddies, training, overhead, super_experts, "
+        'lossy, systems: "demo", or a folder with a model (default: demo); systems: or "generated", which the bench '
+        "writes itself",
+    )
+    asked.add_argument(
+        "--profile", type=Path, metavar="FILE", help="buddies: a profile to read, in place of calibrating a model"
     )
     asked.add_argument(
         "--budget",

@@ -15,6 +15,7 @@ from app.services.jobs import Job
 from app.services.progress import Answer
 from app.words import name_of
 from core.errors import MoestroError
+from core.policy.substitute.list_lengths import ListRule
 
 
 def router(host: Host) -> APIRouter:
@@ -90,9 +91,10 @@ def jobs_state(host: Host) -> dict[str, Any]:
     """For each other long job: its progress, and a stamp that changes with the contents of its tab."""
     analysis, calibration, profile = host.analyst.job, host.calibrator.job, host.models.profile
     ended = f"{id(calibration)} {calibration.state if calibration is not None else ''}"
+    lists = ListRule.of(host.models.settings)  # drawn beside the profile
     return {
         "analysis": {"stamp": host.analyst.stamp, **job_state(analysis)},
-        "calibration": {"stamp": f"{host.models.load_id} {ended} {id(profile)}", **job_state(calibration)},
+        "calibration": {"stamp": f"{host.models.load_id} {ended} {id(profile)} {lists}", **job_state(calibration)},
         "evaluation": {"stamp": f"{host.models.load_id} {host.evaluator.stamp}", **job_state(host.evaluator.job)},
     }
 

@@ -14,6 +14,8 @@ from app.ui.controls import LIVE, ONCE, html, progress
 from app.ui.news import Shown, news, noticed
 from app.ui.text import notice
 
+SORTED = 'import("/ui/jobs.js").then((m) => m.sortable(element, watch));'  # of a table whose heads sort it
+
 
 class JobTab:
     """The form on the left, the result on the right. `news` triggers a redraw when the server has something newer."""

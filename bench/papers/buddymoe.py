@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.papers.parts import HOLDS, NO, PART, Paper, Part, Row
-from bench.papers.sources import DRAWING, Claims, Modes, Reading, never, unasked
+from bench.buddy_figures import BUSY, CLAIMS, COMPACT, COVERED, MOST, OFTEN
+from bench.papers.parts import BY_CLAIM, HOLDS, NO, PART, Paper, Part, Row
+from bench.papers.sources import DRAWING, Claims, Modes, Reading, never
 
 REGIME = (
     "eval --questions 48 --tokens 256 --modes paper_exact,paper_random,paper_75_4,paper_99_2,paper_95_16,"
@@ -22,6 +23,7 @@ NAMES = {
     "paper_95_16_rho4": "rho 4 of 6",
 }
 LOSSY = "bench lossy --questions 48 --tokens 256"
+BUDDIES = "bench buddies"
 ALIKE = 0.5  # cosine from which on two experts are called alike; ours, the paper draws a map without a number
 
 
@@ -43,6 +45,56 @@ def likeness(result: Mapping[str, Any]) -> tuple[str, str] | None:
     return said, f"Mean cosine with the most similar expert, by layer: {values}; called alike from {ALIKE:g} on."
 
 
+def holds(result: Mapping[str, Any], name: str) -> str:
+    """The verdict that `bench buddies` computed on one of its CLAIMS."""
+    return BY_CLAIM[next(one["holds"] for one in result["orderings"] if one["claim"] == CLAIMS[name])]
+
+
+def by_layer(values: Sequence[float], form: str = "{:.0%}") -> str:
+    """Values of layers, first to last."""
+    return ", ".join(form.format(value) for value in values).replace("%", " %")
+
+
+def uneven(result: Mapping[str, Any]) -> tuple[str, str]:
+    """The share of choices that the busiest experts take."""
+    return holds(result, "uneven"), (
+        f"Share of choices that the busiest 1/{BUSY} of the experts takes, by layer: {by_layer(result['busiest'])}; "
+        f"called far more often from {OFTEN:g} times 1/{BUSY} on. Tab Calibrate draws it."
+    )
+
+
+def sparse(result: Mapping[str, Any]) -> tuple[str, str]:
+    """How few peers cover most of an expert's co-activations, beside what popularity alone would make of it."""
+    return holds(result, "sparse"), (
+        f"Share of an expert's co-activations that first {result['few_peers']} of {result['experts'] - 1} peers "
+        f"cover, by layer: {by_layer(result['few_cover'])}; called sparse above {by_layer([MOST])}; were they chosen "
+        f"independently, each as often: {by_layer(result['few_popular_cover'])}. Tab Calibrate draws the pairs."
+    )
+
+
+def compact(result: Mapping[str, Any]) -> tuple[str, str]:
+    """Lengths of lists at the paper's alpha."""
+    rows = result["lists"][COVERED]
+    medians, longest = [row["median"] for row in rows], [row["longest"] for row in rows]
+    return holds(result, "compact"), (
+        f"At alpha {COVERED} half of the lists have up to {by_layer(medians, '{:g}')} of {result['experts'] - 1} "
+        f"peers, by layer, the longest {by_layer(longest, '{:g}')}; called compact below 1/{COMPACT} of the experts. "
+        f"A limit of {result['k_max']} leaves {by_layer([row['covered'] for row in rows])} covered."
+    )
+
+
+def early(result: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Lengths of lists of the first and of the last half of the layers."""
+    rows = next(one["values"] for one in result["orderings"] if one["claim"] == CLAIMS["early"])
+    if not rows:
+        return None
+    first, last = rows[0]
+    return holds(result, "early"), (
+        f"Mean of the layers' median length at alpha {COVERED}: {first:.1f} in the first half of the layers, "
+        f"{last:.1f} in the last."
+    )
+
+
 PAPER = Paper(
     "buddymoe",
     "BuddyMoE",
@@ -50,6 +102,7 @@ PAPER = Paper(
     "waiting for the copy.",
     (
         Part("Co-activations, counted or weighted, and buddy lists", "core/policy/substitute/buddies.py"),
+        Part("Lengths of buddy lists over coverage", "core/policy/substitute/list_lengths.py"),
         Part(
             "The choice among an expert's buddies",
             "core/policy/substitute/buddy.py",
@@ -82,12 +135,26 @@ PAPER = Paper(
         Row(
             "Figure 6",
             "A few experts of a layer are active far more often than the others.",
-            unasked("Tab Calibrate draws it from a profile; no result file holds it."),
+            Reading("buddies", uneven),
+            BUDDIES,
         ),
         Row(
             "Figures 7, 9",
             "Which experts are active together is sparse: few pairs, often.",
-            unasked("Tab Calibrate draws it from a profile; no result file holds it."),
+            Reading("buddies", sparse),
+            BUDDIES,
+        ),
+        Row(
+            "Section 3.3, lists",
+            "Buddy lists are compact: 2 to 16 of 64 experts.",
+            Reading("buddies", compact),
+            BUDDIES,
+        ),
+        Row(
+            "Section 3.2, layers",
+            "Early layers have more diffuse co-activations, so longer lists, than late ones.",
+            Reading("buddies", early),
+            BUDDIES,
         ),
         Row(
             "Table 2, accuracy",

@@ -53,7 +53,10 @@ def test_a_profile_is_made_kept_and_used(host: Host, tmp_path: Path) -> None:
     assert profile is not None
     assert (profile.parts(), profile.source) == (("counts", "tae"), "a pasted text")
     assert load(profile_path(tmp_path, "fake"), model_hash="fake").parts() == ("counts", "tae")
-    assert jobs_state(host)["calibration"]["stamp"] != stamp
+    drawn = jobs_state(host)["calibration"]["stamp"]
+    assert drawn != stamp
+    assert host.models.change("substitute.buddy.alpha", "0.5") == ""
+    assert jobs_state(host)["calibration"]["stamp"] != drawn, "buddy lists are drawn as they are set"
     assert host_state(host)["settings"] != settings, "the sidebar learns of it"
     host.models.unload()
     assert host.models.profile is None

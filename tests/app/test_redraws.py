@@ -27,7 +27,9 @@ from tests.fake_models import fake_pack
 NEWS = SimpleNamespace(stamp="other", dark=True)
 
 
-@pytest.mark.parametrize(("tab", "more"), [(QualityTab, ()), (AnalysisTab, (None,)), (CalibrateTab, (0,))])
+@pytest.mark.parametrize(
+    ("tab", "more"), [(QualityTab, ()), (AnalysisTab, (None,)), (CalibrateTab, (0, "cosine", 0.0))]
+)
 def test_a_notice_stays_until_the_job_has_something_to_say(host: Host, tab: Any, more: tuple[Any, ...]) -> None:
     with gr.Blocks():
         made = tab(host)

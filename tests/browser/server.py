@@ -10,10 +10,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from app.serve import StartOptions, serve
 from app.services.engine_protocol import Profiles
 from app.services.host import Host
+from bench import stored
 from core.errors import MoestroError
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -83,4 +85,5 @@ def host() -> Host:
 
 
 if __name__ == "__main__":
+    stored.RESULTS = Path(os.environ["MOESTRO_HOME"]) / "results"  # of benches: what a test puts there
     serve(StartOptions(), port=int(sys.argv[1]), browser=False, host=host())

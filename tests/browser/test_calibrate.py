@@ -22,6 +22,16 @@ def only(dashboard: Dashboard, *parts: str) -> None:
         box.locator("input").set_checked(wanted)
 
 
+def slid(dashboard: Dashboard, element: str, value: float) -> None:
+    """Drag a slider and let it go."""
+    dashboard.slide(element, value)
+    dashboard.page.evaluate(
+        "id => document.querySelector(`#${id} input[type=range]`).dispatchEvent("
+        "new Event('pointerup', {bubbles: true}))",
+        element,
+    )
+
+
 @pytest.mark.long
 def test_a_calibration_ends_with_a_summary_and_opens_what_needs_it(open_page: Open, tmp_path: Path) -> None:
     server = Server(tmp_path / "home", MOESTRO_TEST_ENGINE="real")
@@ -30,7 +40,15 @@ def test_a_calibration_ends_with_a_summary_and_opens_what_needs_it(open_page: Op
         page = dashboard.page
         page.get_by_role("tab", name="Calibrate").click()
         dashboard.wait_text("#calibration-empty", "Not calibrated yet")
-        only(dashboard, "Activations", "Co-activations", "Default vectors", "Next-layer gate", "Gate entropy")
+        only(
+            dashboard,
+            "Activations",
+            "Co-activations",
+            "Alike experts",
+            "Default vectors",
+            "Next-layer gate",
+            "Gate entropy",
+        )
         page.locator("#calibration-limit input").fill("0")
         page.click("#calibration-go")
         page.wait_for_selector("#calibration-progress", state="visible")
@@ -41,14 +59,19 @@ def test_a_calibration_ends_with_a_summary_and_opens_what_needs_it(open_page: Op
         page.click("#calibration-go")
         dashboard.wait_text("#calibration-head", "Profile of Demo model")
         dashboard.wait_text("#calibration-head", "tokens of the bundled prompts")
-        for figure in ("counts", "pairs", "entropy", "recall"):
+        for figure in ("counts", "pairs", "similarity", "lengths", "coverage", "entropy", "recall"):
             page.wait_for_selector(f"#profile-{figure} .plot-container .main-svg")
-        dashboard.slide("profile-layer", 2)
-        page.evaluate(
-            "document.querySelector('#profile-layer input[type=range]').dispatchEvent("
-            "new Event('pointerup', {bubbles: true}))"
-        )
-        dashboard.wait_text("#profile-pairs", "layer 2")
+        slid(dashboard, "profile-layer", 2)
+        for figure in ("pairs", "similarity", "lengths", "coverage"):
+            dashboard.wait_text(f"#profile-{figure}", "layer 2")
+        dashboard.choose("profile-measure", "Share of co-activations")
+        dashboard.wait_text("#profile-similarity", "Share of co-activations in layer 2")
+        dashboard.wait_text("#profile-lengths", "alpha 0.95")
+        slid(dashboard, "profile-alpha", 0.5)
+        dashboard.wait_text("#profile-lengths", "alpha 0.5")
+        dashboard.wait_text("#profile-coverage", "shown")
+        dashboard.wait_text("#profile-lists-said", "At most 16")
+        assert page.locator("#profile-lists-table tbody tr").count() == 6
         assert len(list(server.home.glob("profiles/*.safetensors"))) == 1
         dashboard.choose("set-predictor", "Default vectors")
         page.wait_for_function("document.querySelector('#set-predictor input').value === 'Default vectors'")

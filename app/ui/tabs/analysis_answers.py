@@ -11,14 +11,12 @@ import gradio as gr
 from app.services.analysis.analyst import Analyst
 from app.services.analysis.whatif import Table
 from app.ui.controls import LIVE, html
+from app.ui.job_tab import SORTED
 from app.ui.tabs import lab_views
 from app.ui.tabs.analysis_figures import budget_curve, compared
 from app.ui.tabs.analysis_views import EMPTY, budgets, legend, listing, nearest, summary
 from app.ui.tabs.systems_figures import tpot_over_budgets
 from bench import stored
-
-SORTED = 'import("/ui/jobs.js").then((m) => m.sortable(element, watch));'
-
 
 SYSTEMS_EMPTY = (
     "<div class='empty-note'><b>No systems measured yet</b><span>Run <code>python launch.py bench systems</code> on a "

@@ -17,6 +17,7 @@ from app.ui.controls import LIVE, ONCE, control, html, turned, whole
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
 from app.ui.tabs import calibrate_figures as figures
+from app.ui.tabs.calibrate_buddies import BuddyAnswer
 from app.ui.tabs.calibrate_views import EMPTY, NO_MODEL, kind_choices, part_choices, question, rough, summary
 from app.ui.text import notice
 from core.errors import MoestroError, SettingError
@@ -31,7 +32,7 @@ class CalibrateTab:
     """Redrawn when a calibration began or ended, or a model was loaded."""
 
     def __init__(self, host: Host) -> None:
-        self.host = host
+        self.host, self.buddies = host, BuddyAnswer(host)
         self.tab = tab = JobTab(
             "calibration",
             "calibrate",
@@ -53,11 +54,12 @@ class CalibrateTab:
             self.pairs,
             self.entropy,
             self.recall,
+            *self.buddies.outputs,
             *tab.starts,
             self.kinds,
         ]
         self.outputs = [tab.news, tab.alert, *answer]
-        tab.on_news(self._renew, [self.layer], answer)
+        tab.on_news(self._renew, [self.layer, self.buddies.measure, self.buddies.alpha], answer)
         tab.on_start(self._start)
         self._wire()
 
@@ -116,8 +118,11 @@ class CalibrateTab:
                     self.layer = gr.Slider(0, 1, value=0, step=1, label="Layer", elem_id="profile-layer", buttons=[])
                     self.pairs = gr.Plot(show_label=False, elem_id="profile-pairs")
                 with gr.Column(min_width=320):
-                    self.recall = gr.Plot(show_label=False, elem_id="profile-recall")
-                    self.entropy = gr.Plot(show_label=False, elem_id="profile-entropy")
+                    self.buddies.build_similarity()
+            self.buddies.build_lists()
+            with gr.Row(elem_classes="plots"):
+                self.recall = gr.Plot(show_label=False, elem_id="profile-recall", min_width=320)
+                self.entropy = gr.Plot(show_label=False, elem_id="profile-entropy", min_width=320)
 
     def _wire(self) -> None:
         ticked = (self.kinds.change, self.parts.change)
@@ -134,7 +139,10 @@ class CalibrateTab:
             [self.text, self.path, self.estimator, self.rough],
             **LIVE,
         )
-        self.layer.release(self._layer, [self.tab.news, self.layer], self.pairs, **LIVE)
+        buddies, shown = self.buddies, [self.tab.news, self.layer, self.buddies.measure, self.buddies.alpha]
+        self.layer.release(self._layer, shown, [self.pairs, buddies.similarity, *buddies.lists_outputs], **LIVE)
+        buddies.measure.input(self._similarity, shown, buddies.similarity, **LIVE)
+        buddies.alpha.release(self._lists, shown, buddies.lists_outputs, **LIVE)
         self.delete.click(self._ask, None, [self.confirm, self.question], **ONCE)
         self.no.click(lambda: gr.update(visible=False), None, self.confirm, **ONCE)
         self.yes.click(self._delete, None, [self.confirm, self.alert], **ONCE)
@@ -180,8 +188,9 @@ class CalibrateTab:
             return [gr.update(visible=False), notice(str(error))]
         return [gr.update(visible=False), notice("The profile is deleted.", "info")]
 
-    def _renew(self, now: Shown, layer: float, event: Renewed) -> list[Any]:
-        """Redraw: a calibration began or ended, a model was loaded or unloaded, or the page's colours changed."""
+    def _renew(self, now: Shown, layer: float, measure: str, alpha: float, event: Renewed) -> list[Any]:
+        """Redraw: a calibration began or ended, a model was loaded or unloaded, buddy lists are set otherwise, or the
+        page's colours changed."""
         host, job, profile = self.host, self.host.calibrator.job, self.host.models.profile
         if job is not None and not (job.finished and job.model == host.models.model):
             job = None  # nothing of it is to be said
@@ -196,7 +205,7 @@ class CalibrateTab:
                 *head,
                 gr.update(value=empty, visible=True),
                 gr.update(visible=False),
-                *[gr.skip()] * 8,
+                *[gr.skip()] * (8 + len(self.buddies.outputs)),
                 ready,
                 kinds,
             ]
@@ -209,6 +218,7 @@ class CalibrateTab:
             figures.recall(profile, dark),
         ]
         drawn = [gr.update(value=plot, visible=plot is not None) for plot in plots]
+        layered = profile.pairs is not None or profile.likeness is not None
         return [
             *head,
             gr.update(visible=False),
@@ -217,15 +227,33 @@ class CalibrateTab:
             gr.update(visible=False),
             "",
             drawn[0],
-            gr.update(maximum=max(1, profile.layers - 1), value=at, visible=profile.pairs is not None),
+            gr.update(maximum=max(1, profile.layers - 1), value=at, visible=layered),
             *drawn[1:],
+            *self.buddies.values(profile, at, measure, alpha, dark),
             ready,
             kinds,
         ]
 
-    def _layer(self, now: Shown, layer: float) -> Any:
+    def _layer(self, now: Shown, layer: float, measure: str, alpha: float) -> list[Any]:
+        """The figures of another layer."""
+        profile, dark = self.host.models.profile, bool(now["dark"])
+        if profile is None:
+            return [gr.skip()] * (2 + len(self.buddies.lists_outputs))
+        return [
+            figures.pairs(profile, int(layer), dark),
+            self.buddies.drawn(profile, int(layer), measure, dark),
+            *self.buddies.lists(profile, int(layer), alpha, dark),
+        ]
+
+    def _similarity(self, now: Shown, layer: float, measure: str, alpha: float) -> Any:
         profile = self.host.models.profile
-        return gr.skip() if profile is None else figures.pairs(profile, int(layer), bool(now["dark"]))
+        return gr.skip() if profile is None else self.buddies.drawn(profile, int(layer), measure, bool(now["dark"]))
+
+    def _lists(self, now: Shown, layer: float, measure: str, alpha: float) -> list[Any]:
+        profile = self.host.models.profile
+        if profile is None:
+            return [gr.skip()] * len(self.buddies.lists_outputs)
+        return self.buddies.lists(profile, int(layer), alpha, bool(now["dark"]))
 
     def _counts(self) -> tuple[int, int]:
         """Numbers of chats and recorded tokens available for reading."""

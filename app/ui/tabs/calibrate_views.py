@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from html import escape
 
 from app.services.calibrator import CHOICES
-from app.words import count, name_of, size
+from app.words import count, name_of, percent, size
+from core.policy.substitute.list_lengths import LayerLists
 from core.profile import PARTS, Profile
 from core.profile.summary import TITLES, describe
 from core.settings.calibration import CalibrationSettings
@@ -37,6 +39,15 @@ HELP = {
     "path": "a small network, trained to predict all layers' experts from the text",
 }
 TRAINED = {"estimator": 0.5, "path": 1.0}  # training time as a multiple of the reading time
+LIST_HEADS = (
+    ("policy", "Layer"),
+    ("alpha", "Alpha"),
+    ("shortest", "Shortest"),
+    ("median", "Half of them up to"),
+    ("longest", "Longest"),
+    ("limited", "Cut by the limit"),
+    ("covered", "Covered"),
+)
 CHARACTERS = 3.6  # per token, roughly, in running text
 
 
@@ -107,6 +118,52 @@ def summary(profile: Profile, file_bytes: int) -> str:
     return (
         f"<div class='whatif-head'><h3>Profile of {escape(name_of(profile.model))}</h3><p>{' · '.join(facts)}</p>"
         f"<div class='rows-box'><table class='rows'><tbody>{rows}</tbody></table></div>{more}</div>"
+    )
+
+
+def lists_summary(rows: Sequence[LayerLists], most: int, weighted: bool) -> str:
+    """What the lists come to over all layers, in a sentence."""
+    experts = sum(row.experts for row in rows)
+    if not experts:
+        return "<p class='minor'>No two experts were chosen together.</p>"
+    limited = sum(row.experts * row.limited for row in rows) / experts
+    covered = sum(row.experts * row.covered for row in rows) / experts
+    return (
+        f"<p class='minor'>Lists have {min(row.shortest for row in rows if row.experts)} to "
+        f"{max(row.longest for row in rows)} buddies without a limit. At most {most} are allowed, which cuts "
+        f"{percent(limited)} of the lists; what is left covers {percent(covered)} of an expert's co-activations"
+        f"{' by weight' if weighted else ''}. All of it is set in the sidebar, under Substitution.</p>"
+    )
+
+
+def lists_table(rows: Sequence[LayerLists]) -> str:
+    """The lists of every layer."""
+    heads = "".join(
+        f"<th scope='col' class='{key}' aria-sort='none'><button type='button'>{name}</button></th>"
+        for key, name in LIST_HEADS
+    )
+    body = []
+    for layer, row in enumerate(rows):
+        cells = (
+            (layer, str(layer)),
+            (row.alpha, f"{row.alpha:g}"),
+            (row.shortest, str(row.shortest)),
+            (row.median, f"{row.median:g}"),
+            (row.longest, str(row.longest)),
+            (row.limited, percent(row.limited)),
+            (row.covered, percent(row.covered)),
+        )
+        body.append(
+            "<tr>"
+            + "".join(
+                f"<td class='{key}' data-v='{value:.9g}'>{text}</td>"
+                for (key, _), (value, text) in zip(LIST_HEADS, cells, strict=True)
+            )
+            + "</tr>"
+        )
+    return (
+        f"<div class='rows-box'><table class='rows'><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{''.join(body)}</tbody></table></div>"
     )
 
 

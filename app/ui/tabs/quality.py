@@ -11,10 +11,9 @@ from app.services.analysis.quality import MODES, QUESTIONS, RESIDENCIES, TOKENS,
 from app.services.host import Host
 from app.ui.carried import Renewed
 from app.ui.controls import ONCE, html, whole
-from app.ui.job_tab import JobTab
+from app.ui.job_tab import SORTED, JobTab
 from app.ui.news import Shown
 from app.ui.tabs import quality_views as views
-from app.ui.tabs.analysis_answers import SORTED
 from core.evaluate.modes import modes_of
 
 

@@ -18,6 +18,7 @@ ALPHA = 0.05, 1.0  # bounds of the coverage
 EVEN = 1e-9  # this close below alpha counts as alpha
 
 Floats = npt.NDArray[np.floating]
+Doubles = npt.NDArray[np.float64]
 
 
 class BuddyTable(NamedTuple):
@@ -73,14 +74,21 @@ def spread(ranked: BuddyTable) -> npt.NDArray[np.float32]:
 def cut(ranked: BuddyTable, alpha: npt.NDArray[Any], most: int = 16, smoothing: float = 0.0) -> Lists:
     """Buddy lists: the shortest prefix whose q adds up to alpha [L], with at least one buddy for an expert that was
     ever chosen together with another, at most `most`. q(j|i) = (M(i, j) + eps) / sum of that over all peers j."""
-    peers, experts = ranked.peers[..., :most], ranked.peers.shape[1]
-    listed = peers >= 0
+    q, before = covering(ranked, most, smoothing)
+    kept = before < np.asarray(alpha, np.float64)[:, None, None] - EVEN
+    return Lists(
+        np.where(kept, ranked.peers[..., :most], -1).astype(np.int16), np.where(kept, q, 0.0).astype(np.float32)
+    )
+
+
+def covering(ranked: BuddyTable, most: int, smoothing: float = 0.0) -> tuple[Doubles, Doubles]:
+    """(q, before) [L, E, R] of the first `most` peers: q(j|i), and what the peers before it cover of i; inf where there
+    is none, so that a peer is on the list while `before` is below alpha."""
+    listed, experts = ranked.peers[..., :most] >= 0, ranked.peers.shape[1]
     sums = ranked.whole.astype(np.float64) + smoothing * (experts - 1)
     q = np.where(listed, ranked.together[..., :most] + np.float64(smoothing), 0.0)
     q /= np.where(sums > 0, sums, 1.0)[..., None]
-    before = q.cumsum(-1) - q  # covered by the peers before it
-    kept = listed & (before < np.asarray(alpha, np.float64)[:, None, None] - EVEN) & (sums > 0)[..., None]
-    return Lists(np.where(kept, peers, -1).astype(np.int16), np.where(kept, q, 0.0).astype(np.float32))
+    return q, np.where(listed & (sums > 0)[..., None], q.cumsum(-1) - q, np.inf)
 
 
 def alphas(text: str) -> str:

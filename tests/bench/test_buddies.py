@@ -1,0 +1,148 @@
+"""bench buddies: its arithmetic by hand and expert by expert, of any profile on the command line, and of the model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app import cli
+from bench import buddies, buddy_figures
+from bench.papers import buddymoe
+from core.errors import ProfileError, SettingError
+from core.policy.substitute.list_lengths import COVERAGES
+from core.profile import Profile, save
+
+LAYERS, EXPERTS = 2, 16
+
+
+def profile(**more: Any) -> Profile:
+    """Counts with an expert that was never chosen, and pairs that fit to them in shape."""
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 500, (LAYERS, EXPERTS))
+    counts[:, 3] = 0
+    pairs = rng.poisson(1.0, (LAYERS, EXPERTS, EXPERTS)).astype(np.float32) ** 3
+    pairs = pairs + pairs.transpose(0, 2, 1)
+    pairs[:, 3] = pairs[:, :, 3] = 0
+    for one in pairs:
+        np.fill_diagonal(one, 0)
+    likeness = rng.uniform(-0.1, 0.9, pairs.shape).astype(np.float16)
+    parts: dict[str, Any] = {"counts": counts, "pairs": pairs, "likeness": likeness, **more}
+    return Profile("tiny", "ab" * 32, LAYERS, EXPERTS, 2, 8, 900, "a text", "2026-01-02T03:04:05+00:00", **parts)
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def test_shares_of_the_busiest_and_of_the_first_peers_expert_by_expert() -> None:
+    known = profile()
+    assert known.counts is not None and known.pairs is not None
+    few = 4
+    found = (
+        buddy_figures.busiest(known.counts),
+        buddy_figures.concentration(known.pairs, few),
+        buddy_figures.popular(known.counts, few),
+    )
+    for layer in range(LAYERS):
+        counts = [int(n) for n in known.counts[layer]]
+        assert found[0][layer] == pytest.approx(sum(sorted(counts)[-2:]) / sum(counts)), "2 of 16 are an eighth"
+        covered, popular = [], []
+        for i in range(EXPERTS):
+            row = sorted((float(known.pairs[layer, i, j]) for j in range(EXPERTS) if j != i), reverse=True)
+            others = sorted((counts[j] for j in range(EXPERTS) if j != i), reverse=True)
+            if sum(row):
+                covered.append(sum(row[:few]) / sum(row))
+            if counts[i]:
+                popular.append(sum(others[:few]) / sum(others))
+        assert (found[1][layer], found[2][layer]) == pytest.approx((mean(covered), mean(popular)))
+    assert not buddy_figures.concentration(np.zeros((1, 4, 4), np.float32), 1).any()
+
+
+def test_cosines_are_of_different_experts() -> None:
+    likeness = np.array([[[1.0, 0.5, -0.25], [0.5, 1.0, 0.0], [-0.25, 0.0, 1.0]]], np.float16)
+    (found,) = buddy_figures.cosines(likeness)
+    assert found["best"] == pytest.approx((0.5 + 0.5 + 0.0) / 3)
+    assert found["50"] == pytest.approx(0.0) and found["95"] <= 0.5
+
+
+def test_lists_are_counted_at_the_paper_s_coverages_and_over_all() -> None:
+    found = buddy_figures.measured(profile())
+    assert list(found["lists"]) == list(found["numbers_by_length"]) == ["0.75", "0.95", "0.99"]
+    assert list(found["length_percentiles"]) == [f"{alpha:g}" for alpha in COVERAGES]
+    for alpha, by_layer in found["numbers_by_length"].items():
+        for numbers, row in zip(by_layer, found["lists"][alpha], strict=True):
+            listed = [length for length, number in enumerate(numbers) for _ in range(number) if length]
+            assert sum(numbers) == EXPERTS and numbers[0] == 1, "expert 3 has no list"
+            assert (row["experts"], row["shortest"], row["longest"]) == (15, min(listed), max(listed))
+            assert row["median"] == np.median(listed)
+    every = [
+        length
+        for numbers in found["numbers_by_length"]["0.95"]
+        for length, number in enumerate(numbers)
+        for _ in range(number)
+        if length
+    ]
+    assert found["length_percentiles"]["0.95"]["50"] == np.median(every)
+
+
+def test_statements_hold_or_not_by_layer() -> None:
+    lists = {"0.95": [{"median": 3.0}, {"median": 5.0}, {"median": 2.0}]}
+    found = {
+        "busiest": [0.3, 0.24, 0.5],
+        "few_cover": [0.8, 0.9, 0.76],
+        "few_popular_cover": [0.9, 0.95, 0.8],
+        "lists": lists,
+    }
+    said = {one["claim"]: one["holds"] for one in buddy_figures.orderings(found, EXPERTS)}
+    holds = {name: said[claim] for name, claim in buddy_figures.CLAIMS.items()}
+    assert holds == {"uneven": "in part", "sparse": "yes", "beyond": "no", "compact": "in part", "early": "yes"}
+    one = {
+        **found,
+        "busiest": [0.3],
+        "few_cover": [0.8],
+        "few_popular_cover": [0.9],
+        "lists": {"0.95": lists["0.95"][:1]},
+    }
+    assert buddy_figures.orderings(one, EXPERTS)[-1]["holds"] == "not measured", "one layer is neither early nor late"
+
+
+def test_any_profile_is_asked_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known, file = profile(), tmp_path / "profile"
+    save(known, file)
+    words = ["bench", "buddies", "--profile", str(file), "--json", "--save", str(tmp_path / "result.json")]
+    assert cli.main(words) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    result = json.loads(last)
+    assert result == json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert {name: result[name] for name in buddy_figures.measured(known)} == buddy_figures.measured(known)
+    assert (result["model"], result["profile_tokens"], result["experts"]) == ("tiny", 900, EXPERTS)
+    assert all(one["claim"] in "\n".join(lines) for one in result["orderings"])
+    for read in (buddymoe.uneven, buddymoe.sparse, buddymoe.compact, buddymoe.early):
+        answer = read(result)
+        assert answer is not None and answer[1].endswith(".")
+    assert f"{100 * result['busiest'][0]:.0f} %, " in buddymoe.uneven(result)[1]
+    assert cli.main([*words, "--model", "demo"]) == 2
+    assert "not both" in capsys.readouterr().err
+
+
+def test_a_profile_that_lacks_a_part_says_so(tmp_path: Path) -> None:
+    assert buddy_figures.measured(profile(likeness=None))["cosines"] is None
+    with pytest.raises(ProfileError, match="with the parts counts and pairs"):
+        buddy_figures.measured(replace(profile(), counts=None))
+    with pytest.raises(ProfileError, match="There is no profile"):
+        buddies.run(profile=tmp_path / "no")
+    with pytest.raises(SettingError, match="not both"):
+        buddies.run("demo", tmp_path / "no")
+
+
+def test_the_whole_of_it_on_the_demo_model() -> None:
+    result: Any = buddies.run(small=True, say=lambda text: None)
+    assert result["model"] == "demo" and result["profile_tokens"] >= 100 and result["device"]
+    assert all(0 < one < 1 for one in (*result["busiest"], *result["few_cover"], *result["few_popular_cover"]))
+    text = buddies.table(result)
+    assert all(one["claim"] in text for one in result["orderings"])

@@ -9,15 +9,22 @@ const sleep = (ms) => new Promise((done) => { setTimeout(done, ms); });
 
 let known = null; // the component that holds the host's stamps as this page shows them
 let events = 0; // of this page that the server has not answered yet: what they change, a redraw may not have
+let latest = null; // the event sent last, while it is unanswered
 
 const { fetch: ask } = window;
+/** Gradio's menus tell of a choice twice, the second time as they are left. It has the first one's answer: an answer of
+ *  its own could come after that of the next choice, and take back what it says. */
 window.fetch = async (what, ...how) => {
-  const event = String(what).includes("/gradio_api/run/") ? 1 : 0;
-  events += event;
+  if (!String(what).includes("/gradio_api/run/")) return ask(what, ...how);
+  const body = how[0]?.body;
+  if (body && latest?.body === body) return (await latest.reply).clone();
+  const sent = latest = { body, reply: ask(what, ...how) };
+  events += 1;
   try {
-    return await ask(what, ...how);
+    return (await sent.reply).clone();
   } finally {
-    events -= event;
+    events -= 1;
+    if (latest === sent) latest = null;
   }
 };
 

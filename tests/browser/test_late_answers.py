@@ -124,6 +124,17 @@ def test_what_was_turned_since_is_not_turned_back(dashboard: Dashboard) -> None:
     dashboard.slide("set-budget", 50)
 
 
+def test_a_choice_from_a_menu_is_one_event(dashboard: Dashboard) -> None:
+    """Gradio tells of it twice: the second one's answer could overtake the next choice's, and take back its notice."""
+    page, sent = dashboard.page, list[Any]()
+    dashboard.advanced()
+    page.on("request", lambda request: sent.append(request.post_data_json["data"]) if "/run/" in request.url else None)
+    for title, told in (("LFU", "used least often"), ("LRU", "unused for longest")):
+        dashboard.choose("set-eviction", title)
+        dashboard.wait_text("#about-eviction", told)
+    assert [data for data in sent if data in (["lfu"], ["lru"])] == [["lfu"], ["lru"]]
+
+
 def test_the_verdict_is_on_the_form_as_shown(dashboard: Dashboard, tmp_path: Path) -> None:
     """A redraw was asked for with the form of before."""
     page, pack = dashboard.page, fake_pack(tmp_path / "Late")

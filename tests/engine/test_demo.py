@@ -13,7 +13,6 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import AnswerStats
-from tests.selection import layered
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +29,9 @@ def ask(engine: Engine, question: str) -> tuple[str, AnswerStats]:
     return "".join(p.text for p in pieces), stats
 
 
+@pytest.mark.long(0.3)  # tests/evaluate/test_demo.py asks the demo model, too
 @pytest.mark.parametrize(
-    "settings",
-    layered(
-        [{"predictor": "gate"}, {}, {"eviction": "none"}, {"eviction": "lfu", "scope": "global"}],
-        quick=lambda settings: "predictor" in settings,
-    ),
+    "settings", [{"predictor": "gate"}, {}, {"eviction": "none"}, {"eviction": "lfu", "scope": "global"}]
 )
 def test_suggested_questions_are_answered_right_under_any_policy(demo: Engine, settings: dict[str, object]) -> None:
     rows = [json.loads(line) for line in (DEMO / "questions.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -146,7 +146,7 @@ def test_no_predictor_changes_a_logit_of_the_demo_model(demo: Case, name: str, m
     check(demo, name, monkeypatch)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", layered(NAMES, quick=lambda name: name in ("recent", "gate", "expert_map")))
 def test_a_model_that_is_called_directly_is_predicted_too(exact: Engine, name: str) -> None:
     """Nobody says then that a pass begins, and of which tokens."""
     exact.change({"predictor": "none"})
@@ -173,7 +173,7 @@ def test_a_layer_waits_for_the_device_once_more_at_most(
     exact.change({"predictor": "none"})
 
 
-@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize("scope", layered(["layer", "global"], quick=lambda scope: scope == "global"))
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "none"])
 def test_every_predictor_names_experts_in_either_scope(
     exact: Engine, name: str, scope: str, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,6 @@ from core.settings.loading import LoadSpec
 from core.settings.presets import PRESETS, Preset, matching
 from core.settings.sampling import Sampling
 from core.types import StepRecord
-from tests.selection import layered
 
 CHAT = [{"role": "user", "content": "What does json.dumps do?"}]
 NEEDY = [one for one in PRESETS if one.needs]
@@ -74,7 +73,8 @@ def profiled(engine: Engine, answer: str, one: Preset) -> Iterator[Engine]:
     engine.use_profile(None)
 
 
-@pytest.mark.parametrize("one", layered(NEEDY, quick=lambda one: one.name == "buddymoe"), ids=lambda one: one.name)
+@pytest.mark.long(0.1)
+@pytest.mark.parametrize("one", NEEDY, ids=lambda one: one.name)
 def test_a_preset_that_needs_a_profile_answers_with_one(profiled: Engine, answer: str, one: Preset) -> None:
     profiled.change(one.values)
     assert matching(profiled.settings) is one

@@ -6,9 +6,10 @@ makes it repeat itself. Found by section 3.2.1, equation 6: with a(l, e) the lar
 layer l, an expert is super if a(l, e) is above the 99.5th percentile and above a tenth of the largest, in a layer that
 forms massive activations.
 
-How such layers are told is left open there; the authors' code takes the first three quarters of all layers, since the
-last ones have large outputs, too, which take the massive activations away again. This is done here. As some expert is
-above a percentile in every model, one more thing is asked, and that is ours: it must stand out from its own layer.
+How such layers are told is left open there; the first three quarters of all layers are taken, since the last ones have
+large outputs, too, which take the massive activations away again. The equation and these three quarters are as another
+public implementation has them, and were not checked against the paper's own text. As some expert is above a percentile
+in every model, one more thing is asked, and that is ours: it must stand out from its own layer.
 """
 
 from __future__ import annotations

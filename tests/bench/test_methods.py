@@ -14,7 +14,7 @@ from bench import methods
 from bench.methods import WAITED
 from core.settings.registry import variants
 from core.simulate import BELADY, BELADY_BYPASS
-from core.simulate.prefetchers import ORACLE
+from core.simulate.prefetchers import ORACLE, TimedConfig
 from tests.engine.profiles import drawn_profile
 from tests.prediction.held import held_until
 
@@ -118,7 +118,12 @@ def test_all_of_it_on_the_demo_model(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     some = {n: s for n, s in methods.subjects().items() if n.startswith(wanted)}
     monkeypatch.setattr(methods, "calibrate", drawn)
     monkeypatch.setattr(methods, "subjects", lambda: some)
+    replayed: list[TimedConfig] = []
+    replay = methods.timed
+    monkeypatch.setattr(methods, "timed", lambda *args, **own: replayed.extend(args[1]) or replay(*args, **own))
     result: Any = json.loads(json.dumps(methods.run(tmp_path, small=True, say=lambda text: None)))
+    assert {one.guard for one in replayed if one.config.scope == "layer"} == {True}
+    assert {one.guard for one in replayed if one.config.scope == "global"} == {False}, "as the systems' presets are"
     for scope, sizes in result["hit_rate"].items():
         for share, row in sizes.items():
             bypass = {BELADY_BYPASS} if scope == "layer" and share != "12.5%" else set()  # a token needs those slots

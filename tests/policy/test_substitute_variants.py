@@ -240,7 +240,7 @@ def test_what_needs_a_profile_says_so() -> None:
     assert [v.name for v in variants("substitute") if v.needs] == ["buddy", "similar"]
     assert variant("substitute", "buddy").help.endswith(NEEDS_PROFILE)
     for name, known in (("buddy", None), ("buddy", Known()), ("similar", None), ("similar", Known())):
-        with pytest.raises(ProfileError, match=r"launch\.py profile, or open the Calibrate tab"):
+        with pytest.raises(ProfileError, match=r"launch\.py calibrate, or open the Calibrate tab"):
             make(name, known)
     with pytest.raises(ProfileError, match="chosen together with weights"):
         make("buddy", Known(np.repeat(M, 2, 0)), 5, weighted=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from app.cli import options
 from app.cli.interrupt import stoppable
+from app.cli.parser import CommandParser
 from app.services.engine_protocol import EngineProtocol
 from app.services.profiles import stored
 from app.words import lossy, scored
@@ -35,7 +36,7 @@ EXTRAS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--prompt", metavar="TEXT", help="answer this prompt and exit")
     parser.add_argument("--json", action="store_true", help="print one line of JSON with the figures after each answer")
     parser.add_argument(

@@ -92,7 +92,7 @@ PAPER = Paper(
         Row(
             "Figure 2d",
             "Loading an expert takes longer than computing a layer, on several GPUs.",
-            never("It compares GPUs. Of one machine, python launch.py profile measures both times."),
+            never("It compares GPUs. Of one machine, python launch.py calibrate measures both times."),
         ),
         Row(
             "Figure 4a",

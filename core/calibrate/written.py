@@ -20,6 +20,7 @@ from core.session.sampler import Sampler
 from core.settings.sampling import Sampling
 
 PROMPT = 2048  # most tokens of a prompt; of a longer one the last
+ANSWERS = 8  # most answers to a prompt
 
 
 class Writer:
@@ -37,13 +38,13 @@ class Writer:
 
     def write(self, texts: Sequence[Tokens], limit: int) -> Iterator[None]:
         """Continue the prompts of `texts` in order, the likeliest way first and then with draws, until there are
-        `limit` tokens. Yields after every pass; the session must be watched by `layer`."""
+        `limit` tokens or ANSWERS to each. Yields after every pass; the session must be watched by `layer`."""
         prompts = [text.ids[: text.prompt or None].tolist() for text in texts]
-        number = 0
-        while prompts and self.tokens < limit:
+        for number in range(ANSWERS * len(prompts)):
+            if self.tokens >= limit:
+                break
             sampling = Sampling(temperature=0.0 if number < len(prompts) else 1.0, seed=number)
             yield from self._continue(prompts[number % len(prompts)], limit - self.tokens, sampling)
-            number += 1
 
     def _continue(self, prompt: list[int], limit: int, sampling: Sampling) -> Iterator[None]:
         bench = self._bench

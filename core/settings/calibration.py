@@ -61,8 +61,9 @@ class CalibrationSettings:
         Literal["generated", "read"],
         Param(
             "What the routing-path predictor learns from. generated = the model answers the prompts of the texts, and "
-            "again with other draws until there are enough tokens, as in the paper; this takes as long as so many "
-            "tokens of answers do. read = the texts as they are. Recorded routing counts as well.",
+            "again with other draws until there are enough tokens, at most eight answers a prompt, as in the paper; "
+            "this takes as long as so many tokens of answers do. read = the texts as they are. Recorded routing counts "
+            "as well.",
             title="Routing path: texts",
         ),
     ] = "generated"

@@ -51,7 +51,8 @@ def once(loaded: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def profile(model: Path, home: Path, *words: object) -> int:
-    return cli.main(["calibrate", "--model", str(model), "--text", str(home.parent / "text.txt"), *map(str, words)])
+    text = str(home.parent / "text.txt")
+    return cli.main(["calibrate", "--model", str(model), "--text", text, "--path-tokens", "120", *map(str, words)])
 
 
 def result(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:

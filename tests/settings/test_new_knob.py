@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import gradio as gr
 import pytest
 
 from app.cli import options
+from app.cli.parser import CommandParser
 from app.cli.settings import reference
 from app.exports import archive
 from app.services.host import Host
@@ -81,7 +81,7 @@ def test_code_reads_it_by_its_type_and_a_part_is_given_it() -> None:
 
 
 def test_the_command_line_has_an_option() -> None:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser()
     options.add_settings(parser)
     assert options.spec(parser.parse_args([])).settings[NAME] == 2.0
     assert options.spec(parser.parse_args(["--link-jitter-us", "3.5"])).settings[NAME] == 3.5

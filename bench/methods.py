@@ -2,10 +2,11 @@
 
 The model answers questions that its profile has not seen; its routing is recorded, and the predictions of every
 predictor, each in the layer in which it was there (bench.recordings). The rest is simulated on that (core.simulate),
-from filled caches: hit rates by policy, slots and layer beside Belady's, LCP by its settings, and every predictor with an LRU cache over the demo
-model's emulated link, beside perfect prefetching. Predictors with a worker have two rows: as in the engine, where an
-answer that comes late is used late, and waited for, which is a bound. Policies are compared behind one predictor as the
-presets of their systems have it: a prefetch takes the slot that the policy names, and no guard keeps residents.
+from filled caches: hit rates by policy, slots and layer beside Belady's, LCP by its settings, and every predictor with
+an LRU cache over the demo model's emulated link, beside perfect prefetching. Predictors with a worker have two rows: as
+in the engine, where an answer that comes late is used late, and waited for, which is a bound. Policies are compared
+behind one predictor as the presets of their systems have it: a prefetch takes the slot that the policy names, and no
+guard keeps residents. So is FineMoE by prefetch distance.
 """
 
 from __future__ import annotations
@@ -43,13 +44,8 @@ BESIDE_PLEC = ("plec", "lru", "lfu")
 NONE = "none"
 DISTANCES = (1, 2, 3, 5)  # layers ahead that expert maps are recorded with, where the model has as many
 DISTANCE_SHARE = 0.5  # share of the experts in slots meanwhile; one of AHEAD, so that the default is recorded once
-LCP_SETTINGS = (
-    (0.25, 128),
-    (0.1, 128),
-    (0.5, 128),
-    (0.25, 64),
-    (0.25, 256),
-)  # (rho, omega); MoEpic's default first, then ours: its own are in a picture
+# (rho, omega): MoEpic's default, and four around it that are ours (its own stand in a picture alone).
+LCP_SETTINGS = ((0.25, 128), (0.1, 128), (0.5, 128), (0.25, 64), (0.25, 256))
 WAITED = ", waited for"  # ends the name of a row whose predictor's worker was waited for
 
 # Claim -> (figure, the better, the worse): what a paper reports of its own models.

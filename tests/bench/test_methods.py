@@ -107,7 +107,7 @@ def test_what_was_recorded_before_an_interruption_is_not_recorded_again(
     again: list[str] = []
     result: Any = methods.run(tmp_path, small=True, say=again.append)
     before, after = ([one for one in heard if one.startswith("recording ")] for heard in (said, again))
-    assert after[0] == before[2] and not {*before[:2]} & {*after} and len({*before, *after}) == 1 + 2 * 3 + 2
+    assert after[0] == before[2] and not {*before[:2]} & {*after} and len({*before, *after}) == 1 + 2 * 3 + 2 + 3
     assert result["prefetchers"].keys() == {"25.0%", "50.0%"}
     assert not [*(tmp_path / "methods").iterdir()], "the next run starts anew"
 
@@ -130,6 +130,17 @@ def test_all_of_it_on_the_demo_model(monkeypatch: pytest.MonkeyPatch, tmp_path: 
             assert row.keys() == {BELADY, *bypass, *(v.name for v in variants("eviction"))}
             forced = {name: rate for name, rate in row.items() if name != BELADY_BYPASS}
             assert row["none"] == 0.0 and all(row[BELADY] >= rate for rate in forced.values())
+    for share, row in result["hit_rate_by_layer"].items():
+        assert row.keys() == result["hit_rate"]["layer"][share].keys()
+        assert sum(row["lfu"]) / result["layers"] == pytest.approx(result["hit_rate"]["layer"][share]["lfu"])
+    for share, rows in result["lcp_settings"].items():
+        assert [(one["rho"], one["omega"]) for one in rows] == [*methods.LCP_SETTINGS]
+        assert [one["hit_rate"] for one in rows if one["default"]] == [result["hit_rate"]["layer"][share]["lcp"]]
+        assert all(one["tpot_ms"] > 0 for one in rows)
+    apart = result["distance"]
+    assert apart["rows"].keys() == {str(one) for one in methods.DISTANCES} and apart["share"] in result["behind"]
+    default = result["behind"][apart["share"]]["finemoe"]  # the same recording, told by its default distance
+    assert {**apart["rows"]["3"], "engine": None} == {**default, "engine": None}
     waited = {n + WAITED for n in some if n.startswith(("expert_map", "routing_path"))}
     for row in result["prefetchers"].values():
         assert row.keys() == {"none", ORACLE, *some, *waited}

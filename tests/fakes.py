@@ -161,7 +161,12 @@ class FakeEngine:
         return step
 
     def generate(
-        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+        self,
+        messages: Sequence[Mapping[str, str]] | str,
+        sampling: Sampling,
+        cancel: threading.Event | None = None,
+        *,
+        reuse: bool = False,
     ) -> Iterator[Piece]:
         words = "the cache keeps what the router asks for and fetches what it lacks .".split()
         start, n, reason = time.perf_counter(), 0, "length"

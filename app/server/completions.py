@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 from anyio import CancelScope, to_thread
@@ -184,6 +184,12 @@ def _seed(answer: Answer) -> int | None:
     return answer.stats.seed if answer.stats is not None else None
 
 
-def _usage(answer: Answer) -> dict[str, int]:
-    asked = answer.stats.prompt_tokens if answer.stats is not None else answer.prefill_total
-    return {"prompt_tokens": asked, "completion_tokens": answer.n_tokens, "total_tokens": asked + answer.n_tokens}
+def _usage(answer: Answer) -> dict[str, Any]:
+    stats = answer.stats
+    asked = stats.prompt_tokens if stats is not None else answer.prefill_total
+    return {
+        "prompt_tokens": asked,
+        "completion_tokens": answer.n_tokens,
+        "total_tokens": asked + answer.n_tokens,
+        "prompt_tokens_details": {"cached_tokens": answer.prefill_cached},
+    }

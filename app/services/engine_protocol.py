@@ -52,9 +52,16 @@ class EngineProtocol(Protocol):
         ...
 
     def generate(
-        self, messages: Prompt | str, sampling: Sampling, cancel: threading.Event | None = None
+        self,
+        messages: Prompt | str,
+        sampling: Sampling,
+        cancel: threading.Event | None = None,
+        *,
+        reuse: bool = False,
     ) -> Iterator[Piece]:
-        """Stream an answer. Raises ContextError before the first piece when the prompt is too long."""
+        """Stream an answer; with `reuse`, continue from the KV caches kept of earlier ones. Raises ContextError before
+        the first piece when the prompt is too long.
+        """
         ...
 
     @property

@@ -62,6 +62,7 @@ class AnswerBuilder:
             prefill_hit_rate=share([s for s in self.steps if s.phase == "prefill"], "hits", "requests"),
             budget_bytes=memory.budget,
             device_bytes_peak=memory.peak,
+            kept_bytes=memory.kept,
             reason=self._sequence.reason,
             seed=seed,
             audit=audit,

@@ -185,7 +185,12 @@ def test_models_and_a_whole_completion(client: TestClient, host: Host) -> None:
     assert told["choices"] == [
         {"index": 0, "message": {"role": "assistant", "content": "the cache keeps "}, "finish_reason": "length"}
     ]
-    assert told["usage"] == {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
+    assert told["usage"] == {
+        "prompt_tokens": 9,
+        "completion_tokens": 3,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert host.store.chats.all() == [], "the API's answers are nobody's chat"
     assert host.models.load_id is not None
     assert len(list(host.store.steps.records(load=host.models.load_id))) == 4, "but their figures are recorded"

@@ -36,7 +36,11 @@ class Engine(FakeEngine):
         self.on_token: Callable[[int], None] = lambda n: None
 
     def generate(
-        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+        self,
+        messages: Sequence[Mapping[str, str]] | str,
+        sampling: Sampling,
+        cancel: threading.Event | None = None,
+        **how: bool,
     ) -> Iterator[Piece]:
         assert not isinstance(messages, str)
         if messages[-1]["content"] == "too long":

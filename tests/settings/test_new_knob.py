@@ -86,7 +86,7 @@ def test_the_command_line_has_an_option() -> None:
     assert options.spec(parser.parse_args([])).settings[NAME] == 2.0
     assert options.spec(parser.parse_args(["--link-jitter-us", "3.5"])).settings[NAME] == 3.5
     assert options.spec(parser.parse_args(["--set", f"{NAME}=1"])).settings[NAME] == 1.0
-    assert "By how much the latency of copies varies. (default: 2.0 us)" in " ".join(parser.format_help().split())
+    assert "By how much the latency of copies varies. (default: 2.0 us)" in " ".join(parser.format_all().split())
 
 
 def test_the_page_has_a_control_while_it_has_an_effect(host: Host) -> None:

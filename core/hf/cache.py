@@ -140,6 +140,9 @@ class Reserved:
 class ReservedLayer(Reserved, DynamicLayer):
     """Full attention: keys and values [batch, heads, context, dim]."""
 
+    keys: Any  # a tensor; None before the first pass
+    values: Any
+
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
         self._rooms = ReservedTensor(context, 2), ReservedTensor(context, 2)
@@ -187,6 +190,9 @@ class ReservedLayer(Reserved, DynamicLayer):
 
 class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
     """Sliding window: the last `window` keys and values; the current token's own come with the call."""
+
+    keys: Any  # a tensor; None before the first pass
+    values: Any
 
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
@@ -285,15 +291,17 @@ class ReservedHybridWindow(ReservedStates, ReservedWindow, LinearAttentionAndSli
 class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
     """Full attention that selects positions by a small index [batch, context, dim]."""
 
+    indexer_keys: Any  # a tensor; None before the first pass
+
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
         self._index = ReservedTensor(context, 1)
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """Append [batch, n, dim] and return everything so far."""
-        self.indexer_keys = self._index.append(indexer_key_states)
-        self.is_indexer_initialized = True
-        return self.indexer_keys
+        keys = self._index.append(indexer_key_states)
+        self.indexer_keys, self.is_indexer_initialized = keys, True
+        return keys
 
     @property
     def growing_bytes(self) -> int:

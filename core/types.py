@@ -92,6 +92,8 @@ class AnswerStats:
     seed: int = 0  # of the sampler: repeats the answer
     closeness: float = 0.0  # how far an exact answer's logits may be from transformers'; see core.capacity.plan.Plan
     audit: int = 0  # the number under which its quality will be reported (core.quality); 0 = it will not
+    cached_tokens: int = 0  # of the prompt, those whose KV was there already
+    stop: str = ""  # the requested text before which it ended; "" = it ended otherwise
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -101,8 +103,19 @@ class AnswerStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A drawn token with its log probability (natural, of the model's own distribution: before temperature and
+    penalties), and the likeliest tokens at its place with theirs, likeliest first."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """One item of a streamed answer. `prefill` pieces report progress, `token` pieces carry text, `end` the stats."""
+    """One item of a streamed answer. `prefill` pieces report progress, `token` pieces carry text, `end` the stats and
+    text that was withheld."""
 
     kind: Literal["prefill", "token", "end"]
     text: str = ""
@@ -111,6 +124,7 @@ class Piece:
     total: int = 0  # prefill: prompt positions in total
     step: StepRecord | None = None
     stats: AnswerStats | None = None
+    logprob: TokenLogprob | None = None  # token: where the request asked for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 from typing import Literal
 
 import anyio
@@ -52,7 +51,7 @@ class Request(BaseModel):
         """The host's sampling settings, overridden by those of the request. Raises SettingError."""
         longest = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         asked = {"temperature": self.temperature, "top_p": self.top_p, "seed": self.seed, "max_new_tokens": longest}
-        return Sampling.checked(**{**asdict(base), **{k: v for k, v in asked.items() if v is not None}})
+        return Sampling.checked(**{**base.settings, **{k: v for k, v in asked.items() if v is not None}})
 
 
 def router(host: Host) -> APIRouter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict
 
 from app.services.answer_queue import AnswerQueue, Request
 from app.services.engine_protocol import Prompt
@@ -163,10 +162,10 @@ class Chats:
         """Change the sampling settings from the next answer on; returns the problem, or ""."""
         with self._lock:
             try:
-                self.sampling = Sampling.checked(**{**asdict(self.sampling), **values})
+                self.sampling = Sampling.checked(**{**self.sampling.settings, **values})
             except SettingError as error:
                 return str(error)
-            self._remembered.put("sampling", asdict(self.sampling))
+            self._remembered.put("sampling", self.sampling.settings)
             return ""
 
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
 
-from core.types import AnswerStats
+from core.types import AnswerStats, TokenLogprob
 
 
 class Live(ABC):
@@ -81,6 +81,7 @@ class Answer(Live):
         self.prefill_done = 0  # prompt positions computed so far
         self.prefill_total = 0  # prompt positions in all
         self.n_tokens = 0
+        self.logprobs: tuple[TokenLogprob, ...] = ()  # of its tokens, where the request asked for them
         self.stats: AnswerStats | None = None
         self.undone = False
         self.refused = False  # it failed because of the request, not because of the server

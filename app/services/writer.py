@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator
-from dataclasses import asdict
 
 from app.services.answer_queue import AnswerQueue, Request
 from app.services.crash import log_crash
@@ -121,9 +120,11 @@ class Writer:
         elif piece.kind == "token":
             if not answer.n_tokens:
                 answer.update(ttft_ms=(time.perf_counter() - answer.asked_s) * 1000 - answer.queued_ms)
+            if piece.logprob is not None:
+                answer.logprobs = (*answer.logprobs, piece.logprob)
             answer.update(state="streaming", text=answer.text + piece.text, n_tokens=answer.n_tokens + 1)
         else:
-            answer.update(stats=piece.stats)
+            answer.update(stats=piece.stats, text=answer.text + piece.text)
         if step is not None:
             self._heard(request, step)
 
@@ -152,7 +153,7 @@ class Writer:
         state = "undone" if undone else "error" if error else "stopped" if stopped else "done"
         stats = None
         if answer.stats is not None:
-            sampling = {**asdict(request.sampling), "seed": answer.stats.seed}
+            sampling = {**request.sampling.settings, "seed": answer.stats.seed}
             stats = {**answer.stats.as_dict(), "queued_ms": answer.queued_ms, "sampling": sampling}
         if stats and answer.unrecorded:
             stats["unrecorded"] = answer.unrecorded

@@ -15,6 +15,7 @@ from core.runtime.kv_cache import KVCache
 from core.runtime.pipeline import Pipeline
 from core.session.answer import AnswerBuilder
 from core.session.loading import LoadedModel
+from core.session.logprobs import Logprobs
 from core.session.sampler import Draw, Sampler
 from core.session.sequence import Sequence, Stop
 from core.session.settings_controller import EngineParts, SettingsController
@@ -42,8 +43,10 @@ class Generation:
         self, ids: list[int], sampling: Sampling, cancel: threading.Event, submitted_s: float, draw: Draw | None
     ) -> Iterator[Piece]:
         """Stream the continuation of a prompt, which leaves room for at least one token; ends all that it began."""
-        sequence = self._sequence(ids, sampling, cancel, draw)
-        answer = AnswerBuilder(self._loaded.prompt.tokenizer, sequence, submitted_s)
+        tokenizer, draw = self._loaded.prompt.tokenizer, draw or Sampler(sampling, self._loaded.device, len(ids))
+        logprobs = None if sampling.logprobs is None else Logprobs(draw, tokenizer, sampling.logprobs)
+        sequence = self._sequence(ids, sampling, cancel, logprobs or draw)
+        answer = AnswerBuilder(tokenizer, sequence, submitted_s, sampling.stop, logprobs)
         try:
             token = yield from self._read(sequence, answer, len(ids))
             while token is not None and answer.take(token):
@@ -56,18 +59,20 @@ class Generation:
                         break
                 [token], step = self._pass("decode", (sequence, 1))
                 answer.count(step)
-            yield Piece("end", step=answer.last_step, stats=self._stats(sequence, answer, sampling.seed))
+            yield Piece(
+                "end", text=answer.rest(), step=answer.last_step, stats=self._stats(sequence, answer, sampling.seed)
+            )
         finally:
             self._pipeline.end()
 
-    def _sequence(self, ids: list[int], sampling: Sampling, cancel: threading.Event, draw: Draw | None) -> Sequence:
+    def _sequence(self, ids: list[int], sampling: Sampling, cancel: threading.Event, draw: Draw) -> Sequence:
         room = self._loaded.plan.context - len(ids)
         limited = sampling.max_new_tokens > room
         return Sequence(
             next(self._requests),
             list(ids),
             self._kv.fresh(),
-            draw or Sampler(sampling, self._loaded.device),
+            draw,
             Stop(self._loaded.prompt.ends, min(sampling.max_new_tokens, room), limited, cancel),
             self._meter.begin(),
         )

@@ -37,6 +37,7 @@ class Sequence:
     sample: Sample  # logits kept for scoring the answer
     prompt: int = field(init=False)  # tokens of `ids` that were given; the others were drawn
     ended: bool = False  # an end token was drawn
+    stopped: bool = False  # a text was written before which it is to end
 
     def __post_init__(self) -> None:
         self.prompt = len(self.ids)
@@ -81,11 +82,11 @@ class Sequence:
     @property
     def over(self) -> bool:
         """Whether no further token is wanted."""
-        return self.ended or self.cancelled or self.drawn >= self.stop.limit
+        return self.ended or self.stopped or self.cancelled or self.drawn >= self.stop.limit
 
     @property
     def reason(self) -> Reason:
         """Why it ended, once it is `over`."""
-        if self.ended:
+        if self.ended or self.stopped:
             return "stop"
         return "cancelled" if self.cancelled else "context" if self.stop.limited_by_context else "length"

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
@@ -58,6 +58,14 @@ class ModelShape:
     def total(self) -> int:
         """Routed experts in the whole model."""
         return self.layers * self.experts
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Messages, and the tools that the model is offered: each as a chat template takes it."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)

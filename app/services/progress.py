@@ -84,7 +84,8 @@ class Answer(Live):
         self.logprobs: tuple[TokenLogprob, ...] = ()  # of its tokens, where the request asked for them
         self.stats: AnswerStats | None = None
         self.undone = False
-        self.refused = False  # it failed because of the request, not because of the server
+        self.refused = False  # it failed because of the request, not because of the server ...
+        self.too_long = False  # ... which had more tokens than the context holds
         self.unrecorded = 0  # passes whose record the store could not save
         self.unsaved = ""  # why part of it is not in the store, as display text; saving is retried
         self.asked_s = time.perf_counter()

@@ -6,14 +6,16 @@ import itertools
 import threading
 import time
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 
 import torch
 
 from core.quality.meter import Meter
 from core.runtime.batch import Batch
 from core.runtime.kv_cache import KVCache
-from core.runtime.pipeline import Pipeline
+from core.runtime.pipeline import Pipeline, Stopped
 from core.session.answer import AnswerBuilder
+from core.session.constraint import Constraints
 from core.session.loading import LoadedModel
 from core.session.logprobs import Logprobs
 from core.session.sampler import Draw, Sampler
@@ -37,33 +39,43 @@ class Generation:
     ) -> None:
         self._loaded, self._pipeline, self._kv, self._meter = loaded, pipeline, kv, meter
         self._controller, self._parts, self._chunk = controller, parts, loaded.sizes.chunk
-        self._requests = itertools.count(1)
+        self._requests, self._constraints = itertools.count(1), Constraints(loaded.prompt)
 
     def answer(
         self, ids: list[int], sampling: Sampling, cancel: threading.Event, submitted_s: float, draw: Draw | None
     ) -> Iterator[Piece]:
-        """Stream the continuation of a prompt, which leaves room for at least one token; ends all that it began."""
-        tokenizer, draw = self._loaded.prompt.tokenizer, draw or Sampler(sampling, self._loaded.device, len(ids))
+        """Stream the continuation of a prompt, which leaves room for at least one token; ends all that it began. When
+        `cancel` is set, the pass under way is broken off before its next MoE layer, and counts for nothing."""
+        tokenizer, constraint = self._loaded.prompt.tokenizer, None
+        if sampling.schema:
+            constraint = self._constraints.of(sampling.schema, len(ids))
+        draw = draw or Sampler(sampling, self._loaded.device, len(ids), constraint)
         logprobs = None if sampling.logprobs is None else Logprobs(draw, tokenizer, sampling.logprobs)
         sequence = self._sequence(ids, sampling, cancel, logprobs or draw)
         answer = AnswerBuilder(tokenizer, sequence, submitted_s, sampling.stop, logprobs)
         try:
-            token = yield from self._read(sequence, answer, len(ids))
-            while token is not None and answer.take(token):
-                yield answer.piece()
-                if sequence.over:
-                    break
-                if not sequence.kv.exact and not self._controller.wanted.lossy.active:
-                    yield from self._read_again(sequence, answer)
-                    if sequence.over:
-                        break
-                [token], step = self._pass("decode", (sequence, 1))
-                answer.count(step)
+            with suppress(Stopped):
+                yield from self._write(sequence, answer, len(ids))
             yield Piece(
                 "end", text=answer.rest(), step=answer.last_step, stats=self._stats(sequence, answer, sampling.seed)
             )
         finally:
             self._pipeline.end()
+
+    def _write(self, sequence: Sequence, answer: AnswerBuilder, total: int) -> Iterator[Piece]:
+        """Read the first `total` tokens of `sequence`, then draw one after the other until it is over. Raises Stopped
+        when it was cancelled in the middle of a pass."""
+        token = yield from self._read(sequence, answer, total)
+        while token is not None and answer.take(token):
+            yield answer.piece()
+            if sequence.over:
+                return
+            if not sequence.kv.exact and not self._controller.wanted.lossy.active:
+                yield from self._read_again(sequence, answer)
+                if sequence.over:
+                    return
+            [token], step = self._pass("decode", (sequence, 1))
+            answer.count(step)
 
     def _sequence(self, ids: list[int], sampling: Sampling, cancel: threading.Event, draw: Draw) -> Sequence:
         room = self._loaded.plan.context - len(ids)
@@ -116,7 +128,7 @@ class Generation:
             if part := sequence.ids[sequence.computed + count :][: self._chunk]:
                 self._pipeline.announce(part, sequence.request)
         began_s = time.perf_counter()
-        logits = self._pipeline.forward(batch)
+        logits = self._pipeline.forward(batch, stop=lambda: all(sequence.cancelled for sequence, _ in work))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         model_s = time.perf_counter() - began_s

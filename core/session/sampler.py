@@ -16,6 +16,8 @@ from transformers.generation.logits_process import (
 
 from core.settings.sampling import Sampling
 
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Ids [1, T] and scores [1, V] -> scores [1, V]."""
 Draw = Callable[[Sequence[int], torch.Tensor], int]
 """Ids so far and the last position's logits [1, V] -> the id of the next token."""
 
@@ -35,12 +37,16 @@ class PresenceFrequencyPenalty:
 
 class Sampler:
     """Call with the ids so far and the last position's logits [1, V]; returns the next token's id. `prompt`: how many
-    of the ids were given, and not drawn."""
+    of the ids were given, and not drawn. `constraint` rules out tokens, before anything else."""
 
-    def __init__(self, sampling: Sampling, device: torch.device, prompt: int = 0) -> None:
+    def __init__(
+        self, sampling: Sampling, device: torch.device, prompt: int = 0, constraint: Processor | None = None
+    ) -> None:
         self._greedy = sampling.temperature == 0
         self._generator = torch.Generator(device).manual_seed(sampling.seed)
         self._processors = LogitsProcessorList()
+        if constraint is not None:
+            self._processors.append(constraint)
         if sampling.repetition_penalty != 1:
             self._processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
         presence, frequency = sampling.presence_penalty, sampling.frequency_penalty

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -122,9 +121,11 @@ class Sampling:
     logprobs: int | None = None
     """Of one request: so many of the likeliest tokens are reported with each token's log probability; None: no log
     probability is."""
+    schema: str = ""
+    """Of one request: the JSON schema, as JSON, that its answer keeps to; "" = any text."""
 
     @property
-    def settings(self) -> Mapping[str, Value]:
+    def settings(self) -> dict[str, Value]:
         """The settings by name, without what is of one request."""
         return {name: getattr(self, name) for name in declared(type(self))}
 

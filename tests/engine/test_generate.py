@@ -257,3 +257,31 @@ def test_penalties_are_those_of_their_definition() -> None:
     assert Sampler(Sampling(), cpu, 2)(ids, logits) == 0
     assert Sampler(Sampling(frequency_penalty=2.0), cpu, 2)(ids, logits) == 0
     assert Sampler(Sampling(presence_penalty=2.0, frequency_penalty=2.0), cpu, 0)(ids, logits) == 3
+
+
+@pytest.mark.parametrize("passes", [0, 3])
+def test_a_stop_in_the_middle_of_a_pass_ends_it_before_the_next_layer(engine: Engine, passes: int) -> None:
+    asked = Sampling(max_new_tokens=8)
+    usual = [p.token for p in engine.generate(CHAT, asked)]
+    cancel, layers = threading.Event(), list[int]()
+
+    def routed(layer: int) -> None:
+        layers.append(layer)
+        if len(layers) == passes * engine.shape.layers + 2:  # as its second layer's experts are due
+            cancel.set()
+
+    hooks = [
+        site.module.register_forward_pre_hook(lambda *_, layer=site.index: routed(layer))
+        for site in engine.loaded.sites
+    ]
+    pieces = list(engine.generate(CHAT, asked, cancel))
+    for hook in hooks:
+        hook.remove()
+    assert layers[-2:] == [0, 1], "a layer was computed after the stop"
+    stats = pieces[-1].stats
+    assert stats is not None and stats.reason == "cancelled"
+    assert [p.token for p in pieces if p.kind == "token"] == usual[1 : 1 + passes], "half a token was shown"
+    assert len(steps_of(pieces)) == passes
+    assert not engine.busy
+    assert [p.token for p in engine.generate(CHAT, asked)] == usual, "the stop left something behind"
+    engine.expert_cache.check_integrity()

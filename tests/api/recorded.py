@@ -1,6 +1,6 @@
 """Requests as well-known clients send them with their default settings, shortened where they are long.
 
-Written after the clients' published sources and documentation; what they say of themselves in headers is left out.
+Written by hand after what the clients publish of themselves, not recorded from running ones; headers are left out.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ VENV = ROOT / ".venv"
 UNFINISHED = VENV / ".unfinished"  # there while an installation runs: an interrupted one is taken up again
 WINDOWS = os.name == "nt"
 WEB = ("gradio", "fastapi", "starlette", "uvicorn", "anyio", "pydantic", "plotly", "pandas")
-UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), (*WEB, "llvmlite"))}  # needed by none of these
-SPARE = (*WEB, "gguf", "llvmlite")  # ... nor by any other
+NO_MODEL = (*WEB, "llvmlite", "llguidance")
+UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), NO_MODEL)}  # needed by none of these
+SPARE = (*NO_MODEL, "gguf")  # ... nor by any other
 UV = "uv>=0.7,<1"
 
 

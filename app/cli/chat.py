@@ -206,7 +206,7 @@ class ChatSession:
         """Everything needed to reproduce and compare an answer, as plain values."""
         loading = self.spec.describe()
         loading["format"] = str(self.engine.manifest().get("format", self.spec.format))  # a pack has its own
-        sampling = {**dataclasses.asdict(self.sampling), "seed": stats.seed}
+        sampling = {**self.sampling.settings, "seed": stats.seed}
         return {
             "model": self.spec.model,
             "text": text,
@@ -252,7 +252,7 @@ class ChatSession:
         if where == options.LOAD:
             return f"{name} takes effect when a model is loaded: restart with --{name.replace('_', '-')} {checked}."
         if where == options.DRAW:
-            self.sampling = Sampling.checked(**dataclasses.asdict(self.sampling) | {name: checked})
+            self.sampling = Sampling.checked(**self.sampling.settings | {name: checked})
         else:
             if self.trace is not None and self.trace.predictor is not None and name.startswith("predictor"):
                 raise MoestroError(

@@ -39,13 +39,22 @@ def add_arguments(parser: CommandParser) -> None:
         metavar="NAME",
         help="another host name that the dashboard may be opened by (may be given more than once)",
     )
+    parser.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let the pages of this site use the API under /v1, for example http://localhost:3000 (may be given more "
+        "than once; by default no other site's pages may)",
+    )
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
     options.add_settings(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     options.spec(args)  # report option errors before anything starts
-    access = Access.chosen(args.address, args.token or os.environ.get("MOESTRO_TOKEN"), args.allow_host)
+    token = args.token or os.environ.get("MOESTRO_TOKEN")
+    access = Access.chosen(args.address, token, args.allow_host, args.cors_origin)
     port = choose_port(access.address, args.port)
     from app.store.check import NAME, Check
 

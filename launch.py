@@ -23,8 +23,9 @@ VENV = ROOT / ".venv"
 UNFINISHED = VENV / ".unfinished"  # there while an installation runs: an interrupted one is taken up again
 WINDOWS = os.name == "nt"
 WEB = ("gradio", "fastapi", "starlette", "uvicorn", "anyio", "pydantic", "plotly", "pandas")
-UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), (*WEB, "llvmlite"))}  # needed by none of these
-SPARE = (*WEB, "gguf", "llvmlite")  # ... nor by any other
+NO_MODEL = (*WEB, "llvmlite", "llguidance")
+UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), NO_MODEL)}  # needed by none of these
+SPARE = (*NO_MODEL, "gguf")  # ... nor by any other
 UV = "uv>=0.7,<1"
 
 
@@ -33,6 +34,13 @@ def commands() -> dict[str, str]:
     from app.commands import COMMANDS
 
     return COMMANDS
+
+
+def known(word: str) -> bool:
+    """Is it a command, or another word for one?"""
+    from app.commands import ALIASES
+
+    return word in commands() or word in ALIASES
 
 
 def usage() -> str:
@@ -147,11 +155,11 @@ def main(arguments: list[str]) -> int:
     if sys.version_info < (3, 11):
         return fail(f"Moestro needs Python 3.11 or newer; this is {sys.version.split()[0]}. Start it with a newer one.")
     command = arguments[0] if arguments and not arguments[0].startswith("-") else "ui"
-    if command not in commands():
+    if not known(command):
         return fail(f"There is no command {command!r}. Commands: {', '.join(commands())}.") + 1
     inside = Path(sys.prefix).resolve() == VENV.resolve()
     if missing(command) or (inside and UNFINISHED.exists()):
-        if {"-h", "--help"} & set(arguments):
+        if {"-h", "--help", "--help-all"} & set(arguments):
             return print(usage()) or 0
         if not inside:
             return enter_venv(arguments)

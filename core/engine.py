@@ -33,7 +33,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.system.process_memory import settle, unsettle
-from core.types import Frame, Memory, Piece
+from core.types import Chat, Frame, Memory, Piece
 
 
 class Engine:
@@ -96,7 +96,7 @@ class Engine:
 
     def generate(
         self,
-        messages: Sequence[Mapping[str, str]] | str | Ids,
+        messages: Sequence[Mapping[str, Any]] | str | Ids | Chat,
         sampling: Sampling | None = None,
         cancel: threading.Event | None = None,
         draw: Draw | None = None,
@@ -108,7 +108,7 @@ class Engine:
         read anew, so that no bit of the answer depends on what was asked before.
 
         Raises ContextError or BusyError at the first step.
-        `cancel` stops before the next token; the last piece is always "end" with the statistics.
+        `cancel` stops before the next MoE layer; the last piece is always "end" with the statistics.
         """
         sampling, cancel = (sampling or Sampling()).drawn(), cancel or threading.Event()
         submitted_s = time.perf_counter()
@@ -116,13 +116,23 @@ class Engine:
         with self.access.owned("The model is answering another chat. Wait for it, or stop it."):
             yield from self._generation.answer(ids, sampling, cancel, submitted_s, draw, reuse=reuse)
 
-    def count_tokens(self, messages: Sequence[Mapping[str, str]] | str) -> int:
+    def count_tokens(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> int:
         """Number of prompt tokens of a chat."""
         return len(self.prompt.tokens(messages))
 
-    def check_length(self, messages: Sequence[Mapping[str, str]] | str) -> None:
+    def check_length(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> None:
         """Raises ContextError for a text far too long for the context, without tokenising it."""
         self.prompt.check(messages, self.context)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model's chat template tells it of tools."""
+        return self.prompt.takes_tools
+
+    @property
+    def opens_reasoning(self) -> bool:
+        """Whether every answer to a chat starts in the middle of the model's reasoning."""
+        return self.prompt.opens_reasoning
 
     def fresh_cache(self) -> Any:
         """An empty KV cache for calling `engine.model` directly; it shares the memory of the one that `generate`

@@ -13,6 +13,10 @@ class ModelError(MoestroError):
     """The model cannot be loaded: missing, not a Mixture-of-Experts, damaged, or of a kind that is not supported."""
 
 
+class PromptError(ModelError):
+    """The model cannot take what it is asked: its template refuses the chat, or its answer cannot have that form."""
+
+
 class BudgetError(MoestroError):
     """The device or host memory asked for does not suffice, or is more than the machine has free."""
 

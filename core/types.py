@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
@@ -61,6 +61,14 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True)
+class Chat:
+    """Messages, and the tools that the model is offered: each as a chat template takes it."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerStats:
     """The statistics line under an answer. Hit rate is decode's; prefill's is shown beside it, never mixed in.
 
@@ -94,6 +102,7 @@ class AnswerStats:
     seed: int = 0  # of the sampler: repeats the answer
     closeness: float = 0.0  # how far an exact answer's logits may be from transformers'; see core.capacity.plan.Plan
     audit: int = 0  # the number under which its quality will be reported (core.quality); 0 = it will not
+    stop: str = ""  # the requested text before which it ended; "" = it ended otherwise
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -103,8 +112,19 @@ class AnswerStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A drawn token with its log probability (natural, of the model's own distribution: before temperature and
+    penalties), and the likeliest tokens at its place with theirs, likeliest first."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """One item of a streamed answer. `prefill` pieces report progress, `token` pieces carry text, `end` the stats."""
+    """One item of a streamed answer. `prefill` pieces report progress, `token` pieces carry text, `end` the stats and
+    text that was withheld."""
 
     kind: Literal["prefill", "token", "end"]
     text: str = ""
@@ -114,6 +134,7 @@ class Piece:
     cached: int = 0  # prefill: of those done, the ones taken over from a kept KV cache
     step: StepRecord | None = None
     stats: AnswerStats | None = None
+    logprob: TokenLogprob | None = None  # token: where the request asked for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +15,12 @@ from core.policy.allocation.slot_allocation import check_needs
 from core.profile import Profile, check_model
 from core.quality.report import Quality
 from core.session.lossy_check import check_allowed
+from core.session.stop_text import StopText
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.pins import Pins
 from core.settings.sampling import Sampling
-from core.types import AnswerStats, Frame, Memory, Outcome, Piece, Residence, StepRecord, Transfer
+from core.types import AnswerStats, Chat, Frame, Memory, Outcome, Piece, Residence, StepRecord, TokenLogprob, Transfer
 from tests import fake_lossy
 from tests.fake_models import MB, SHAPE, is_pack
 
@@ -33,6 +35,12 @@ class FakeEngine:
     """
 
     closeness = 0.0
+    takes_tools = False
+    opens_reasoning = False
+    says_once = False  # ends where its words end; else it says them again and again
+    words: Sequence[str] = tuple(
+        f"{word} " for word in "the cache keeps what the router asks for and fetches what it lacks .".split()
+    )
 
     def __init__(self, spec: LoadSpec, token_s: float = 0.02) -> None:
         self.spec, self.shape, self.context, self.token_s = spec, SHAPE, spec.context or 512, token_s
@@ -93,11 +101,13 @@ class FakeEngine:
         self.settings, self.version = new, self.version + 1
         return new
 
-    def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
-        return sum(len(m["content"].split()) + 3 for m in messages)
+    def count_tokens(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> int:
+        said = messages.messages if isinstance(messages, Chat) else messages
+        return sum(len(m["content"].split()) + 3 for m in ([{"content": said}] if isinstance(said, str) else said))
 
-    def check_length(self, messages: Sequence[Mapping[str, str]] | str) -> None:
-        parts = [messages] if isinstance(messages, str) else [m["content"] for m in messages]
+    def check_length(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> None:
+        said = messages.messages if isinstance(messages, Chat) else messages
+        parts = [said] if isinstance(said, str) else [m["content"] for m in said]
         if sum(map(len, parts)) > 100 * self.context:
             raise ContextError("The text has more characters than the context can hold. Shorten it.")
 
@@ -162,31 +172,45 @@ class FakeEngine:
 
     def generate(
         self,
-        messages: Sequence[Mapping[str, str]] | str,
+        messages: Sequence[Mapping[str, Any]] | str | Chat,
         sampling: Sampling,
         cancel: threading.Event | None = None,
         *,
         reuse: bool = False,
     ) -> Iterator[Piece]:
-        words = "the cache keeps what the router asks for and fetches what it lacks .".split()
+        words, stop = self.words, StopText(sampling.stop)
         start, n, reason = time.perf_counter(), 0, "length"
         sampling = sampling.drawn()
-        prompt = self.count_tokens([{"content": messages}] if isinstance(messages, str) else messages)
+        prompt = self.count_tokens(messages)
         self.busy, self._tainted, first = True, False, len(self._steps)
         self._request += 1
         try:
             yield Piece("prefill", done=prompt, total=prompt, step=self._step("prefill", prompt))
             for n in range(1, sampling.max_new_tokens + 1):
+                if self.says_once and n > len(words):
+                    n, reason = n - 1, "stop"
+                    break
                 if cancel is not None and cancel.wait(self.token_s):
                     reason = "cancelled"
                     break
-                yield Piece("token", text=words[(n - 1) % len(words)] + " ", token=n, step=self._step("decode", 1))
+                word = words[(n - 1) % len(words)]
+                logprob = None
+                if sampling.logprobs is not None:
+                    logprob = TokenLogprob(
+                        word, -0.5, ((word, -0.5), ("or ", -1.5), ("not ", -2.5))[: sampling.logprobs]
+                    )
+                step = self._step("decode", 1)
+                yield Piece("token", text=stop.feed(word), token=n, step=step, logprob=logprob)
+                if stop.found:
+                    reason = "stop"
+                    break
         finally:
             self.busy = False
         steps, every = [s for s in self._steps[-n:] if s.phase == "decode"], self._steps[first:]
         hits, requests = sum(s.hits for s in steps), sum(s.requests for s in steps)
         yield Piece(
             "end",
+            text=stop.rest(),
             stats=AnswerStats(
                 prompt_tokens=prompt,
                 new_tokens=n,
@@ -213,6 +237,7 @@ class FakeEngine:
                 seed=sampling.seed,
                 closeness=self.closeness,
                 audit=self._to_score(every),
+                stop=stop.found,
             ),
         )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from app.cli import options
 from app.cli.interrupt import stoppable
+from app.cli.parser import CommandParser
 from app.services.engine_protocol import EngineProtocol
 from app.services.profiles import stored
 from app.words import lossy, scored
@@ -35,7 +36,7 @@ EXTRAS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--prompt", metavar="TEXT", help="answer this prompt and exit")
     parser.add_argument("--json", action="store_true", help="print one line of JSON with the figures after each answer")
     parser.add_argument(
@@ -205,7 +206,7 @@ class ChatSession:
         """Everything needed to reproduce and compare an answer, as plain values."""
         loading = self.spec.describe()
         loading["format"] = str(self.engine.manifest().get("format", self.spec.format))  # a pack has its own
-        sampling = {**dataclasses.asdict(self.sampling), "seed": stats.seed}
+        sampling = {**self.sampling.settings, "seed": stats.seed}
         return {
             "model": self.spec.model,
             "text": text,
@@ -251,7 +252,7 @@ class ChatSession:
         if where == options.LOAD:
             return f"{name} takes effect when a model is loaded: restart with --{name.replace('_', '-')} {checked}."
         if where == options.DRAW:
-            self.sampling = Sampling.checked(**dataclasses.asdict(self.sampling) | {name: checked})
+            self.sampling = Sampling.checked(**self.sampling.settings | {name: checked})
         else:
             if self.trace is not None and self.trace.predictor is not None and name.startswith("predictor"):
                 raise MoestroError(

@@ -7,6 +7,7 @@ import os
 import socket
 
 from app.cli import options
+from app.cli.parser import CommandParser
 from app.server.security.access import Access
 from app.store.home import data_dir
 from core.errors import MoestroError
@@ -14,7 +15,7 @@ from core.errors import MoestroError
 FIRST, TRIED = 7860, 100
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--port", type=port_number, metavar="N", help=f"port to listen on (default: {FIRST}, or the next free one)"
     )
@@ -38,13 +39,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="another host name that the dashboard may be opened by (may be given more than once)",
     )
+    parser.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let the pages of this site use the API under /v1, for example http://localhost:3000 (may be given more "
+        "than once; by default no other site's pages may)",
+    )
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
     options.add_settings(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     options.spec(args)  # report option errors before anything starts
-    access = Access.chosen(args.address, args.token or os.environ.get("MOESTRO_TOKEN"), args.allow_host)
+    token = args.token or os.environ.get("MOESTRO_TOKEN")
+    access = Access.chosen(args.address, token, args.allow_host, args.cors_origin)
     port = choose_port(access.address, args.port)
     from app.store.check import NAME, Check
 

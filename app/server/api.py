@@ -12,11 +12,12 @@ from fastapi.responses import FileResponse, PlainTextResponse
 from starlette.background import BackgroundTask
 
 from app.exports import archive
-from app.server import completions, errors, frames, trace_files
+from app.server import errors, frames, prometheus, trace_files
 from app.server.bodies import Bodies, RowId
 from app.server.security.access import Access
 from app.server.security.gate import Gate
 from app.server.security.headers import SecurityHeaders
+from app.server.v1 import routes
 from app.services.analysis import lab, whatif_csv
 from app.services.host import Host
 from core import __version__
@@ -50,6 +51,10 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
             "loading": loading.share if loading is not None and not loading.finished else None,
             "importing": job.share if job is not None and not job.finished else None,
         }
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(prometheus.text(host), media_type=prometheus.KIND)
 
     @app.get("/live/frame")
     def frame(layer: RowId = 0, since: str = "") -> Response:
@@ -125,7 +130,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
             headers={"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"},
         )
 
-    app.include_router(completions.router(host))
+    app.include_router(routes.router(host))
     if ui is not None:
         ui(app)
     return app

@@ -15,12 +15,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.services.answer_times import QueueFullError
 from app.services.crash import log_crash
-from core.errors import BusyError, ContextError, ModelError, MoestroError
+from core.errors import BusyError, ContextError, ModelError, MoestroError, PromptError
 
 log = logging.getLogger("moestro.app")
 API = "/v1"
 SHOWN_CHARS = 200  # of a field name that comes from the request
 TOO_LONG = "context_length_exceeded"
+
+
+class ApiError(MoestroError):
+    """A request to the API that cannot be taken. `param`: the field, as its client knows it; `code` as in `form`."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param, self.code, self.status = param, code, status
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -53,7 +61,9 @@ def moestro_error(request: Request, error: Exception) -> JSONResponse:
     """Response to a MoestroError, with its own message."""
     if isinstance(error, QueueFullError):
         return problem(429, str(error), code="queue_full", headers={"retry-after": str(error.retry_s)})
-    status = 409 if isinstance(error, (BusyError, ModelError)) else 400
+    if isinstance(error, ApiError):
+        return problem(error.status, str(error), param=error.param, code=error.code)
+    status = 409 if isinstance(error, (BusyError, ModelError)) and not isinstance(error, PromptError) else 400
     too_long = isinstance(error, ContextError)
     return problem(
         status,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict
 
 from app.services.answer_queue import AnswerQueue, Request
-from app.services.engine_protocol import Prompt
+from app.services.engine_protocol import Asked
 from app.services.model_manager import ModelManager
 from app.services.progress import Answer
 from app.services.remembered import Remembered
@@ -14,6 +13,7 @@ from app.services.writer import Writer
 from app.store import Message, Store
 from core.errors import BusyError, MoestroError, SettingError
 from core.settings.sampling import Sampling
+from core.types import Chat
 
 REMEMBERED = 100  # ended answers whose outcome is still available
 EMPTY = "The message is empty. Write something first."
@@ -60,14 +60,16 @@ class Chats:
             raise MoestroError("Only your own messages can be edited. Pick one of them.")
         return self._begin(chat_id, self._clean(text), messages[index].id)
 
-    def complete(self, prompt: Prompt, sampling: Sampling) -> Answer:
+    def complete(self, prompt: Asked, sampling: Sampling) -> Answer:
         """Answer a prompt that belongs to no chat (from the HTTP API), in queue order.
 
         Raises MoestroError; its subclass QueueFullError when the queue is full.
         """
-        if not prompt or not any(one["content"].strip() for one in prompt):
+        said = prompt.messages if isinstance(prompt, Chat) else prompt
+        text = said if isinstance(said, str) else "".join(one["content"] for one in said)
+        if not (text if isinstance(said, str) else text.strip()):
             raise MoestroError(EMPTY)
-        _require_whole("".join(one["content"] for one in prompt))
+        _require_whole(text)
         self._queue.require_place()
         self._models.ready().engine.check_length(prompt)  # may be slow, so before the model is held
         with self._models.held() as model:
@@ -163,10 +165,10 @@ class Chats:
         """Change the sampling settings from the next answer on; returns the problem, or ""."""
         with self._lock:
             try:
-                self.sampling = Sampling.checked(**{**asdict(self.sampling), **values})
+                self.sampling = Sampling.checked(**{**self.sampling.settings, **values})
             except SettingError as error:
                 return str(error)
-            self._remembered.put("sampling", asdict(self.sampling))
+            self._remembered.put("sampling", self.sampling.settings)
             return ""
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from core.profile import Profile
 from core.quality.report import Quality
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from core.types import Fit, Frame, Memory, ModelShape, Piece
+from core.types import Chat, Fit, Frame, Memory, ModelShape, Piece
 
 Progress = Callable[[str, float], None]
 Estimate = Callable[[LoadSpec], Fit]
 Profiles = Callable[[str], Profile | None]  # finds the profile of the model with this hash
-Prompt = Sequence[Mapping[str, str]]
+Prompt = Sequence[Mapping[str, Any]]
+Asked = Prompt | str | Chat  # a chat, a text to continue, or a chat with tools
 
 
 class EngineProtocol(Protocol):
@@ -51,9 +52,19 @@ class EngineProtocol(Protocol):
         """
         ...
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model's chat template tells it of tools."""
+        ...
+
+    @property
+    def opens_reasoning(self) -> bool:
+        """Whether every answer to a chat starts in the middle of the model's reasoning."""
+        ...
+
     def generate(
         self,
-        messages: Prompt | str,
+        messages: Asked,
         sampling: Sampling,
         cancel: threading.Event | None = None,
         *,
@@ -96,9 +107,9 @@ class EngineProtocol(Protocol):
     def frame(self, layer: int = 0, points: int = 240) -> Frame: ...
     def memory(self) -> Memory: ...
     def manifest(self) -> dict[str, object]: ...
-    def count_tokens(self, messages: Prompt) -> int: ...
+    def count_tokens(self, messages: Asked) -> int: ...
 
-    def check_length(self, messages: Prompt | str) -> None:
+    def check_length(self, messages: Asked) -> None:
         """Raises ContextError for a prompt far too long for the context, without tokenising it."""
         ...
 

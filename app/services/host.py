@@ -25,6 +25,7 @@ from app.services.model_manager import ModelManager
 from app.services.profiles import StoredProfiles
 from app.services.regret import Regret
 from app.services.remembered import Remembered
+from app.services.totals import Totals
 from app.services.writer import Writer
 from app.store import Store
 from core.errors import MoestroError
@@ -37,7 +38,8 @@ log = logging.getLogger("moestro.app")
 class Host:
     """The parts: `models` owns the engine and its settings, `loader` loads it, `chats` asks it; `calibrator`,
     `evaluator`, `importer` and `analyst` do long jobs; `library` knows the models on this machine, `regret` compares
-    eviction policies, `jobs` runs every long job, `remembered` keeps values for the next start.
+    eviction policies, `totals` sums up since the start, `jobs` runs every long job, `remembered` keeps values for the
+    next start.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Host:
         profiles = StoredProfiles(store.folder)
         self.models = models = ModelManager(store, remembered, jobs, queue, self._changed, self._unloaded)
         self.regret = Regret(models.settings.telemetry.regret)
+        self.totals = Totals()
         self._auditor = Auditor(store, queue)
         self._writer = Writer(store, queue, self._heard, self._ended)
         self.loader = Loader(store, remembered, jobs, models, profiles.find, engine, estimate)
@@ -112,9 +115,11 @@ class Host:
 
     def _heard(self, request: Request, step: StepRecord) -> None:
         model = request.model
+        self.totals.add(step)
         self.regret.add(model.load, model.engine.shape, model.effective, step, model.engine.profile)
 
     def _ended(self, request: Request) -> None:
+        self.totals.ended(request.answer)
         stats = request.answer.stats
         if stats is not None and stats.audit:
             self._auditor.expect(request.model.engine, stats.audit, request.answer.message_id)

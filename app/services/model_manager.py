@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from app.services.answer_queue import AnswerQueue
-from app.services.engine_protocol import Prompt
+from app.services.engine_protocol import Asked
 from app.services.jobs import CLOSING, JobRunner
 from app.services.loading import Loaded, Loading
 from app.services.remembered import Remembered
@@ -134,7 +134,7 @@ class ModelManager:
         with self._view:
             return self._loaded.engine.memory() if self._loaded is not None else None
 
-    def count_tokens(self, prompt: Prompt) -> int | None:
+    def count_tokens(self, prompt: Asked) -> int | None:
         """Tokens of a prompt; None while no model is loaded."""
         with self._view:
             return None if self._loaded is None else self._loaded.engine.count_tokens(prompt) if prompt else 0

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
 
-from core.types import AnswerStats
+from core.types import AnswerStats, TokenLogprob
 
 
 class Live(ABC):
@@ -82,9 +82,11 @@ class Answer(Live):
         self.prefill_total = 0  # prompt positions in all
         self.prefill_cached = 0  # prompt positions taken over from an earlier answer
         self.n_tokens = 0
+        self.logprobs: tuple[TokenLogprob, ...] = ()  # of its tokens, where the request asked for them
         self.stats: AnswerStats | None = None
         self.undone = False
-        self.refused = False  # it failed because of the request, not because of the server
+        self.refused = False  # it failed because of the request, not because of the server ...
+        self.too_long = False  # ... which had more tokens than the context holds
         self.unrecorded = 0  # passes whose record the store could not save
         self.unsaved = ""  # why part of it is not in the store, as display text; saving is retried
         self.asked_s = time.perf_counter()

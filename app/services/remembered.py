@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from app.store.database import Database
@@ -55,7 +54,7 @@ class Remembered:
         values: Mapping[str, Any] = remembered if isinstance(remembered, dict) else {}
         for name, value in values.items():
             try:
-                sampling = Sampling.checked(**{**asdict(sampling), name: value})
+                sampling = Sampling.checked(**{**sampling.settings, name: value})
             except (SettingError, TypeError, ValueError) as error:
                 log.warning("forgot a sampling setting of an earlier version: %s", error)
         return sampling

@@ -6,14 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator
-from dataclasses import asdict
 
 from app.services.answer_queue import AnswerQueue, Request
 from app.services.crash import log_crash
 from app.services.progress import Answer
 from app.services.unsaved import Unsaved
 from app.store import Store
-from core.errors import ContextError, MoestroError
+from core.errors import ContextError, MoestroError, PromptError
 from core.system import process_memory
 from core.types import Piece, StepRecord
 
@@ -44,7 +43,7 @@ class Writer:
         self._thread.start()
 
     def stop(self, answer: Answer) -> None:
-        """Stop an answer: a queued one at once, one being written at the next token."""
+        """Stop an answer: a queued one at once, one being written before the next MoE layer."""
         waiting = self._queue.withdraw(answer)
         answer.cancelled.set()
         for request in waiting:
@@ -100,7 +99,9 @@ class Writer:
                     pieces.close()
         except MoestroError as error:
             log.info("answer failed: %s", type(error).__name__)  # its message may quote the prompt
-            answer.update(refused=isinstance(error, ContextError))
+            answer.update(
+                refused=isinstance(error, (ContextError, PromptError)), too_long=isinstance(error, ContextError)
+            )
             return str(error)
         except Exception as error:
             log_crash(log, error, "unexpected error while writing an answer")
@@ -121,9 +122,11 @@ class Writer:
         elif piece.kind == "token":
             if not answer.n_tokens:
                 answer.update(ttft_ms=(time.perf_counter() - answer.asked_s) * 1000 - answer.queued_ms)
+            if piece.logprob is not None:  # before the text that it belongs to
+                answer.update(logprobs=(*answer.logprobs, piece.logprob))
             answer.update(state="streaming", text=answer.text + piece.text, n_tokens=answer.n_tokens + 1)
         else:
-            answer.update(stats=piece.stats)
+            answer.update(stats=piece.stats, text=answer.text + piece.text)
         if step is not None:
             self._heard(request, step)
 
@@ -152,7 +155,7 @@ class Writer:
         state = "undone" if undone else "error" if error else "stopped" if stopped else "done"
         stats = None
         if answer.stats is not None:
-            sampling = {**asdict(request.sampling), "seed": answer.stats.seed}
+            sampling = {**request.sampling.settings, "seed": answer.stats.seed}
             stats = {**answer.stats.as_dict(), "queued_ms": answer.queued_ms, "sampling": sampling}
         if stats and answer.unrecorded:
             stats["unrecorded"] = answer.unrecorded

@@ -17,7 +17,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
 from transformers import PreTrainedTokenizerBase
 
-from core.errors import ModelError
+from core.errors import ModelError, PromptError
 from core.system.wording import reason
 
 SECONDS = 5.0  # CPU seconds of this thread; a template takes milliseconds
@@ -32,7 +32,7 @@ class _Beyond(Exception):
     """A limit was exceeded; the text says which."""
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
+def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
     """Render a chat with the tokenizer's template, which must exist; `options` as in `apply_chat_template`.
 
     Raises ModelError, worded for the user, when the template is invalid, fails, or exceeds a limit; TemplateError with
@@ -60,13 +60,18 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, s
     return text
 
 
-def prompt_of(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> str:
-    """The prompt text of a chat, ready for an answer. Raises ModelError as `render` does, and with the template's
-    message when it rejects the chat."""
+def prompt_of(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The prompt text of a chat, ready for an answer; `tools` = those that the model is offered. Raises ModelError as
+    `render` does, and PromptError with the template's message when it rejects the chat."""
+    offered: dict[str, Any] = {"tools": [dict(one) for one in tools]} if tools else {}
     try:
-        return render(tokenizer, messages, add_generation_prompt=True)
+        return render(tokenizer, messages, add_generation_prompt=True, **offered)
     except TemplateError as error:
-        raise ModelError(
+        raise PromptError(
             f"The model's chat template does not take this chat: {reason(error)}. Start a new chat, or "
             "change its messages."
         ) from None

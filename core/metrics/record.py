@@ -57,6 +57,7 @@ class Metric:
     frame: bool = False  # whether the live frames have a timeline of it
     label: str = ""  # under which the live timelines name it in their tooltip; "": a panel draws it by itself
     column: str = ""  # its name in exports; "": its own
+    level: bool = False  # its last value says something, and its sum nothing
     outcomes: tuple[Outcome, ...] = ()  # not counted by itself: the requests with one of these outcomes
 
     @property
@@ -78,7 +79,9 @@ class StepRecord:
     phase: Phase
     tokens: int = field(metadata=metric("tokens", "Positions computed in the pass."))
     started_s: float = field(
-        metadata=metric("s", "When it began: seconds since the model was loaded.", frame=True, column="start_s")
+        metadata=metric(
+            "s", "When it began: seconds since the model was loaded.", frame=True, column="start_s", level=True
+        )
     )
     total_ms: float = field(metadata=metric("ms", "Its wall time in milliseconds: compute + stall + idle.", frame=True))
     compute_ms: float = field(
@@ -119,6 +122,7 @@ class StepRecord:
             "experts that were asked for, less the waits for late ones. Cost: its own time, and the waits of "
             "demands that it held up or caused.",
             reduce="mean",
+            level=True,
         ),
     )
     prefetch_issued: int = field(default=0, metadata=metric("experts", "Experts whose prefetch was begun."))
@@ -160,9 +164,9 @@ class StepRecord:
             frame=True,
         ),
     )
-    slots: int = field(default=0, metadata=metric("experts", "Experts that the device had room for."))
-    device_bytes: int = field(default=0, metadata=metric("bytes", "Device memory in use after the pass."))
-    budget_bytes: int = field(default=0, metadata=metric("bytes", "Device memory that was allowed."))
+    slots: int = field(default=0, metadata=metric("experts", "Experts that the device had room for.", level=True))
+    device_bytes: int = field(default=0, metadata=metric("bytes", "Device memory in use after the pass.", level=True))
+    budget_bytes: int = field(default=0, metadata=metric("bytes", "Device memory that was allowed.", level=True))
     emulated: bool = field(
         default=False, metadata=metric("", "The link was paced to an emulated bandwidth.", reduce="any")
     )

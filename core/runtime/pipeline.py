@@ -4,7 +4,7 @@ prediction, lossy options and recording; measuring runs another, which has none 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -18,26 +18,34 @@ from core.runtime.prefetcher import Prefetcher
 from core.runtime.warmup import Threads
 
 
+class Stopped(Exception):
+    """Raised inside a pass that nobody wants any more."""
+
+
 class StepDispatch:
     """What the model calls in place of its experts: hands every MoE layer to the step of the pipeline whose pass is
     running. A pass that belongs to no pipeline is computed by `usual`."""
 
     def __init__(self, usual: MoEStep) -> None:
         self._step = usual
+        self._stop: Callable[[], bool] | None = None
 
     def __call__(
         self, site: ExpertsSite, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
+        if self._stop is not None and self._stop():
+            raise Stopped
         return self._step(site.index, hidden, ids, weights)
 
     @contextmanager
-    def to(self, step: MoEStep) -> Iterator[None]:
-        """Inside, `step` computes."""
-        before, self._step = self._step, step
+    def to(self, step: MoEStep, stop: Callable[[], bool] | None = None) -> Iterator[None]:
+        """Inside, `step` computes; when `stop()`, a pass raises Stopped before the next MoE layer's experts."""
+        before = self._step, self._stop
+        self._step, self._stop = step, stop
         try:
             yield
         finally:
-            self._step = before
+            self._step, self._stop = before
 
 
 class PassMetrics(Protocol):
@@ -78,9 +86,10 @@ class Pipeline:
         if self.prefetcher is not None:
             self.prefetcher.begin(batch)
 
-    def forward(self, batch: Batch, keep: int = 1) -> torch.Tensor:
-        """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other."""
-        with self._dispatch.to(self.step):
+    def forward(self, batch: Batch, keep: int = 1, stop: Callable[[], bool] | None = None) -> torch.Tensor:
+        """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other. Raises
+        Stopped before the next MoE layer's experts when `stop()`; what the KV then holds of the pass is of no use."""
+        with self._dispatch.to(self.step, stop):
             return compute(self._model, self._device, batch, keep)
 
     def end(self) -> None:

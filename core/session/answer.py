@@ -9,17 +9,28 @@ from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
 from core.metrics import reduced, share
+from core.session.logprobs import Logprobs
 from core.session.sequence import Sequence
+from core.session.stop_text import StopText
 from core.types import AnswerStats, Memory, Piece, StepRecord
 
 
 class AnswerBuilder:
-    """Collects the text and the counts of what `sequence` generates. Times are perf_counter seconds."""
+    """Collects the text and the counts of what `sequence` generates, up to the first of the texts `stop`. Times are
+    perf_counter seconds."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, sequence: Sequence, submitted_s: float) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        sequence: Sequence,
+        submitted_s: float,
+        stop: tuple[str, ...] = (),
+        logprobs: Logprobs | None = None,
+    ) -> None:
         self._tokenizer, self._sequence, self._submitted_s = tokenizer, sequence, submitted_s
+        self._stop, self._logprobs = StopText(stop), logprobs
         self._decoder = DecodeStream(skip_special_tokens=True)
-        self._text: str | None = None
+        self._text = ""
         self._first_s = 0.0
         self.steps: list[StepRecord] = []
 
@@ -32,13 +43,20 @@ class AnswerBuilder:
         self._first_s = self._first_s or time.perf_counter()
         if not self._sequence.take(token):
             return False
-        self._text = self._decoder.step(self._tokenizer._tokenizer, token)
+        self._text = self._stop.feed(self._decoder.step(self._tokenizer._tokenizer, token) or "")
+        self._sequence.stopped = bool(self._stop.found)
         return True
 
     def piece(self) -> Piece:
-        """The newest token for streaming; its text may be empty while a character is incomplete."""
+        """The newest token for streaming; its text may be empty while a character is incomplete, or while a text that
+        may end the answer is."""
         fresh = self.steps[-1] if self.steps and self.steps[-1].phase == "decode" else None
-        return Piece("token", text=self._text or "", token=self._sequence.ids[-1], step=fresh)
+        logprob = self._logprobs.last if self._logprobs is not None else None
+        return Piece("token", text=self._text, token=self._sequence.ids[-1], step=fresh, logprob=logprob)
+
+    def rest(self) -> str:
+        """The end of the text, which was withheld because it might have been the beginning of a stop text."""
+        return self._stop.rest()
 
     @property
     def last_step(self) -> StepRecord | None:
@@ -65,6 +83,7 @@ class AnswerBuilder:
             kept_bytes=memory.kept,
             reason=self._sequence.reason,
             seed=seed,
+            stop=self._stop.found,
             audit=audit,
             closeness=closeness,
             more={name: value for name, value in figures.items() if name not in named},

@@ -6,16 +6,19 @@ import itertools
 import threading
 import time
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 
 import torch
 
 from core.quality.meter import Meter
 from core.runtime.batch import Batch
 from core.runtime.kv_cache import KVCache
-from core.runtime.pipeline import Pipeline
+from core.runtime.pipeline import Pipeline, Stopped
 from core.session.answer import AnswerBuilder
+from core.session.constraint import Constraints
 from core.session.kept import KeptKVs, Start
 from core.session.loading import LoadedModel
+from core.session.logprobs import Logprobs
 from core.session.sampler import Draw, Sampler
 from core.session.sequence import Sequence, Stop
 from core.session.settings_controller import EngineParts, SettingsController
@@ -38,7 +41,7 @@ class Generation:
         self._loaded, self._pipeline, self._kv, self._meter = loaded, pipeline, kv, meter
         self._controller, self._parts, self._chunk = controller, parts, loaded.sizes.chunk
         self._kept: KeptKVs = parts.kept
-        self._requests = itertools.count(1)
+        self._requests, self._constraints = itertools.count(1), Constraints(loaded.prompt)
 
     def answer(
         self,
@@ -50,30 +53,44 @@ class Generation:
         *,
         reuse: bool = False,
     ) -> Iterator[Piece]:
-        """Stream the continuation of a prompt, which leaves room for at least one token; ends all that it began.
-        `reuse`: continue from a kept KV, and keep this one."""
-        sequence = self._sequence(ids, sampling, cancel, draw, reuse=reuse)
-        answer = AnswerBuilder(self._loaded.prompt.tokenizer, sequence, submitted_s)
+        """Stream the continuation of a prompt, which leaves room for at least one token; ends all that it began. When
+        `cancel` is set, the pass under way is broken off before its next MoE layer, and counts for nothing. `reuse`:
+        continue from a kept KV, and keep this one."""
+        tokenizer, constraint = self._loaded.prompt.tokenizer, None
+        if sampling.schema:
+            constraint = self._constraints.of(sampling.schema, len(ids))
+        draw = draw or Sampler(sampling, self._loaded.device, len(ids), constraint)
+        logprobs = None if sampling.logprobs is None else Logprobs(draw, tokenizer, sampling.logprobs)
+        sequence = self._sequence(ids, sampling, cancel, logprobs or draw, reuse=reuse)
+        answer = AnswerBuilder(tokenizer, sequence, submitted_s, sampling.stop, logprobs)
         try:
-            token = yield from self._read(sequence, answer, len(ids))
-            while token is not None and answer.take(token):
-                yield answer.piece()
-                if sequence.over:
-                    break
-                if not sequence.kv.exact and not self._controller.wanted.lossy.active:
-                    yield from self._read_again(sequence, answer)
-                    if sequence.over:
-                        break
-                [token], step = self._pass("decode", (sequence, 1))
-                answer.count(step)
-            yield Piece("end", step=answer.last_step, stats=self._stats(sequence, answer, sampling.seed))
+            with suppress(Stopped):
+                yield from self._write(sequence, answer, len(ids))
+            yield Piece(
+                "end", text=answer.rest(), step=answer.last_step, stats=self._stats(sequence, answer, sampling.seed)
+            )
         finally:
             self._pipeline.end()
             if reuse:
                 self._kept.end(sequence.ids, sequence.prompt, sequence.kv, sequence.moments)
 
+    def _write(self, sequence: Sequence, answer: AnswerBuilder, total: int) -> Iterator[Piece]:
+        """Read the first `total` tokens of `sequence`, then draw one after the other until it is over. Raises Stopped
+        when it was cancelled in the middle of a pass."""
+        token = yield from self._read(sequence, answer, total)
+        while token is not None and answer.take(token):
+            yield answer.piece()
+            if sequence.over:
+                return
+            if not sequence.kv.exact and not self._controller.wanted.lossy.active:
+                yield from self._read_again(sequence, answer)
+                if sequence.over:
+                    return
+            [token], step = self._pass("decode", (sequence, 1))
+            answer.count(step)
+
     def _sequence(
-        self, ids: list[int], sampling: Sampling, cancel: threading.Event, draw: Draw | None, *, reuse: bool
+        self, ids: list[int], sampling: Sampling, cancel: threading.Event, draw: Draw, *, reuse: bool
     ) -> Sequence:
         room = self._loaded.plan.context - len(ids)
         limited = sampling.max_new_tokens > room
@@ -83,7 +100,7 @@ class Generation:
             next(self._requests),
             list(ids),
             start.kv,
-            draw or Sampler(sampling, self._loaded.device),
+            draw,
             Stop(self._loaded.prompt.ends, min(sampling.max_new_tokens, room), limited, cancel),
             self._meter.begin(),
             kept=reuse,
@@ -134,7 +151,7 @@ class Generation:
             if part := sequence.ids[sequence.computed + count :][: self._chunk]:
                 self._pipeline.announce(part, sequence.request)
         began_s = time.perf_counter()
-        logits = self._pipeline.forward(batch)
+        logits = self._pipeline.forward(batch, stop=lambda: all(sequence.cancelled for sequence, _ in work))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         model_s = time.perf_counter() - began_s

@@ -9,10 +9,16 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from core.errors import ContextError
+from core.errors import ContextError, ModelError
 from core.hf import chat_template
 from core.session.length import TextLimit
+from core.types import Chat
 
+PROBE: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "probe_of_tools", "description": "", "parameters": {}},
+}
+THINK = "<think>"  # begins the reasoning of models that write theirs into the answer
 QUICK_CHARS = 50_000  # a text up to this length is tokenised whatever the context: that is fast, and the count is exact
 
 
@@ -36,16 +42,34 @@ class Prompt:
         """The most text that a number of tokens can hold."""
         return TextLimit.of(self.tokenizer)
 
-    def text(self, messages: Sequence[Mapping[str, str]] | str) -> str:
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the chat template tells the model of tools."""
+        return PROBE["function"]["name"] in self._rendered((PROBE,))
+
+    @cached_property
+    def opens_reasoning(self) -> bool:
+        """Whether the chat template begins the reasoning, so that an answer starts in the middle of it."""
+        return self._rendered(()).rstrip().endswith(THINK)
+
+    def _rendered(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """A chat of one message through the template; "" when that fails."""
+        try:
+            return self.text(Chat([{"role": "user", "content": "Hello"}], tools))
+        except ModelError:
+            return ""
+
+    def text(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> str:
         """The text to tokenise: a chat through the model's template, plain text unchanged. Raises ModelError when the
         template fails."""
         if isinstance(messages, str):
             return messages
+        chat = messages if isinstance(messages, Chat) else Chat(messages)
         if self.tokenizer.chat_template is None:
-            return "\n\n".join(m["content"] for m in messages)
-        return chat_template.prompt_of(self.tokenizer, messages)
+            return "\n\n".join(m["content"] for m in chat.messages)
+        return chat_template.prompt_of(self.tokenizer, chat.messages, chat.tools)
 
-    def tokens(self, messages: Sequence[Mapping[str, str]] | str | Ids, context: int | None = None) -> list[int]:
+    def tokens(self, messages: Sequence[Mapping[str, Any]] | str | Ids | Chat, context: int | None = None) -> list[int]:
         """Token ids of a chat or of a plain text. Raises ContextError, before tokenising, for a text that `context`
         tokens could never hold."""
         if isinstance(messages, Ids):
@@ -56,10 +80,11 @@ class Prompt:
         ids: list[int] = self.tokenizer(text, add_special_tokens=isinstance(messages, str)).input_ids
         return ids
 
-    def check(self, messages: Sequence[Mapping[str, str]] | str, context: int) -> None:
+    def check(self, messages: Sequence[Mapping[str, Any]] | str | Chat, context: int) -> None:
         """Raises ContextError when the number of characters alone shows that the text is too long. Takes almost no time
         otherwise."""
-        parts = [messages] if isinstance(messages, str) else [m["content"] for m in messages]
+        said = messages.messages if isinstance(messages, Chat) else messages
+        parts = [said] if isinstance(said, str) else [m["content"] for m in said]
         if sum(map(len, parts)) > QUICK_CHARS:
             self._check(self.text(messages), context)
 
@@ -67,7 +92,7 @@ class Prompt:
         if len(text) > QUICK_CHARS:
             self.limit.check(text, context)
 
-    def encode(self, messages: Sequence[Mapping[str, str]] | str | Ids, context: int) -> list[int]:
+    def encode(self, messages: Sequence[Mapping[str, Any]] | str | Ids | Chat, context: int) -> list[int]:
         """Token ids with room for at least one more. Raises ContextError for an empty or too long prompt."""
         ids = self.tokens(messages, context)
         if not ids:

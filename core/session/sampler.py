@@ -16,19 +16,42 @@ from transformers.generation.logits_process import (
 
 from core.settings.sampling import Sampling
 
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Ids [1, T] and scores [1, V] -> scores [1, V]."""
 Draw = Callable[[Sequence[int], torch.Tensor], int]
 """Ids so far and the last position's logits [1, V] -> the id of the next token."""
 
 
-class Sampler:
-    """Call with the ids so far and the last position's logits [1, V]; returns the next token's id."""
+class PresenceFrequencyPenalty:
+    """A logits processor: lowers the logits of tokens that the answer has already, by `presence` and by `frequency`
+    for each time. The first `prompt` ids are not the answer's. Source: OpenAI's API reference, frequency_penalty."""
 
-    def __init__(self, sampling: Sampling, device: torch.device) -> None:
+    def __init__(self, presence: float, frequency: float, prompt: int) -> None:
+        self._presence, self._frequency, self._prompt = presence, frequency, prompt
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Ids [1, T] and scores [1, V] -> scores [1, V]."""
+        times = torch.bincount(ids[0, self._prompt :], minlength=scores.shape[-1]).to(scores.dtype)
+        return scores - self._frequency * times - self._presence * (times > 0)
+
+
+class Sampler:
+    """Call with the ids so far and the last position's logits [1, V]; returns the next token's id. `prompt`: how many
+    of the ids were given, and not drawn. `constraint` rules out tokens, before anything else."""
+
+    def __init__(
+        self, sampling: Sampling, device: torch.device, prompt: int = 0, constraint: Processor | None = None
+    ) -> None:
         self._greedy = sampling.temperature == 0
         self._generator = torch.Generator(device).manual_seed(sampling.seed)
         self._processors = LogitsProcessorList()
+        if constraint is not None:
+            self._processors.append(constraint)
         if sampling.repetition_penalty != 1:
             self._processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+        presence, frequency = sampling.presence_penalty, sampling.frequency_penalty
+        if presence or frequency:
+            self._processors.append(PresenceFrequencyPenalty(presence, frequency, prompt))
         if self._greedy:
             return
         self._processors.append(TemperatureLogitsWarper(sampling.temperature))

@@ -37,6 +37,7 @@ class Sequence:
     sample: Sample  # logits kept for scoring the answer
     prompt: int = field(init=False)  # tokens of `ids` that were given; the others were drawn
     ended: bool = False  # an end token was drawn
+    stopped: bool = False  # a text was written before which it is to end
     kept: bool = False  # its KV is to be kept after the answer
     cached: int = field(init=False)  # tokens that the KV held from the beginning
     begun: Moment | None = None  # of the KV at the beginning
@@ -102,11 +103,11 @@ class Sequence:
     @property
     def over(self) -> bool:
         """Whether no further token is wanted."""
-        return self.ended or self.cancelled or self.drawn >= self.stop.limit
+        return self.ended or self.stopped or self.cancelled or self.drawn >= self.stop.limit
 
     @property
     def reason(self) -> Reason:
         """Why it ended, once it is `over`."""
-        if self.ended:
+        if self.ended or self.stopped:
             return "stop"
         return "cancelled" if self.cancelled else "context" if self.stop.limited_by_context else "length"

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from core.errors import SettingError
-from core.settings.param import Param, declared
+from core.settings.param import Param, Value, declared
 
 ANY_SEED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn. Build with `Sampling.checked(...)` from untrusted values."""
+    """How the next token is drawn, and for one request also what else ends its answer and what is reported of it.
+    Build with `Sampling.checked(...)` from untrusted values."""
 
     temperature: Annotated[
         float,
@@ -70,6 +71,28 @@ class Sampling:
             advanced=True,
         ),
     ] = 1.0
+    presence_penalty: Annotated[
+        float,
+        Param(
+            "Subtracted from the logit of every token that the answer has already.",
+            title="Presence penalty",
+            low=-2.0,
+            high=2.0,
+            step=0.05,
+            advanced=True,
+        ),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        Param(
+            "Subtracted from a token's logit once for each time that the answer has it already.",
+            title="Frequency penalty",
+            low=-2.0,
+            high=2.0,
+            step=0.05,
+            advanced=True,
+        ),
+    ] = 0.0
     max_new_tokens: Annotated[
         int,
         Param(
@@ -93,6 +116,18 @@ class Sampling:
             advanced=True,
         ),
     ] = ANY_SEED
+    stop: tuple[str, ...] = ()
+    """Of one request: texts before the first of which its answer ends."""
+    logprobs: int | None = None
+    """Of one request: so many of the likeliest tokens are reported with each token's log probability; None: no log
+    probability is."""
+    schema: str = ""
+    """Of one request: the JSON schema, as JSON, that its answer keeps to; "" = any text."""
+
+    @property
+    def settings(self) -> dict[str, Value]:
+        """The settings by name, without what is of one request."""
+        return {name: getattr(self, name) for name in declared(type(self))}
 
     def drawn(self) -> Sampling:
         """The same with a definite seed, to use and to record: its own, or a random one of 31 bits."""

@@ -198,7 +198,7 @@ def test_models_and_a_whole_completion(client: TestClient, host: Host) -> None:
 
 def test_a_streamed_completion(client: TestClient) -> None:
     with client.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as answer:
-        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     chunks = [json.loads(line)["choices"][0] for line in lines[:-1]]
     assert "".join(c["delta"].get("content", "") for c in chunks) == "the cache keeps "
@@ -210,11 +210,10 @@ def test_a_streamed_completion(client: TestClient) -> None:
     ("change", "told", "param"),
     [
         ({"messages": []}, "empty", None),
-        ({"temperature": 99}, "temperature must lie between", None),
-        ({"logprobs": True}, "logprobs: Extra inputs are not permitted", "logprobs"),
+        ({"temperature": 99}, "temperature must lie between", "temperature"),
+        ({"logprobs": "many"}, "logprobs: Input should be a valid boolean", "logprobs"),
         ({"messages": [{"role": "user"}]}, "messages.0.content: Field required", "messages.0.content"),
         ({"messages": [{"role": "user", "content": ""}] * 4097}, "at most 4096", "messages"),
-        ({"x" * 5000: 1}, "Extra inputs", "x" * 200),
     ],
 )
 def test_bad_requests_are_told(client: TestClient, change: dict[str, Any], told: str, param: str | None) -> None:
@@ -268,7 +267,7 @@ def test_an_answer_that_fails_is_told_as_whose_fault_it_is(
 
     monkeypatch.setattr("tests.app.conftest.QuickEngine.generate", fail)
     answer = client.post("/v1/chat/completions", json={**ASK, "stream": stream})
-    told = json.loads(answer.text.split("data: ")[2]) if stream else answer.json()
+    told = json.loads(answer.text.split("data: ")[-2]) if stream else answer.json()
     assert answer.status_code == (200 if stream else status)
     assert (told["error"]["type"], told["error"]["code"]) == (kind, code)
     assert "inside" not in answer.text.replace("inside Moestro", "")

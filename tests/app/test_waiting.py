@@ -128,7 +128,7 @@ def test_a_whole_answer_is_sent_by_a_real_server(tmp_path: Path) -> None:
         whole = httpx.post(url, json=ask("hello", max_tokens=2), timeout=WAIT_S).json()
         assert whole["choices"][0]["message"]["content"] == "the cache "
         streamed = httpx.post(url, json=ask("hello", max_tokens=2, stream=True), timeout=WAIT_S).text
-        lines = [one for one in streamed.split("\n\n") if one]
+        lines = [one for one in streamed.split("\n\n") if one.startswith("data: ")]
         assert lines[-1] == "data: [DONE]"
         deltas = [json.loads(one.removeprefix("data: "))["choices"][0]["delta"] for one in lines[:-1]]
         assert "".join(one.get("content", "") for one in deltas) == "the cache "

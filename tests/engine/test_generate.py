@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from core.engine import Engine
 from core.errors import BusyError, ContextError
+from core.session.sampler import PresenceFrequencyPenalty, Sampler
 from core.session.settings_controller import EngineParts
 from core.settings.sampling import Sampling
 from core.types import Outcome, Piece, StepRecord
@@ -210,3 +212,76 @@ def test_without_a_seed_one_is_drawn_and_repeats_the_answer(engine: Engine) -> N
     assert first[0] != second[0]
     assert say(replace(drawn, seed=first[1])) == first
     assert say(replace(drawn, seed=2**63 - 1)) == say(replace(drawn, seed=2**63 - 1))
+
+
+def test_a_stop_text_ends_the_answer_before_it_and_no_pass_follows(engine: Engine) -> None:
+    asked = Sampling(max_new_tokens=60, temperature=1.5, seed=4)
+    whole = "".join(p.text for p in engine.generate(CHAT, asked))
+    stop = whole[len(whole) // 2 :][:2]
+    assert len(stop) == 2
+    before = whole[: whole.index(stop)]
+    pieces = list(engine.generate(CHAT, replace(asked, stop=("not said", stop))))
+    stats, tokens = pieces[-1].stats, [p for p in pieces if p.kind == "token"]
+    assert stats is not None
+    assert "".join(p.text for p in pieces) == before
+    assert (stats.reason, stats.stop, stats.new_tokens) == ("stop", stop, len(tokens))
+    assert len(tokens) < 60
+    assert len(steps_of(pieces)) == len(tokens), "a prompt's pass, and one for each token after the first"
+    withheld = list(engine.generate(CHAT, replace(asked, stop=(whole + "~",))))
+    assert [p.text for p in withheld if p.text] == [whole], "what was withheld is said in the end"
+
+
+def test_log_probabilities_are_those_of_the_model_whatever_is_drawn(engine: Engine) -> None:
+    def said(sampling: Sampling) -> list[Piece]:
+        return [p for p in engine.generate(CHAT, sampling) if p.kind == "token"]
+
+    assert all(piece.logprob is None for piece in said(Sampling(max_new_tokens=4)))
+    greedy = said(Sampling(max_new_tokens=4, logprobs=3))
+    for piece in greedy:
+        assert piece.logprob is not None
+        assert piece.logprob.top[0] == (piece.logprob.text, piece.logprob.logprob)
+        assert len(piece.logprob.top) == 3
+        assert 0 >= piece.logprob.top[0][1] >= piece.logprob.top[1][1]
+    drawn = said(Sampling(max_new_tokens=4, logprobs=256, temperature=1.5, frequency_penalty=1.0, seed=3))
+    assert drawn[0].logprob is not None and greedy[0].logprob is not None
+    assert drawn[0].logprob.top[:3] == greedy[0].logprob.top
+    assert sum(np.exp(value) for _, value in drawn[0].logprob.top) == pytest.approx(1, abs=1e-4)
+
+
+def test_penalties_are_those_of_their_definition() -> None:
+    logits = torch.tensor([[3.0, 2.5, 2.0, 0.0]])
+    ids = [0, 0, 0, 1, 2, 2]  # the first two are the prompt
+    penalty = PresenceFrequencyPenalty(0.5, 0.25, prompt=2)
+    assert penalty(torch.tensor([ids]), logits).tolist() == [[2.25, 1.75, 1.0, 0.0]]
+    cpu = torch.device("cpu")
+    assert Sampler(Sampling(), cpu, 2)(ids, logits) == 0
+    assert Sampler(Sampling(frequency_penalty=2.0), cpu, 2)(ids, logits) == 0
+    assert Sampler(Sampling(presence_penalty=2.0, frequency_penalty=2.0), cpu, 0)(ids, logits) == 3
+
+
+@pytest.mark.parametrize("passes", [0, 3])
+def test_a_stop_in_the_middle_of_a_pass_ends_it_before_the_next_layer(engine: Engine, passes: int) -> None:
+    asked = Sampling(max_new_tokens=8)
+    usual = [p.token for p in engine.generate(CHAT, asked)]
+    cancel, layers = threading.Event(), list[int]()
+
+    def routed(layer: int) -> None:
+        layers.append(layer)
+        if len(layers) == passes * engine.shape.layers + 2:  # as its second layer's experts are due
+            cancel.set()
+
+    hooks = [
+        site.module.register_forward_pre_hook(lambda *_, layer=site.index: routed(layer))
+        for site in engine.loaded.sites
+    ]
+    pieces = list(engine.generate(CHAT, asked, cancel))
+    for hook in hooks:
+        hook.remove()
+    assert layers[-2:] == [0, 1], "a layer was computed after the stop"
+    stats = pieces[-1].stats
+    assert stats is not None and stats.reason == "cancelled"
+    assert [p.token for p in pieces if p.kind == "token"] == usual[1 : 1 + passes], "half a token was shown"
+    assert len(steps_of(pieces)) == passes
+    assert not engine.busy
+    assert [p.token for p in engine.generate(CHAT, asked)] == usual, "the stop left something behind"
+    engine.expert_cache.check_integrity()

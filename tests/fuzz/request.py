@@ -36,6 +36,44 @@ CHAT = {
     "stream": False,
     "user": "me",
 }
+TEXT = {
+    "model": "demo",
+    "prompt": "hello",
+    "max_tokens": 6,
+    "temperature": 0.5,
+    "frequency_penalty": 0.5,
+    "stop": ["."],
+    "logprobs": 2,
+    "stream_options": {"include_usage": True},
+}
+MESSAGE = {
+    "model": "demo",
+    "system": [{"type": "text", "text": "Be short."}],
+    "messages": [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {"at": "it"}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "seen"}]},
+    ],
+    "max_tokens": 6,
+    "stop_sequences": ["."],
+}
+RESPONSE = {
+    "model": "demo",
+    "instructions": "Be short.",
+    "input": [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+        {"type": "function_call", "call_id": "t", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "t", "output": "seen"},
+    ],
+    "max_output_tokens": 6,
+}
+POSTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", CHAT),
+    "stream": ("/v1/chat/completions", {**CHAT, "stream": True}),
+    "text": ("/v1/completions", TEXT),
+    "message": ("/v1/messages", MESSAGE),
+    "response": ("/v1/responses", RESPONSE),
+}
 GETS: dict[str, dict[str, Any]] = {
     "frame": {"path": "/live/frame", "params": {"layer": 1, "since": "1.0.0.0"}},
     "session zip": {"path": "/export/session.zip", "params": {"load": 1}},
@@ -92,6 +130,8 @@ METHODS = ("GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE", "TRACE", "X")
 class FewTokens(QuickEngine):
     """However many are asked for."""
 
+    takes_tools = True
+
     def __init__(self, spec: LoadSpec) -> None:
         super().__init__(spec)
 
@@ -110,7 +150,7 @@ class Requests:
     """One application for all mutants, so that what one leaves behind is seen by the next."""
 
     name = "request"
-    samples = ("chat", "stream", *GETS)
+    samples = (*POSTS, *GETS)
 
     def __init__(self) -> None:
         self._client: TestClient | None = None
@@ -127,9 +167,10 @@ class Requests:
         return self._client
 
     def make(self, sample: str, folder: Path) -> None:
-        if sample in ("chat", "stream"):
-            line: dict[str, Any] = {"method": "POST", "path": "/v1/chat/completions", "params": {}}
-            (folder / BODY).write_text(json.dumps({**CHAT, "stream": sample == "stream"}))
+        if sample in POSTS:
+            path, body = POSTS[sample]
+            line: dict[str, Any] = {"method": "POST", "path": path, "params": {}}
+            (folder / BODY).write_text(json.dumps(body))
         else:
             line = {"method": "GET", **GETS[sample]}
         (folder / LINE).write_text(json.dumps({**line, "headers": {"content-type": "application/json"}}))
@@ -186,15 +227,13 @@ class Requests:
             raise Refused(text if text.rstrip().endswith((".", "!", "?")) or not text else f"{text}.")
         seen: dict[str, Any] = {"status": status, "kind": kind}
         if "json" in kind and b"choices" in body:
-            seen["text"] = json.loads(body)["choices"][0]["message"]["content"]
+            choice = json.loads(body)["choices"][0]
+            seen["text"] = choice["message"]["content"] if "message" in choice else choice["text"]
         elif "event-stream" in kind:
-            lines = [line[6:] for line in body.decode().split("\n\n") if line]
-            assert lines[-1] == "[DONE]", f"a stream that ends with {lines[-1]!r:.80}"
-            seen["text"] = "".join(
-                json.loads(one)["choices"][0]["delta"].get("content", "")
-                for one in lines[:-1]
-                if "choices" in json.loads(one)
-            )
+            events = [one for one in body.decode().split("\n\n") if one and not one.startswith(":")]
+            last, ends = events[-1], ("data: [DONE]", "event: message_stop", "event: response.", "event: error")
+            assert last.startswith(ends), f"a stream that ends with {last!r:.80}"
+            seen["events"] = len([json.loads(one.partition("data: ")[2]) for one in events if one != ends[0]])
         return seen
 
     def explain(self, folder: Path, mutant: Mutant, seen: dict[str, Any], whole: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 
 from app.server.security import hosts
 from app.server.security.access import Access
+from core.errors import MoestroError
 from tests.security.asking import LAN, TOKEN, ask, gate
 
 OURS = ["127.0.0.1:7860", "localhost:7860", "[::1]:7860", "LOCALHOST:7860"]
@@ -133,3 +134,56 @@ def test_the_server_s_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hosts.urls("::", 7860) == ["http://[fd00::7]:7860"]
     monkeypatch.setattr(psutil, "net_if_addrs", dict)
     assert hosts.urls("0.0.0.0", 1) == ["http://127.0.0.1:1"]
+
+
+GUEST = "http://localhost:3000"
+PREFLIGHT = (("access-control-request-method", "POST"), ("access-control-request-headers", "authorization"))
+
+
+def test_by_default_no_other_site_s_page_may_use_the_api() -> None:
+    for method in ("GET", "POST", "OPTIONS"):
+        status, told, _ = ask(
+            gate(), ("host", OURS[0]), ("origin", GUEST), *PREFLIGHT, method=method, path="/v1/models"
+        )
+        assert status == 403
+        assert not any(name.startswith("access-control") for name in told)
+
+
+def test_an_allowed_origin_may_use_the_api_and_nothing_else() -> None:
+    app = gate(Access.chosen("127.0.0.1", None, (), [f"{GUEST.upper()}/"]))
+    named = (("host", OURS[0]), ("origin", GUEST), ("sec-fetch-site", "same-site"))
+    status, told, body = ask(app, *named, path="/v1/chat/completions", method="POST")
+    assert (status, body, told["access-control-allow-origin"], told["vary"]) == (200, "inside", GUEST, "Origin")
+    assert "access-control-allow-credentials" not in told
+    for path in ("/live/frame", "/", "/v1", "/gradio_api/run/predict", "/export/1.zip", "/metrics"):
+        assert ask(app, *named, path=path, method="POST")[0] == 403, path
+    for other in (*FOREIGN, "http://localhost:30001", "https://localhost:3000"):
+        status, told, _ = ask(app, ("host", OURS[0]), ("origin", other), path="/v1/models")
+        assert (status, "access-control-allow-origin" in told) == (403, False), other
+    assert ask(app, *named, ("origin", "http://evil.example"), path="/v1/models")[0] == 403, "two origins"
+    assert ask(app, *named, path="/v1/models", kind="websocket")[0] == 1008
+    assert ask(app, ("host", "evil.example"), ("origin", GUEST), path="/v1/models")[0] == 400
+
+
+def test_an_allowed_page_asks_first_without_the_token_and_then_needs_it() -> None:
+    app = gate(Access.chosen("192.168.1.5", TOKEN, (), [GUEST]))
+    named = (("host", "192.168.1.5:7860"), ("origin", GUEST))
+    status, told, body = ask(app, *named, *PREFLIGHT, method="OPTIONS", path="/v1/chat/completions")
+    assert (status, body, told["access-control-allow-origin"]) == (204, "", GUEST)
+    assert "POST" in told["access-control-allow-methods"] and "Authorization" in told["access-control-allow-headers"]
+    status, told, _ = ask(app, *named, method="POST", path="/v1/chat/completions")
+    assert (status, told["access-control-allow-origin"]) == (401, GUEST), "the page can read why"
+    assert ask(app, *named, ("authorization", f"Bearer {TOKEN}"), path="/v1/models")[0] == 200
+    assert ask(app, *named, method="OPTIONS", path="/v1/models")[0] == 401, "no question of a browser"
+
+
+@pytest.mark.parametrize("origin", ["*", "null", "localhost:3000", "http://a/b", "http://*.a", "http://u@a", ""])
+def test_an_origin_that_is_none_is_refused(origin: str) -> None:
+    with pytest.raises(MoestroError, match="--cors-origin"):
+        Access.chosen("127.0.0.1", None, (), [origin])
+
+
+def test_anthropic_s_clients_bring_the_token_in_a_header_of_their_own() -> None:
+    app = gate(Access("192.168.1.5", TOKEN))
+    assert ask(app, ("host", "192.168.1.5"), ("x-api-key", TOKEN))[0] == 200
+    assert ask(app, ("host", "192.168.1.5"), ("x-api-key", TOKEN[:-1]))[0] == 401

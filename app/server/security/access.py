@@ -13,6 +13,7 @@ from core.errors import MoestroError
 
 SHORTEST, LONGEST = 16, 256
 TOKEN = re.compile(r"[A-Za-z0-9._~-]+")
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+")
 NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?|[0-9A-Fa-f:.]+:[0-9A-Fa-f:.]*")
 
 
@@ -21,12 +22,13 @@ class Access:
     """How the server can be reached. Raises MoestroError for a non-loopback address without a token.
 
     `address`: the bind address. `names`: additional host names. `token`: None = none required; a given token is
-    required of every request.
+    required of every request. `origins`: the origins of pages of other sites that may use the API.
     """
 
     address: str = "127.0.0.1"
     token: str | None = field(default=None, repr=False)
     names: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.token is None and not hosts.is_loopback(self.address):
@@ -42,14 +44,23 @@ class Access:
                     f"{name!r} is not a host's name: give it without http://, port and *, for example "
                     "--allow-host box.example."
                 )
+        for origin in self.origins:
+            if not ORIGIN.fullmatch(origin):
+                raise MoestroError(
+                    f"{origin!r} is not the origin of a page: give its address without path, for example "
+                    "--cors-origin http://localhost:3000. Every origin at once, *, cannot be given."
+                )
 
     @classmethod
-    def chosen(cls, address: str, token: str | None = None, names: Iterable[str] = ()) -> Access:
+    def chosen(
+        cls, address: str, token: str | None = None, names: Iterable[str] = (), origins: Iterable[str] = ()
+    ) -> Access:
         """From the user's options; a non-loopback address without a token gets a generated one. Raises MoestroError."""
         address = hosts.plain(address)
         if not token and not hosts.is_loopback(address):
             token = secrets.token_urlsafe(32)
-        return cls(address, token or None, tuple(hosts.plain(name) for name in names))
+        allowed = tuple([origin.strip().rstrip("/").lower() for origin in origins])
+        return cls(address, token or None, tuple(hosts.plain(name) for name in names), allowed)
 
     @property
     def local(self) -> bool:

@@ -2,7 +2,8 @@
 
 A page of another site can make a browser send requests here, but can neither forge `Host` and `Origin` nor read our
 cookie. Opening `/?token=...` sets the token as a cookie that scripts cannot read and other sites' pages do not send,
-and redirects to the address without it; a program sends `Authorization: Bearer`.
+and redirects to the address without it; a program sends `Authorization: Bearer`, or `X-Api-Key` as Anthropic's clients
+do. Pages of the origins that the user allows may use the API, and nothing else.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import logging
 from html import escape
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.server.errors import API, problem
 from app.server.security.access import Access
@@ -25,6 +26,12 @@ NO_TOKEN = (
     "This Moestro asks for a token. Open the address that it printed when it was started; it ends in "
     "?token=... Programs send the header Authorization: Bearer TOKEN."
 )
+PREFLIGHT = {
+    "access-control-allow-methods": "GET, POST",
+    "access-control-allow-headers": "*, Authorization",
+    "access-control-allow-private-network": "true",
+    "access-control-max-age": "600",
+}
 GO_ON = (
     '<!doctype html><html lang="en"><meta http-equiv="refresh" content="0; url={url}"><title>Moestro</title>'
     '<a href="{url}">Moestro</a></html>'
@@ -47,7 +54,15 @@ class Gate:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        answer = self.stranger(headers) or foreign(headers, scope) or self.unknown(headers, scope)
+        guest = self.guest(headers, scope)
+        answer = self.stranger(headers) or (None if guest else foreign(headers, scope))
+        if guest and answer is None and scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+            answer = Response(
+                status_code=204, headers=PREFLIGHT
+            )  # sent by browsers before the request, without a token
+        answer = answer or self.unknown(headers, scope)
+        if guest:
+            send = allowing(guest, send)
         if answer is None:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -65,6 +80,12 @@ class Gate:
         return PlainTextResponse(
             "Moestro does not answer to the name in this address. If it should, start it with --allow-host NAME.", 400
         )
+
+    def guest(self, headers: Headers, scope: Scope) -> str:
+        """The origin of a page that may use the API and now does; else ""."""
+        origins = headers.getlist("origin")
+        uses_api = scope["type"] == "http" and scope["path"].startswith(f"{API}/")
+        return origins[0] if uses_api and len(origins) == 1 and origins[0].lower() in self.access.origins else ""
 
     def unknown(self, headers: Headers, scope: Scope) -> Response | None:
         """401 without the token; a token in the address sets the cookie and redirects."""
@@ -90,10 +111,25 @@ class Gate:
 
 
 def tokens(headers: Headers, cookie: str) -> list[str]:
-    """The tokens in a request's header and in its cookie of that name."""
+    """The tokens in a request's headers and in its cookie of that name."""
     kind, _, bearer = headers.get("authorization", "").partition(" ")
     kept = [cookie_parser(one).get(cookie, "") for one in headers.getlist("cookie")]
+    kept += headers.getlist("x-api-key")
     return [*kept, bearer.strip()] if kind.lower() == "bearer" else kept
+
+
+def allowing(origin: str, send: Send) -> Send:
+    """A `send` that lets a page of this origin read the response."""
+
+    async def allowed(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            found = MutableHeaders(raw=message.setdefault("headers", []))
+            found["access-control-allow-origin"] = origin
+            found["access-control-expose-headers"] = "retry-after"
+            found.add_vary_header("Origin")
+        await send(message)
+
+    return allowed
 
 
 def foreign(headers: Headers, scope: Scope) -> Response | None:

@@ -1,0 +1,171 @@
+"""OpenAI's chat completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from app.server.errors import ApiError
+from app.server.v1.contents import Said, chat_of
+from app.server.v1.fields import Body, longest, with_schema, with_stop
+from app.server.v1.parts import Call, Part, Parts, schemas
+from app.server.v1.reply import Reply, data
+from app.server.v1.result import Result, Usage
+from app.server.v1.tools import offered, one_call, require_known
+from app.services.host import Host
+from core.settings.sampling import Sampling
+from core.types import Chat, TokenLogprob
+
+MOST_MESSAGES = 4096
+MOST_LOGPROBS = 20
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool | None = None
+
+
+class ChatBody(Body):
+    """A request for a chat completion."""
+
+    messages: list[Said] = Field(max_length=MOST_MESSAGES)
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: Any = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    stream_options: StreamOptions | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    response_format: Any = None
+
+    def sampling(self, base: Sampling) -> Sampling:
+        """The host's sampling settings, overridden by those of the request. Raises ApiError."""
+        field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        names = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
+        given: dict[str, tuple[str, Any]] = {name: (name, getattr(self, name)) for name in names}
+        given["max_new_tokens"] = longest(field, getattr(self, field))
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError("top_logprobs: set logprobs to true as well.", "top_logprobs")
+        return replace(
+            with_stop(self.drawn(base, given), "stop", self.stop),
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
+
+
+def reply(host: Host, body: ChatBody) -> Reply:
+    """The answer to a request. Raises MoestroError."""
+    body.take(host)
+    sampling, messages = body.sampling(host.chats.sampling), chat_of(body.messages)
+    require_known(host, messages, "messages")
+    tools = offered(host, body.tools, body.tool_choice)
+    sampling = with_schema(sampling, "response_format", body.response_format, tools)
+    if tools and body.parallel_tool_calls is False:
+        sampling = one_call(sampling)
+    answer = host.chats.complete(Chat(messages, tools) if tools else messages, sampling)
+    usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    form = ChatForm(host.models.model, sampling.logprobs is not None, usage)
+    return Reply(host, answer, form, chat_parts(host, tools), bool(body.stream))
+
+
+def chat_parts(host: Host, tools: Sequence[dict[str, Any]]) -> Parts:
+    """What finds reasoning, content and calls in an answer of the loaded model."""
+    loaded = host.models.loaded
+    return Parts(opened=loaded is not None and loaded.engine.opens_reasoning, tools=schemas(tools))
+
+
+class ChatForm:
+    """A chat completion, whole or in chunks."""
+
+    def __init__(self, model: str | None, logprobs: bool, usage: bool) -> None:
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._logprobs, self._usage, self._calls = logprobs, usage, 0
+
+    def opening(self) -> Iterable[str]:
+        yield self._chunk({"role": "assistant", "content": ""})
+
+    def part(self, part: Part, logprobs: Sequence[TokenLogprob]) -> Iterable[str]:
+        if part.call is not None:
+            called = {"index": self._calls, **_called(part.call)}
+            self._calls += 1
+            yield self._chunk({"tool_calls": [called]})
+            return
+        field = "reasoning_content" if part.kind == "reasoning" else "content"
+        yield self._chunk({field: part.text}, logprobs=logprobs)
+
+    def closing(self, result: Result) -> Iterable[str]:
+        yield self._chunk({}, result.finish, seed=result.seed, moestro=result.facts)
+        if self._usage:
+            yield self._chunk(None, usage=result.usage)
+        yield DONE
+
+    def failing(self, error: dict[str, Any]) -> Iterable[str]:
+        yield data({"error": error})
+        yield DONE
+
+    def whole(self, result: Result) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": result.content}
+        if result.reasoning:
+            message["reasoning_content"] = result.reasoning
+        if result.calls:
+            message["tool_calls"] = [_called(one) for one in result.calls]
+            message["content"] = result.content if result.content.strip() else None
+        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": result.finish}
+        if self._logprobs:
+            choice["logprobs"] = {"content": [_logprob(one) for one in result.logprobs]}
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "seed": result.seed,
+            "usage": result.usage.openai(),
+            "choices": [choice],
+            "moestro": result.facts,
+        }
+
+    def _chunk(
+        self,
+        delta: dict[str, Any] | None,
+        finish: str | None = None,
+        logprobs: Sequence[TokenLogprob] = (),
+        usage: Usage | None = None,
+        **more: Any,
+    ) -> str:
+        """A chunk; without a delta it has no choice."""
+        choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": finish}
+        if self._logprobs:
+            choice["logprobs"] = {"content": [_logprob(one) for one in logprobs]} if logprobs else None
+        found = {
+            **self._head,
+            "object": "chat.completion.chunk",
+            **more,
+            "choices": [choice] if delta is not None else [],
+        }
+        if self._usage:
+            found["usage"] = usage.openai() if usage is not None else None
+        return data(found)
+
+
+DONE = "data: [DONE]\n\n"
+
+
+def _called(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _logprob(one: TokenLogprob) -> dict[str, Any]:
+    return {**_token(one.text, one.logprob), "top_logprobs": [_token(text, value) for text, value in one.top]}
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    whole = "\ufffd" not in text  # else it is part of a character, whose bytes are not known here
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}

@@ -1,0 +1,154 @@
+"""Fields that requests of all APIs share, and what becomes of the others: one that would change the answer and cannot
+be honoured is refused by name, any other is logged and ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.server.errors import ApiError
+from app.services.host import Host
+from core.errors import SettingError
+from core.settings.param import declared
+from core.settings.sampling import Sampling
+
+log = logging.getLogger("moestro.app")
+LOGGED = 30  # names of ignored fields in one line of the log
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")  # what looks like the name of a field, and not like somebody's text
+MOST_STOPS, MOST_STOP_CHARS = 64, 1000
+NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # values that ask for nothing
+ONE = "one answer a request is written"
+CONSTRAINED = "answers keep to a form only as response_format with a JSON schema says"
+REFUSED: Mapping[str, tuple[str, Sequence[Any]]] = {
+    "n": (ONE, (1,)),
+    "best_of": (ONE, (1,)),
+    "logit_bias": ("single tokens cannot be made likelier", ()),
+    "guided_json": (CONSTRAINED, ()),
+    "guided_regex": (CONSTRAINED, ()),
+    "guided_choice": (CONSTRAINED, ()),
+    "guided_grammar": (CONSTRAINED, ()),
+    "structured_outputs": (CONSTRAINED, ()),
+    "grammar": (CONSTRAINED, ()),
+    "json_schema": (CONSTRAINED, ()),
+    "modalities": ("answers are text", (["text"],)),
+    "audio": ("answers are text", ()),
+    "functions": ("this form is no longer in use; send tools", ()),
+    "function_call": ("this form is no longer in use; send tools", ("none", "auto")),
+    "web_search_options": ("this server does not search the web", ()),
+    "chat_template_kwargs": ("the chat template is used as the model has it", ()),
+    "min_tokens": ("an answer ends where the model ends it", (0,)),
+    "ignore_eos": ("an answer ends where the model ends it", ()),
+    "use_beam_search": ("tokens are drawn one at a time", ()),
+    "prompt_logprobs": ("log probabilities are those of the answer's tokens", ()),
+    "continue_final_message": ("an answer cannot continue a message", ()),
+}
+"""Fields of the OpenAI API and of servers like it: why they cannot be honoured, and with which values they need not."""
+
+
+class Body(BaseModel):
+    """A request of any API."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+    refused: ClassVar[Mapping[str, tuple[str, Sequence[Any]]]] = REFUSED
+
+    model: str | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = Field(None, ge=-1)  # -1, as some clients send it, is no limit
+
+    def take(self, host: Host) -> None:
+        """Look at the model and at fields that have no meaning here. Raises ApiError for a model that is not the loaded
+        one, and for a field that cannot be honoured."""
+        require_model(host, self.model)
+        extra = self.model_extra or {}
+        for name, value in extra.items():
+            if name in self.refused:
+                why, harmless = self.refused[name]
+                if not any(_same(value, one) for one in (*NOTHING, *harmless)):
+                    raise ApiError(f"{name} cannot be honoured: {why}. Leave it out.", name)
+        unknown = [name for name in extra if name not in self.refused]
+        if unknown:
+            named = sorted(name for name in unknown if NAME.fullmatch(name))[:LOGGED]
+            log.info("a request has fields without effect: %s", ", ".join(named) or f"{len(unknown)}")
+
+    def drawn(self, base: Sampling, given: Mapping[str, tuple[str, Any]]) -> Sampling:
+        """The sampling settings `base` with those that the request gives: setting -> (its field, the value or None).
+        Raises ApiError."""
+        own = {name: (name, getattr(self, name)) for name in ("temperature", "top_p")}
+        own["top_k"] = ("top_k", None if self.top_k is None else max(0, self.top_k))
+        values = dict(base.settings)
+        for name, (field, value) in {**own, **given}.items():
+            if value is None:
+                continue
+            try:
+                values[name] = declared(Sampling)[name].check(value)
+            except SettingError as error:
+                raise ApiError(str(error).replace(name, field), field) from None
+        return Sampling.checked(**values)
+
+
+def longest(field: str, tokens: int | None) -> tuple[str, int | None]:
+    """How long an answer may become: a limit beyond what any context holds is none."""
+    most = int(declared(Sampling)["max_new_tokens"].high or 0)
+    return field, None if tokens is None else min(tokens, most)
+
+
+def with_stop(sampling: Sampling, field: str, stop: Any) -> Sampling:
+    """The same, ending before the first of these texts: a text or a list of texts. Raises ApiError."""
+    texts = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts):
+        raise ApiError(f"{field}: give a text, or a list of texts.", field)
+    if len(texts) > MOST_STOPS or any(len(one) > MOST_STOP_CHARS for one in texts):
+        raise ApiError(f"{field}: at most {MOST_STOPS} texts of {MOST_STOP_CHARS} characters each.", field)
+    return replace(sampling, stop=tuple(one for one in texts if one))
+
+
+def with_schema(sampling: Sampling, field: str, form: Any, tools: Sequence[Any] = ()) -> Sampling:
+    """The same, keeping to the JSON schema of a response format: those of chat completions, and those of responses and
+    messages, which are flatter. Raises ApiError."""
+    kind = form.get("type") if isinstance(form, Mapping) else None
+    if form is None or kind == "text":
+        return sampling
+    inner = form.get("json_schema", form) if kind == "json_schema" else {"schema": {"type": "object"}}
+    schema = inner.get("schema") if isinstance(inner, Mapping) else None
+    if kind not in ("json_schema", "json_object") or not isinstance(schema, Mapping):
+        raise ApiError(
+            f"{field} cannot be honoured: there are the types text, json_object, and json_schema with a schema.", field
+        )
+    if tools:
+        raise ApiError(f"{field} cannot be honoured together with tools. Leave out one of them.", field)
+    return replace(sampling, schema=json.dumps(schema))
+
+
+def names(host: Host) -> list[str]:
+    """The names of the loaded model in requests: its own, and of a folder or a repository also the last part of it."""
+    model = host.models.model
+    if model is None:
+        return []
+    short = re.split(r"[/\\]", model.rstrip("/\\"))[-1]
+    return [model] if short in ("", model) else [model, short]
+
+
+def require_model(host: Host, name: str | None) -> None:
+    """Raises ApiError when a request names another model than the loaded one."""
+    known = names(host)
+    if name is None or not known or name in known:
+        return
+    raise ApiError(
+        f"The model {name[:80]!r} is not loaded here. The loaded one is {' or '.join(map(repr, known))}.",
+        "model",
+        "model_not_found",
+        404,
+    )
+
+
+def _same(value: Any, other: Any) -> bool:
+    return type(value) is type(other) and bool(value == other)

@@ -1,0 +1,101 @@
+"""What an answer came to, whichever API asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from app.server.errors import TOO_LONG, form
+from app.server.v1.parts import Call, Part
+from app.services.progress import Answer
+from core.types import TokenLogprob
+
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of the prompt, those of them whose KV was there already, and tokens of the answer."""
+
+    prompt: int
+    cached: int
+    answer: int
+
+    @classmethod
+    def of(cls, answer: Answer) -> Usage:
+        stats = answer.stats
+        if stats is None:
+            return cls(answer.prefill_total, 0, answer.n_tokens)
+        return cls(stats.prompt_tokens, stats.cached_tokens, answer.n_tokens)
+
+    def openai(self) -> dict[str, Any]:
+        """As in chat completions."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.answer,
+            "total_tokens": self.prompt + self.answer,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An ended answer. `seed` draws it again (None: it was stopped before it began), `stop` = the text that ended it,
+    `facts` = what Moestro says of how it was computed."""
+
+    content: str
+    reasoning: str
+    calls: Sequence[Call]
+    finish: Finish
+    usage: Usage
+    seed: int | None
+    stop: str
+    logprobs: Sequence[TokenLogprob]
+    facts: dict[str, Any]
+
+
+def result(answer: Answer, parts: Sequence[Part]) -> Result:
+    """Of an answer that ended without an error, and its parts."""
+    stats = answer.stats
+    calls = [part.call for part in parts if part.call is not None]
+    cut = stats is not None and stats.reason in ("length", "context")
+    return Result(
+        content="".join(part.text for part in parts if part.kind == "content"),
+        reasoning="".join(part.text for part in parts if part.kind == "reasoning"),
+        calls=calls,
+        finish="length" if cut else "tool_calls" if calls else "stop",
+        usage=Usage.of(answer),
+        seed=stats.seed if stats is not None else None,
+        stop=stats.stop if stats is not None else "",
+        logprobs=answer.logprobs,
+        facts=facts(answer),
+    )
+
+
+def facts(answer: Answer) -> dict[str, Any]:
+    """The field `moestro`: whether the answer is the exact model's, and what it took. `closeness` = the largest
+    deviation of an exact answer's logits, as a share of the largest one."""
+    stats = answer.stats
+    if stats is None:
+        return {}
+    return {
+        "exact": stats.exact,
+        "closeness": stats.closeness,
+        "changed": stats.changed,
+        "assignments": stats.assignments,
+        "hit_rate": stats.hit_rate,
+        "tokens_per_second": stats.tok_s,
+        "ttft_ms": stats.ttft_ms,
+        "queued_ms": answer.queued_ms,
+    }
+
+
+def status(answer: Answer) -> int:
+    """Of an answer that ended with an error: whose fault it is."""
+    return 400 if answer.refused else 500
+
+
+def error(answer: Answer) -> dict[str, Any]:
+    """The object under "error" of an answer that ended with one."""
+    return form(status(answer), answer.error, code=TOO_LONG if answer.too_long else None)

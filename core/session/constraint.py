@@ -1,0 +1,96 @@
+"""Keeps an answer to a JSON schema: a token with which it could no longer become JSON of that schema is not drawn.
+
+The library is llguidance. JSON is written in one line, as Python's json.dumps writes it: free white space would let a
+model write nothing else for ever.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from core.errors import PromptError
+from core.session.prompt import Prompt
+
+FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+THOUGHT = "</think>"
+TAIL = 16  # tokens that are looked at for the end of the reasoning
+SHOWN = 200  # characters of an error of the library
+NOT_INSTALLED = "Answers can keep to a JSON schema when the package llguidance is installed, and here it is not."
+NO_END = "Answers of this model cannot keep to a JSON schema: its tokenizer has no end token, or is of another kind."
+
+
+class Constraint:
+    """A logits processor. The first `prompt` ids are not the answer's; with a `reader`, nor is what comes before the
+    end of the reasoning, as the tokenizer `reader` writes it."""
+
+    def __init__(self, matcher: Any, prompt: int, reader: Any = None) -> None:
+        self._matcher, self._seen, self._reader = matcher, prompt, reader
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Ids [1, T] and scores [1, V] -> scores [1, V], -inf where a token is not allowed. Raises PromptError when the
+        schema turns out to be too complicated."""
+        if self._reader is not None and not self._reasoned(ids[0]):
+            return scores
+        for token in ids[0, self._seen :].tolist():
+            self._matcher.consume_token(token)
+        self._seen = ids.shape[1]
+        found = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            raise refused(self._matcher.get_error())
+        allowed = np.zeros(scores.shape[-1], bool)
+        known = np.unpackbits(found, bitorder="little")[: len(allowed)]
+        allowed[: len(known)] = known
+        return scores.masked_fill(~torch.from_numpy(allowed).to(scores.device), -torch.inf)
+
+    def _reasoned(self, ids: torch.Tensor) -> bool:
+        """Whether the reasoning has ended; what follows it is the answer."""
+        drawn = ids[self._seen :][-TAIL:]
+        if THOUGHT not in self._reader.decode(drawn.tolist()):
+            return False
+        self._reader, self._seen = None, len(ids)
+        return True
+
+
+class Constraints:
+    """Makes the constraints of one model's answers."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self._prompt = prompt
+
+    def of(self, schema: str, prompt: int) -> Constraint:
+        """The constraint of an answer after `prompt` tokens to a JSON schema, given as JSON. Raises PromptError for one
+        that cannot be kept to."""
+        vocabulary, matcher = self._library
+        try:
+            grammar = matcher.grammar_from_json_schema(schema, FORM)
+        except ValueError as error:
+            raise refused(str(error)) from None
+        made = matcher(vocabulary, grammar, log_level=0)
+        if made.is_error():
+            raise refused(made.get_error())
+        return Constraint(made, prompt, self._prompt.tokenizer if self._prompt.opens_reasoning else None)
+
+    @cached_property
+    def _library(self) -> tuple[Any, Any]:
+        """The tokenizer as the library has it, made once, and the library's matcher."""
+        try:
+            from llguidance import LLMatcher
+            from llguidance.hf import from_tokenizer
+        except ImportError:
+            raise PromptError(NOT_INSTALLED) from None
+        if not self._prompt.ends:
+            raise PromptError(NO_END)
+        try:
+            return from_tokenizer(self._prompt.tokenizer, eos_token=sorted(self._prompt.ends)), LLMatcher
+        except ValueError:  # it is none of those that the library reads
+            raise PromptError(NO_END) from None
+
+
+def refused(error: str) -> PromptError:
+    """Of a schema, with what the library says of it."""
+    first = error.strip().splitlines()[0][:SHOWN] if error.strip() else "it cannot be used"
+    return PromptError(f"The answer cannot keep to this JSON schema: {first}. Change it, or leave it out.")

@@ -1,0 +1,75 @@
+"""A server of the API over the fake engine, which says what a test wants."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app.server.api import build_app
+from app.services.host import Host
+from core.settings.sampling import Sampling
+from core.types import Chat, Piece
+from tests.app.conftest import QuickEngine, open_host
+
+HOME = "http://127.0.0.1:7860"
+
+
+class SayingEngine(QuickEngine):
+    """Says `words` once, and keeps what it was asked."""
+
+    says_once = True
+    asked: list[tuple[Any, Sampling]]
+
+    def generate(
+        self,
+        messages: Sequence[Mapping[str, Any]] | str | Chat,
+        sampling: Sampling,
+        cancel: threading.Event | None = None,
+    ) -> Iterator[Piece]:
+        self.asked.append((messages, sampling))
+        yield from super().generate(messages, sampling, cancel)
+
+
+def saying(text: str, **more: Any) -> type[SayingEngine]:
+    """An engine that says this in pieces of three characters."""
+    words = tuple(text[at : at + 3] for at in range(0, len(text), 3))
+    return type("Saying", (SayingEngine,), {"words": words, "asked": [], **more})
+
+
+Start = Callable[..., tuple[TestClient, Host, type[SayingEngine]]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a server whose engine says a text: start(text, takes_tools=True) -> client, host, engine class."""
+    ends: list[Callable[[], object]] = []
+
+    def started(text: str = "Caches work.", **more: Any) -> tuple[TestClient, Host, type[SayingEngine]]:
+        engine = saying(text, **more)
+        host = open_host(tmp_path, engine)
+        assert host.chats.set_sampling(max_new_tokens=1000) == ""
+        client = TestClient(build_app(host), base_url=HOME)
+        ends.extend([host.close, client.close])
+        return client, host, engine
+
+    yield started
+    for end in reversed(ends):
+        end()
+
+
+def events(text: str) -> list[tuple[str, Any]]:
+    """(name, data) of the server-sent events of a stream, without comments; the data of OpenAI's last is "[DONE]"."""
+    found = []
+    for block in text.split("\n\n"):
+        lines = [line for line in block.splitlines() if not line.startswith(":")]
+        if lines:
+            fields = dict(line.split(": ", 1) for line in lines)
+            data = fields["data"]
+            found.append((fields.get("event", ""), data if data == "[DONE]" else json.loads(data)))
+    return found

@@ -221,3 +221,18 @@ def test_a_trace_has_the_tokens_that_were_computed(engine: Engine, tmp_path: Pat
     told = np.concatenate([chunk.tok for chunk in chunks if chunk.tok is not None]).tolist()
     assert told == after[:-1], "together the two requests computed each token of the chat once"
     assert sum(step.tokens for step in steps) == len(told)
+
+
+def test_a_stop_in_the_middle_of_a_pass_leaves_the_tokens_before_it(engine: Engine) -> None:
+    text, _ = ask(engine, FIRST)
+    cancel, site = threading.Event(), engine.loaded.sites[0].module
+    hook = site.register_forward_pre_hook(lambda *_: cancel.set())  # seen before the next MoE layer
+    pieces = list(engine.generate(Ids([*text, *NEXT]), Sampling(max_new_tokens=4), cancel, reuse=True))
+    hook.remove()
+    assert stats_of(pieces).reason == "cancelled" and stats_of(pieces).new_tokens == 0
+    kept = engine.parts.kept._texts[-1]
+    assert kept.ids.tolist() == text[:-1] and kept.kv is not None and kept.kv.whole
+    after, pieces = ask(engine, [*text, *NEXT])
+    assert stats_of(pieces).cached_tokens == len(text) - 1
+    engine.change({"kv_chats": 0})
+    assert ask(engine, [*text, *NEXT])[0] == after

@@ -36,6 +36,13 @@ def commands() -> dict[str, str]:
     return COMMANDS
 
 
+def known(word: str) -> bool:
+    """Is it a command, or another word for one?"""
+    from app.commands import ALIASES
+
+    return word in commands() or word in ALIASES
+
+
 def usage() -> str:
     """What --help prints while packages are missing."""
     return "\n".join([__doc__, *(f"python launch.py {name:<10} {what}" for name, what in commands().items())])
@@ -148,11 +155,11 @@ def main(arguments: list[str]) -> int:
     if sys.version_info < (3, 11):
         return fail(f"Moestro needs Python 3.11 or newer; this is {sys.version.split()[0]}. Start it with a newer one.")
     command = arguments[0] if arguments and not arguments[0].startswith("-") else "ui"
-    if command not in commands():
+    if not known(command):
         return fail(f"There is no command {command!r}. Commands: {', '.join(commands())}.") + 1
     inside = Path(sys.prefix).resolve() == VENV.resolve()
     if missing(command) or (inside and UNFINISHED.exists()):
-        if {"-h", "--help"} & set(arguments):
+        if {"-h", "--help", "--help-all"} & set(arguments):
             return print(usage()) or 0
         if not inside:
             return enter_venv(arguments)

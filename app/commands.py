@@ -9,7 +9,7 @@ COMMANDS = {
     "chat": "Talk to a model in this terminal.",
     "import": "Import a model into an expert pack, which opens in seconds and may be larger than memory.",
     "models": "List the models on this machine: packs, the Hugging Face cache, and folders of yours.",
-    "profile": "Calibrate a model: measure its routing and its times, for predictors and policies that need them.",
+    "calibrate": "Calibrate a model: measure its routing and its times, for predictors and policies that need them.",
     "simulate": "Replay a routing trace through cache policies and sizes, without a model.",
     "eval": "Measure what lossy settings cost in quality and buy in speed.",
     "bench": "Measure speed side by side with plain transformers and llama.cpp.",
@@ -20,3 +20,4 @@ COMMANDS = {
     "metrics": "Print the table of metrics as Markdown.",
     "test": "Run the linters, the type checker and the tests. What is not listed below goes to pytest.",
 }
+ALIASES = {"profile": "calibrate"}  # other words for the same

@@ -2,9 +2,11 @@
 
 The model answers questions that its profile has not seen; its routing is recorded, and the predictions of every
 predictor, each in the layer in which it was there (bench.recordings). The rest is simulated on that (core.simulate),
-from filled caches: hit rates by policy and slots beside Belady's, and every predictor with an LRU cache over the demo
-model's emulated link, beside perfect prefetching. Predictors with a worker have two rows: as in the engine, where an
-answer that comes late is used late, and waited for, which is a bound.
+from filled caches: hit rates by policy, slots and layer beside Belady's, LCP by its settings, and every predictor with
+an LRU cache over the demo model's emulated link, beside perfect prefetching. Predictors with a worker have two rows: as
+in the engine, where an answer that comes late is used late, and waited for, which is a bound. Policies are compared
+behind one predictor as the presets of their systems have it: a prefetch takes the slot that the policy names, and no
+guard keeps residents. So is FineMoE by prefetch distance.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.claims import verdict
+from bench.methods_table import table as table
 from bench.predictors import READ, divided, subjects
 from bench.recordings import RESIDENT, Recordings
 from bench.subject import subject
@@ -39,8 +42,11 @@ AHEAD_OF_ALL = "expert_map"  # ... which is this one
 PLEC_BEHIND = ("routing_path", ORACLE)  # PLEC and others are compared behind its own predictor, and behind perfect ones
 BESIDE_PLEC = ("plec", "lru", "lfu")
 NONE = "none"
+DISTANCES = (1, 2, 3, 5)  # layers ahead that expert maps are recorded with, where the model has as many
+DISTANCE_SHARE = 0.5  # share of the experts in slots meanwhile; one of AHEAD, so that the default is recorded once
+# (rho, omega): MoEpic's default, and four around it that are ours (its own stand in a picture alone).
+LCP_SETTINGS = ((0.25, 128), (0.1, 128), (0.5, 128), (0.25, 64), (0.25, 256))
 WAITED = ", waited for"  # ends the name of a row whose predictor's worker was waited for
-BOUNDS = {BELADY: "Belady (forced admission)", BELADY_BYPASS: "Belady with bypass"}  # both know the future
 
 # Claim -> (figure, the better, the worse): what a paper reports of its own models.
 ORDERINGS: dict[str, tuple[str, str, str]] = {
@@ -80,8 +86,14 @@ def run(
         blob = engine.sizes.blob
         plain = kept.of(NONE, {}, RESIDENT)
         live, waited = recorded(kept, asked, {share: live_settings(profile, blob, share) for share in AHEAD})
+        apart = at_distances(kept, live_settings(profile, blob, DISTANCE_SHARE), engine.shape.layers)
         say("simulating")
-        found = {"hit_rate": hit_rates(plain, profile), **prefetching(kept, plain, live, waited, profile, clock, blob)}
+        found = {
+            **hit_rates(plain, profile),
+            "lcp_settings": lcp_settings(plain, profile, clock),
+            "distance": by_distance(kept, apart, profile, clock, blob),
+            **prefetching(kept, plain, live, waited, profile, clock, blob),
+        }
         kept.done()
         return {
             **found,
@@ -141,15 +153,26 @@ def recorded(
     return live, waited
 
 
+def at_distances(kept: Recordings, settings: Mapping[str, object], layers: int) -> dict[int, FileTrace]:
+    """Prefetch distance -> expert maps recorded in the engine with it."""
+    params = subjects()[AHEAD_OF_ALL][1]
+    return {
+        distance: kept.of(AHEAD_OF_ALL, {**params, "distance": distance}, settings)
+        for distance in DISTANCES
+        if distance <= layers
+    }
+
+
 def usual_of(profile: Profile) -> tuple[float, ...]:
     """How often the profile saw each expert, by eid: caches are filled by it, as the engine's are."""
     assert profile.counts is not None
     return tuple(map(float, profile.counts.ravel().tolist()))
 
 
-def hit_rates(trace: FileTrace, profile: Profile) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Scope -> slots -> policy -> hit rate without prefetching; Belady's with bypass where the slots suffice for it,
-    and not in one pool for all layers, where it could not do better."""
+def hit_rates(trace: FileTrace, profile: Profile) -> dict[str, Any]:
+    """Without prefetching. "hit_rate": scope -> slots -> policy -> hit rate; Belady's with bypass where the slots
+    suffice for it, and not in one pool for all layers, where it could not do better. "hit_rate_by_layer": slots ->
+    policy -> [layers], where every layer has as many slots."""
     total, usual = trace.layers * trace.experts, usual_of(profile)
     grid: list[tuple[float, Config]] = []
     for scope in ("layer", "global"):
@@ -160,10 +183,44 @@ def hit_rates(trace: FileTrace, profile: Profile) -> dict[str, dict[str, dict[st
             if scope == "layer" and slots - trace.top_k >= trace.layers * trace.top_k:
                 grid.append((share, Config(BELADY_BYPASS, slots, scope, usual=usual, transit=trace.top_k)))
     hits: dict[str, dict[str, dict[str, float | None]]] = {}
+    by_layer: dict[str, dict[str, tuple[float | None, ...]]] = {}
     results = simulate(trace, [config for _, config in grid], start="filled")
     for (share, config), one in zip(grid, results, strict=True):
         hits.setdefault(config.scope, {}).setdefault(f"{share:.1%}", {})[config.policy] = one.hit_rate
-    return hits
+        if config.scope == "layer":
+            by_layer.setdefault(f"{share:.1%}", {})[config.policy] = one.layer_hit_rate
+    return {"hit_rate": hits, "hit_rate_by_layer": by_layer}
+
+
+def lcp_settings(trace: FileTrace, profile: Profile, clock: Clock) -> dict[str, list[dict[str, Any]]]:
+    """Slots -> LCP's hit rate and simulated time per token by rho and omega, slots of each layer, no prefetching."""
+    usual, total = usual_of(profile), trace.layers * trace.experts
+    found: dict[str, list[dict[str, Any]]] = {}
+    for share in AHEAD:
+        configs = [
+            Config("lcp", int(share * total), "layer", {"rho": rho, "omega": omega}, usual=usual)
+            for rho, omega in LCP_SETTINGS
+        ]
+        found[f"{share:.1%}"] = [
+            {**one.config.params, "hit_rate": one.hit_rate, "tpot_ms": one.tpot_ms, "default": at == 0}
+            for at, one in enumerate(simulate(trace, configs, start="filled", clock=clock))
+        ]
+    return found
+
+
+def by_distance(
+    kept: Recordings, traces: Mapping[int, FileTrace], profile: Profile, clock: Clock, blob: int
+) -> dict[str, Any]:
+    """FineMoE's eviction in one cache for all layers, without the prefetch guard, behind expert maps by distance: as
+    figures, and what the engine itself did meanwhile, with LRU."""
+    rows = {}
+    for distance, trace in traces.items():
+        name, params = trace.predictor or (NONE, {})
+        slots = int(DISTANCE_SHARE * trace.layers * trace.experts)
+        config = TimedConfig(Config("finemoe", slots, "global", usual=usual_of(profile)), name, params, guard=False)
+        (one,) = timed(trace, [config], clock, blob, profile=profile, start="filled", processes=1)
+        rows[str(distance)] = {**figures(one), "engine": kept.lived(trace)}
+    return {"share": f"{DISTANCE_SHARE:.1%}", "rows": rows}
 
 
 def prefetching(
@@ -175,32 +232,36 @@ def prefetching(
     clock: Clock,
     blob: int,
 ) -> dict[str, Any]:
-    """Predictors with an LRU cache, and policies with one predictor: as in the engine, and waited for."""
+    """Predictors with an LRU cache, and policies with one predictor, without the prefetch guard: as in the engine, and
+    waited for."""
 
     usual = usual_of(profile)
 
-    def ahead(trace: FileTrace, share: float, policy: str = "lru", scope: str = "layer", oracle: bool = False) -> Any:
+    def ahead(
+        trace: FileTrace, share: float, policy: str = "lru", scope: str = "layer", *, oracle: bool = False, guard: bool
+    ) -> Any:
         name, params = (ORACLE, {}) if oracle else trace.predictor or (NONE, {})
-        config = TimedConfig(
-            Config(policy, int(share * trace.layers * trace.experts), scope, usual=usual), name, params
-        )
+        cache = Config(policy, int(share * trace.layers * trace.experts), scope, usual=usual)
+        config = TimedConfig(cache, name, params, guard=guard)
         (one,) = timed(trace, [config], clock, blob, profile=profile, start="filled", processes=1)
         return figures(one)
 
     ahead_of, behind, plec = dict[str, Any](), dict[str, Any](), dict[str, Any]()
     for share, traces in live.items():
-        rows = {title: {**ahead(trace, share), "engine": kept.lived(trace)} for title, trace in traces.items()}
-        rows |= {title + WAITED: ahead(trace, share) for title, trace in waited.items()}
-        ahead_of[f"{share:.1%}"] = rows | {ORACLE: ahead(plain, share, oracle=True)}
+        rows = {
+            title: {**ahead(trace, share, guard=True), "engine": kept.lived(trace)} for title, trace in traces.items()
+        }
+        rows |= {title + WAITED: ahead(trace, share, guard=True) for title, trace in waited.items()}
+        ahead_of[f"{share:.1%}"] = rows | {ORACLE: ahead(plain, share, oracle=True, guard=True)}
         if AHEAD_OF_ALL in waited:
             those = {"": traces[AHEAD_OF_ALL], WAITED: waited[AHEAD_OF_ALL]}
             behind[f"{share:.1%}"] = {
-                policy + how: ahead(trace, share, policy, "global")
+                policy + how: ahead(trace, share, policy, "global", guard=False)
                 for how, trace in those.items()
                 for policy in HEEDING
             }
         plec[f"{share:.1%}"] = {
-            f"{policy}, {title}{how}": ahead(one[title], share, policy, "global", title == ORACLE)
+            f"{policy}, {title}{how}": ahead(one[title], share, policy, "global", oracle=title == ORACLE, guard=False)
             for title in PLEC_BEHIND
             for how, one in (("", {**traces, ORACLE: plain}), (WAITED, waited))
             if title in one
@@ -249,46 +310,3 @@ def orderings(found: Mapping[str, Any]) -> list[dict[str, Any]]:
             )
         )
     return said
-
-
-def table(result: dict[str, Any]) -> str:
-    """The result as text."""
-    lines = [
-        f"{result['model']}: {result['layers']} layers of {result['experts']} experts, {result['top_k']} active; "
-        f"{result['tokens']} decoded tokens, simulated."
-    ]
-    for scope, sizes in result["hit_rate"].items():
-        names = sorted(sizes["50.0%"], key=lambda name: -(sizes["50.0%"][name] or 0.0))
-        lines += [
-            f"Hit rate by policy and slots, scope {scope}:",
-            f"  {'':26s}" + "".join(f"{share:>8s}" for share in sizes),
-        ]
-        lines += [
-            f"  {BOUNDS.get(name, name):26s}" + "".join(_share(row.get(name)) for row in sizes.values())
-            for name in names
-        ]
-    for title, rows in (
-        ("ahead of LRU", result["prefetchers"]),
-        (f"policies behind {AHEAD_OF_ALL}", result["behind"]),
-        ("one cache for all layers, PLEC behind its own predictor and perfect ones", result["plec"]),
-    ):
-        for share, row in rows.items():
-            lines += [
-                f"With prefetching, {title}, {share} of the experts in slots (waited for = a bound; engine = hits and "
-                "TPOT there):",
-                f"  {'':42s}    hits  TPOT ms   net ms  link MB  wasted MB  recall     engine",
-            ]
-            lines += [
-                f"  {name:42s} {one['hit_rate']:7.1%} {one['tpot_ms']:8.2f} {one['net_ms'] or 0:8.2f} "
-                f"{one['demand_mb'] + one['prefetch_mb']:8.1f} {one['wasted_mb']:10.1f} "
-                f"{one['recall_at_k'] or 0:7.1%}"
-                + (f" {own['hit_rate']:7.1%} {own['tpot_ms']:6.2f}" if (own := one.get("engine")) else "")
-                for name, one in row.items()
-            ]
-    lines += ["The papers' orderings here, and with predictors waited for:"]
-    lines += [f"  {one['holds']:13s}{one.get('holds_waited_for', ''):13s}{one['claim']}" for one in result["orderings"]]
-    return "\n".join(lines)
-
-
-def _share(rate: float | None) -> str:
-    return f"{'-':>8s}" if rate is None else f"{rate:8.1%}"

@@ -27,13 +27,14 @@ class PredictorProbe(Predictor):
 
     def __init__(self, inner: Predictor, patient: bool) -> None:
         self._inner = inner
-        inner.patient = patient
+        self._patient = inner.patient = patient
         self.looks, self.asks = inner.looks, inner.asks  # type: ignore[misc]
         self.starts, self.needs = inner.starts, inner.needs  # type: ignore[misc]
         self._pass = -1
         self._begun = False
         self._named: dict[tuple[int, int], list[Prediction]] = {}
         self._chosen: dict[tuple[int, int], list[int]] = {}
+        self._heaviest: dict[tuple[int, int], list[int]] = {}  # the same, heaviest first
         self._spent_s: defaultdict[int, float] = defaultdict(float)
         self._worked_s: defaultdict[int, float] = defaultdict(float)
 
@@ -46,7 +47,11 @@ class PredictorProbe(Predictor):
             self._pass += 1
         self._begun = False
         if len(view.ids) == 1:
-            self._chosen[self._pass, view.layer] = list(view.ids[0])
+            self._chosen[self._pass, view.layer] = chosen = list(view.ids[0])
+            if self._patient:  # the weights are on the device, and reading them holds up the layer
+                weights = view.weights[0]
+                ordered = sorted(range(len(chosen)), key=lambda at: -weights[at])
+                self._heaviest[self._pass, view.layer] = [chosen[at] for at in ordered]
         return self._hear(view, self._inner.predict)
 
     def take_maps(self) -> Sequence[LayerMap]:
@@ -71,10 +76,24 @@ class PredictorProbe(Predictor):
         likeliest count (0 = all). 0 where nothing was predicted."""
         found: list[list[float]] = [[] for _ in range(layers)]
         for (number, layer), chosen in self._chosen.items():
-            named = sorted(self._named.get((number, layer), []), key=lambda prediction: -prediction.score)
-            right = {prediction.expert for prediction in named[: width or None]}.intersection(chosen)
+            right = self._likeliest(number, layer, width).intersection(chosen)
             found[layer].append(len(right) / len(set(chosen)))
         return [statistics.fmean(rates) if rates else 0.0 for rates in found]
+
+    def recall_by_rank(self, layers: int, width: int) -> list[list[float]]:
+        """[layers][k] share of the heaviest, second heaviest ... chosen expert, by the router's weight, that was among
+        the `width` likeliest of the last prediction for its layer. Only of a patient probe. 0 where nothing was
+        predicted."""
+        found: list[list[list[bool]]] = [[] for _ in range(layers)]
+        for (number, layer), chosen in self._heaviest.items():
+            right = self._likeliest(number, layer, width)
+            found[layer].append([expert in right for expert in chosen])
+        return [[statistics.fmean(rank) for rank in zip(*rows, strict=True)] for rows in found]
+
+    def _likeliest(self, number: int, layer: int, width: int) -> set[int]:
+        """The `width` likeliest experts of the last prediction for a layer of a pass (0 = all)."""
+        named = sorted(self._named.get((number, layer), []), key=lambda prediction: -prediction.score)
+        return {prediction.expert for prediction in named[: width or None]}
 
     def named(self) -> float:
         """Mean number of experts predicted per token and layer."""

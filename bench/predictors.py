@@ -54,6 +54,7 @@ def run(
             found[name] = {
                 "recall_at_k": statistics.fmean(by_layer),
                 "recall_by_layer": by_layer,
+                "recall_by_rank": patient.recall_by_rank(engine.shape.layers, engine.shape.top_k),
                 "recall_of_all_named": statistics.fmean(patient.recall(engine.shape.layers)),
                 "recall_in_time": statistics.fmean(quick.recall(engine.shape.layers, engine.shape.top_k)),
                 "named": patient.named(),
@@ -158,5 +159,11 @@ def table(result: dict[str, object]) -> str:
     lines += ["  recall by layer:"]
     lines += [
         f"  {name:30s} " + " ".join(f"{rate:4.0%}" for rate in one["recall_by_layer"]) for name, one in found.items()
+    ]
+    lines += ["  recall by the chosen expert's weight, heaviest first, mean of the layers:"]
+    lines += [
+        f"  {name:30s} "
+        + " ".join(f"{statistics.fmean(rank):4.0%}" for rank in zip(*one["recall_by_rank"], strict=True))
+        for name, one in found.items()
     ]
     return "\n".join(lines)

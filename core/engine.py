@@ -82,6 +82,7 @@ class Engine:
         """Release all memory, threads and processes. Raises BusyError while an answer is being generated."""
         with self.access.owned("The model is answering. Stop the answer first."):
             self.wiring.meter.clear()
+            self.parts.kept.clear()
             self.predictor_host.close()
             self.wiring.installed.uninstall()
             self.transfers.close()
@@ -99,8 +100,12 @@ class Engine:
         sampling: Sampling | None = None,
         cancel: threading.Event | None = None,
         draw: Draw | None = None,
+        *,
+        reuse: bool = False,
     ) -> Iterator[Piece]:
-        """Stream an answer to a chat, or the continuation of a text. `draw` replaces the sampler.
+        """Stream an answer to a chat, or the continuation of a text. `draw` replaces the sampler. `reuse`: continue
+        from what is kept of earlier ones, and keep this one, as the setting `kv_chats` says; without it the prompt is
+        read anew, so that no bit of the answer depends on what was asked before.
 
         Raises ContextError or BusyError at the first step.
         `cancel` stops before the next MoE layer; the last piece is always "end" with the statistics.
@@ -109,7 +114,7 @@ class Engine:
         submitted_s = time.perf_counter()
         ids = self.prompt.encode(messages, self.context)
         with self.access.owned("The model is answering another chat. Wait for it, or stop it."):
-            yield from self._generation.answer(ids, sampling, cancel, submitted_s, draw)
+            yield from self._generation.answer(ids, sampling, cancel, submitted_s, draw, reuse=reuse)
 
     def count_tokens(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> int:
         """Number of prompt tokens of a chat."""
@@ -131,7 +136,7 @@ class Engine:
 
     def fresh_cache(self) -> Any:
         """An empty KV cache for calling `engine.model` directly; it shares the memory of the one that `generate`
-        uses."""
+        uses. A text that is kept there is copied to host memory first."""
         return self.wiring.kv.fresh().cache
 
     # ------------------------------------------------------------------ measuring

@@ -97,10 +97,11 @@ class AnswerStats:
     net_ms: float = 0.0  # mean per decoded token: time that prefetching saved less its cost; core.cache.prefetch_cost
     changed: int = 0  # (token, layer, expert) assignments that were not the router's
     assignments: int = 0  # all assignments
+    cached_tokens: int = 0  # of the prompt: taken over from a kept KV cache, not computed
+    kept_bytes: int = 0  # host memory that earlier chats' KV caches took
     seed: int = 0  # of the sampler: repeats the answer
     closeness: float = 0.0  # how far an exact answer's logits may be from transformers'; see core.capacity.plan.Plan
     audit: int = 0  # the number under which its quality will be reported (core.quality); 0 = it will not
-    cached_tokens: int = 0  # of the prompt, those whose KV was there already
     stop: str = ""  # the requested text before which it ended; "" = it ended otherwise
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -130,6 +131,7 @@ class Piece:
     token: int | None = None
     done: int = 0  # prefill: prompt positions computed
     total: int = 0  # prefill: prompt positions in total
+    cached: int = 0  # prefill: of those done, the ones taken over from a kept KV cache
     step: StepRecord | None = None
     stats: AnswerStats | None = None
     logprob: TokenLogprob | None = None  # token: where the request asked for it
@@ -149,6 +151,7 @@ class Memory:
     device_free: int
     host: int  # the experts' host tier
     peak: int  # most in use since load
+    kept: int = 0  # host memory of earlier chats' KV caches: core.session.kept
 
     @property
     def used(self) -> int:

@@ -67,6 +67,7 @@ def follow(folder: Path) -> dict[str, Any]:
     from app.exports import archive
     from app.server import frames
     from app.store import Store
+    from core.runtime.kv_cache import SequenceKV
     from core.runtime.telemetry import Telemetry
     from core.session.answer import AnswerBuilder
     from core.session.sequence import Sequence, Stop
@@ -84,7 +85,7 @@ def follow(folder: Path) -> dict[str, Any]:
     load = store.steps.add_load("demo", {}, {}, shape, {})
     telemetry = Telemetry(shape)
     stop = Stop(set(), 9, False, threading.Event())
-    answer = AnswerBuilder(None, Sequence(1, [0], None, None, stop, None), 0.0)  # type: ignore[arg-type]
+    answer = AnswerBuilder(None, Sequence(1, [0], SequenceKV(None), None, stop, None), 0.0)  # type: ignore[arg-type]
     for step in steps:
         store.steps.add(load, None, None, step, {})
         telemetry.add(step)

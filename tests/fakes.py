@@ -175,6 +175,8 @@ class FakeEngine:
         messages: Sequence[Mapping[str, Any]] | str | Chat,
         sampling: Sampling,
         cancel: threading.Event | None = None,
+        *,
+        reuse: bool = False,
     ) -> Iterator[Piece]:
         words, stop = self.words, StopText(sampling.stop)
         start, n, reason = time.perf_counter(), 0, "length"

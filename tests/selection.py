@@ -1,5 +1,5 @@
 """Which tests run: those marked `long` only with `--all`, or when a marker expression (`-m`) names `long`. Without
-`--all`, hypothesis draws fewer examples for a test that does not say how many.
+`--all`, hypothesis draws fewer examples for a test that does not say how many; it never fails one for being slow.
 
 `--until TIME` skips, by name, each long test that would not be over by then. Under xdist the browser tests are one unit
 of work, as they share a server and a browser, and come first; then the longest files, then those with most tests.
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 FEWER = 40  # examples; 100 are usual
 BROWSER = "tests/browser"
@@ -76,9 +76,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # while libraries and tests are imported, of which nothing is to be collected: a sixth of the time
-    if not config.getoption("--all"):
-        settings.register_profile("first layer", max_examples=FEWER)
-        settings.load_profile("first layer")
+    unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("all", unhurried)
+    settings.register_profile("first layer", unhurried, max_examples=FEWER)
+    settings.load_profile("all" if config.getoption("--all") else "first layer")
 
 
 def pytest_collection_finish() -> None:

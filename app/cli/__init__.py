@@ -11,30 +11,38 @@ from datetime import datetime
 from importlib import import_module
 from keyword import iskeyword
 
-from app.commands import COMMANDS
+from app.cli.parser import CommandParser
+from app.commands import ALIASES, COMMANDS
 from app.services.crash import describe
 from app.store.home import data_dir
 from app.store.private import open_private, private_folder
 from core.errors import MoestroError
 
 MODULES = {name: import_module(f"{__name__}.{name}_" if iskeyword(name) else f"{__name__}.{name}") for name in COMMANDS}
-TALKS = {"chat", "eval", "profile"}  # commands whose options contain texts
+TALKS = {"chat", "eval", "calibrate", "profile"}  # commands whose options contain texts
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command; options for settings are generated from the registry."""
     parser = argparse.ArgumentParser(
         prog="launch.py",
-        epilog="Without a command, the dashboard opens.",
+        epilog="Without a command, the dashboard opens. Chats, figures, profiles and settings are kept in "
+        f"{data_dir()}; the environment variable MOESTRO_HOME names another folder.",
         description="Run Mixture-of-Experts models larger than GPU memory.",
     )
-    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True, parser_class=CommandParser)
     for name, module in MODULES.items():
         what = COMMANDS[name]
         command = commands.add_parser(
-            name, help=what, description=what, allow_abbrev=False, usage=f"launch.py {name} [options]"
+            name,
+            aliases=[word for word, meant in ALIASES.items() if meant == name],
+            help=what,
+            description=what,
+            allow_abbrev=False,
+            usage=f"launch.py {name} [options]",
         )
         module.add_arguments(command)
+        command.close()
         command.set_defaults(run=module.run)
     return parser
 

@@ -37,6 +37,7 @@ BENCHES = (
     "super_experts",
     "lossy",
     "systems",
+    "turns",
     "soak",
 )
 PICTURED = "systems"  # the bench that also has a picture
@@ -66,8 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="NAME",
         help="quick, regret, predictors, estimator, methods, expert_maps, buddies, training, overhead, super_experts, "
-        'lossy, systems: "demo", or a folder with a model (default: demo); systems: or "generated", which the bench '
-        "writes itself",
+        'lossy, systems, turns: "demo", or a folder with a model (default: demo); systems: or "generated", which the '
+        "bench writes itself",
     )
     asked.add_argument(
         "--profile", type=Path, metavar="FILE", help="buddies: a profile to read, in place of calibrating a model"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from app.cli import options
 from app.cli.interrupt import stoppable
+from app.cli.parser import CommandParser
 from app.services.engine_protocol import EngineProtocol
 from app.services.profiles import stored
 from app.words import lossy, scored
@@ -35,7 +36,7 @@ EXTRAS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--prompt", metavar="TEXT", help="answer this prompt and exit")
     parser.add_argument("--json", action="store_true", help="print one line of JSON with the figures after each answer")
     parser.add_argument(
@@ -151,7 +152,7 @@ class ChatSession:
         cancel, text, stats, steps = threading.Event(), "", None, list[StepRecord]()
         messages = [*self.history, {"role": "user", "content": prompt}]
         with stoppable(cancel):
-            for piece in self.engine.generate(messages, self.sampling, cancel):
+            for piece in self.engine.generate(messages, self.sampling, cancel, reuse=True):
                 if piece.step is not None and self.trace is not None:
                     steps.append(piece.step)
                     if piece.step.probs is not None and len(steps) >= HELD:
@@ -272,12 +273,13 @@ class ChatSession:
 
 def line(stats: AnswerStats, quality: Quality | None = None) -> str:
     """The figures under an answer, on one line."""
+    reused = f" ({stats.cached_tokens} of the prompt's {stats.prompt_tokens} reused)" if stats.cached_tokens else ""
     hit = "" if stats.hit_rate is None else f" · hit rate {stats.hit_rate:.0%}"
     disk = f", {stats.disk_bytes / 1e6:.1f} MB of it from disk" if stats.disk_bytes else ""
     quality_words = scored(dataclasses.asdict(quality) if quality is not None else None)
     marks = "".join(f" · {one}" for one in [lossy(stats.as_dict()), *quality_words])
     marks = (" · emulated link" if stats.emulated else "") + marks
     return (
-        f"[{stats.new_tokens} tokens · {stats.tok_s:.1f} tok/s · first after {stats.ttft_ms:.0f} ms{hit}"
+        f"[{stats.new_tokens} tokens · {stats.tok_s:.1f} tok/s · first after {stats.ttft_ms:.0f} ms{reused}{hit}"
         f" · {stats.demand_bytes / 1e6:.1f} MB fetched{disk} · {stats.reason}{marks}]"
     )

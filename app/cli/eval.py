@@ -15,6 +15,7 @@ from typing import Any
 from app.cli import chat, options
 from app.cli.bar import Bar, clock
 from app.cli.interrupt import stoppable
+from app.cli.parser import CommandParser
 from app.store.home import data_dir
 from app.store.private import private_folder
 from bench import stored
@@ -23,7 +24,7 @@ from core.errors import MoestroError, SettingError
 RESIDENCIES, QUESTIONS, TOKENS = ".75,.5,.375", 24, 192
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     what = parser.add_argument_group("what to measure")
     what.add_argument(
         "--modes",

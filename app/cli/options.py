@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from app.cli.parser import CommandParser
 from core.errors import SettingError
 from core.settings.calibration import CalibrationSettings
 from core.settings.config import Settings, general, params
@@ -17,15 +18,16 @@ from core.settings.sampling import Sampling
 LIVE, LOAD, DRAW, TRAIN = "live:", "load:", "draw:", "train:"  # prefixes of generated options in the namespace
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add `--model`, and an option for each setting. A variant's own parameters are given with `--set name=value`."""
+def add_settings(parser: CommandParser) -> None:
+    """Add `--model`, and an option for each setting: those that are advanced, or that depend on another one, are rare.
+    A variant's own parameters are given with `--set name=value`."""
     loading = parser.add_argument_group("model")
     loading.add_argument(
         "--model",
         metavar="NAME",
         help='"demo", or a folder with a model (default: demo; in the dashboard, the last one)',
     )
-    _add(loading, declared(LoadSpec), LOAD)
+    _add(parser, loading, declared(LoadSpec), LOAD)
     live = parser.add_argument_group("settings")
     live.add_argument(
         "--preset",
@@ -33,7 +35,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         type=preset_named,
         help=f"the settings of a published system; other options override them: {', '.join(p.name for p in PRESETS)}",
     )
-    _add(live, general(), LIVE)
+    _add(parser, live, general(), LIVE)
     live.add_argument(
         "--set",
         action="append",
@@ -57,14 +59,14 @@ def add_overrides(group: Any, names: Iterable[str]) -> None:
         )
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
+def add_sampling(parser: CommandParser) -> None:
     """Add an option for each sampling parameter."""
-    _add(parser.add_argument_group("sampling"), declared(Sampling), DRAW)
+    _add(parser, parser.add_argument_group("sampling"), declared(Sampling), DRAW)
 
 
-def add_calibration(parser: argparse.ArgumentParser) -> None:
+def add_calibration(parser: CommandParser) -> None:
     """Add an option for each calibration setting."""
-    _add(parser.add_argument_group("calibration"), declared(CalibrationSettings), TRAIN)
+    _add(parser, parser.add_argument_group("calibration"), declared(CalibrationSettings), TRAIN)
 
 
 def spec(args: argparse.Namespace) -> LoadSpec:
@@ -101,9 +103,9 @@ def assign(name: str, value: object) -> tuple[str, str, Value]:
     raise SettingError(f"There is no setting called {name!r}. Settings: {names}.")
 
 
-def _add(group: Any, known: Mapping[str, Param], where: str) -> None:
+def _add(parser: CommandParser, group: Any, known: Mapping[str, Param], where: str) -> None:
     for param in known.values():
-        group.add_argument(
+        option = group.add_argument(
             f"--{param.name.replace('_', '-')}",
             dest=where + param.name,
             default=argparse.SUPPRESS,
@@ -111,6 +113,8 @@ def _add(group: Any, known: Mapping[str, Param], where: str) -> None:
             metavar=_metavar(param),
             help=_help(param),
         )
+        if param.advanced or param.active_when:
+            parser.rare.append(option)
 
 
 def checked(param: Param) -> Callable[[str], Value]:

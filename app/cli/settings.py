@@ -19,7 +19,7 @@ Generated from the registry by `python launch.py settings`; `docs/settings.md` i
 
 Live settings act between two tokens, in the dashboard, with `/set name value` in a chat, and as options or
 `--set name=value` on the command line. Loading settings act when a model is loaded, calibration settings when it is
-calibrated: in the tab Calibrate, or as options of `profile`."""
+calibrated: in the tab Calibrate, or as options of `calibrate`."""
 
 PRESETS_HEAD = """Published systems as values of these settings: `--preset NAME` on the command line, or the
 menu at the top of the dashboard's cache section. What a preset does not name of its parts has its default; budget, pins

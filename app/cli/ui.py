@@ -7,6 +7,7 @@ import os
 import socket
 
 from app.cli import options
+from app.cli.parser import CommandParser
 from app.server.security.access import Access
 from app.store.home import data_dir
 from core.errors import MoestroError
@@ -14,7 +15,7 @@ from core.errors import MoestroError
 FIRST, TRIED = 7860, 100
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--port", type=port_number, metavar="N", help=f"port to listen on (default: {FIRST}, or the next free one)"
     )

@@ -17,6 +17,7 @@ DEFINITIONS: dict[str, str] = {
     "answer": "Its number, as in tokens.csv.",
     "state": "How it ended: done, stopped, error or interrupted.",
     "prompt_tokens": "Tokens of the prompt.",
+    "cached_tokens": "Of the prompt's, those taken over from an earlier answer's KV cache, which were not computed.",
     "new_tokens": "Tokens of the answer.",
     "ttft_ms": "From its turn to its first token, in milliseconds.",
     "tpot_ms": "Mean over the tokens after the first, in milliseconds.",
@@ -45,6 +46,7 @@ DEFINITIONS: dict[str, str] = {
 _SAMPLING = tuple(name for name in declared(Sampling) if name != "max_new_tokens")
 _STATS = (
     "prompt_tokens",
+    "cached_tokens",
     "new_tokens",
     "ttft_ms",
     "tpot_ms",
@@ -56,7 +58,19 @@ _STATS = (
 )
 _QUALITY = ("scored", "kl", "kl_most", "agreement", "perplexity", "saved_ms", "note")
 
-_WHOLE = ("load", "chat", "answer", "prompt_tokens", "new_tokens", "changed", "assignments", "scored", "seed", "top_k")
+_WHOLE = (
+    "load",
+    "chat",
+    "answer",
+    "prompt_tokens",
+    "cached_tokens",
+    "new_tokens",
+    "changed",
+    "assignments",
+    "scored",
+    "seed",
+    "top_k",
+)
 _DTYPES = {**dict.fromkeys(_WHOLE, "Int64"), "exact": "boolean", "state": "object", "note": "object"}
 
 

@@ -130,6 +130,7 @@ def answer_state(answer: Answer | None, known: int | None, since: int) -> dict[s
         "text": answer.text[since:],
         "done": answer.prefill_done,
         "total": answer.prefill_total,
+        "cached": answer.prefill_cached,
         "tokens": answer.n_tokens,
         "ttft_ms": round(answer.ttft_ms),
         "unsaved": answer.unsaved,

@@ -62,8 +62,17 @@ class EngineProtocol(Protocol):
         """Whether every answer to a chat starts in the middle of the model's reasoning."""
         ...
 
-    def generate(self, messages: Asked, sampling: Sampling, cancel: threading.Event | None = None) -> Iterator[Piece]:
-        """Stream an answer. Raises ContextError before the first piece when the prompt is too long."""
+    def generate(
+        self,
+        messages: Asked,
+        sampling: Sampling,
+        cancel: threading.Event | None = None,
+        *,
+        reuse: bool = False,
+    ) -> Iterator[Piece]:
+        """Stream an answer; with `reuse`, continue from the KV caches kept of earlier ones. Raises ContextError before
+        the first piece when the prompt is too long.
+        """
         ...
 
     @property

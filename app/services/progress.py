@@ -80,6 +80,7 @@ class Answer(Live):
         self.text = ""
         self.prefill_done = 0  # prompt positions computed so far
         self.prefill_total = 0  # prompt positions in all
+        self.prefill_cached = 0  # prompt positions taken over from an earlier answer
         self.n_tokens = 0
         self.logprobs: tuple[TokenLogprob, ...] = ()  # of its tokens, where the request asked for them
         self.stats: AnswerStats | None = None

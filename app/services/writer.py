@@ -90,7 +90,7 @@ class Writer:
         answer = request.answer
         answer.update(state="prefill", queued_ms=(time.perf_counter() - answer.asked_s) * 1000)
         try:
-            pieces = request.model.engine.generate(request.prompt, request.sampling, answer.cancelled)
+            pieces = request.model.engine.generate(request.prompt, request.sampling, answer.cancelled, reuse=True)
             try:
                 for piece in pieces:
                     self._take(request, piece)
@@ -118,7 +118,7 @@ class Writer:
         if step is not None:
             request.model.effective.update(step.changes)
         if piece.kind == "prefill":
-            answer.update(prefill_done=piece.done, prefill_total=piece.total)
+            answer.update(prefill_done=piece.done, prefill_total=piece.total, prefill_cached=piece.cached)
         elif piece.kind == "token":
             if not answer.n_tokens:
                 answer.update(ttft_ms=(time.perf_counter() - answer.asked_s) * 1000 - answer.queued_ms)

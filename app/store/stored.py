@@ -38,6 +38,7 @@ LATER_STATS = {  # further fields, which earlier versions did not write
     "seed": WHOLE,
     "queued_ms": NUMBER,
     "unrecorded": WHOLE,
+    "cached_tokens": WHOLE,
 }
 QUALITY = {  # of core.quality.report.Quality
     "scored": WHOLE,

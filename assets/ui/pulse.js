@@ -117,7 +117,7 @@ class Pulse {
     this.line(answer);
   }
 
-  line({ state, done, total, tokens, ttft_ms: ttft, unsaved }) {
+  line({ state, done, total, cached, tokens, ttft_ms: ttft, unsaved }) {
     const now = performance.now(), bar = this.part("prefill");
     this.speed = [...this.speed.filter(([at]) => now - at < SPEED_MS), [now, tokens]];
     const [[from, before]] = this.speed, rate = now - from > 500 ? (1000 * (tokens - before)) / (now - from) : 0;
@@ -125,7 +125,7 @@ class Pulse {
     bar.firstElementChild.style.width = `${total ? (100 * done) / total : 0}%`;
     this.part("line").textContent = {
       queued: "Queued: another chat is being answered; yours is next.",
-      prefill: `Reading the prompt · ${done} of ${total} tokens`,
+      prefill: `Reading the prompt · ${cached ? `reused ${cached}, reading ${total - cached} · ` : ""}${done} of ${total} tokens`,
       streaming: `${rate ? `${rate.toFixed(1)} tok/s · ` : ""}${tokens} token${tokens === 1 ? "" : "s"} · TTFT ${ttft} ms`,
     }[state] ?? "";
     if (unsaved) this.part("line").textContent += ` · Not saved yet: ${unsaved}`;

@@ -15,6 +15,7 @@ SHARES = ("hit_rate", "recall_at_k", "recall", "exact_match", "unseen_match", "a
 TIMED = ("tok_s", "tpot_ms", "ttft_ms", "stall_ms")  # figures that other programs on the machine change
 BUSY = 0.3  # CPU cores of other programs from which on times are not compared (core.evaluate.others)
 NOTHING = "No result has it yet."
+QUIET = f"{NOTHING} Times ask for a machine that does nothing else."
 
 
 def shown(figure: str, value: float | None) -> str:
@@ -192,13 +193,9 @@ class Systems:
 
     def answer(self, results: Results) -> Answer:
         names = (self.better, *self.worse)
-        used: dict[str, tuple[str, dict[str, Any]]] = {}
-        for file, result in results.newest("systems"):
-            disturbed = self.figure in TIMED and (result.get("others_cores") or 0.0) > BUSY
-            if not disturbed and all(name in result["systems"] for name in names):
-                used.setdefault(str(result["model"]), (file, result))
+        used = of_each_model(results, names, timed=self.figure in TIMED)
         if not used:
-            return Answer(OPEN, f"{NOTHING} Times ask for a machine that does nothing else.")
+            return Answer(OPEN, QUIET)
         texts, holds = [], list[str]()
         for _, result in used.values():
             table = {
@@ -214,6 +211,36 @@ class Systems:
             texts.append(f"{result['model']}: {_title(self.figure)} {rows}.")
         date = min(str(result["date"]) for _, result in used.values())
         return Answer(together(holds), " ".join(texts), date, ", ".join(file for file, _ in used.values()))
+
+
+def of_each_model(
+    results: Results, names: Sequence[str] = (), *, timed: bool = True
+) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Model -> (file, its newest result of `bench systems` that has these systems); `timed`: none that was measured
+    beside other programs."""
+    used: dict[str, tuple[str, dict[str, Any]]] = {}
+    for file, result in results.newest("systems"):
+        disturbed = timed and (result.get("others_cores") or 0.0) > BUSY
+        if not disturbed and all(name in result["systems"] for name in names):
+            used.setdefault(str(result["model"]), (file, result))
+    return used
+
+
+@dataclass(frozen=True, slots=True)
+class SystemsReading:
+    """What `read` makes of times in the newest result of `bench systems` of each model: (verdict, text), None where
+    that result lacks it."""
+
+    read: Callable[[Mapping[str, Any]], tuple[str, str] | None]
+
+    def answer(self, results: Results) -> Answer:
+        found = [(file, one, self.read(one)) for file, one in of_each_model(results).values()]
+        said = [(file, one, answer) for file, one, answer in found if answer is not None]
+        if not said:
+            return Answer(OPEN, QUIET)
+        text = " ".join(f"{one['model']}: {answer[1]}" for _, one, answer in said)
+        date = min(str(one["date"]) for _, one, _ in said)
+        return Answer(together([answer[0] for *_, answer in said]), text, date, ", ".join(file for file, *_ in said))
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +270,7 @@ class First:
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """A verdict with its reason, read from no file: not askable here, not measured yet, or from arithmetic alone."""
+    """A verdict with its reason, read from no file: not askable here, or from arithmetic alone."""
 
     verdict: str
     text: str
@@ -255,11 +282,6 @@ class Stated:
 def never(reason: str) -> Stated:
     """Not askable here, and why."""
     return Stated(NEVER, reason)
-
-
-def unasked(reason: str) -> Stated:
-    """It could be asked, but nothing prints it yet."""
-    return Stated(OPEN, reason)
 
 
 DRAWING = never("Drawings of how it works: they hold no measurement.")

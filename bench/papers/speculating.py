@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 from bench.papers.parts import HOLDS, NO, PART, Paper, Part, Row
-from bench.papers.sources import DRAWING, Claims, First, Keeps, Reading, Systems, never, unasked
+from bench.papers.sources import DRAWING, Claims, First, Keeps, Reading, Systems, never
 
 LOSSY = "bench lossy --questions 48 --tokens 256"
 EXECUTED = (
@@ -89,6 +90,23 @@ def default_layers(result: Mapping[str, Any]) -> tuple[str, str]:
     return of([a > b for a, b in pairs]), f"Estimator / routers with default vectors, by layer: {text}."
 
 
+def heaviest_best(result: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Recall of default vectors by the rank of the chosen expert's weight; the first layer has none before it."""
+    row = result["predictors"].get("default_vectors", {})
+    if not (layers := row.get("recall_by_rank")):
+        return None
+    ranks = [statistics.fmean(rates) for rates in zip(*layers[1:], strict=True)]
+    falls = all(a > b for a, b in pairwise(ranks))
+    first, last = ([rates[at] for rates in layers[1:]] for at in (0, -1))
+    said = HOLDS if falls else PART if ranks[0] > ranks[-1] else NO
+    return said, (
+        "Recall@k of default vectors by rank, heaviest first, mean of the layers but the first: "
+        f"{', '.join(f'{rate:.1%}' for rate in ranks)}. By layer, heaviest / lightest: "
+        + ", ".join(f"{a:.0%} / {b:.0%}" for a, b in zip(first, last, strict=True))
+        + "."
+    )
+
+
 PAPER = Paper(
     "speculating",
     "Speculating Experts",
@@ -142,7 +160,8 @@ PAPER = Paper(
         Row(
             "Figure 5",
             "The experts of most weight are recalled best.",
-            unasked("No command prints a predictor's hits by rank; simulate has the caches' (hit rates by rank)."),
+            Reading("predictors", heaviest_best),
+            "bench predictors",
         ),
         Row(
             "Table 1, routers",

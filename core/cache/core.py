@@ -130,13 +130,14 @@ class CacheCore(Generic[S]):
     def release(self, eids: Sequence[int]) -> None:
         """End a lease of a layer: its experts may be evicted again, and are at once if the policy does not retain any.
         With the last lease, lent slots are taken back."""
+        leased, retains = self.leased, self.policy.retains
         for eid in eids:
-            self.leased[eid] -= 1
-            if not self.leased[eid]:
-                del self.leased[eid]
-                if not self.policy.retains and eid not in self.pinned and self.table[eid]:
-                    self.evict(eid)
-        if eids and not self.leased:
+            others = leased.pop(eid) - 1
+            if others:
+                leased[eid] = others
+            elif not retains and eid not in self.pinned and self.table[eid]:
+                self.evict(eid)
+        if eids and not leased:
             self._take_back(self.pool(eids[0] // self.experts))
 
     def end_leases(self) -> None:

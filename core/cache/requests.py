@@ -27,32 +27,29 @@ class Requests:
         """Lease `wanted` (distinct experts of `layer`, at most its pool's capacity): those with slots first, then those
         missing, whose copies are submitted. An expert is one segment: all of its blocks are resident, or none."""
         core, tickets, fresh, base = self._core, self._copies.tickets, self._queue.fresh, layer * self._core.experts
-        tables, whole = core.table, self._copies.whole
+        table, whole = core.table, self._copies.whole
         eids = [base + expert for expert in wanted]
         missing = core.lease(layer, eids)
         self._queue.guard.used(eids)
-        segments: list[LeasedSegment] = []
-        for expert in wanted:
-            eid = base + expert
-            slots = tables[eid]
-            if slots:
-                if eid not in tickets and eid not in fresh:
-                    segments.append(LeasedSegment(expert, whole[eid], slots, Outcome.HIT, None))
-                else:
-                    segments.append(self._hit(expert, whole[eid], slots))
+        segments = [
+            LeasedSegment(eid - base, whole[eid], slots, Outcome.HIT, None)
+            if eid not in tickets and eid not in fresh
+            else self._hit(eid - base, whole[eid], slots)
+            for eid in eids
+            if (slots := table[eid])
+        ]
         segments += [self._miss(eid - base, whole[eid]) for eid in missing]
         return Lease(layer, segments)
 
     def release(self, lease: Lease, fence: Any) -> None:
         """End a lease, whose computation is done, or on CUDA will be at `fence`."""
-        tickets, eids = self._copies.tickets, list[int]()
         for leased in lease.segments:
-            for slot in leased.slots:
-                slot.fence = fence
-            eid = leased.segment.eid
-            tickets.pop(eid, None)
-            eids.append(eid)
-        self._core.release(eids)
+            if fence is not None:
+                for slot in leased.slots:
+                    slot.fence = fence
+            if leased.ticket is not None:
+                self._copies.tickets.pop(leased.segment.eid, None)
+        self._core.release([leased.segment.eid for leased in lease.segments])
         if not self._core.leased:
             if self._core.transit:
                 self._copies.counts.bypassed += sum(not self._core.is_resident(eid) for eid in self._fetched)

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from core.calibrate.observe import Observer
+from core.calibrate.paths import Paths
 from core.calibrate.states import HELD_OUT, States
 from core.calibrate.texts import Text, Tokens, shortened, tokenize
 from core.calibrate.times import PASSES, PROMPT, measure
+from core.calibrate.written import Writer
 from core.engine import Engine
 from core.errors import ProfileError, SettingError
 from core.memory.store import Cancelled
@@ -28,7 +30,14 @@ from core.trace import Trace
 Progress = Callable[[str, float], None]
 
 ROUTING = frozenset({"counts", "pairs", "tae", "first_table", "path"})  # parts that a trace can provide
-SHARES = {"read": 2.0, "likeness": 0.5, "times": 0.2, "estimator": 1.0, "path": 2.0}  # of the progress bar
+SHARES = {
+    "read": 2.0,
+    "write": 4.0,
+    "likeness": 0.5,
+    "times": 0.2,
+    "estimator": 1.0,
+    "path": 2.0,
+}  # of the progress bar
 
 
 def calibrate(
@@ -49,16 +58,17 @@ def calibrate(
     prompt, in windows of at most 2048 tokens, with the true router deciding; at most `limit` tokens, 0 = no limit.
     Routing from `traces` is added. `warmup`: in co-activations the n-th token of a text counts n / warmup up to that
     one, and 1 after it (BuddyMoE section 3.3 (iii), where the weights are left open); 0 = every token counts 1.
-    `folder`: where the estimator's training data are meanwhile, in files without a name; None = the system's folder for
-    temporary files. Its quasi-hidden states need default vectors, which are then measured as well.
+    `folder`: where training data are meanwhile, in files without a name; None = the system's folder for temporary
+    files. The estimator's quasi-hidden states need default vectors, which are then measured as well. The routing path
+    learns from answers that the model writes to the texts' prompts, unless `settings` say otherwise.
 
     The engine answers no requests meanwhile (BusyError). Afterwards, also when this raises, its settings and hooks are
     restored, and it gives the same logits. Which experts are resident changes, as with any prompt.
 
     Host memory, L layers of E experts, k active, width H: 24 L E^2 + 655360 L (entropies) + 4 L E H (default vectors) +
-    4000 (L E + H) (maps) + 128 MiB (estimator) + 256 (4 L + 2 E) H (likeness) + 32768 L k (paths) bytes, and 4
-    bytes per token of text; training the path net takes about 50 kB * L E more. Device memory: that of a prompt, and
-    4 (2 T k + E) H bytes for a chunk of T tokens.
+    4000 (L E + H) (maps) + 128 MiB (estimator) + 256 (4 L + 2 E) H (likeness) bytes, 4 bytes per token of text, and 4
+    per token that the path net learns from; training that net takes about 50 kB * L E more. Device memory: that of a
+    prompt, and 4 (2 T k + E) H bytes for a chunk of T tokens.
 
     Raises SettingError for unknown parts or when there is nothing to read, ProfileError for a trace of another model or
     a disk without room for the training data, BusyError, Cancelled.
@@ -82,8 +92,9 @@ def calibrate(
     with (
         engine.workbench("The model is being calibrated.") as bench,
         _states(bench, read, wanted, settings, folder) as to,
+        _paths(bench, read, traces, wanted, limit, settings, folder) as paths,
     ):
-        seen = Observer(bench, wanted, warmup, to)
+        seen = Observer(bench, wanted, warmup, to, paths, settings.path_texts == "read")
         return _gather(engine, bench, seen, read, traces, wanted, source, warmup, settings, progress, cancel)
 
 
@@ -101,6 +112,27 @@ def _states(
     total = sum(len(text.ids) for text in read)
     with closing(States(bench.shape, bench.sites, bench.device, total, settings, folder)) as states:
         yield states
+
+
+@contextmanager
+def _paths(
+    bench: MeasurementSession,
+    read: Sequence[Tokens],
+    traces: Sequence[Trace],
+    wanted: set[str],
+    limit: int,
+    settings: CalibrationSettings,
+    folder: Path | None,
+) -> Iterator[Paths | None]:
+    if "path" not in wanted:
+        yield None
+        return
+    there = sum(len(text.ids) for text in read) + sum(trace.tokens for trace in traces)
+    most = min(settings.path_tokens, limit or settings.path_tokens)
+    most = most if read and settings.path_texts == "generated" else min(settings.path_tokens, there)
+    shape = bench.shape
+    with closing(Paths(shape.layers, shape.experts, shape.top_k, most, folder)) as paths:
+        yield paths
 
 
 def check_trace(trace: Trace, engine: Engine) -> None:
@@ -132,10 +164,14 @@ def _gather(
     progress: Progress,
     cancel: threading.Event,
 ) -> Profile:
-    settings, stage = dict[str, object](), _stages(wanted, progress)
-    if wanted != {"times"}:
+    written = read if seen.paths is not None and training.path_texts == "generated" else []
+    known = [] if written and wanted <= {"times", "path"} else read  # nothing is learnt from reading them
+    settings, stage = dict[str, object](), _stages(wanted, bool(known or traces), bool(written), progress)
+    if known or traces:
         with bench.unpaced(), bench.watched(seen.layer, seen.embedding):
-            _read(seen, read, traces, stage("read"), cancel)
+            _read(seen, known, traces, stage("read"), cancel)
+    if seen.paths is not None and written:
+        _write(bench, seen.paths, written, engine.prompt.ends, training.path_answer, stage("write"), cancel)
     found, about, shape = _results(seen, wanted), engine.manifest(), engine.shape
     if seen.likeness is not None:
         report = stage("likeness")
@@ -161,7 +197,7 @@ def _gather(
         shape.experts,
         shape.top_k,
         shape.hidden,
-        seen.tokens,
+        seen.tokens or (seen.paths.tokens if seen.paths is not None else 0),
         source or f"{len(read)} texts",
         datetime.now().astimezone().isoformat(timespec="seconds"),
         **found,
@@ -169,6 +205,9 @@ def _gather(
         settings=settings,
     )
     trained_on = {} if seen.states is None else {"estimator": seen.states.trained}
+    if seen.paths is not None:
+        trained_on["path"] = seen.paths.tokens
+        settings["path_texts"] = "generated" if written else "read"
     settings["gathered"] = {
         part: {"tokens": trained_on.get(part, seen.tokens), "source": profile.source, "created": profile.created}
         for part in profile.parts()
@@ -177,9 +216,9 @@ def _gather(
     return profile
 
 
-def _stages(wanted: set[str], progress: Progress) -> Callable[[str], Progress]:
+def _stages(wanted: set[str], reads: bool, writes: bool, progress: Progress) -> Callable[[str], Progress]:
     """Returns a function that gives each stage its own `progress`, which fills that stage's share of the whole."""
-    names = wanted | ({"read"} if wanted != {"times"} else set())
+    names = wanted | ({"read"} if reads else set()) | ({"write"} if writes else set())
     shares = {name: share for name, share in SHARES.items() if name in names}
     done, whole = 0.0, sum(shares.values())
 
@@ -201,6 +240,24 @@ def _read(
         if cancel.is_set():
             raise Cancelled
         progress(f"Reading {total:,} tokens", seen.tokens / max(1, total))
+
+
+def _write(
+    bench: MeasurementSession,
+    paths: Paths,
+    texts: Sequence[Tokens],
+    ends: Collection[int],
+    most: int,
+    progress: Progress,
+    cancel: threading.Event,
+) -> None:
+    """Has the model answer the texts' prompts until `paths` is full."""
+    writer, limit = Writer(bench, paths, ends, most), paths.left
+    with bench.unpaced(), bench.watched(writer.layer, lambda embedded: None):
+        for _ in chain((None,), writer.write(texts, limit)):
+            if cancel.is_set():
+                raise Cancelled
+            progress(f"Writing {limit:,} tokens to learn from", writer.tokens / max(1, limit))
 
 
 def _results(seen: Observer, wanted: set[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from core.calibrate.gate_recall import GateAhead
 from core.calibrate.likeness import Likeness
 from core.calibrate.maps import MapCollection
 from core.calibrate.outputs import Norms, Outputs, Peaks
-from core.calibrate.samples import Paths
+from core.calibrate.paths import Paths
 from core.calibrate.states import States
 from core.calibrate.texts import Tokens
 from core.profile.routing import Activations, Entropies, FirstTokens
@@ -25,11 +25,18 @@ WINDOW = 2048  # tokens; a longer text is read in several windows, each from its
 
 class Observer:
     """Reads texts through a measurement session and keeps the data for `parts`. Nothing is counted twice; an
-    interrupted text counts as far as it was read. `warmup`: see `core.calibrate.gather.calibrate`. `states`: where the
-    estimator's training data go; the caller closes it."""
+    interrupted text counts as far as it was read. `warmup`: see `core.calibrate.gather.calibrate`. `states` and
+    `paths`: where the training data of estimator and routing path go; the caller closes them. `paths_of_texts`: the
+    latter are of the texts, too, not of recorded routing alone."""
 
     def __init__(
-        self, bench: MeasurementSession, parts: Collection[str], warmup: int = 0, states: States | None = None
+        self,
+        bench: MeasurementSession,
+        parts: Collection[str],
+        warmup: int = 0,
+        states: States | None = None,
+        paths: Paths | None = None,
+        paths_of_texts: bool = True,
     ) -> None:
         layers, experts, hidden, k = bench.shape.layers, bench.shape.experts, bench.shape.hidden, bench.shape.top_k
         self._bench, self.layers, self._warmup = bench, layers, warmup
@@ -40,7 +47,7 @@ class Observer:
         self.activations = Activations(layers, experts) if {"counts", "pairs"} & set(parts) else None
         self.entropies = Entropies(layers) if "tae" in parts else None
         self.first = FirstTokens(experts, k) if "first_table" in parts else None
-        self.paths = Paths(experts) if "path" in parts else None
+        self.paths, self._paths_of_texts = paths, paths_of_texts
         self.outputs = Outputs(layers, experts, hidden) if "defaults" in parts else None
         self.norms = Norms(layers, experts) if "norms" in parts else None
         self.peaks = Peaks(layers, experts) if "peaks" in parts else None
@@ -70,7 +77,7 @@ class Observer:
                 routes.append(np.stack(self._ids, 1))
                 self._ids.clear()
                 yield
-            if self.paths is not None:
+            if self.paths is not None and self._paths_of_texts:
                 self.paths.add(ids, np.concatenate(routes), max(0, min(text.prompt - start, len(ids))))
 
     def replay(self, trace: Trace) -> Iterator[None]:

@@ -1,17 +1,10 @@
-"""Uniform samples of what was read: of single tokens, and of the expert paths of whole texts."""
+"""Uniform samples of the tokens that were read."""
 
 from __future__ import annotations
 
-import heapq
-
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from core.policy.predict.nets.path import Passage
-from core.trace.chunk import id_type
-
-PATH_TOKENS = 32768
 SEED = 0
 
 
@@ -38,27 +31,3 @@ class Draw:
     def count(self) -> int:
         """Tokens in the sample."""
         return min(self._seen, self.capacity)
-
-
-class Paths:
-    """A uniform sample of texts with at most `tokens` tokens in all, but at least one text. Memory: tokens * L * k
-    bytes, twice that for models with more than 256 experts per layer."""
-
-    def __init__(self, experts: int, tokens: int = PATH_TOKENS) -> None:
-        self._type, self._room, self._count = id_type(experts), tokens, 0
-        self._random = np.random.default_rng(SEED)
-        self._kept: list[tuple[float, int, Passage]] = []  # a heap; the next to be dropped is first
-
-    def add(self, tokens: npt.NDArray[np.integer], ids: npt.NDArray[np.integer], prompt: int) -> None:
-        """Adds a text's tokens [T] and choices [T, L, k]; its first `prompt` tokens are the prompt."""
-        listed: list[int] = tokens.tolist()
-        passage = Passage(listed[:prompt], listed, torch.from_numpy(ids.astype(self._type)))
-        heapq.heappush(self._kept, (float(self._random.random()), self._count, passage))
-        self._count += 1
-        self._room -= len(listed)
-        while self._room < 0 and len(self._kept) > 1:
-            self._room += len(heapq.heappop(self._kept)[2].ids)
-
-    def passages(self) -> list[Passage]:
-        """The sampled texts, in the order they were added."""
-        return [passage for _, _, passage in sorted(self._kept, key=lambda kept: kept[1])]

@@ -20,7 +20,9 @@ def free_bytes(device: torch.device) -> tuple[int, int]:
 def device_free(device: torch.device, instead_of: Memory | None = None) -> int:
     """Free bytes of the memory that `device` computes in, plus those that the model loaded now
     (`instead_of`) would free."""
-    freed = 0 if instead_of is None else instead_of.used + (instead_of.host if device.type == "cpu" else 0)
+    freed = 0
+    if instead_of is not None:
+        freed = instead_of.used + (instead_of.host + instead_of.kept if device.type == "cpu" else 0)
     return free_bytes(device)[0] + freed
 
 
@@ -28,4 +30,4 @@ def host_free(device: torch.device, instead_of: Memory | None = None) -> int:
     """The same for host memory."""
     if device.type == "cpu":
         return device_free(device, instead_of)
-    return free_bytes(torch.device("cpu"))[0] + (instead_of.host if instead_of is not None else 0)
+    return free_bytes(torch.device("cpu"))[0] + (instead_of.host + instead_of.kept if instead_of is not None else 0)

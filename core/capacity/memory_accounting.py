@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from core.capacity.free_memory import free_bytes
@@ -13,10 +15,20 @@ from core.types import Memory
 
 
 class Ledger:
-    """Adds up dense weights, slots, KV cache and workspace. May be read from any thread."""
+    """Adds up dense weights, slots, KV cache and workspace. `kept_bytes`: host memory of KV caches that
+    wait there. May be read from any thread."""
 
-    def __init__(self, sizes: Sizes, arena: Arena, kv: KVCache, device: torch.device, budget: Budget) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        arena: Arena,
+        kv: KVCache,
+        device: torch.device,
+        budget: Budget,
+        kept_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._sizes, self._arena, self._kv, self._device = sizes, arena, kv, device
+        self._kept_bytes = kept_bytes
         self._peak = 0
         self.budget_bytes = sizes.budget_bytes(budget)
 
@@ -52,4 +64,5 @@ class Ledger:
             device_free=free,
             host=host_bytes,
             peak=self._peak,
+            kept=self._kept_bytes(),
         )

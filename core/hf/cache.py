@@ -3,10 +3,14 @@
 transformers' own layers concatenate the whole cache for every token; these write in place. The states of linear
 attention and short convolutions have one size for every context: transformers' own code keeps them, and this module
 counts their bytes. A layer of any other kind is refused by name, because its size cannot be guaranteed.
+
+What a layer holds can be copied to host memory and put back. Keys and values of positions can be cut to any number of
+them (`rows`); a window that has lost positions, and a state, are of one moment (`moment`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -44,6 +48,30 @@ class ReservedTensor:
         self.length = end
         return self._tensor.narrow(self._dim, 0, end)
 
+    def cut(self, length: int) -> torch.Tensor | None:
+        """Keep the first `length` positions, or all where there are fewer -> a view of them; None before the first
+        append."""
+        if self._tensor is None:
+            return None
+        self.length = min(self.length, length)
+        return self._tensor.narrow(self._dim, 0, self.length)
+
+    def copied(self, length: int) -> torch.Tensor | None:
+        """A copy in host memory of the first `length` positions; None before the first append."""
+        if self._tensor is None:
+            return None
+        return on_host(self._tensor.narrow(self._dim, 0, min(self.length, length)))
+
+    def put(self, copy: torch.Tensor | None, length: int | None = None) -> torch.Tensor | None:
+        """Replace the content by a copy, or by its first `length` positions; returns a view of them."""
+        self.length = 0
+        if copy is None:
+            return self.cut(0)
+        whole = copy.shape[self._dim]
+        kept = copy.narrow(self._dim, 0, whole if length is None else min(length, whole))
+        assert self._tensor is not None, "a copy is put back where it was taken from"
+        return self.append(kept.to(self._tensor.device))
+
     def keep_last(self, full: torch.Tensor) -> torch.Tensor:
         """Replace the content by the last positions of `full`, as many as fit; returns a view of them."""
         self.length = 0
@@ -58,6 +86,14 @@ class ReservedTensor:
         return tensor
 
 
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in host memory, contiguous and of its own."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+Copied = list[Any]  # of one layer: tensors in host memory, None where there was nothing, and numbers
+
+
 class Reserved:
     """Interface of every layer here, in addition to that of transformers' cache layers.
 
@@ -66,6 +102,7 @@ class Reserved:
 
     window: int | None = None  # maximum positions kept; None = the whole context
     state_bytes = 0  # bytes allocated independent of the context
+    momentary = False  # it may hold something that cannot be cut
 
     @property
     def growing_bytes(self) -> int:
@@ -75,12 +112,36 @@ class Reserved:
     def clear(self) -> None:
         """Drop the content, keep the memory."""
 
+    def cuttable(self, length: int) -> bool:
+        """Whether the first `length` positions are all there, and can be cut to any number of them."""
+        return True
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` positions of what `rows` copies."""
+
+    def rows(self, length: int) -> Copied:
+        """Copies in host memory of what can be cut: of the first `length` positions."""
+        return []
+
+    def put_rows(self, copied: Iterator[Any], length: int) -> None:
+        """Put back the first `length` positions of what `rows` copied."""
+
+    def moment(self) -> Copied:
+        """Copies in host memory of what cannot be cut, as it is now."""
+        return []
+
+    def put_moment(self, copied: Iterator[Any]) -> None:
+        """Put back what `moment` copied."""
+
     def _reserve(self, context: int) -> None:
         """Set the capacity to `context` positions; nothing is allocated yet."""
 
 
 class ReservedLayer(Reserved, DynamicLayer):
     """Full attention: keys and values [batch, heads, context, dim]."""
+
+    keys: Any  # a tensor; None before the first pass
+    values: Any
 
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
@@ -110,14 +171,34 @@ class ReservedLayer(Reserved, DynamicLayer):
         for room in self._rooms:
             room.length = 0
 
+    def cuttable(self, length: int) -> bool:
+        return super().cuttable(length) and (
+            not self.is_initialized or all(room.length >= length for room in self._rooms)
+        )
+
+    def cut(self, length: int) -> None:
+        super().cut(length)
+        self.keys, self.values = (room.cut(length) for room in self._rooms)
+
+    def rows(self, length: int) -> Copied:
+        return [*super().rows(length), *(room.copied(length) for room in self._rooms)]
+
+    def put_rows(self, copied: Iterator[Any], length: int) -> None:
+        super().put_rows(copied, length)
+        self.keys, self.values = (room.put(next(copied), length) for room in self._rooms)
+
 
 class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
     """Sliding window: the last `window` keys and values; the current token's own come with the call."""
+
+    keys: Any  # a tensor; None before the first pass
+    values: Any
 
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
         self.window = max(1, self.sliding_window - 1)
         room = min(context, self.window)
+        self.momentary = self.momentary or room < context
         self._rooms = ReservedTensor(room, 2), ReservedTensor(room, 2)
 
     def update(
@@ -138,9 +219,33 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
         if self.is_initialized:
             self.keys, self.values = self.keys[:, :, :0], self.values[:, :, :0]
 
+    def cuttable(self, length: int) -> bool:
+        whole = self.window is not None and self.cumulative_length <= self.window  # none has left it
+        return super().cuttable(length) and (
+            not self.is_initialized or (whole and all(room.length >= length for room in self._rooms))
+        )
+
+    def cut(self, length: int) -> None:
+        super().cut(length)
+        if self.is_initialized and self.cumulative_length > length:
+            self.keys, self.values = (room.cut(length) for room in self._rooms)
+            self.cumulative_length = length
+
+    def moment(self) -> Copied:
+        return [*super().moment(), self.cumulative_length, *(room.copied(room.length) for room in self._rooms)]
+
+    def put_moment(self, copied: Iterator[Any]) -> None:
+        super().put_moment(copied)
+        self.cumulative_length = next(copied)
+        kept = [(room, next(copied)) for room in self._rooms]
+        if self.is_initialized:
+            self.keys, self.values = (room.put(copy) for room, copy in kept)
+
 
 class ReservedStates(Reserved, LinearAttentionLayer):
     """Linear attention and short convolutions: states whose size does not depend on the context."""
+
+    momentary = True
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         super().lazy_initialization(*args, **kwargs)
@@ -154,6 +259,26 @@ class ReservedStates(Reserved, LinearAttentionLayer):
         super().clear()
         LinearAttentionLayer.reset(self)
 
+    def cuttable(self, length: int) -> bool:
+        return False
+
+    def moment(self) -> Copied:
+        return [
+            *super().moment(),
+            dict(self.has_previous_state),
+            [None if t is None else on_host(t) for t in self._all()],
+        ]
+
+    def put_moment(self, copied: Iterator[Any]) -> None:
+        super().put_moment(copied)
+        self.has_previous_state = dict(next(copied))
+        for state, copy in zip(self._all(), next(copied), strict=True):
+            if state is not None:
+                state.zero_() if copy is None else state.copy_(copy)
+
+    def _all(self) -> list[torch.Tensor | None]:
+        return [*self.conv_states.values(), *self.recurrent_states.values()]
+
 
 class ReservedHybrid(ReservedStates, ReservedLayer, LinearAttentionAndFullAttentionLayer):
     """States and full attention."""
@@ -166,15 +291,17 @@ class ReservedHybridWindow(ReservedStates, ReservedWindow, LinearAttentionAndSli
 class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
     """Full attention that selects positions by a small index [batch, context, dim]."""
 
+    indexer_keys: Any  # a tensor; None before the first pass
+
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
         self._index = ReservedTensor(context, 1)
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """Append [batch, n, dim] and return everything so far."""
-        self.indexer_keys = self._index.append(indexer_key_states)
-        self.is_indexer_initialized = True
-        return self.indexer_keys
+        keys = self._index.append(indexer_key_states)
+        self.indexer_keys, self.is_indexer_initialized = keys, True
+        return keys
 
     @property
     def growing_bytes(self) -> int:
@@ -185,6 +312,26 @@ class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
         super().clear()
         self._index.length = 0
         self.indexer_position_ids = None
+
+    def cuttable(self, length: int) -> bool:
+        return super().cuttable(length) and (not self.is_indexer_initialized or self._index.length >= length)
+
+    def cut(self, length: int) -> None:
+        super().cut(length)
+        self.indexer_keys = self._index.cut(length)
+        if self.indexer_position_ids is not None:
+            self.indexer_position_ids = self.indexer_position_ids[..., :length]
+
+    def rows(self, length: int) -> Copied:
+        positions = self.indexer_position_ids
+        own = None if positions is None else on_host(positions[..., :length])
+        return [*super().rows(length), self._index.copied(length), own]
+
+    def put_rows(self, copied: Iterator[Any], length: int) -> None:
+        super().put_rows(copied, length)
+        self.indexer_keys, positions = self._index.put(next(copied), length), next(copied)
+        device = None if self.indexer_keys is None else self.indexer_keys.device
+        self.indexer_position_ids = None if positions is None else positions[..., :length].to(device)
 
 
 RESERVED: dict[type[Any], type[Reserved]] = {

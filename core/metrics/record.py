@@ -96,6 +96,15 @@ class StepRecord:
     layer: npt.NDArray[np.int16]  # [R] requests: the layer of each; one per distinct expert of a layer
     expert: npt.NDArray[np.int16]  # [R]
     outcome: npt.NDArray[np.uint8]  # [R] Outcome of each request
+    cached_tokens: int = field(
+        default=0,
+        metadata=metric(
+            "tokens",
+            "Positions of the prompt that were taken over from a kept KV cache and not computed; counted in the first "
+            "pass of an answer.",
+            reduce="sum",
+        ),
+    )
     predict_ms: float = field(
         default=0.0,
         metadata=metric(

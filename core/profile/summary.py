@@ -140,8 +140,12 @@ def _trained(part: str) -> Callable[[Profile], str]:
 
 
 def _training(profile: Profile, part: str) -> str:
-    """How the estimator was trained; "" for another network."""
+    """What a network was trained on, as far as it is known."""
     config, gathered = profile.settings.get(part), profile.settings.get("gathered")
+    if part == "path" and isinstance(gathered, dict) and (wrote := profile.settings.get("path_texts")):
+        known = gathered.get(part)
+        tokens = f"{known['tokens']:,} tokens" if isinstance(known, dict) and "tokens" in known else "texts"
+        return f"trained on {tokens} {'that the model wrote itself' if wrote == 'generated' else 'read'}; "
     if part != "estimator" or not isinstance(config, dict) or "width" not in config:
         return ""
     state = "quasi-hidden states" if config.get("quasi") else "router inputs"

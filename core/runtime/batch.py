@@ -52,7 +52,8 @@ def compute(model: Any, device: torch.device, batch: Batch, keep: int = 1) -> to
     (share,) = batch.shares
     assert share.kv is not None, "there is nothing that the tokens follow"
     inputs = torch.tensor([list(share.tokens)], device=device)
+    share.kv.whole = False  # until all layers hold the tokens
     output = model(input_ids=inputs, past_key_values=share.kv.cache, use_cache=True, logits_to_keep=keep)
-    share.kv.length += len(share.tokens)
+    share.kv.length, share.kv.whole = share.kv.length + len(share.tokens), True
     logits: torch.Tensor = output.logits[0]
     return logits

@@ -1,23 +1,52 @@
-"""The KV cache, of the size that the budget reserved: allocated in the first pass and then reused."""
+"""The KV cache, of the size that the budget reserved: allocated in the first pass and then reused. What it holds can be
+copied to host memory, and put back.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from core.hf.cache import reserve
+from core.hf.cache import Copied, reserve
 
 
 class SequenceKV:
     """Keys, values and states of the first `length` tokens of one sequence. They last as long as the sequence wants
     them, or until the memory is given to another one."""
 
-    __slots__ = ("_cache", "exact", "length")
+    __slots__ = ("_cache", "length", "lossy_from", "manners", "whole")
 
     def __init__(self, cache: DynamicCache) -> None:
         self._cache: DynamicCache | None = cache
         self.length = 0
-        self.exact = True  # nothing lossy was computed in any of the tokens
+        self.whole = True  # no pass is under way, and none broke off
+        self.lossy_from: int | None = None  # tokens from here on depend on something lossy; None: all are exact
+        self.manners: tuple[str, ...] = ()  # the lossy settings under which it was computed, each once
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing lossy was computed in any of the tokens."""
+        return self.lossy_from is None
+
+    def mark_lossy(self, start: int, manner: str) -> None:
+        """Something lossy was computed in the tokens from `start` on, under the settings `manner`."""
+        self.lossy_from = start if self.lossy_from is None else min(start, self.lossy_from)
+        if manner not in self.manners:
+            self.manners += (manner,)
+
+    def broke_off(self, length: int) -> None:
+        """The pass that followed the first `length` tokens does not count."""
+        self.length, self.whole = length, False
+
+    def cut_to(self, length: int) -> None:
+        """Only the first `length` tokens are left: what was lossy in later ones is gone with them."""
+        self.length, self.whole = length, True
+        if self.lossy_from is not None and self.lossy_from >= length:
+            self.lossy_from, self.manners = None, ()
 
     @property
     def cache(self) -> DynamicCache:
@@ -25,9 +54,46 @@ class SequenceKV:
         assert self._cache is not None, "the memory of this KV cache was given to another sequence"
         return self._cache
 
+    @property
+    def held(self) -> bool:
+        """Whether the memory is still this sequence's."""
+        return self._cache is not None
+
     def give_up(self) -> None:
         """The memory is given to another sequence."""
         self._cache = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Copies in host memory of what cannot be cut, when the KV held `length` tokens: states of linear attention, and
+    windows."""
+
+    length: int
+    layers: tuple[Copied, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Host bytes."""
+        return _bytes(self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Stash:
+    """A KV copied to host memory: its first `length` tokens. Without a moment (a pass broke off, and what cannot be
+    cut is lost) it can be put back only together with another moment."""
+
+    length: int
+    layers: tuple[Copied, ...]
+    moment: Moment | None
+    cuttable: bool  # it can be put back to any number of tokens
+    lossy_from: int | None
+    manners: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Host bytes."""
+        return _bytes(self.layers) + (self.moment.bytes if self.moment is not None else 0)
 
 
 class KVCache:
@@ -37,23 +103,103 @@ class KVCache:
     def __init__(self, model: PreTrainedModel, context: int) -> None:
         self._config = model.config
         cache = DynamicCache(config=self._config)
-        self._own = reserve(cache, context)
+        self._own, self._context = reserve(cache, context), context
         self._layers = cache.layers
         self.holder: SequenceKV | None = None
+        self.before_taken: Callable[[SequenceKV], None] = lambda holder: None
+        """Called before the memory is taken from its holder, which may still be copied then."""
 
     @torch.inference_mode()
     def fresh(self) -> SequenceKV:
         """The memory, emptied, for a sequence to begin or to start over. Whoever held it loses what was there."""
         if self.holder is not None:
+            self.before_taken(self.holder)
             self.holder.give_up()
         for layer in self._own:
             layer.clear()
+        return self._held(SequenceKV(self._empty()))
+
+    # ------------------------------------------------------------------ what is there already
+
+    def cuttable(self, kv: SequenceKV) -> bool:
+        """Whether the holder can be cut to any number of its tokens. One whose last pass broke off is cut to the tokens
+        before it, or not at all."""
+        assert kv is self.holder
+        return all(layer.cuttable(kv.length) for layer in self._own)
+
+    @torch.inference_mode()
+    def cut(self, kv: SequenceKV, length: int, moment: Moment | None = None) -> SequenceKV:
+        """The holder, cut to its first `length` tokens, goes on as another sequence's KV. `moment`, of that length,
+        puts back what cannot be cut."""
+        assert kv is self.holder and length <= kv.length
+        assert moment is not None or (kv.whole and length == kv.length) or self.cuttable(kv)
+        for layer in self._own:
+            layer.cut(length)
+        self._put_moment(moment)
+        after = SequenceKV(self._empty())
+        after.length, after.lossy_from, after.manners = kv.length, kv.lossy_from, kv.manners
+        after.cut_to(length)
+        kv.give_up()
+        return self._held(after)
+
+    @torch.inference_mode()
+    def moment(self, kv: SequenceKV) -> Moment | None:
+        """A copy of what cannot be cut, or not for long, as it is now; None where there is no such thing, or where it
+        is not whole."""
+        if not kv.whole or not any(layer.momentary for layer in self._own):
+            return None
+        return Moment(kv.length, tuple([layer.moment() for layer in self._own]))
+
+    @torch.inference_mode()
+    def stash(self, kv: SequenceKV) -> Stash:
+        """A copy of the holder in host memory."""
+        assert kv is self.holder
+        moment = Moment(kv.length, tuple([layer.moment() for layer in self._own])) if kv.whole else None
+        rows = tuple([layer.rows(kv.length) for layer in self._own])
+        return Stash(kv.length, rows, moment, kv.whole and self.cuttable(kv), kv.lossy_from, kv.manners)
+
+    @torch.inference_mode()
+    def put_back(self, stash: Stash, length: int, moment: Moment | None = None) -> SequenceKV:
+        """The memory with the first `length` tokens of a stash. Whoever held it loses what was there. `moment`, of that
+        length, stands in for the stash's own where that cannot be cut."""
+        assert length <= stash.length
+        kv = self.fresh()
+        for layer, rows in zip(self._own, stash.layers, strict=True):
+            layer.put_rows(iter(rows), length)
+        self._put_moment(moment or stash.moment)
+        if moment is None and length < stash.length:
+            assert stash.cuttable
+            for layer in self._own:
+                layer.cut(length)
+        kv.length, kv.lossy_from, kv.manners = stash.length, stash.lossy_from, stash.manners
+        kv.cut_to(length)
+        return kv
+
+    def _put_moment(self, moment: Moment | None) -> None:
+        for layer, copied in zip(self._own, moment.layers if moment is not None else (), strict=moment is not None):
+            layer.put_moment(iter(copied))
+
+    def _empty(self) -> DynamicCache:
         cache = DynamicCache(config=self._config)
         cache.layers = self._layers
-        self.holder = SequenceKV(cache)
-        return self.holder
+        return cache
+
+    def _held(self, kv: SequenceKV) -> SequenceKV:
+        self.holder = kv
+        return kv
 
     @property
     def bytes(self) -> int:
         """Device bytes allocated now."""
         return sum([layer.growing_bytes + layer.state_bytes for layer in self._own])
+
+    def stash_bytes(self, kv: SequenceKV) -> int:
+        """Host bytes that a stash of the holder takes, by what is allocated: windows count as the whole context."""
+        return sum([layer.growing_bytes * kv.length // self._context + layer.state_bytes for layer in self._own])
+
+
+def _bytes(copied: Any) -> int:
+    """Bytes of all tensors in nested sequences."""
+    if isinstance(copied, torch.Tensor):
+        return copied.nbytes
+    return sum([_bytes(one) for one in copied]) if isinstance(copied, (list, tuple)) else 0

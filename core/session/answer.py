@@ -80,6 +80,7 @@ class AnswerBuilder:
             prefill_hit_rate=share([s for s in self.steps if s.phase == "prefill"], "hits", "requests"),
             budget_bytes=memory.budget,
             device_bytes_peak=memory.peak,
+            kept_bytes=memory.kept,
             reason=self._sequence.reason,
             seed=seed,
             stop=self._stop.found,

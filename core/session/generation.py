@@ -16,6 +16,7 @@ from core.runtime.kv_cache import KVCache
 from core.runtime.pipeline import Pipeline, Stopped
 from core.session.answer import AnswerBuilder
 from core.session.constraint import Constraints
+from core.session.kept import KeptKVs, Start
 from core.session.loading import LoadedModel
 from core.session.logprobs import Logprobs
 from core.session.sampler import Draw, Sampler
@@ -39,19 +40,28 @@ class Generation:
     ) -> None:
         self._loaded, self._pipeline, self._kv, self._meter = loaded, pipeline, kv, meter
         self._controller, self._parts, self._chunk = controller, parts, loaded.sizes.chunk
+        self._kept: KeptKVs = parts.kept
         self._requests, self._constraints = itertools.count(1), Constraints(loaded.prompt)
 
     def answer(
-        self, ids: list[int], sampling: Sampling, cancel: threading.Event, submitted_s: float, draw: Draw | None
+        self,
+        ids: list[int],
+        sampling: Sampling,
+        cancel: threading.Event,
+        submitted_s: float,
+        draw: Draw | None,
+        *,
+        reuse: bool = False,
     ) -> Iterator[Piece]:
-        """Stream the continuation of a prompt, which leaves room for at least one token; ends all that it began. When
-        `cancel` is set, the pass under way is broken off before its next MoE layer, and counts for nothing."""
+        """Stream the continuation of a prompt, which leaves room for at least one token; ends all that it began.
+        `reuse`: continue from a kept KV, and keep this one. When `cancel` is set, the pass under way is broken off
+        before its next MoE layer, and counts for nothing."""
         tokenizer, constraint = self._loaded.prompt.tokenizer, None
         if sampling.schema:
             constraint = self._constraints.of(sampling.schema, len(ids))
         draw = draw or Sampler(sampling, self._loaded.device, len(ids), constraint)
         logprobs = None if sampling.logprobs is None else Logprobs(draw, tokenizer, sampling.logprobs)
-        sequence = self._sequence(ids, sampling, cancel, logprobs or draw)
+        sequence = self._sequence(ids, sampling, cancel, logprobs or draw, reuse=reuse)
         answer = AnswerBuilder(tokenizer, sequence, submitted_s, sampling.stop, logprobs)
         try:
             with suppress(Stopped):
@@ -61,6 +71,8 @@ class Generation:
             )
         finally:
             self._pipeline.end()
+            if reuse:
+                self._kept.end(sequence.ids, sequence.prompt, sequence.kv, sequence.moments)
 
     def _write(self, sequence: Sequence, answer: AnswerBuilder, total: int) -> Iterator[Piece]:
         """Read the first `total` tokens of `sequence`, then draw one after the other until it is over. Raises Stopped
@@ -77,16 +89,22 @@ class Generation:
             [token], step = self._pass("decode", (sequence, 1))
             answer.count(step)
 
-    def _sequence(self, ids: list[int], sampling: Sampling, cancel: threading.Event, draw: Draw) -> Sequence:
+    def _sequence(
+        self, ids: list[int], sampling: Sampling, cancel: threading.Event, draw: Draw, *, reuse: bool
+    ) -> Sequence:
         room = self._loaded.plan.context - len(ids)
         limited = sampling.max_new_tokens > room
+        manner = self._kept.manner(self._controller.wanted)
+        start = self._kept.begin(ids, manner) if reuse else Start(self._kv.fresh())
         return Sequence(
             next(self._requests),
             list(ids),
-            self._kv.fresh(),
+            start.kv,
             draw,
             Stop(self._loaded.prompt.ends, min(sampling.max_new_tokens, room), limited, cancel),
             self._meter.begin(),
+            kept=reuse,
+            begun=start.moment,
         )
 
     def _stats(self, sequence: Sequence, answer: AnswerBuilder, seed: int) -> AnswerStats:
@@ -102,11 +120,15 @@ class Generation:
         """Prefill: compute the first `total` tokens of `sequence` in chunks -> the token that follows, if that is
         new."""
         token: int | None = None
+        if sequence.taken_over:
+            yield Piece("prefill", done=sequence.computed, total=total, cached=sequence.cached)
         self._pipeline.announce(sequence.ids[sequence.computed : total][: self._chunk], sequence.request)
         while sequence.computed < total and not sequence.cancelled:
             [token], step = self._pass("prefill", (sequence, min(self._chunk, total - sequence.computed)))
             answer.count(step)
-            yield Piece("prefill", done=sequence.computed, total=total, step=step)
+            if sequence.kept:
+                sequence.remember(self._kv.moment(sequence.kv))
+            yield Piece("prefill", done=sequence.computed, total=total, cached=sequence.cached, step=step)
         return token
 
     def _read_again(self, sequence: Sequence, answer: AnswerBuilder) -> Iterator[Piece]:
@@ -124,6 +146,7 @@ class Generation:
         parts.ledger.begin()
         batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]))
         self._pipeline.begin(batch)
+        held, taken_over = [sequence.computed for sequence, _ in work], sum(sequence.taken_over for sequence, _ in work)
         for sequence, count in work:  # of a prompt: its next part is searched for while this one is computed
             if part := sequence.ids[sequence.computed + count :][: self._chunk]:
                 self._pipeline.announce(part, sequence.request)
@@ -132,14 +155,22 @@ class Generation:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         model_s = time.perf_counter() - began_s
-        tokens = [self._draw(sequence, row) for (sequence, _), row in zip(work, logits.split(1), strict=True)]
+        try:
+            tokens = [self._draw(sequence, row) for (sequence, _), row in zip(work, logits.split(1), strict=True)]
+        except BaseException:
+            for (sequence, _), start in zip(work, held, strict=True):
+                sequence.kv.broke_off(start)
+            raise
         for (sequence, _), token in zip(work, tokens, strict=True):
             if token is not None and sequence.continues(token):
                 self._pipeline.announce([token], sequence.request)
         changes = self._controller.take_changes()
         step = parts.recorder.end(started_s, model_s, parts.ledger.used(), parts.ledger.budget_bytes, changes)
-        for sequence, _ in work:
-            sequence.kv.exact &= step.lossless
+        if not step.lossless:
+            manner = self._kept.manner(self._controller.applied)
+            for (sequence, _), start in zip(work, held, strict=True):
+                sequence.kv.mark_lossy(start, manner)
+        step.cached_tokens = taken_over
         step.exact = all(sequence.kv.exact for sequence, _ in work)
         if parts.recorder.enabled:
             parts.telemetry.add(step)

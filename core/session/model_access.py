@@ -39,8 +39,7 @@ class ModelAccess:
         try:
             yield
         finally:
-            self._release()
-            self._changed()
+            self._give_back()
 
     @contextmanager
     def measuring(self, because: str) -> Iterator[MeasurementSession]:
@@ -80,12 +79,17 @@ class ModelAccess:
             finally:
                 session.close()
         finally:
-            self._release()
-            self._changed()
+            self._give_back()
 
     def _take(self, otherwise: str) -> None:
         if not self.lock.acquire():
             raise BusyError(self._because or otherwise)
+
+    def _give_back(self) -> None:
+        """End the use. What was requested after its last pass began is applied now: no other pass may follow."""
+        self._release()
+        self.apply_if_idle()
+        self._changed()
 
     def _release(self) -> None:
         self._because = ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from core.quality.sample import Sample
 from core.runtime.batch import Share
-from core.runtime.kv_cache import SequenceKV
+from core.runtime.kv_cache import Moment, SequenceKV
 from core.session.sampler import Draw
 from core.types import Reason
 
@@ -38,9 +38,13 @@ class Sequence:
     prompt: int = field(init=False)  # tokens of `ids` that were given; the others were drawn
     ended: bool = False  # an end token was drawn
     stopped: bool = False  # a text was written before which it is to end
+    kept: bool = False  # its KV is to be kept after the answer
+    cached: int = field(init=False)  # tokens that the KV held from the beginning
+    begun: Moment | None = None  # of the KV at the beginning
+    read: list[Moment] = field(default_factory=list)  # of the KV after the last two passes over the prompt
 
     def __post_init__(self) -> None:
-        self.prompt = len(self.ids)
+        self.prompt, self.cached = len(self.ids), self.kv.length
 
     # ------------------------------------------------------------------ computing
 
@@ -55,7 +59,24 @@ class Sequence:
 
     def start_over(self, kv: SequenceKV) -> None:
         """Continue with an empty KV cache: what it held is to be computed again."""
-        self.kv = kv
+        self.kv, self.cached, self.begun = kv, kv.length, None
+        self.read.clear()
+
+    @property
+    def taken_over(self) -> int:
+        """The tokens that the coming pass follows and that were computed for another request; 0 after the first
+        pass."""
+        return self.cached if self.computed == self.cached else 0
+
+    def remember(self, moment: Moment | None) -> None:
+        """A pass over the prompt has ended, with the KV at `moment`."""
+        if moment is not None:
+            self.read = [*self.read[-1:], moment]
+
+    @property
+    def moments(self) -> list[Moment]:
+        """Where a request may continue from, if its KV cannot be cut."""
+        return [one for one in (self.begun, *self.read) if one is not None]
 
     # ------------------------------------------------------------------ the answer
 

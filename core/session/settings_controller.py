@@ -26,6 +26,7 @@ from core.profile import Profile
 from core.runtime.miss import MissPolicy
 from core.runtime.recorder import Recorder
 from core.runtime.telemetry import Telemetry
+from core.session.kept import KeptKVs
 from core.session.lossy_check import check_allowed, check_weighable
 from core.settings.config import Settings
 
@@ -47,6 +48,7 @@ class EngineParts:
     miss: MissPolicy
     throttle: PrefetchThrottle
     link: LinkEmulation
+    kept: KeptKVs
 
 
 class SettingsController:
@@ -123,6 +125,9 @@ class SettingsController:
         if changed:
             to.throttle.restart()  # what these measured was of other settings
             to.predictor_host.answer_wait.restart()
+        to.kept.configure(old.kv, new.kv)
+        if to.predictor_host.profile is not profile:
+            to.kept.clear()
         anew = to.predictor_host.configure(old.prefetch, new.prefetch, profile)
         if anew:
             to.expert_cache.hints.forget()  # what another predictor told

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from core.cache.expert_cache import ExpertCache
 from core.capacity.fit import copies_gbps
+from core.capacity.free_memory import free_bytes
 from core.capacity.memory_accounting import Ledger
 from core.hf import install
 from core.hf.hooks import Installed
@@ -33,6 +36,7 @@ from core.runtime.telemetry import Telemetry
 from core.runtime.trace_capture import TraceCapture
 from core.runtime.unrecorded import Unrecorded
 from core.runtime.warmup import Threads, choose_threads, time_pass
+from core.session.kept import KeptKVs
 from core.session.loading import LoadedModel, with_buddies
 from core.session.settings_controller import EngineParts, SettingsController, begin
 
@@ -106,7 +110,8 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     arena = Arena(plan.codec, device, plan.paged)
     expert_cache = _cache(loaded, arena, transfers, controller)
     kv = KVCache(model, plan.context)
-    ledger = Ledger(sizes, arena, kv, device, settings.cache.budget)
+    kept = KeptKVs(kv, settings.kv, sizes.carried, lambda: free_bytes(torch.device("cpu"))[0])
+    ledger = Ledger(sizes, arena, kv, device, settings.cache.budget, lambda: kept.bytes)
     meter = Meter(device, expert_cache, lambda: 1e3 * (transfers.copy_s(sizes.blob) or sizes.blob / (link_gbps * 1e9)))
 
     throttle, capture = PrefetchThrottle(), TraceCapture(model, sites)
@@ -134,7 +139,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     layer_ms = pass_ms / shape.layers if plan.spec.model == "demo" else 0.0
     link = LinkEmulation(transfers, sizes.blob, layer_ms)
     parts = EngineParts(
-        sizes, expert_cache, transfers, telemetry, recorder, ledger, predictor_host, miss, throttle, link
+        sizes, expert_cache, transfers, telemetry, recorder, ledger, predictor_host, miss, throttle, link, kept
     )
     begin(settings, parts)
     return Wiring(

@@ -14,7 +14,7 @@ from core.types import ModelShape
 class CalibrationSettings:
     """How a profile is measured. Build with `CalibrationSettings.checked(...)` from untrusted values.
 
-    Estimator: Speculating Experts sections 6.1 and 6.2 and appendix A.
+    Estimator: Speculating Experts sections 6.1 and 6.2 and appendix A. Routing path: ExpertFlow section 3.1.2.
     """
 
     estimator_input: Annotated[
@@ -56,6 +56,41 @@ class CalibrationSettings:
         chosen = 6 * shape.top_k if self.estimator_input == "quasi" else 0
         each = 2 + 2 * (shape.hidden + shape.experts) + chosen
         return min(tokens, self.estimator_tokens) * (shape.layers - 1) * each
+
+    path_texts: Annotated[
+        Literal["generated", "read"],
+        Param(
+            "What the routing-path predictor learns from. generated = the model answers the prompts of the texts, and "
+            "again with other draws until there are enough tokens, at most eight answers a prompt, as in the paper; "
+            "this takes as long as so many tokens of answers do. read = the texts as they are. Recorded routing counts "
+            "as well.",
+            title="Routing path: texts",
+        ),
+    ] = "generated"
+    path_tokens: Annotated[
+        int,
+        Param(
+            "Train the routing-path predictor on at most this many tokens, prompts included. Their experts are on disk "
+            "meanwhile, L k bytes a token (twice that with more than 256 experts a layer). The most tokens to read, if "
+            "there is such a limit, holds here as well.",
+            title="Routing path: training tokens",
+            low=16,
+            high=100_000_000,
+            step=1,
+            unit="tokens",
+        ),
+    ] = 16_384
+    path_answer: Annotated[
+        int,
+        Param(
+            "The longest answer that is generated for it.",
+            title="Routing path: longest answer",
+            low=1,
+            high=8192,
+            step=1,
+            unit="tokens",
+        ),
+    ] = 256
 
     @classmethod
     def checked(cls, **values: object) -> CalibrationSettings:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from core.errors import SettingError
 from core.settings.cache import CacheSettings
+from core.settings.kv import KVSettings
 from core.settings.link import LinkSettings
 from core.settings.lossy import LossySettings
 from core.settings.param import Choice, Param, Value, declared
@@ -21,7 +22,14 @@ from core.settings.registry import variant, variants
 from core.settings.telemetry import TelemetrySettings
 
 G = TypeVar("G")
-GROUPS: tuple[type, ...] = (CacheSettings, PrefetchSettings, LinkSettings, TelemetrySettings, LossySettings)
+GROUPS: tuple[type, ...] = (
+    CacheSettings,
+    PrefetchSettings,
+    LinkSettings,
+    KVSettings,
+    TelemetrySettings,
+    LossySettings,
+)
 # The settings that choose a variant: their choices are what is registered.
 KINDS = tuple(p.name for group in GROUPS for p in declared(group).values() if p.type == "choice" and not p.choices)
 
@@ -53,6 +61,7 @@ class Settings(Mapping[str, Value]):
         self.cache = self._group(CacheSettings)
         self.prefetch = self._group(PrefetchSettings)
         self.link = self._group(LinkSettings)
+        self.kv = self._group(KVSettings)
         self.telemetry = self._group(TelemetrySettings)
         self.lossy = self._group(LossySettings)
 

@@ -62,7 +62,7 @@ class Pins:
             if counts is None:
                 raise SettingError(
                     f"{name} top:{self.top} needs a profile of this model, which says which experts are "
-                    f"{MOST[name]}. Run `python launch.py profile`, or open the Calibrate tab."
+                    f"{MOST[name]}. Run `python launch.py calibrate`, or open the Calibrate tab."
                 )
             most = np.argsort(-counts, 1, kind="stable")[:, : self.top]
             found.update((most + np.arange(layers)[:, None] * experts).ravel().tolist())

@@ -30,7 +30,11 @@ class QuickEngine(FakeEngine):
         super().__init__(spec, token_s=0.0)
 
     def generate(
-        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+        self,
+        messages: Sequence[Mapping[str, str]] | str,
+        sampling: Sampling,
+        cancel: threading.Event | None = None,
+        **how: bool,
     ) -> Iterator[Piece]:
         kind = type(self)
         kind.together += 1
@@ -47,7 +51,11 @@ class GatedEngine(QuickEngine):
     gate = threading.Semaphore(0)
 
     def generate(
-        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+        self,
+        messages: Sequence[Mapping[str, str]] | str,
+        sampling: Sampling,
+        cancel: threading.Event | None = None,
+        **how: bool,
     ) -> Iterator[Piece]:
         assert cancel is not None
         for piece in super().generate(messages, sampling, cancel):

@@ -33,7 +33,11 @@ class EndlessEngine(QuickEngine):
         return type("Endless", (cls,), {"reading": threading.Event(), "talking": threading.Event(), "late_steps": 0})
 
     def generate(
-        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+        self,
+        messages: Sequence[Mapping[str, str]] | str,
+        sampling: Sampling,
+        cancel: threading.Event | None = None,
+        **how: bool,
     ) -> Iterator[Piece]:
         assert cancel is not None and not isinstance(messages, str)
         kind, reads = type(self), "read for ever" in messages[-1]["content"]

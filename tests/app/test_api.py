@@ -262,7 +262,7 @@ def test_an_answer_that_fails_is_told_as_whose_fault_it_is(
     code: str | None,
     stream: bool,
 ) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **how: Any) -> Any:
         raise failure
 
     monkeypatch.setattr("tests.app.conftest.QuickEngine.generate", fail)

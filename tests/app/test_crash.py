@@ -33,7 +33,7 @@ class Quoting(QuickEngine):
 
     kind: type[Exception] = ValueError
 
-    def generate(self, messages: Sequence[Mapping[str, str]] | str, *_: Any) -> Iterator[Piece]:
+    def generate(self, messages: Sequence[Mapping[str, str]] | str, *_: Any, **how: Any) -> Iterator[Piece]:
         try:
             raise KeyError(str(messages))
         except KeyError as error:

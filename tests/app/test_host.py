@@ -98,7 +98,11 @@ class ShortEngine(QuickEngine):
     """Has a context of 40 tokens and says so as the real engine does: at the first piece."""
 
     def generate(
-        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+        self,
+        messages: Sequence[Mapping[str, str]] | str,
+        sampling: Sampling,
+        cancel: threading.Event | None = None,
+        **how: bool,
     ) -> Iterator[Piece]:
         if not isinstance(messages, str) and self.count_tokens(messages) > 40:
             raise ContextError("The chat has more tokens than the context holds.")
@@ -169,7 +173,11 @@ def test_the_engine_sees_the_chat_as_shown(tmp_path: Path) -> None:
 
     class Listening(QuickEngine):
         def generate(
-            self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+            self,
+            messages: Sequence[Mapping[str, str]] | str,
+            sampling: Sampling,
+            cancel: threading.Event | None = None,
+            **how: bool,
         ) -> Iterator[Piece]:
             assert not isinstance(messages, str)
             seen.append([dict(m) for m in messages])

@@ -22,7 +22,11 @@ class BrokenEngine(QuickEngine):
     """Breaks at the fourth token of its first answer."""
 
     def generate(
-        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+        self,
+        messages: Sequence[Mapping[str, str]] | str,
+        sampling: Sampling,
+        cancel: threading.Event | None = None,
+        **how: bool,
     ) -> Iterator[Piece]:
         first = not self._steps
         for number, piece in enumerate(super().generate(messages, sampling, cancel)):
@@ -72,7 +76,11 @@ def test_an_answer_that_breaks_off_lets_go_of_the_engine(tmp_path: Path, monkeyp
 
     class Kept(QuickEngine):
         def generate(
-            self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+            self,
+            messages: Sequence[Mapping[str, str]] | str,
+            sampling: Sampling,
+            cancel: threading.Event | None = None,
+            **how: bool,
         ) -> Iterator[Piece]:
             kept.append(super().generate(messages, sampling, cancel))
             return iter(kept[-1])

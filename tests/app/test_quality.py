@@ -49,7 +49,11 @@ class LossyEngine(QuickEngine):
     breaks = False
 
     def generate(
-        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+        self,
+        messages: Sequence[Mapping[str, str]] | str,
+        sampling: Sampling,
+        cancel: threading.Event | None = None,
+        **how: bool,
     ) -> Iterator[Piece]:
         for piece in super().generate(messages, sampling, cancel):
             if piece.stats is not None:
@@ -150,7 +154,11 @@ def test_nothing_is_scored_while_an_answer_is_written(tmp_path: Path, engine: ty
 
     class Gated(engine):  # type: ignore[misc, valid-type]
         def generate(
-            self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+            self,
+            messages: Sequence[Mapping[str, str]] | str,
+            sampling: Sampling,
+            cancel: threading.Event | None = None,
+            **how: bool,
         ) -> Iterator[Piece]:
             for piece in super().generate(messages, sampling, cancel):
                 assert tokens.acquire(timeout=WAIT_S)

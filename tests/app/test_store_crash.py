@@ -97,8 +97,8 @@ CHILD = """
         def __init__(self, spec):
             super().__init__(spec, token_s=0.001)
 
-        def generate(self, *args):
-            for piece in super().generate(*args):
+        def generate(self, *args, **how):
+            for piece in super().generate(*args, **how):
                 if piece.kind == "token":
                     print("made", piece.token, flush=True)
                 yield piece

@@ -14,7 +14,7 @@ from bench import methods
 from bench.methods import WAITED
 from core.settings.registry import variants
 from core.simulate import BELADY, BELADY_BYPASS
-from core.simulate.prefetchers import ORACLE
+from core.simulate.prefetchers import ORACLE, TimedConfig
 from tests.engine.profiles import drawn_profile
 from tests.prediction.held import held_until
 
@@ -107,7 +107,7 @@ def test_what_was_recorded_before_an_interruption_is_not_recorded_again(
     again: list[str] = []
     result: Any = methods.run(tmp_path, small=True, say=again.append)
     before, after = ([one for one in heard if one.startswith("recording ")] for heard in (said, again))
-    assert after[0] == before[2] and not {*before[:2]} & {*after} and len({*before, *after}) == 1 + 2 * 3 + 2
+    assert after[0] == before[2] and not {*before[:2]} & {*after} and len({*before, *after}) == 1 + 2 * 3 + 2 + 3
     assert result["prefetchers"].keys() == {"25.0%", "50.0%"}
     assert not [*(tmp_path / "methods").iterdir()], "the next run starts anew"
 
@@ -118,13 +118,29 @@ def test_all_of_it_on_the_demo_model(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     some = {n: s for n, s in methods.subjects().items() if n.startswith(wanted)}
     monkeypatch.setattr(methods, "calibrate", drawn)
     monkeypatch.setattr(methods, "subjects", lambda: some)
+    replayed: list[TimedConfig] = []
+    replay = methods.timed
+    monkeypatch.setattr(methods, "timed", lambda *args, **own: replayed.extend(args[1]) or replay(*args, **own))
     result: Any = json.loads(json.dumps(methods.run(tmp_path, small=True, say=lambda text: None)))
+    assert {one.guard for one in replayed if one.config.scope == "layer"} == {True}
+    assert {one.guard for one in replayed if one.config.scope == "global"} == {False}, "as the systems' presets are"
     for scope, sizes in result["hit_rate"].items():
         for share, row in sizes.items():
             bypass = {BELADY_BYPASS} if scope == "layer" and share != "12.5%" else set()  # a token needs those slots
             assert row.keys() == {BELADY, *bypass, *(v.name for v in variants("eviction"))}
             forced = {name: rate for name, rate in row.items() if name != BELADY_BYPASS}
             assert row["none"] == 0.0 and all(row[BELADY] >= rate for rate in forced.values())
+    for share, row in result["hit_rate_by_layer"].items():
+        assert row.keys() == result["hit_rate"]["layer"][share].keys()
+        assert sum(row["lfu"]) / result["layers"] == pytest.approx(result["hit_rate"]["layer"][share]["lfu"])
+    for share, rows in result["lcp_settings"].items():
+        assert [(one["rho"], one["omega"]) for one in rows] == [*methods.LCP_SETTINGS]
+        assert [one["hit_rate"] for one in rows if one["default"]] == [result["hit_rate"]["layer"][share]["lcp"]]
+        assert all(one["tpot_ms"] > 0 for one in rows)
+    apart = result["distance"]
+    assert apart["rows"].keys() == {str(one) for one in methods.DISTANCES} and apart["share"] in result["behind"]
+    default = result["behind"][apart["share"]]["finemoe"]  # the same recording, told by its default distance
+    assert {**apart["rows"]["3"], "engine": None} == {**default, "engine": None}
     waited = {n + WAITED for n in some if n.startswith(("expert_map", "routing_path"))}
     for row in result["prefetchers"].values():
         assert row.keys() == {"none", ORACLE, *some, *waited}

@@ -20,6 +20,7 @@ from bench.papers.parts import HOLDS, NEVER, NO, OPEN, PART, REPAIRS, VERDICTS, 
 from core.evaluate.modes import chosen, modes_of
 from core.settings.config import params
 from core.settings.presets import preset
+from tests.bench.drawn import Drawn
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [pytest.param(row, id=f"{paper.name}: {row.where}") for paper in PAPERS for row in paper.rows]
@@ -90,17 +91,6 @@ def test_launch_py_commands_in_texts_exist() -> None:
     for line in re.findall(r"python launch\.py ([^`\n|,.;]*)", page):
         words = shlex.split(line)
         assert words[0] in cli.MODULES, line
-
-
-class Drawn:
-    """Results as a dict."""
-
-    def __init__(self, **benches: list[dict[str, Any]]) -> None:
-        self._benches = benches
-
-    def newest(self, bench: str) -> list[tuple[str, dict[str, Any]]]:
-        found = self._benches.get(bench, [])
-        return [(f"{bench}-{one['date'][:10].replace('-', '')}-000000.json", one) for one in found]
 
 
 def evaluated(date: str, busy: float = 0.0, **matches: float) -> dict[str, Any]:

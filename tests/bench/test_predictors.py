@@ -56,6 +56,33 @@ def test_recall_goes_by_the_last_word_on_each_layer_by_hand() -> None:
     assert all(ms > 0 for ms in probe.ms_per_token().values())
 
 
+class Weighted(Looking):
+    """The last chosen expert weighs most."""
+
+    @property
+    def weights(self) -> Sequence[Sequence[float]]:
+        return [[float(at) for at in range(self.top_k)] for _ in self.ids]
+
+
+def test_recall_by_rank_goes_by_weight_not_by_the_routers_order() -> None:
+    one = Pass(1, np.array([[[0, 1]], [[2, 3]]]))
+
+    def heard(patient: bool) -> PredictorProbe:
+        probe = PredictorProbe(
+            Script([Prediction(0, 1, 0.9)], [Prediction(1, 7, 0.3), Prediction(1, 3, 0.2), Prediction(1, 2, 0.1)], []),
+            patient,
+        )
+        probe.begin(Looking(one, -1, 8))
+        for layer in range(2):
+            probe.predict(Weighted(one, layer, 8))
+        return probe
+
+    # Heaviest first 1 0 and 3 2. Layer 0: 1 was named. Layer 1: 3 is among the two likeliest of 7 3 2.
+    assert heard(True).recall_by_rank(2, 2) == [[1.0, 0.0], [1.0, 0.0]]
+    assert heard(True).recall_by_rank(2, 1) == [[1.0, 0.0], [0.0, 0.0]]
+    assert heard(False).recall_by_rank(2, 2) == [[], []], "weights are not read while times are measured"
+
+
 def test_passes_of_many_tokens_are_not_counted() -> None:
     probe = PredictorProbe(Script([], [], []), patient=False)
     one = Pass(1, np.array([[[0, 1], [2, 3]], [[2, 3], [0, 1]]]))
@@ -87,6 +114,8 @@ def test_all_of_it_on_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.keys() == result["large"].keys() == predictors.subjects().keys()
     for one in found.values():
         assert len(one["recall_by_layer"]) == layers
+        ranks = one["recall_by_rank"]
+        assert [sum(rates) / result["top_k"] for rates in ranks] == pytest.approx(one["recall_by_layer"])
         assert 0 <= one["recall_at_k"] <= one["recall_of_all_named"] <= 1
     assert found["all_next"]["recall_of_all_named"] > 0.9 and found["all_next"]["named"] > result["top_k"]
     assert found["gate"]["recall_at_k"] > found["routing_path"]["recall_at_k"]  # which was never trained

@@ -13,6 +13,8 @@ from bench import fixtures, measure_protocol, measure_worker, tiers
 from bench.generate import SMALL
 from bench.measure_protocol import Job
 from bench.tiers_result import Runs, goals
+from core.capacity import fit
+from core.errors import BudgetError
 
 
 def test_the_best_variant_is_compared_round_by_round() -> None:
@@ -68,7 +70,9 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 
 @pytest.mark.long(0.2)
-def test_everything_is_measured_and_told(tmp_path: Path, in_process: list[Job]) -> None:
+def test_everything_is_measured_and_told(
+    tmp_path: Path, in_process: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
     found = json.loads(json.dumps(tiers.run(rounds=1, tokens=4, keep=tmp_path, small=True, say=said.append)))
     more = ["moestro", "fit"] * (len(tiers.BUDGETS) - 1)  # at the budgets below 100 %
@@ -106,6 +110,13 @@ def test_everything_is_measured_and_told(tmp_path: Path, in_process: list[Job]) 
         assert detail["belady_misses_per_token"] <= detail["disk_misses_per_token"]
     assert found["llama_cpp"] == "there is none" and found["memory_limit_method"].startswith("none: ")
     assert found["routing"]["by_chance"] == 0.25 and 0 < found["routing"]["repeats_of_previous_token"] <= 1
+    job = next(job for job in in_process if (job["kind"], job.get("budget")) == ("moestro", "50%"))
+    budget = int(found["moestro"]["bf16"]["50%"]["budget_bytes"])
+    monkeypatch.setattr("core.capacity.free_memory.free_bytes", lambda device: (budget, budget))
+    monkeypatch.setattr(fit, "HOST_MARGIN", fit.HOST_MARGIN)
+    with pytest.raises(BudgetError, match="host memory"):
+        measure_worker.prepare(job)()
+    assert measure_worker.prepare({**job, "group": "with a limit"})()["tok_s"] > 0, "no margin is left in a group"
     text = tiers.table(found)
     assert "absent, there is none" in text and "not measured" in text and found["routing"]["says"] in text
 

@@ -33,3 +33,5 @@ def test_all_of_it_on_the_demo_model() -> None:
     assert all(len(one["recall_by_layer"]) == result["layers"] for one in few.values())
     text = training.table(result)
     assert all(title in text for title in few)
+    assert many[training.PATH] != many[training.READ_PATH]  # other texts
+    assert result["orderings"][-1]["claim"] == "routing_path: generated texts above those read"

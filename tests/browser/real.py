@@ -32,11 +32,13 @@ class PacedEngine(Engine):
         sampling: Sampling | None = None,
         cancel: threading.Event | None = None,
         draw: Draw | None = None,
+        *,
+        reuse: bool = False,
     ) -> Iterator[Piece]:
         sampling, cancel, n = sampling or Sampling(), cancel or threading.Event(), 0
         if not isinstance(messages, Ids):
             sampling = with_length(messages, sampling)
-        pieces = super().generate(messages, sampling, cancel, draw or self._endless(sampling))
+        pieces = super().generate(messages, sampling, cancel, draw or self._endless(sampling), reuse=reuse)
         with closing(pieces):  # type: ignore[type-var]
             for piece in pieces:
                 if piece.kind == "token":

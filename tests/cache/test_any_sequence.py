@@ -128,4 +128,4 @@ class Cache(RuleBasedStateMachine):
 
 
 TestCache = Cache.TestCase
-TestCache.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCache.settings = settings(max_examples=60, stateful_step_count=30)

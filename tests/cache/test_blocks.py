@@ -99,7 +99,7 @@ def play(cache: ExpertCache, move: Move) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.parametrize("eviction", NAMES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(blocks=st.sampled_from([2, 3]), room=st.integers(K, EXPERTS), made=st.lists(moves, max_size=25))
 def test_the_number_of_blocks_changes_no_decision(
     eviction: str, scope: str, blocks: int, room: int, made: Sequence[Move]

@@ -41,7 +41,7 @@ def unlike(name: str, sizes: list[int] = SIZES) -> ExpertCache:
 @given(
     steps=st.lists(st.tuples(st.integers(0, LAYERS - 1), st.permutations(range(EXPERTS)), st.booleans()), max_size=40)
 )
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 def test_pinned_experts_stay_whatever_happens(name: str, steps: list[tuple[int, list[int], bool]]) -> None:
     expert_cache = unlike(name)
     for now, (layer, experts, ahead) in enumerate(steps):
@@ -133,7 +133,7 @@ def replayed(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> int:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(seed=st.integers(0, 2**32))
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 def test_the_simulator_keeps_pins_and_sizes_as_the_engine_does(name: str, seed: int) -> None:
     sizes = [1, 1, 7, 1, 1, 4, 1, 1, 1, 9, 1, 1]
     random = np.random.default_rng(seed)

@@ -101,7 +101,7 @@ def test_what_a_prefetch_must_exceed() -> None:
     assert guard.rate(0) == 0.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(passes=st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=80))
 def test_a_rate_is_the_faded_mean_of_the_passes(passes: list[set[int]]) -> None:
     guard = PrefetchGuard(5)

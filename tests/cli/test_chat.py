@@ -36,7 +36,11 @@ class Engine(FakeEngine):
         self.on_token: Callable[[int], None] = lambda n: None
 
     def generate(
-        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: threading.Event | None = None
+        self,
+        messages: Sequence[Mapping[str, str]] | str,
+        sampling: Sampling,
+        cancel: threading.Event | None = None,
+        **how: bool,
     ) -> Iterator[Piece]:
         assert not isinstance(messages, str)
         if messages[-1]["content"] == "too long":
@@ -264,8 +268,8 @@ def test_a_lossy_answer_is_scored_and_says_so(
     engine.waiting = [dataclasses.replace(told, answer=1, kl=9.0), told]  # an earlier answer's comes first
     generate = engine.generate
 
-    def lossy(*asked: object) -> Iterator[Piece]:
-        for piece in generate(*asked):  # type: ignore[arg-type]
+    def lossy(*asked: object, **how: bool) -> Iterator[Piece]:
+        for piece in generate(*asked, **how):  # type: ignore[arg-type]
             if piece.stats is not None:
                 piece = dataclasses.replace(
                     piece, stats=dataclasses.replace(piece.stats, exact=False, changed=5, assignments=100, audit=2)

@@ -63,7 +63,7 @@ def test_every_knob_can_be_set_and_arrives() -> None:
 @pytest.mark.parametrize("name", [*declared(LoadSpec), *declared(Sampling)] + [n for n in params() if "." not in n])
 def test_every_knob_has_an_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.parse(["chat", "--help"])
+        cli.parse(["chat", "--help-all"])
     assert f"--{name.replace('_', '-')} " in capsys.readouterr().out
 
 
@@ -95,6 +95,38 @@ def test_no_command_is_the_dashboard_and_test_passes_words_on() -> None:
         "tests/policy",
         "-x",
     ]
+
+
+def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["chat", "ui", "eval", "calibrate"])
+def test_help_is_what_is_used_often_and_says_where_the_rest_is(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    brief, whole = (help_of([command, asked], capsys) for asked in ("--help", "--help-all"))
+    assert "--budget " in brief and "--help-all" in brief
+    for rare in ("--threads ", "--link-gbps ", "--rho "):  # two that are advanced, and one that depends on --miss
+        assert rare not in brief and rare in whole
+    assert {line for line in brief.splitlines() if line.startswith("  --")} < {*whole.splitlines()}
+    assert help_of([command, "--help"], capsys) == brief
+
+
+def test_calibrating_has_two_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert help_of(["profile", "--help"], capsys) == help_of(["calibrate", "--help"], capsys)
+    assert cli.parse(["profile"]).run is cli.parse(["calibrate"]).run
+
+
+def test_help_says_where_the_data_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MOESTRO_HOME", str(tmp_path))
+    said = help_of(["--help"], capsys)
+    assert "MOESTRO_HOME" in said and str(tmp_path) in "".join(said.split())
 
 
 def test_help_needs_nothing_heavy() -> None:

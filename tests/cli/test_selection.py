@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
@@ -87,3 +88,8 @@ def test_only_what_was_asked_for_is_selected(selected: dict[str, list[str]], opt
 
 def test_without_time_long_tests_are_skipped_by_name(selected: dict[str, list[str]]) -> None:
     assert selected["in time"] == ["gpu", "long, about 1 min", "long_gpu, about 1 min", "plain"]
+
+
+def test_no_example_fails_for_being_slow() -> None:
+    used = settings()
+    assert used.deadline is None and HealthCheck.too_slow in used.suppress_health_check

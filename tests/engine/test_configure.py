@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from core.engine import Engine
 from core.memory.link_emulation import LinkEmulation
+from core.policy.eviction.lfu import LFU
 from core.settings.config import Settings
 from core.settings.link import LinkSettings
 from core.settings.loading import LoadSpec
@@ -43,3 +45,22 @@ def test_only_what_a_change_concerns_is_built_anew(engine: Engine) -> None:
     assert engine.expert_cache.policy is policy and engine.predictor_host.predictor is not predictor
     engine.change({"eviction": "lfu"})
     assert engine.expert_cache.policy is not policy
+
+
+def test_what_changes_in_the_last_pass_is_applied_when_the_answer_ends(engine: Engine) -> None:
+    """As when a prompt of one pass is being read, a control is moved, and Stop follows."""
+    cancel, applied = threading.Event(), list[bool]()
+
+    def moved(module: object, args: object) -> None:
+        engine.change({"budget": "75%", "eviction": "lfu"})
+        applied.append(engine.expert_cache.slots > before)
+        cancel.set()
+
+    before, hook = engine.expert_cache.slots, engine.model.register_forward_pre_hook(moved)
+    try:
+        pieces = list(engine.generate(CHAT, Sampling(max_new_tokens=3), cancel))
+    finally:
+        hook.remove()
+    assert pieces[-1].kind == "end" and applied == [False], "one pass, and no change within it"
+    assert engine.expert_cache.slots == engine.sizes.slots(engine.settings.cache.budget) > before
+    assert isinstance(engine.expert_cache.policy, LFU)

@@ -347,7 +347,7 @@ def test_without_a_profile_the_way_to_one_is_told(engine: Engine, settings: dict
     profile = engine.profile
     engine.use_profile(None)
     try:
-        with pytest.raises(SettingError, match=r"launch\.py profile"):
+        with pytest.raises(SettingError, match=r"launch.py calibrate"):
             engine.change(settings)
     finally:
         engine.use_profile(profile)

@@ -230,7 +230,7 @@ def test_without_a_profile_a_predictor_that_needs_one_says_what_to_do(exact: Eng
     exact.change({"predictor": "gate"})
     exact.use_profile(None)
     kept = exact.predictor_host.predictor
-    with pytest.raises(SettingError, match=r"needs a profile of this model: run python launch\.py profile"):
+    with pytest.raises(SettingError, match=r"needs a profile of this model: run python launch\.py calibrate"):
         exact.change({"predictor": name, "budget": "60%"})
     assert exact.settings["predictor"] == "gate" and exact.settings["budget"] == "50%"
     assert exact.predictor_host.predictor is kept

@@ -51,7 +51,9 @@ def answer(engine: Engine) -> str:
 def test_a_preset_acts_or_says_what_it_needs(engine: Engine, answer: str, one: Preset) -> None:
     before = engine.settings
     if one.needs:
-        with pytest.raises(SettingError, match=r"needs a profile of this model: run python launch.py profile, or open"):
+        with pytest.raises(
+            SettingError, match=r"needs a profile of this model: run python launch.py calibrate, or open"
+        ):
             engine.change(one.values)
         assert engine.settings is before
         return

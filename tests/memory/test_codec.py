@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import ModelError, SettingError
@@ -123,7 +123,6 @@ def test_cast_formats_name_their_number_type() -> None:
         assert name not in LOADABLE
 
 
-@settings(deadline=None)
 @given(
     name=st.sampled_from(sorted(FORMATS)),
     dtype=st.sampled_from(DTYPES),

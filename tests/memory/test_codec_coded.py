@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.memory.codec import FORMATS, Numbers, QuantizedTensor, make_codec
@@ -31,7 +31,6 @@ def codes_like(name: str, weight: torch.Tensor, transposed: bool, seed: int = 0)
     return coded.turned() if transposed else coded
 
 
-@settings(deadline=None)
 @given(bits=st.sampled_from(sorted(PLANES)), rows=st.integers(1, 5), inputs=st.integers(1, 5), seed=st.integers(0, 99))
 def test_packing_is_undone(bits: int, rows: int, inputs: int, seed: int) -> None:
     codes = torch.randint(0, 1 << bits, (rows, inputs * 8), generator=torch.Generator().manual_seed(seed))

@@ -124,7 +124,7 @@ def host_cache(reader: PackReader, rows: int, policy: str = "lru") -> HostCache:
     return HostCache(reader, reader.manifest.codec(torch.float32, CPU), rows, False, held)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(eids=st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=60), rows=st.integers(2, 20))
 def test_the_host_cache_keeps_what_was_fetched_last(eids: list[int], rows: int) -> None:
     reader = PackReader(_packs["plain"])
@@ -158,7 +158,7 @@ def fetched(store: HostCache, reader: PackReader, passes: Sequence[Sequence[int]
 
 
 @pytest.mark.parametrize("policy", [v.name for v in variants("eviction")])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     passes=st.lists(st.lists(st.integers(0, EXPERTS - 1), max_size=8, unique=True).map(sorted), max_size=12),
     rows=st.integers(2, 12),

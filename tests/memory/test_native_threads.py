@@ -58,7 +58,7 @@ def team() -> Team:
     return Team(alone=False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     threads=st.integers(1, 3),
     slots=st.lists(st.integers(1, 1 << 62), min_size=1, max_size=4),

@@ -96,7 +96,7 @@ def test_segments_are_experts_that_add_up(name: str, kind: dict[str, Any]) -> No
     inner=st.sampled_from((256, 384, 640)),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_cut_and_join_are_inverses(name: str, kind: dict[str, Any], split: float, inner: int, seed: int) -> None:
     experts = experts_of(**kind, inner=inner)
     layout, group = codec_of(name, experts).blob_layout, FORMATS[name].group

@@ -41,7 +41,7 @@ def one_by_one(row: list[float], alpha: float) -> int:
     return taken
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
     experts=st.integers(1, 80),

@@ -54,7 +54,6 @@ def test_greedy_by_hand() -> None:
 
 
 @given(counts=counted, wanted=asked())
-@settings(deadline=None)
 def test_greedy_is_the_best_of_all_divisions(counts: Any, wanted: tuple[list[int], int]) -> None:
     least, slots = wanted
     sizes = greedy(gains(counts), slots, least)
@@ -64,7 +63,6 @@ def test_greedy_is_the_best_of_all_divisions(counts: Any, wanted: tuple[list[int
 
 
 @given(value=arrays(np.float64, (LAYERS, EXPERTS + 1), elements=st.floats(-5, 5, width=32)), wanted=asked())
-@settings(deadline=None)
 def test_dynamic_programming_is_the_best_of_all_divisions(value: Any, wanted: tuple[list[int], int]) -> None:
     least, slots = wanted
     sizes, largest = Allocation(value, least)(slots), max(worth(value, other) for other in divisions(slots, least))
@@ -102,7 +100,6 @@ def test_adapmoe_loads_by_hand() -> None:
 
 
 @given(counts=counted, recall=arrays(np.float32, LAYERS, elements=st.floats(0, 1, width=32)), wanted=asked())
-@settings(deadline=None)
 def test_adapmoe_has_the_fewest_expected_loads(counts: Any, recall: Any, wanted: tuple[list[int], int]) -> None:
     least, slots = wanted
     made = create("layer_slots", "adapmoe", {}, facts=AllocationInputs(EXPERTS, 2, tuple(least), counts, recall))
@@ -120,7 +117,7 @@ def test_adapmoe_gives_slots_to_the_layers_that_are_hard_to_predict() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(counts=counted, slots=st.integers(0, LAYERS * EXPERTS))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_every_way_adds_up_and_repeats(name: str, counts: Any, slots: int) -> None:
     facts = AllocationInputs(EXPERTS, 1, (1,) * LAYERS, counts, np.array([np.nan, 0.2, 0.9]))
     sizes = create("layer_slots", name, {}, facts=facts)(slots)

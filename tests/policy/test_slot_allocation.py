@@ -65,7 +65,7 @@ def test_pins_become_eids() -> None:
         ("3:0", "3:0 names layer 3, but this model has layers 0 to 2 with experts 0 to 5"),
         ("0:6", "0:6 names expert 6"),
         ("top:7", "top:7 is more than the 6 experts"),
-        ("top:1", "top:1 needs a profile of this model.* launch.py profile`, or open the Calibrate tab"),
+        ("top:1", "top:1 needs a profile of this model.* launch.py calibrate`, or open the Calibrate tab"),
     ],
 )
 def test_pins_that_the_model_does_not_have_are_refused(text: str, why: str) -> None:
@@ -110,7 +110,7 @@ def test_what_needs_a_profile_says_so() -> None:
     with pytest.raises(
         SettingError,
         match=r"Slots per layer 'By use' needs a profile of this model: run python "
-        r"launch.py profile, or open the Calibrate tab",
+        r"launch.py calibrate, or open the Calibrate tab",
     ):
         placed(9, layer_slots="profile")
     with pytest.raises(SettingError, match="'AdapMoE' needs a profile of this model that has gate_recall"):

@@ -74,7 +74,7 @@ def test_alpha_of_another_number_of_layers() -> None:
         make("buddy", Known(np.repeat(M, 2, 0)), 5, alpha="1, 0.5, 1")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     experts=st.integers(2, 90),
@@ -193,7 +193,7 @@ def lean(question: Ask, rules: Gates, share: float) -> Chosen:
     return plain.select(question, rules, None)._replace(ids=ids)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**32), experts=st.integers(3, 12), share=st.sampled_from([0.0, 0.0997, 0.4871, 0.9713]))
 def test_leaning_towards_the_cache_is_a_top_k_with_a_bonus(seed: int, experts: int, share: float) -> None:
     question, _, _ = drawn(seed, 8, experts, 2)
@@ -240,7 +240,7 @@ def test_what_needs_a_profile_says_so() -> None:
     assert [v.name for v in variants("substitute") if v.needs] == ["buddy", "similar"]
     assert variant("substitute", "buddy").help.endswith(NEEDS_PROFILE)
     for name, known in (("buddy", None), ("buddy", Known()), ("similar", None), ("similar", Known())):
-        with pytest.raises(ProfileError, match=r"launch\.py profile, or open the Calibrate tab"):
+        with pytest.raises(ProfileError, match=r"launch\.py calibrate, or open the Calibrate tab"):
             make(name, known)
     with pytest.raises(ProfileError, match="chosen together with weights"):
         make("buddy", Known(np.repeat(M, 2, 0)), 5, weighted=True)

@@ -16,6 +16,7 @@ from core.engine import Engine
 from core.errors import BusyError, ProfileError, SettingError
 from core.memory.store import Cancelled
 from core.profile import PARTS, load, save
+from core.settings.calibration import CalibrationSettings
 from core.trace import ArrayTrace, Trace, TraceWriter, open_trace
 from core.trace.file import FileTrace
 from tests.equality.passes import PROMPT
@@ -23,6 +24,7 @@ from tests.profile.conftest import MakeEngine
 from tests.selection import layered
 
 TEXTS = ["Nothing is fetched that is there already.", "A text in another tongue: pane, pain, Brot."]
+BRIEF = CalibrationSettings(path_tokens=120, path_answer=20)
 
 
 @dataclass
@@ -86,7 +88,7 @@ def test_the_engine_is_as_it_was(settings: dict[str, object], make_engine: MakeE
     answers(engine)
 
 
-PLACES = ("Reading", "Measuring", "Training the estimator", "Training the routing")
+PLACES = ("Reading", "Writing", "Measuring", "Training the estimator", "Training the routing")
 
 
 @pytest.mark.parametrize(
@@ -107,18 +109,19 @@ def test_it_can_break_off_anywhere(at: str, how: str, engine: Engine) -> None:
             cancel.set()
 
     with pytest.raises(Cancelled if how == "cancel" else ZeroDivisionError):
-        calibrate(engine, TEXTS, progress=progress, cancel=cancel)
+        calibrate(engine, TEXTS, settings=BRIEF, progress=progress, cancel=cancel)
     same(before, state(engine))
     answers(engine)
 
 
 def test_progress_grows_to_the_end(engine: Engine) -> None:
     told: list[tuple[str, float]] = []
-    calibrate(engine, TEXTS, progress=lambda text, share: told.append((text, share)))
+    calibrate(engine, TEXTS, settings=BRIEF, progress=lambda text, share: told.append((text, share)))
     shares = [share for _, share in told]
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 1
     assert list(dict.fromkeys(text.split(" ")[0] for text, _ in told)) == [
         "Reading",
+        "Writing",
         "Measuring",
         "Training",
         "Calibrated",

@@ -15,6 +15,7 @@ from core.calibrate.texts import tokenize
 from core.engine import Engine
 from core.policy.substitute.entropy import entropy
 from core.profile import Profile
+from core.settings.calibration import CalibrationSettings
 from tests.profile.conftest import MakeEngine
 from tests.profile.oracle import Oracle, Passed
 
@@ -24,6 +25,7 @@ TEXTS: list[Any] = [
     LONG,
     [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4, of course."}],
 ]
+BRIEF = CalibrationSettings(path_tokens=120, path_answer=20)
 GATHERED = {"counts", "pairs", "defaults", "gate_recall", "tae", "maps", "likeness", "norms", "peaks", "first_table"}
 L, E, K, H, WINDOW = 3, 8, 4, 64, 128
 
@@ -200,7 +202,7 @@ def test_the_same_texts_and_seed_give_the_same_profile(engine: Engine, make_engi
         {"counts", "defaults", "maps", "estimator", "path"},
         make_engine(settings={"budget": "100%", "eviction": "lfu", "scope": "global"}),
     )
-    first, again = (calibrate(one, TEXTS[2:], parts=parts) for one in (engine, other))
+    first, again = (calibrate(one, TEXTS[2:], parts=parts, settings=BRIEF) for one in (engine, other))
     assert set(first.parts()) == parts
     for name in ("counts", "defaults", "maps", "map_keys"):
         np.testing.assert_array_equal(getattr(first, name), getattr(again, name))

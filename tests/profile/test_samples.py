@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from core.calibrate import samples
-from core.calibrate.samples import Paths
+from core.calibrate import paths as module
+from core.calibrate.paths import Paths
 
 L, E = 2, 4
 
@@ -19,7 +19,7 @@ def passage(tokens: int, first: int) -> tuple[Any, Any]:
 
 
 def test_texts_are_kept_whole_and_bounded() -> None:
-    paths = Paths(E, tokens=100)
+    paths = Paths(L, E, 2, tokens=100)
     for i in range(40):
         paths.add(*passage(10, 1000 * i), prompt=4)
     found = paths.passages()
@@ -28,7 +28,7 @@ def test_texts_are_kept_whole_and_bounded() -> None:
         assert list(one.prompt) == list(one.ids)[:4] and one.routes.shape == (10, L, 2)
         assert one.routes.dtype == torch.uint8
     assert [p.ids[0] for p in found] != [1000 * i for i in range(10)]  # not merely the first ones
-    lone = Paths(E, tokens=5)
+    lone = Paths(L, E, 2, tokens=5)
     lone.add(*passage(50, 0), prompt=1)
     assert len(lone.passages()) == 1  # never less than one
 
@@ -36,10 +36,11 @@ def test_texts_are_kept_whole_and_bounded() -> None:
 def test_each_text_has_the_same_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     hits = np.zeros(12)
     for seed in range(600):
-        monkeypatch.setattr(samples, "SEED", seed)
-        paths = Paths(E, tokens=20)
+        monkeypatch.setattr(module, "SEED", seed)
+        paths = Paths(L, E, 2, tokens=20)
         for i in range(12):
             paths.add(*passage(5, 100 * i), prompt=2)
         for one in paths.passages():
             hits[one.ids[0] // 100] += 1
+        paths.close()
     assert hits.sum() == 600 * 4 and (abs(hits - 200) < 5 * np.sqrt(200 * 2 / 3)).all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import gradio as gr
 import pytest
 
 from app.cli import options
+from app.cli.parser import CommandParser
 from app.cli.settings import reference
 from app.exports import archive
 from app.services.host import Host
@@ -81,12 +81,12 @@ def test_code_reads_it_by_its_type_and_a_part_is_given_it() -> None:
 
 
 def test_the_command_line_has_an_option() -> None:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser()
     options.add_settings(parser)
     assert options.spec(parser.parse_args([])).settings[NAME] == 2.0
     assert options.spec(parser.parse_args(["--link-jitter-us", "3.5"])).settings[NAME] == 3.5
     assert options.spec(parser.parse_args(["--set", f"{NAME}=1"])).settings[NAME] == 1.0
-    assert "By how much the latency of copies varies. (default: 2.0 us)" in " ".join(parser.format_help().split())
+    assert "By how much the latency of copies varies. (default: 2.0 us)" in " ".join(parser.format_all().split())
 
 
 def test_the_page_has_a_control_while_it_has_an_effect(host: Host) -> None:

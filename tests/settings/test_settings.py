@@ -18,7 +18,7 @@ from core.settings.registry import create, variants
 
 def grouped(settings: Settings) -> Iterator[tuple[Param, object]]:
     """Every general setting with the value that its group holds."""
-    groups = settings.cache, settings.prefetch, settings.link, settings.telemetry, settings.lossy
+    groups = settings.cache, settings.prefetch, settings.link, settings.kv, settings.telemetry, settings.lossy
     for group in groups:
         for field, param in declared(type(group)).items():
             yield param, getattr(group, field)

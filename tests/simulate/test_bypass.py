@@ -45,7 +45,7 @@ def misses(ids: Any, experts: int, slots: int, scope: str = "layer", transit: in
     return int(replay.run().misses[1].sum())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=seeds, tokens=st.integers(1, 8), slots=st.integers(2 * K, 2 * 5))
 def test_the_bound_is_what_trying_everything_finds(seed: int, tokens: int, slots: int) -> None:
     ids = routes(seed, tokens, experts=5, layers=2)
@@ -53,7 +53,7 @@ def test_the_bound_is_what_trying_everything_finds(seed: int, tokens: int, slots
     assert misses(ids, 5, slots, transit=K) == found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=seeds, slots=st.integers(2 * K, 12))
 def test_where_no_layers_share_the_slots_set_aside_they_are_only_lost(seed: int, slots: int) -> None:
     """Whatever such a cache keeps, one that admits everything into all of its slots can keep as well."""
@@ -86,7 +86,7 @@ def test_no_policy_passes_the_bound(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=seeds, slots=st.integers(LAYERS * K + K, LAYERS * EXPERTS - 1))
 def test_misses_and_who_stays_are_the_engine_s_own(name: str, seed: int, slots: int) -> None:
     ids = routes(seed, 24)

@@ -63,7 +63,7 @@ def request(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> int:
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**32),
     sizes=st.lists(st.integers(LAYERS * (K + 1), TOTAL), min_size=1, max_size=3),

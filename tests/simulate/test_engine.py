@@ -60,7 +60,7 @@ def simulated(slots: int, scope: str, name: str, ids: Any) -> Replay:
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**32), slots=st.integers(LAYERS * K, LAYERS * EXPERTS))
 def test_hits_and_victims_are_the_engines_own(name: str, scope: str, seed: int, slots: int) -> None:
     ids = routes(seed, 24)
@@ -110,7 +110,7 @@ def prefill(expert_cache: ExpertCache, layer: int, wanted: Sequence[int]) -> lis
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 2**32), slots=st.integers(LAYERS * K, LAYERS * EXPERTS))
 def test_prompts_larger_than_the_cache_pass_through_it_alike(name: str, scope: str, seed: int, slots: int) -> None:
     sizes = [7, 1, 1, 3, 1, 1, 1, 9, 1]

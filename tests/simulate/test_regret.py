@@ -42,7 +42,7 @@ def fed(shadows: Shadows, chunk: Chunk) -> Shadows:
 sizes = st.lists(st.sampled_from([1, 1, 1, 1, 1, 2, 5]), min_size=1, max_size=40)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     before=sizes,
     sizes=sizes,
@@ -89,7 +89,7 @@ def most(items: list[tuple[bool, frozenset[int]]], capacity: int, universe: froz
     return max(best(0, frozenset(some)) for some in kept(universe, frozenset()))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.sampled_from([1, 1, 1, 2]), min_size=1, max_size=7),
     seed=st.integers(0, 2**32),

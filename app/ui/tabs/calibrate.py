@@ -152,7 +152,7 @@ class CalibrateTab:
         return [
             gr.update(visible="text" in kinds),
             gr.update(visible="path" in kinds),
-            gr.update(visible="estimator" in parts),
+            gr.update(visible=bool({"estimator", "path"} & set(parts))),
             f"<p class='minor'>{self._rough(kinds, parts, *values)}</p>" if kinds and parts else "",
         ]
 
@@ -164,7 +164,8 @@ class CalibrateTab:
             return escape(str(error))
         speed, shape = host.calibrator.speed(host.models.load_id), host.models.shape
         training = reading.settings if "estimator" in parts else None
-        return rough(host.calibrator.characters(reading), reading.limit, speed, parts, training, shape)
+        writing = reading.writing if "path" in parts else 0
+        return rough(host.calibrator.characters(reading), reading.limit, speed, parts, training, shape, writing)
 
     def _start(self, *values: Any) -> None:
         self.host.calibrator.start(self._reading(*values))

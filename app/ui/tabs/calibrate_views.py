@@ -74,14 +74,18 @@ def rough(
     parts: list[str],
     training: CalibrationSettings | None = None,
     shape: ModelShape | None = None,
+    writing: int = 0,
 ) -> str:
     """Estimated duration, and the disk that `training` an estimator takes for a model of this shape. `tokens_s` =
-    prefill speed on this machine; None = not known yet."""
+    prefill speed on this machine; None = not known yet. `writing`: tokens that the model writes, which no speed is
+    known for."""
     tokens = round(characters / CHARACTERS)
     tokens = min(tokens, limit) if limit else tokens
     said = f"About {count(tokens)} tokens to read"
     if training is not None and shape is not None:
         said += f", {size(training.training_bytes(shape, tokens))} of disk while the estimator is trained"
+    if writing:
+        said += f", and {count(writing)} tokens to write at the speed of an answer"
     if tokens_s is None:
         return f"{said}. The time left is shown once it has begun."
     reading = 2.0 * tokens / tokens_s  # observing the routers takes about as long again as reading

@@ -47,6 +47,9 @@ def statistics(message: Message) -> str:
         return STATES.get(message.state, "no statistics")
     spent = stats["compute_ms"] + stats["stall_ms"] + stats["idle_ms"]
     parts = [f"{stats['tok_s']:.1f} tok/s", f"{stats['new_tokens']} tokens", f"TTFT {duration(stats['ttft_ms'])}"]
+    if stats.get("cached_tokens"):
+        read = stats["prompt_tokens"] - stats["cached_tokens"]
+        parts.append(f"prompt: reused {stats['cached_tokens']}, read {read}")
     if stats["hit_rate"] is not None:
         parts.append(f"hit rate {100 * stats['hit_rate']:.1f} %")
     if stats.get("disk_bytes"):

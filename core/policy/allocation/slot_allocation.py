@@ -16,7 +16,7 @@ from core.settings.cache import CacheSettings
 from core.settings.config import KINDS, Settings, general
 from core.settings.registry import create, variant
 
-HOW = "run python launch.py profile, or open the Calibrate tab"
+HOW = "run python launch.py calibrate, or open the Calibrate tab"
 
 
 class AllocationProfile(Protocol):

@@ -8,6 +8,7 @@ from core.settings.prefetch import PrefetchSettings
 
 WINDOW = 64  # passes after which a use counts 1 / e
 KEEP = 1.0 - 1.0 / WINDOW
+FADED = tuple(KEEP**passes for passes in range(1024))  # of a use, so many passes later
 MARGIN = 1.5  # how much likelier a prefetch must be; measured: 1 displaces too much, 2 too little (docs/benchmarks.md)
 
 
@@ -43,7 +44,8 @@ class PrefetchGuard:
         """This pass requests `eids`, each of them once."""
         now, total, last = self._passes, self._sum, self._last
         for eid in eids:
-            total[eid] = total[eid] * KEEP ** (now - last[eid]) + (1.0 - KEEP)
+            passes = now - last[eid]
+            total[eid] = total[eid] * (FADED[passes] if passes < 1024 else KEEP**passes) + (1.0 - KEEP)
             last[eid] = now
 
     def rate(self, eid: int) -> float:

@@ -118,7 +118,7 @@ class Buddy(Substitute):
             weights = " with weights" if profile is not None and profile.pairs is not None else ""
             raise ProfileError(
                 f"Substituting buddies needs a profile that says which experts are chosen together"
-                f"{weights}. Run python launch.py profile, or open the Calibrate tab."
+                f"{weights}. Run python launch.py calibrate, or open the Calibrate tab."
             )
         self._take(cut(rank(pairs, self._most), alpha_of(self._alpha, layers), self._most, self._smoothing), device)
 

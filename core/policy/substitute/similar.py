@@ -31,6 +31,6 @@ class Similar(ScoreTable):
         if profile is None or profile.likeness is None:
             raise ProfileError(
                 "Substituting the most alike expert needs a profile that says how alike experts are. "
-                "Run python launch.py profile, or open the Calibrate tab."
+                "Run python launch.py calibrate, or open the Calibrate tab."
             )
         self.hold((1.0 + np.asarray(profile.likeness, np.float32)) / 2.0, device)

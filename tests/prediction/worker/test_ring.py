@@ -16,7 +16,7 @@ from core.prediction.worker.ring import COUNTS, FRAME, Ring
 from core.system.worker_process import WorkerProcess
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=30)), max_size=60))
 def test_what_is_put_comes_out_in_order_and_what_has_no_room_is_refused(moves: list[bytes | None]) -> None:
     """None: the reader takes one. Room for 64 bytes, so that it often goes round."""

@@ -141,7 +141,7 @@ def train(
     if not pieces:
         raise ValueError("there are no tokens to learn from")
     layers, k = pieces[0].routes.shape[1:]
-    known = torch.tensor([*(t for one in data for t in one.ids), *(t for one in data for t in one.prompt)]).unique()
+    known = torch.tensor(sorted({token for one in data for ids in (one.ids, one.prompt) for token in ids}))
     with seeded(seed) as generator:
         net = RoutingPathNet(layers, experts, known)
         start_weights(net)

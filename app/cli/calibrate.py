@@ -1,4 +1,4 @@
-"""`profile`: calibrates a model for the policies and predictors that need its measurements."""
+"""`calibrate`: measures a profile of a model, for the policies and predictors that need one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from app.cli import chat, options
 from app.cli.bar import Bar, clock
 from app.cli.interrupt import stoppable
+from app.cli.parser import CommandParser
 from app.services.profiles import carried
 from app.store.home import data_dir
 from app.store.private import private_folder
@@ -23,7 +24,7 @@ from core.profile import PARTS, Profile, check_model, load, profile_path, save
 from core.profile.summary import TITLES, describe
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--text",
         action="append",

@@ -1,4 +1,4 @@
-"""`profile` on the command line: what is gathered is printed, kept where the model finds it, and never half done."""
+"""`calibrate` on the command line: what is gathered is printed, kept where the model finds it, and never half done."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def once(loaded: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def profile(model: Path, home: Path, *words: object) -> int:
-    return cli.main(["profile", "--model", str(model), "--text", str(home.parent / "text.txt"), *map(str, words)])
+    text = str(home.parent / "text.txt")
+    return cli.main(["calibrate", "--model", str(model), "--text", text, "--path-tokens", "120", *map(str, words)])
 
 
 def result(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
@@ -115,7 +116,7 @@ def test_recorded_sessions(model: Path, home: Path, capsys: pytest.CaptureFixtur
         cli.main(["chat", "--model", str(model), "--prompt", "Hi", "--max-new-tokens", "3", "--record", str(talk)]) == 0
     )
     capsys.readouterr()
-    assert cli.main(["profile", "--model", str(model), "--trace", str(talk), "--json"]) == 0
+    assert cli.main(["calibrate", "--model", str(model), "--trace", str(talk), "--json"]) == 0
     found, said = result(capsys)
     assert found["source"] == "1 recorded session" and {"counts", "pairs", "times"} <= set(found["parts"])
     assert "Not measured" in said and "Default vectors" in said.rpartition("Not measured")[2]
@@ -175,7 +176,7 @@ def test_another_models_profile_is_not_overwritten(model: Path, home: Path, caps
 )
 def test_errors_in_the_users_words(words: list[str], why: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^2$"):  # of argparse, or of ours
-        raise SystemExit(cli.main(["profile", *words]))
+        raise SystemExit(cli.main(["calibrate", *words]))
     assert why in capsys.readouterr().err
 
 

@@ -53,9 +53,9 @@ class Generation:
         *,
         reuse: bool = False,
     ) -> Iterator[Piece]:
-        """Stream the continuation of a prompt, which leaves room for at least one token; ends all that it began.
-        `reuse`: continue from a kept KV, and keep this one. When `cancel` is set, the pass under way is broken off
-        before its next MoE layer, and counts for nothing."""
+        """Stream the continuation of a prompt, which leaves room for at least one token; ends all that it began. When
+        `cancel` is set, the pass under way is broken off before its next MoE layer, and counts for nothing. `reuse`:
+        continue from a kept KV, and keep this one."""
         tokenizer, constraint = self._loaded.prompt.tokenizer, None
         if sampling.schema:
             constraint = self._constraints.of(sampling.schema, len(ids))

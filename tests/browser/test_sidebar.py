@@ -77,6 +77,7 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
     for name in (n for n in shown if known[n].type == "bool" and n != "telemetry"):
         for _ in range(2):  # and back
             dashboard.expect_mark(lambda n=name: dashboard.page.click(f"#set-{n} input"), name)
+    dashboard.expect_mark(lambda: dashboard.slide("set-kv_chats", 2), "kv_chats")
     dashboard.expect_mark(lambda: dashboard.slide("set-regret_tokens", 128), "regret_tokens")
     dashboard.expect_mark(lambda: dashboard.type_in("set-pins", "0:3 1:2"), "pins")
     dashboard.expect_mark(lambda: dashboard.choose("set-link", "auto"), "link")

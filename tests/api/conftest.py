@@ -31,9 +31,10 @@ class SayingEngine(QuickEngine):
         messages: Sequence[Mapping[str, Any]] | str | Chat,
         sampling: Sampling,
         cancel: threading.Event | None = None,
+        **how: bool,
     ) -> Iterator[Piece]:
         self.asked.append((messages, sampling))
-        yield from super().generate(messages, sampling, cancel)
+        yield from super().generate(messages, sampling, cancel, **how)
 
 
 def saying(text: str, **more: Any) -> type[SayingEngine]:

@@ -250,7 +250,7 @@ def test_an_answer_says_whether_it_is_exact(start: Start) -> None:
 def test_a_chat_that_the_model_cannot_take_is_the_client_s_fault(
     start: Start, error: Exception, status: int, code: str | None
 ) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise error
 
     client, _, _ = start(generate=fail)

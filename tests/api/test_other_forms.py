@@ -307,7 +307,7 @@ def test_embeddings_are_refused_plainly(start: Start) -> None:
 
 @pytest.mark.parametrize("path", ["messages", "responses"])
 def test_an_answer_that_fails_in_a_stream_is_an_event(start: Start, path: str) -> None:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("inside")
 
     client, _, _ = start(generate=fail)

@@ -26,7 +26,7 @@ class Usage:
     def of(cls, answer: Answer) -> Usage:
         stats = answer.stats
         if stats is None:
-            return cls(answer.prefill_total, 0, answer.n_tokens)
+            return cls(answer.prefill_total, answer.prefill_cached, answer.n_tokens)
         return cls(stats.prompt_tokens, stats.cached_tokens, answer.n_tokens)
 
     def openai(self) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class Dashboard:
 
     def insist(self, button: str, selector: str, text: str) -> None:
         """Click until the text is there, as a user does whose click a busy page has lost."""
-        for patience_ms in (20_000, 20_000, 40_000):
+        for patience_ms in (4_000, 20_000, 40_000):
             self.page.click(button)
             try:
                 self.page.wait_for_function(

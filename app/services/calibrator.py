@@ -71,7 +71,7 @@ class Reading:
     def writing(self) -> int:
         """Most tokens that the model writes for the routing path, if that is measured."""
         generated = self.settings.path_texts == "generated" and set(self.kinds) - {"traces"}
-        return min(self.settings.path_tokens, self.limit or self.settings.path_tokens) if generated else 0
+        return self.settings.path_most(self.limit) if generated else 0
 
     def check(self) -> None:
         """Raises SettingError for what is missing, as far as that can be told without reading."""

@@ -128,8 +128,8 @@ def _paths(
         yield None
         return
     there = sum(len(text.ids) for text in read) + sum(trace.tokens for trace in traces)
-    most = min(settings.path_tokens, limit or settings.path_tokens)
-    most = most if read and settings.path_texts == "generated" else min(settings.path_tokens, there)
+    writes = bool(read) and settings.path_texts == "generated"
+    most = settings.path_most(limit) if writes else min(settings.path_tokens, there)
     shape = bench.shape
     with closing(Paths(shape.layers, shape.experts, shape.top_k, most, folder)) as paths:
         yield paths

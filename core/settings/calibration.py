@@ -92,6 +92,10 @@ class CalibrationSettings:
         ),
     ] = 256
 
+    def path_most(self, limit: int) -> int:
+        """The most tokens that the routing path learns from; `limit` = most tokens to read, 0 = no limit."""
+        return min(self.path_tokens, limit or self.path_tokens)
+
     @classmethod
     def checked(cls, **values: object) -> CalibrationSettings:
         """Build from untrusted values. Raises SettingError with the bounds."""

@@ -45,7 +45,7 @@ class PrefetchGuard:
         now, total, last = self._passes, self._sum, self._last
         for eid in eids:
             passes = now - last[eid]
-            total[eid] = total[eid] * (FADED[passes] if passes < 1024 else KEEP**passes) + (1.0 - KEEP)
+            total[eid] = total[eid] * (FADED[passes] if passes < len(FADED) else KEEP**passes) + (1.0 - KEEP)
             last[eid] = now
 
     def rate(self, eid: int) -> float:

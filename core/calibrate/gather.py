@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime
 from itertools import chain
@@ -12,22 +12,21 @@ from typing import Any
 
 import torch
 
+from core.calibrate.nets import NETS
 from core.calibrate.observe import Observer
 from core.calibrate.paths import Paths
-from core.calibrate.states import HELD_OUT, States
+from core.calibrate.states import States
 from core.calibrate.texts import Text, Tokens, shortened, tokenize
 from core.calibrate.times import PASSES, PROMPT, measure
 from core.calibrate.written import Writer
 from core.engine import Engine
 from core.errors import ProfileError, SettingError
 from core.memory.store import Cancelled
-from core.policy.predict.nets import estimator, path
+from core.policy.predict.nets.training import Progress
 from core.profile.profile import PARTS, Profile
 from core.runtime.measurement import MeasurementSession
 from core.settings.calibration import CalibrationSettings
 from core.trace import Trace
-
-Progress = Callable[[str, float], None]
 
 ROUTING = frozenset({"counts", "pairs", "tae", "first_table", "path"})  # parts that a trace can provide
 SHARES = {
@@ -182,7 +181,7 @@ def _gather(
         found["times"], measured = measure(bench, _some(read), cancel)
         settings["times"] = measured | {name: value for name, value in about.items() if name.startswith("link")}
     nets, recall = dict[str, torch.Tensor](), dict[str, list[float | None]]()
-    for name, train in _TRAINED.items():
+    for name, train in NETS.items():
         if name in wanted and (trained := train(seen, training, stage(name), cancel)) is not None:
             nets |= trained[0]
             settings |= trained[1]
@@ -292,52 +291,3 @@ def _some(read: Sequence[Tokens]) -> list[int]:
         if len(found) > PROMPT + PASSES:
             break
     return found if len(found) > 3 else (found or [1]) * 4
-
-
-Trained = tuple[Mapping[str, torch.Tensor], Mapping[str, object], list[float | None]]
-
-
-def _estimator(
-    seen: Observer, settings: CalibrationSettings, progress: Progress, cancel: threading.Event
-) -> Trained | None:
-    """Trains the estimator on nine tokens in ten; its recall by layer is of the tenth."""
-    states = seen.states
-    if states is None or not states.train.count:
-        return None
-    states.complete(None if seen.outputs is None else seen.outputs.means())
-    net = estimator.train(
-        states.train,
-        layers=seen.layers,
-        experts=seen.experts,
-        hidden=states.hidden,
-        width=settings.estimator_width,
-        quasi=settings.estimator_input == "quasi",
-        progress=progress,
-        cancel=cancel,
-    )
-    if net is None:
-        raise Cancelled
-    held_out = states.test if states.test.count else states.train
-    return *estimator.to_tensors(net), _plain(estimator.recall(net, held_out, seen.top_k))
-
-
-def _path(seen: Observer, settings: CalibrationSettings, progress: Progress, cancel: threading.Event) -> Trained | None:
-    """Trains the path net on nine texts in ten; its recall by layer is of the tenth."""
-    passages = seen.paths.passages() if seen.paths is not None else []
-    if not passages:
-        return None
-    known = [one for i, one in enumerate(passages) if i % HELD_OUT != HELD_OUT - 1]
-    net = path.train(known, experts=seen.experts, progress=progress, cancel=cancel)
-    if net is None:
-        raise Cancelled
-    return *path.to_tensors(net), _plain(path.recall(net, passages[HELD_OUT - 1 :: HELD_OUT] or passages))
-
-
-_TRAINED: dict[str, Callable[[Observer, CalibrationSettings, Progress, threading.Event], Trained | None]] = {
-    "estimator": _estimator,
-    "path": _path,
-}
-
-
-def _plain(values: torch.Tensor) -> list[float | None]:
-    return [None if value != value else round(value, 4) for value in values.tolist()]

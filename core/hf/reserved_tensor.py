@@ -1,0 +1,69 @@
+"""Memory of fixed size for what grows with the context: filled from the front, cut, copied to host memory and back."""
+
+from __future__ import annotations
+
+import torch
+
+
+class ReservedTensor:
+    """A tensor of fixed capacity along one dimension, filled from the front. Allocated at the first append."""
+
+    __slots__ = ("_capacity", "_dim", "_tensor", "bytes", "length")
+
+    def __init__(self, capacity: int, dim: int) -> None:
+        self._capacity, self._dim = capacity, dim
+        self._tensor: torch.Tensor | None = None
+        self.length = self.bytes = 0
+
+    def append(self, new: torch.Tensor) -> torch.Tensor:
+        """Append `new` and return a view of everything so far. Raises ValueError when the capacity is exceeded."""
+        if self._tensor is None:
+            self._tensor = self._allocate(new)
+        start, end = self.length, self.length + new.shape[self._dim]
+        if end > self._capacity:
+            raise ValueError(f"the KV cache holds {self._capacity} tokens, {end} were given")
+        self._tensor.narrow(self._dim, start, end - start).copy_(new)
+        self.length = end
+        return self._tensor.narrow(self._dim, 0, end)
+
+    def cut(self, length: int) -> torch.Tensor | None:
+        """Keep the first `length` positions, or all where there are fewer -> a view of them; None before the first
+        append."""
+        if self._tensor is None:
+            return None
+        self.length = min(self.length, length)
+        return self._tensor.narrow(self._dim, 0, self.length)
+
+    def copied(self, length: int) -> torch.Tensor | None:
+        """A copy in host memory of the first `length` positions; None before the first append."""
+        if self._tensor is None:
+            return None
+        return on_host(self._tensor.narrow(self._dim, 0, min(self.length, length)))
+
+    def put(self, copy: torch.Tensor | None, length: int | None = None) -> torch.Tensor | None:
+        """Replace the content by a copy, or by its first `length` positions; returns a view of them."""
+        self.length = 0
+        if copy is None:
+            return self.cut(0)
+        whole = copy.shape[self._dim]
+        kept = copy.narrow(self._dim, 0, whole if length is None else min(length, whole))
+        assert self._tensor is not None, "a copy is put back where it was taken from"
+        return self.append(kept.to(self._tensor.device))
+
+    def keep_last(self, full: torch.Tensor) -> torch.Tensor:
+        """Replace the content by the last positions of `full`, as many as fit; returns a view of them."""
+        self.length = 0
+        kept = min(self._capacity, full.shape[self._dim])
+        return self.append(full.narrow(self._dim, full.shape[self._dim] - kept, kept))
+
+    def _allocate(self, like: torch.Tensor) -> torch.Tensor:
+        shape = list(like.shape)
+        shape[self._dim] = self._capacity
+        tensor = like.new_empty(shape)
+        self.bytes = tensor.numel() * tensor.itemsize
+        return tensor
+
+
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in host memory, contiguous and of its own."""
+    return tensor.detach().to("cpu", copy=True).contiguous()

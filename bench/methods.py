@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bench.claims import verdict
+from bench.methods_claims import WAITED, orderings
 from bench.methods_table import table as table
 from bench.predictors import READ, divided, subjects
 from bench.recordings import RESIDENT, Recordings
@@ -46,26 +47,6 @@ DISTANCES = (1, 2, 3, 5)  # layers ahead that expert maps are recorded with, whe
 DISTANCE_SHARE = 0.5  # share of the experts in slots meanwhile; one of AHEAD, so that the default is recorded once
 # (rho, omega): MoEpic's default, and four around it that are ours (its own stand in a picture alone).
 LCP_SETTINGS = ((0.25, 128), (0.1, 128), (0.5, 128), (0.25, 64), (0.25, 256))
-WAITED = ", waited for"  # ends the name of a row whose predictor's worker was waited for
-
-# Claim -> (figure, the better, the worse): what a paper reports of its own models.
-ORDERINGS: dict[str, tuple[str, str, str]] = {
-    "MoEpic table 1: LCP hits more than LRU": ("policy", "lcp", "lru"),
-    "MoEpic table 1: LCP hits more than LFU": ("policy", "lcp", "lfu"),
-    "MoEpic ablation: LCP hits more than random": ("policy", "lcp", "random"),
-    "FineMoE figure 14a: full map search above trajectory alone": ("hit", "expert_map", "expert_map, trajectory alone"),
-    "FineMoE figure 14a: dynamic selection above always k": ("hit", "expert_map", "expert_map, always k"),
-    "FineMoE figure 14a: map search above request counts": ("hit", "expert_map", "request"),
-    "FineMoE figure 14a: map search above the next gate": ("hit", "expert_map", "gate"),
-    "FineMoE figure 14b: its eviction hits more than LRU": ("heed", "finemoe", "lru"),
-    "FineMoE figure 14b: its eviction hits more than LFU": ("heed", "finemoe", "lfu"),
-    "ExpertFlow: PLEC hits more than LRU": ("plec", "plec, routing_path", "lru, routing_path"),
-    "ExpertFlow: PLEC hits more than LRU behind perfect predictions": ("plec", "plec, oracle", "lru, oracle"),
-    "ExpertFlow table 1: path predictor above temporal (TLP)": ("recall", "routing_path", "recent"),
-    "ExpertFlow table 1: path predictor above spatial (SLP)": ("recall", "routing_path", "transitions"),
-    "Speculating Experts figure 4: default vectors above the next gate": ("recall", "default_vectors", "gate"),
-    "Speculating Experts figure 4: hybrid above the next gate": ("recall", "hybrid", "gate"),
-}
 
 
 def run(
@@ -82,17 +63,18 @@ def run(
         say(f"recordings are kept in {kept.folder}")
         profile = kept.profile(lambda: calibrate(engine, known, limit=600 if small else READ))
         engine.use_profile(profile)
-        clock = clock_of(profile, engine.sizes.blob)
         blob = engine.sizes.blob
         plain = kept.of(NONE, {}, RESIDENT)
         live, waited = recorded(kept, asked, {share: live_settings(profile, blob, share) for share in AHEAD})
         apart = at_distances(kept, live_settings(profile, blob, DISTANCE_SHARE), engine.shape.layers)
+        resident = clock_of(profile, blob)
+        clocks = {share: with_misses(resident, kept.lived(live[share][NONE])) for share in AHEAD}
         say("simulating")
         found = {
             **hit_rates(plain, profile),
-            "lcp_settings": lcp_settings(plain, profile, clock),
-            "distance": by_distance(kept, apart, profile, clock, blob),
-            **prefetching(kept, plain, live, waited, profile, clock, blob),
+            "lcp_settings": lcp_settings(plain, profile, clocks),
+            "distance": by_distance(kept, apart, profile, clocks[DISTANCE_SHARE], blob),
+            **prefetching(kept, plain, live, waited, profile, clocks, blob),
         }
         kept.done()
         return {
@@ -101,7 +83,7 @@ def run(
             "tokens": tokens,
             "profile_tokens": profile.tokens,
             **subject(engine),
-            "clock": {n: getattr(clock, n) for n in clock.__slots__},
+            "clock": {f"{share:.1%}": asdict(clock) for share, clock in clocks.items()},
             "simulated": "hit rates, times and bytes are simulated on recorded routing, with predictions where the "
             "engine had them; 'engine' = what the engine itself did meanwhile; the link is emulated",
         }
@@ -121,6 +103,13 @@ def clock_of(profile: Profile, blob: int) -> Clock:
         expert_ms=times["moe"] / k,
         head_ms=times["head"],
     )
+
+
+def with_misses(clock: Clock, lived: Mapping[str, float]) -> Clock:
+    """The same clock, with what a miss costs the computing thread beside its wait, from the engine's own answers
+    without a predictor."""
+    more_ms = lived["busy_ms"] - clock.compute_ms
+    return replace(clock, miss_ms=max(0.0, more_ms / lived["misses"]) if lived["misses"] else 0.0)
 
 
 def link_gbps(profile: Profile, blob: int) -> float:
@@ -192,7 +181,7 @@ def hit_rates(trace: FileTrace, profile: Profile) -> dict[str, Any]:
     return {"hit_rate": hits, "hit_rate_by_layer": by_layer}
 
 
-def lcp_settings(trace: FileTrace, profile: Profile, clock: Clock) -> dict[str, list[dict[str, Any]]]:
+def lcp_settings(trace: FileTrace, profile: Profile, clocks: Mapping[float, Clock]) -> dict[str, list[dict[str, Any]]]:
     """Slots -> LCP's hit rate and simulated time per token by rho and omega, slots of each layer, no prefetching."""
     usual, total = usual_of(profile), trace.layers * trace.experts
     found: dict[str, list[dict[str, Any]]] = {}
@@ -203,7 +192,7 @@ def lcp_settings(trace: FileTrace, profile: Profile, clock: Clock) -> dict[str, 
         ]
         found[f"{share:.1%}"] = [
             {**one.config.params, "hit_rate": one.hit_rate, "tpot_ms": one.tpot_ms, "default": at == 0}
-            for at, one in enumerate(simulate(trace, configs, start="filled", clock=clock))
+            for at, one in enumerate(simulate(trace, configs, start="filled", clock=clocks[share]))
         ]
     return found
 
@@ -229,7 +218,7 @@ def prefetching(
     live: Mapping[float, Mapping[str, FileTrace]],
     waited: Mapping[str, FileTrace],
     profile: Profile,
-    clock: Clock,
+    clocks: Mapping[float, Clock],
     blob: int,
 ) -> dict[str, Any]:
     """Predictors with an LRU cache, and policies with one predictor, without the prefetch guard: as in the engine, and
@@ -243,7 +232,7 @@ def prefetching(
         name, params = (ORACLE, {}) if oracle else trace.predictor or (NONE, {})
         cache = Config(policy, int(share * trace.layers * trace.experts), scope, usual=usual)
         config = TimedConfig(cache, name, params, guard=guard)
-        (one,) = timed(trace, [config], clock, blob, profile=profile, start="filled", processes=1)
+        (one,) = timed(trace, [config], clocks[share], blob, profile=profile, start="filled", processes=1)
         return figures(one)
 
     ahead_of, behind, plec = dict[str, Any](), dict[str, Any](), dict[str, Any]()
@@ -285,28 +274,3 @@ def figures(one: TimedResult) -> dict[str, Any]:
         "recall_at_k": statistics.fmean(recalls) if recalls else None,
         "recall_by_layer": one.recall_by_layer,
     }
-
-
-def orderings(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Which of the papers' orderings hold here, for every number of slots: as in the engine, and with predictors waited
-    for where that is another."""
-    said = []
-    for claim, (figure, better, worse) in ORDERINGS.items():
-        tables = {"policy": found["hit_rate"].get("layer", {}), "heed": found["behind"], "plec": found.get("plec", {})}
-        table = tables.get(figure, found["prefetchers"])
-        key = "recall_at_k" if figure == "recall" else "hit_rate"
-
-        def pairs(how: str, key: str = key, names: Any = (better, worse), table: Any = table) -> dict[str, Any]:
-            rows = {share: [row.get(name + how) or row.get(name) for name in names] for share, row in table.items()}
-            return {share: [one[key] if isinstance(one, dict) else one for one in row] for share, row in rows.items()}
-
-        as_lived, as_waited_for = pairs(""), pairs(WAITED)
-        said.append(
-            {"claim": claim, "figure": key, "pairs": as_lived, "holds": verdict(list(as_lived.values()))}
-            | (
-                {"pairs_waited_for": as_waited_for, "holds_waited_for": verdict(list(as_waited_for.values()))}
-                if as_waited_for != as_lived
-                else {}
-            )
-        )
-    return said

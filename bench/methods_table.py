@@ -60,6 +60,11 @@ def table(result: dict[str, Any]) -> str:
                 + (f" {own['hit_rate']:7.1%} {own['tpot_ms']:6.2f}" if (own := one.get("engine")) else "")
                 for name, one in row.items()
             ]
+    lines += [
+        f"Replayed at {share}: {one['compute_ms']:.2f} ms a token, {one['miss_ms']:.2f} ms and the copy's "
+        f"{one['load_ms']:.2f} ms a miss, as in the engine"
+        for share, one in result["clock"].items()
+    ]
     lines += ["The papers' orderings here, and with predictors waited for:"]
     lines += [f"  {one['holds']:13s}{one.get('holds_waited_for', ''):13s}{one['claim']}" for one in result["orderings"]]
     return "\n".join(lines)

@@ -25,6 +25,7 @@ from core.types import StepRecord
 
 ANSWER = 64  # most tokens of an answer
 RESIDENT: dict[str, object] = {"budget": "all", "link": "own"}
+LIVED = ("hit_rate", "tpot_ms", "busy_ms", "misses", "predict_ms")  # figures of the engine while it was recorded
 
 
 class Recordings:
@@ -44,6 +45,7 @@ class Recordings:
         self.folder = folder
         self._engine, self._texts, self._tokens, self._say = engine, texts, tokens, say
         self._index, self._profile = folder / "recordings.json", folder / "profile.safetensors"
+        measured = {**measured, "figures": [*LIVED]}
         self._found: dict[str, Any] = {"measured": measured, "lived": {}}
         if self._index.exists():
             before = json.loads(self._index.read_text("utf-8"))
@@ -138,11 +140,14 @@ class Recordings:
 
 
 def lived(steps: Sequence[StepRecord]) -> dict[str, float]:
-    """Of the decoded tokens, as the engine counted them: hit rate, ms a token, and what predicting took of that."""
+    """LIVED, of the decoded tokens as the engine counted them: hit rate, and of a token the milliseconds, those without
+    waiting for copies, the experts that were copied on demand, and the milliseconds that predicting took."""
     decoded = [step for step in steps if step.phase == "decode"]
-    requests = sum(step.requests for step in decoded)
+    requests, tokens = sum(step.requests for step in decoded), max(1, len(decoded))
     return {
         "hit_rate": sum(step.hits for step in decoded) / max(1, requests),
-        "tpot_ms": sum(step.total_ms for step in decoded) / max(1, len(decoded)),
-        "predict_ms": sum(step.predict_ms for step in decoded) / max(1, len(decoded)),
+        "tpot_ms": sum(step.total_ms for step in decoded) / tokens,
+        "busy_ms": sum(step.total_ms - step.stall_ms for step in decoded) / tokens,
+        "misses": sum(step.misses for step in decoded) / tokens,
+        "predict_ms": sum(step.predict_ms for step in decoded) / tokens,
     }

@@ -58,13 +58,14 @@ def _engines_collect_what_tests_made() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _loads_time_few_passes() -> Iterator[None]:
-    """Two instead of nine: what they take matters to no test."""
-    from core.runtime import warmup
+def _loads_time_little() -> Iterator[None]:
+    """Two passes instead of nine, and two calls of each way to multiply: what they take matters to no test."""
+    from core.runtime import stacking, warmup
 
-    passes, warmup.PASSES = warmup.PASSES, 2
+    before = warmup.PASSES, stacking.ROUNDS, stacking.CALLS
+    warmup.PASSES, stacking.ROUNDS, stacking.CALLS = 2, 2, 1
     yield
-    warmup.PASSES = passes
+    warmup.PASSES, stacking.ROUNDS, stacking.CALLS = before
 
 
 @pytest.fixture(scope="module", autouse=True)

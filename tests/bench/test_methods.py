@@ -10,22 +10,23 @@ from typing import Any
 
 import pytest
 
-from bench import methods
-from bench.methods import WAITED
+from bench import methods, methods_claims
+from bench.methods_claims import WAITED
 from core.settings.registry import variants
-from core.simulate import BELADY, BELADY_BYPASS
+from core.simulate import BELADY, BELADY_BYPASS, Clock
 from core.simulate.prefetchers import ORACLE, TimedConfig
 from tests.engine.profiles import drawn_profile
 from tests.prediction.held import held_until
 
 
-def figures(hit: float, recall: float) -> dict[str, float]:
-    return {"hit_rate": hit, "recall_at_k": recall}
+def figures(hit: float, recall: float, lived: float | None = None) -> dict[str, Any]:
+    """`lived` = what the engine itself hit."""
+    return {"hit_rate": hit, "recall_at_k": recall, "engine": {"hit_rate": hit if lived is None else lived}}
 
 
 def test_an_ordering_holds_everywhere_in_part_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        methods,
+        methods_claims,
         "ORDERINGS",
         {
             "always": ("policy", "lcp", "lru"),
@@ -42,23 +43,31 @@ def test_an_ordering_holds_everywhere_in_part_or_not_at_all(monkeypatch: pytest.
         },
         "behind": {"25%": {"plec": figures(0.5, 0.1), "lru": figures(0.5, 0.1)}},
     }
-    said = {one["claim"]: one["holds"] for one in methods.orderings(found)}
+    said = {one["claim"]: one["holds"] for one in methods_claims.orderings(found)}
     assert said == {"always": "yes", "sometimes": "in part", "never": "no", "a tie is no more": "no"}
 
 
 def test_an_ordering_that_waiting_changes_is_told_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "ORDERINGS", {"map": ("hit", "map", "gate"), "heed": ("heed", "plec", "lru")})
+    monkeypatch.setattr(methods_claims, "ORDERINGS", {"map": ("hit", "map", "gate"), "heed": ("heed", "plec", "lru")})
     found = {
         "hit_rate": {},
         "prefetchers": {
-            "25%": {"map": figures(0.3, 0.2), "gate": figures(0.4, 0.4), "map" + WAITED: figures(0.5, 0.6)}
+            "25%": {"map": figures(0.3, 0.2, 0.2), "gate": figures(0.4, 0.4), "map" + WAITED: figures(0.5, 0.6)}
         },
         "behind": {"25%": {"plec": figures(0.5, 0.1), "lru": figures(0.4, 0.1)}},
     }
-    by_map, heeding = methods.orderings(found)
-    assert by_map["pairs"] == {"25%": [0.3, 0.4]} and by_map["holds"] == "no"
+    by_map, heeding = methods_claims.orderings(found)
+    assert by_map["pairs"] == {"25%": [0.2, 0.4]} and by_map["holds"] == "no", "as the engine hit, not the replay"
     assert by_map["pairs_waited_for"] == {"25%": [0.5, 0.4]} and by_map["holds_waited_for"] == "yes"
     assert heeding["holds"] == "yes" and "holds_waited_for" not in heeding
+
+
+def test_a_miss_costs_the_replay_what_it_costs_the_engine() -> None:
+    clock = Clock(compute_ms=5.0, load_ms=0.5, expert_ms=0.1)
+    lived = {"busy_ms": 8.0, "misses": 6.0}
+    assert methods.with_misses(clock, lived) == replace(clock, miss_ms=0.5)
+    assert methods.with_misses(clock, {"busy_ms": 4.0, "misses": 6.0}).miss_ms == 0.0, "never less than nothing"
+    assert methods.with_misses(clock, {"busy_ms": 8.0, "misses": 0.0}).miss_ms == 0.0
 
 
 def drawn(engine: Any, texts: Sequence[Any], limit: int) -> Any:
@@ -148,6 +157,11 @@ def test_all_of_it_on_the_demo_model(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         assert row["none"]["prefetch_mb"] == 0.0 < row["gate"]["prefetch_mb"]
         assert {name for name, one in row.items() if "engine" in one} == {"none", *some}
         assert all(one["engine"]["tpot_ms"] > 0.0 for one in row.values() if "engine" in one)
+    assert result["clock"].keys() == result["prefetchers"].keys()
+    for share, clock in result["clock"].items():
+        lived = result["prefetchers"][share]["none"]["engine"]
+        busy_ms = clock["compute_ms"] + clock["miss_ms"] * lived["misses"]
+        assert busy_ms == pytest.approx(max(lived["busy_ms"], clock["compute_ms"])), "a replayed token is as busy"
     assert {one["holds"] for one in result["orderings"]} <= {"yes", "in part", "no"}
     text = methods.table(result)
     assert "simulated" in result["simulated"] and "Belady" not in text[:10]

@@ -13,7 +13,7 @@ import pytest
 
 from app import cli
 from app.cli import papers as command
-from bench import expert_maps, lossy, methods, speculating, stored
+from bench import expert_maps, lossy, methods_claims, speculating, stored
 from bench.papers import PAPERS, parts, sources
 from bench.papers.document import StoredResults, answers, counted, markdown, text
 from bench.papers.parts import HOLDS, NEVER, NO, OPEN, PART, REPAIRS, VERDICTS, Answer, Paper, Row
@@ -70,7 +70,10 @@ def test_commands_and_claims_that_are_cited_exist(row: Row) -> None:
         if args.command == "eval":
             chosen(args.modes)
             assert args.save == ""
-    known = {"methods": set(methods.ORDERINGS), "lossy": {one.text for one in lossy.CLAIMS} | set(speculating.CLAIMS)}
+    known = {
+        "methods": set(methods_claims.ORDERINGS),
+        "lossy": {one.text for one in lossy.CLAIMS} | set(speculating.CLAIMS),
+    }
     modes = {mode.name for mode in modes_of()}
     source: Any = row.source
     if isinstance(source, sources.Claims) and source.bench == "expert_maps":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from core.policy.predict import Prediction
 from core.settings.registry import create, variants
 from core.simulate.virtual_clock import VirtualExperts, VirtualLink, VirtualSlots
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
+from tests.selection import layered
 
 K, BYTES = 2, 60
 NAMES = [v.name for v in variants("eviction")]
@@ -97,8 +99,10 @@ def play(cache: ExpertCache, move: Move) -> list[tuple[Any, ...]]:
     return [*seen, (cache.places(), cache.room(move.layer), cache.counts.figures())]
 
 
-@pytest.mark.parametrize("scope", ["layer", "global"])
-@pytest.mark.parametrize("eviction", NAMES)
+@pytest.mark.parametrize(
+    ("eviction", "scope"),
+    layered(itertools.product(NAMES, ("layer", "global")), quick=lambda case: case[1] == "layer" or case[0] == "plec"),
+)
 @settings(max_examples=15)
 @given(blocks=st.sampled_from([2, 3]), room=st.integers(K, EXPERTS), made=st.lists(moves, max_size=25))
 def test_the_number_of_blocks_changes_no_decision(

@@ -69,7 +69,7 @@ def test_the_engine_computes_with_the_rounded_weights(arch: str, format: str, tm
 
 
 @pytest.mark.parametrize(
-    "format", layered(["int8", "int4-g64", "iq4_nl", "int3"], quick=lambda format: format in ("int4-g64", "iq4_nl"))
+    "format", layered(["int8", "int4-g64", "iq4_nl", "int3"], quick=lambda format: format == "int4-g64")
 )
 def test_bfloat16_runs_the_fast_paths(format: str, tmp_path: Path) -> None:
     path = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path / "m", dtype=torch.bfloat16))

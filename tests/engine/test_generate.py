@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from core.session.sampler import PresenceFrequencyPenalty, Sampler
 from core.session.settings_controller import EngineParts
 from core.settings.sampling import Sampling
 from core.types import Outcome, Piece, StepRecord
+from tests.selection import layered
 
 CHAT = [{"role": "user", "content": "hello there"}]
 
@@ -259,8 +261,10 @@ def test_penalties_are_those_of_their_definition() -> None:
     assert Sampler(Sampling(presence_penalty=2.0, frequency_penalty=2.0), cpu, 0)(ids, logits) == 3
 
 
-@pytest.mark.parametrize("reuse", [False, True])
-@pytest.mark.parametrize("passes", [0, 3])
+@pytest.mark.parametrize(
+    ("passes", "reuse"),
+    layered(itertools.product((0, 3), (False, True)), quick=lambda case: case in {(0, False), (3, True)}),
+)
 def test_a_stop_in_the_middle_of_a_pass_ends_it_before_the_next_layer(engine: Engine, passes: int, reuse: bool) -> None:
     asked = Sampling(max_new_tokens=8)
     usual = [p.token for p in engine.generate(CHAT, asked)]

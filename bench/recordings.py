@@ -148,6 +148,6 @@ def lived(steps: Sequence[StepRecord]) -> dict[str, float]:
         "hit_rate": sum(step.hits for step in decoded) / max(1, requests),
         "tpot_ms": sum(step.total_ms for step in decoded) / tokens,
         "busy_ms": sum(step.total_ms - step.stall_ms for step in decoded) / tokens,
-        "misses": sum(step.misses for step in decoded) / tokens,
+        "misses": sum(step.requests - step.hits - step.late for step in decoded) / tokens,
         "predict_ms": sum(step.predict_ms for step in decoded) / tokens,
     }

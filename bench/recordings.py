@@ -21,7 +21,7 @@ from core.settings.param import Value
 from core.settings.sampling import Sampling
 from core.trace import FileTrace
 from core.trace.file import TraceWriter
-from core.types import StepRecord
+from core.types import Outcome, StepRecord
 
 ANSWER = 64  # most tokens of an answer
 RESIDENT: dict[str, object] = {"budget": "all", "link": "own"}
@@ -148,6 +148,6 @@ def lived(steps: Sequence[StepRecord]) -> dict[str, float]:
         "hit_rate": sum(step.hits for step in decoded) / max(1, requests),
         "tpot_ms": sum(step.total_ms for step in decoded) / tokens,
         "busy_ms": sum(step.total_ms - step.stall_ms for step in decoded) / tokens,
-        "misses": sum(step.requests - step.hits - step.late for step in decoded) / tokens,
+        "misses": sum(int((step.outcome == Outcome.MISS).sum()) for step in decoded) / tokens,
         "predict_ms": sum(step.predict_ms for step in decoded) / tokens,
     }

@@ -83,7 +83,7 @@ def test_what_is_reasoned_before_is_free(ending: Engine) -> None:
     tokenizer = ending.prompt.tokenizer
     ending.prompt.opens_reasoning = True  # as its template would say
     ids = tokenizer("question", add_special_tokens=False).input_ids
-    constraint = Constraints(ending.prompt).of(json.dumps({"const": "x"}), len(ids))
+    constraint = Constraints(ending.prompt).of(Sampling(schema=json.dumps({"const": "x"})), len(ids))
     assert isinstance(constraint, Constraint)
     logits = torch.zeros(1, 256)
 

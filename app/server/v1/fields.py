@@ -111,7 +111,7 @@ def with_stop(sampling: Sampling, field: str, stop: Any) -> Sampling:
     return replace(sampling, stop=tuple(one for one in texts if one))
 
 
-def with_schema(sampling: Sampling, field: str, form: Any, tools: Sequence[Any] = ()) -> Sampling:
+def with_schema(sampling: Sampling, field: str, form: Any) -> Sampling:
     """The same, keeping to the JSON schema of a response format: those of chat completions, and those of responses and
     messages, which are flatter. Raises ApiError."""
     kind = form.get("type") if isinstance(form, Mapping) else None
@@ -123,8 +123,6 @@ def with_schema(sampling: Sampling, field: str, form: Any, tools: Sequence[Any] 
         raise ApiError(
             f"{field} cannot be honoured: there are the types text, json_object, and json_schema with a schema.", field
         )
-    if tools:
-        raise ApiError(f"{field} cannot be honoured together with tools. Leave out one of them.", field)
     return replace(sampling, schema=json.dumps(schema))
 
 

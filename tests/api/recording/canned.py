@@ -51,24 +51,28 @@ class Handler(BaseHTTPRequestHandler):
         except ValueError:
             body = raw.decode(errors="replace")
         if len(self.server.seen) >= MOST_REQUESTS:
-            return self._send({"error": {"message": "that is enough", "type": "invalid_request_error"}}, 400)
+            self._send({"error": {"message": "that is enough", "type": "invalid_request_error"}}, 400)
+            return
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.server.seen.append({"method": self.command, "path": self.path, "headers": headers, "body": body})
-        path = urlsplit(self.path).path.removeprefix("/v1")
-        if self.command == "GET" and path.startswith("/models"):
-            one = {"id": MODEL, "object": "model", "created": 0, "owned_by": "local", "max_model_len": 32768}
-            return self._send(one if path != "/models" else {"object": "list", "data": [one]})
-        if path == "/messages/count_tokens":
-            return self._send({"input_tokens": 9})
-        if self.command != "POST" or path not in FORMS or not isinstance(body, dict):
-            return self._send({"error": {"message": f"there is no {path}", "type": "invalid_request_error"}}, 404)
-        events, whole = FORMS[path](self.server.call(body))
-        if not body.get("stream"):
-            return self._send(whole)
-        lines = [f"event: {name}\ndata: {told}\n\n" if name else f"data: {told}\n\n" for name, told in _written(events)]
-        self._bytes("".join(lines).encode(), "text/event-stream", 200)
+        self._answer(urlsplit(self.path).path.removeprefix("/v1"), body)
 
     do_GET = do_POST = do_HEAD = do_PUT = do_OPTIONS = _take
+
+    def _answer(self, path: str, body: Any) -> None:
+        if self.command == "GET" and path.startswith("/models"):
+            one = {"id": MODEL, "object": "model", "created": 0, "owned_by": "local", "max_model_len": 32768}
+            self._send(one if path != "/models" else {"object": "list", "data": [one]})
+        elif path == "/messages/count_tokens":
+            self._send({"input_tokens": 9})
+        elif self.command != "POST" or path not in FORMS or not isinstance(body, dict):
+            self._send({"error": {"message": f"there is no {path}", "type": "invalid_request_error"}}, 404)
+        else:
+            events, whole = FORMS[path](self.server.call(body))
+            if body.get("stream"):
+                self._bytes("".join(_written(events)).encode(), "text/event-stream", 200)
+            else:
+                self._send(whole)
 
     def _send(self, value: Any, status: int = 200) -> None:
         self._bytes(json.dumps(value).encode(), "application/json", status)
@@ -85,9 +89,10 @@ class Handler(BaseHTTPRequestHandler):
         """Says nothing: the requests are kept."""
 
 
-def _written(events: list[Event]) -> Iterator[tuple[str, str]]:
+def _written(events: list[Event]) -> Iterator[str]:
     for name, value in events:
-        yield name, value if isinstance(value, str) else json.dumps({"type": name, **value} if name else value)
+        told = value if isinstance(value, str) else json.dumps({"type": name, **value} if name else value)
+        yield (f"event: {name}\n" if name else "") + f"data: {told}\n\n"
 
 
 def chat(call: tuple[str, str] | None) -> tuple[list[Event], dict[str, Any]]:
@@ -129,7 +134,8 @@ def response(call: tuple[str, str] | None) -> tuple[list[Event], dict[str, Any]]
         part = {"type": "output_text", "text": ANSWER, "annotations": []}
         item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
     whole = {"id": "resp_1", "object": "response", "created_at": 0, "model": MODEL, "status": "completed"}
-    whole |= {"output": [item], "usage": RESPONSE_USAGE, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True}
+    whole |= {"output": [item], "usage": RESPONSE_USAGE}
+    whole |= {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True}
     begun = {**whole, "status": "in_progress", "output": [], "usage": None}
     told: list[Event] = [("response.created", {"response": begun})]
     told.append(("response.output_item.added", {"output_index": 0, "item": {**item, "status": "in_progress"}}))

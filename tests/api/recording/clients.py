@@ -181,5 +181,8 @@ CLIENTS = {
         environment=lambda run: {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     ),
     "librechat": Client("LibreChat", "@librechat/agents", "npm", node_script(scripts.LIBRECHAT)),
-    "aisdk": Client("AI SDK", "@ai-sdk/openai-compatible", "npm", node_script(scripts.AI_SDK), {"look": {"at": "cache.py"}}),
+    "aisdk": Client(
+        "AI SDK", "@ai-sdk/openai-compatible", "npm", node_script(scripts.AI_SDK), {"look": {"at": "cache.py"}}
+    ),
+    "openwebui": Client("Open WebUI", "open-webui", "PyPI", script(scripts.OPEN_WEBUI)),
 }

@@ -17,6 +17,7 @@ SECRETS = {"authorization": "Bearer KEY", "x-api-key": "KEY"}
 UUID = re.compile(r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}")
 HEX = re.compile(r"\b(?=\w*\d)[0-9a-fA-F]{16,}\b")
 DATE = re.compile(r"\b20\d\d-\d\d-\d\d(?:T[0-9:.]+(?:Z|[+-]\d\d:?\d\d)?)?")
+SYSTEM = re.compile(r"\([^()]*(?:x86|x64|amd64|arm64|aarch64)[^()]*\)", re.IGNORECASE)
 UNNAMED = "00000000-0000-4000-8000-000000000000"
 
 
@@ -34,6 +35,8 @@ class Trimmer:
             for name, value in sorted(seen["headers"].items())
             if name in HEADERS or name in SECRETS
         }
+        if "user-agent" in headers:
+            headers["user-agent"] = SYSTEM.sub("(system)", headers["user-agent"])
         return {
             "method": seen["method"],
             "path": self.neutral(seen["path"]),
@@ -44,7 +47,8 @@ class Trimmer:
     def value(self, value: Any, name: str = "") -> Any:
         """A value of a body; `name` = the field that it is in."""
         if isinstance(value, dict):
-            return {self.neutral(key): self.value(one, "" if name == "properties" else key) for key, one in value.items()}
+            named = name == "properties"  # its keys are names of parameters
+            return {self.neutral(key): self.value(one, "" if named else key) for key, one in value.items()}
         if isinstance(value, list):
             return [self.value(one, name) for one in value]
         return self.text(value, name) if isinstance(value, str) else value

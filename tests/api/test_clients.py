@@ -156,6 +156,13 @@ def test_the_requests_of_clients_are_answered(
     assert sampling.temperature == body.get("temperature", 0.0)
 
 
+def test_what_they_ask_before_is_answered(served: tuple[TestClient, type[SayingEngine]]) -> None:
+    for name, recording in RECORDINGS.items():
+        for number, one in enumerate(recording["requests"]):
+            if one["method"] == "GET":
+                assert answer(served, request(name, number), TEXT).json()["data"][0]["id"] == "demo"
+
+
 def form(body: dict[str, Any]) -> Any:
     """The JSON schema that an answer is to keep to, if there is one."""
     return body.get("response_format") or (body.get("output_config") or {}).get("format")

@@ -24,12 +24,12 @@ from tests.api.recording.trim import Trimmer
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 PROJECT = {"cache.py": "class Cache:\n    '''Keeps what was asked for.'''\n"}
 WIDTH = 160  # characters of a line of a recording
-MOST_S = 100.0  # a program that has not ended by then is stopped; what it sent is kept
+MOST_S = 200.0  # a program that has not ended by then is stopped; what it sent is kept
 
 
 def version(client: Client, installed: Path) -> str:
     """The version of a program's package as installed."""
-    if client.registry == "npm":
+    if client.installer == "npm":
         return str(json.loads((installed / "node_modules" / client.package / "package.json").read_text())["version"])
     [site] = installed.glob("lib/python*/site-packages")
     return next(one.version for one in distributions(path=[str(site)]) if one.name == client.package)
@@ -42,12 +42,9 @@ def environment(client: Client, run: Run) -> dict[str, str]:
     return {**known, **home, "NO_COLOR": "1", "CI": "1", **client.environment(run)}
 
 
-def record(client: Client, installed: Path, talk: bool = False) -> dict[str, Any]:
-    """Run a program against the canned server -> the recording. `talk`: show what it says."""
+def visit(client: Client, installed: Path, url: str, *, talk: bool) -> Run:
+    """Run a program against a server, in a home and a project that are gone afterwards. `talk`: show what it says."""
     with tempfile.TemporaryDirectory(prefix="recording-", ignore_cleanup_errors=True) as folder:
-        server = Canned(client.calls)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
         run = Run(installed, Path(folder, "home"), Path(folder, "project"), url)
         for path in (run.home, run.project):
             path.mkdir()
@@ -55,16 +52,24 @@ def record(client: Client, installed: Path, talk: bool = False) -> dict[str, Any
             (run.project / name).write_text(text, encoding="utf-8")
         for command in client.commands(run):
             start(command, run, environment(client, run), talk)
-        server.shutdown()
-        server.server_close()
-        named = {str(run.project): "/project", str(run.home): "/home/user", folder: "/tmp", str(installed): "/client"}
-        named |= {url.removeprefix("http://"): "127.0.0.1:7860", platform.node(): "host", platform.release(): "kernel"}
-        named |= {getpass.getuser(): "user"} if len(getpass.getuser()) > 4 else {}
-        trimmer = Trimmer(named, (QUESTION,))
-        requests = [trimmer.request(one) for one in server.seen]
+    return run
+
+
+def record(client: Client, installed: Path, *, talk: bool) -> dict[str, Any]:
+    """Run a program against the canned server -> the recording."""
+    server = Canned(client.calls)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    run = visit(client, installed, f"http://127.0.0.1:{server.server_port}", talk=talk)
+    server.shutdown()
+    server.server_close()
+    named = {str(run.project): "/project", str(run.home): "~", str(run.home.parent): "/tmp", str(installed): "/client"}
+    named |= {run.url.removeprefix("http://"): "127.0.0.1:7860", platform.node(): "host", platform.release(): "kernel"}
+    named |= {getpass.getuser(): "user"} if len(getpass.getuser()) > 4 else {}
+    trimmer = Trimmer(named, (QUESTION,))
+    requests = [trimmer.request(one) for one in server.seen]
     return {
         "client": client.title,
-        "package": f"{client.package} ({client.registry})",
+        "package": f"{client.package} ({client.installer})",
         "version": version(client, installed),
         "date": date.today().isoformat(),
         "requests": shared(requests),
@@ -115,12 +120,17 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[[], *CLIENTS], metavar="NAME", help=f"of {', '.join(CLIENTS)}")
     parser.add_argument("--clients", type=Path, required=True, help="where they are installed, each in a folder NAME")
     parser.add_argument("--talk", action="store_true", help="show what they say")
+    parser.add_argument("--url", help="record nothing, and run them against this server, which has the demo loaded")
     told = parser.parse_args()
     folder = told.clients.resolve()
     for name in told.names or [one for one in CLIENTS if (folder / one).is_dir()]:
-        if shutil.which("node") is None and CLIENTS[name].registry == "npm":
+        if shutil.which("node") is None and CLIENTS[name].installer == "npm":
             raise SystemExit("Install Node.js first.")
-        recording = record(CLIENTS[name], folder / name, told.talk)
+        if told.url:
+            print(f"-- {name}", flush=True)
+            visit(CLIENTS[name], folder / name, told.url, talk=True)
+            continue
+        recording = record(CLIENTS[name], folder / name, talk=told.talk)
         RECORDINGS.mkdir(exist_ok=True)
         text = written(recording) + "\n"
         (RECORDINGS / f"{name}.json").write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
 """The programs that are recorded: which package has each, how it is told of a server, and what it is asked.
 
 Each is installed on its own below the folder given as --clients: those of npm by `npm install --prefix FOLDER/NAME
-PACKAGE@latest`, those of PyPI into a virtual environment FOLDER/NAME. None of them needs a login for what it does here.
+PACKAGE@latest`, those of pip into a virtual environment FOLDER/NAME. None of them needs a login for what it does here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Client:
 
     title: str
     package: str
-    registry: str
+    installer: str
     commands: Callable[[Run], list[list[str]]]
     calls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     environment: Callable[[Run], Mapping[str, str]] = lambda run: {}
@@ -164,11 +164,11 @@ CLIENTS = {
         },
     ),
     "continue": Client("Continue", "@continuedev/cli", "npm", continue_, {"Read": {"filepath": "cache.py"}}),
-    "aider": Client("aider", "aider-chat", "PyPI", aider),
+    "aider": Client("aider", "aider-chat", "pip", aider),
     "llm": Client(
         "llm",
         "llm",
-        "PyPI",
+        "pip",
         llm,
         {"read_file": {"path": "cache.py"}},
         lambda run: {"LLM_USER_PATH": str(run.home / "llm")},
@@ -176,7 +176,7 @@ CLIENTS = {
     "litellm": Client(
         "LiteLLM",
         "litellm",
-        "PyPI",
+        "pip",
         script(scripts.LITELLM),
         environment=lambda run: {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     ),
@@ -184,5 +184,5 @@ CLIENTS = {
     "aisdk": Client(
         "AI SDK", "@ai-sdk/openai-compatible", "npm", node_script(scripts.AI_SDK), {"look": {"at": "cache.py"}}
     ),
-    "openwebui": Client("Open WebUI", "open-webui", "PyPI", script(scripts.OPEN_WEBUI)),
+    "openwebui": Client("Open WebUI", "open-webui", "pip", script(scripts.OPEN_WEBUI)),
 }

@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 
 from app.server.api import build_app
 from app.server.v1.call_grammar import grammar
+from app.server.v1.fields import LONGEST
 from tests.api.conftest import HOME, SayingEngine, events, saying
 from tests.app.conftest import open_host
 
@@ -153,6 +154,8 @@ def test_the_requests_of_clients_are_answered(
     assert [tool["function"]["name"] for tool in getattr(asked, "tools", ())] == names(body)
     assert bool(sampling.grammar) == (body.get("tool_choice", "auto") != "auto" or bool("tools" in body and form(body)))
     assert bool(sampling.schema) == (form(body) is not None and "tools" not in body)
+    said = body.get("max_tokens")
+    assert sampling.max_new_tokens == (said or (LONGEST if "tools" in body or form(body) else 1000)), "no call is cut"
     assert sampling.temperature == body.get("temperature", 0.0)
 
 

@@ -49,12 +49,17 @@ class ChatBody(Body):
     parallel_tool_calls: bool | None = None
     response_format: Any = None
 
+    @property
+    def limit(self) -> int | None:
+        """The longest answer in tokens, if the request says."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
     def sampling(self, base: Sampling) -> Sampling:
         """The host's sampling settings, overridden by those of the request. Raises ApiError."""
         field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         names = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
         given: dict[str, tuple[str, Any]] = {name: (name, getattr(self, name)) for name in names}
-        given["max_new_tokens"] = longest(field, getattr(self, field))
+        given["max_new_tokens"] = longest(field, self.limit)
         if self.top_logprobs and not self.logprobs:
             raise ApiError("top_logprobs: set logprobs to true as well.", "top_logprobs")
         return replace(
@@ -70,7 +75,7 @@ def reply(host: Host, body: ChatBody) -> Reply:
     require_known(host, messages, "messages")
     offer = offered(host, body.tools, body.tool_choice)
     sampling = with_schema(sampling, "response_format", body.response_format)
-    sampling = with_tools(sampling, offer, single=body.parallel_tool_calls is False)
+    sampling = with_tools(sampling, offer, body.limit, single=body.parallel_tool_calls is False)
     answer = host.chats.complete(Chat(messages, offer.tools) if offer.tools else messages, sampling)
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     form = ChatForm(host.models.model, sampling.logprobs is not None, usage)

@@ -26,6 +26,7 @@ MOST_STOPS, MOST_STOP_CHARS = 64, 1000
 NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # values that ask for nothing
 ONE = "one answer a request is written"
 CONSTRAINED = "answers keep to a form only as response_format with a JSON schema says"
+LONGEST = int(declared(Sampling)["max_new_tokens"].high or 0)  # tokens, more than any context holds
 REFUSED: Mapping[str, tuple[str, Sequence[Any]]] = {
     "n": (ONE, (1,)),
     "best_of": (ONE, (1,)),
@@ -97,8 +98,7 @@ class Body(BaseModel):
 
 def longest(field: str, tokens: int | None) -> tuple[str, int | None]:
     """How long an answer may become: a limit beyond what any context holds is none."""
-    most = int(declared(Sampling)["max_new_tokens"].high or 0)
-    return field, None if tokens is None else min(tokens, most)
+    return field, None if tokens is None else min(tokens, LONGEST)
 
 
 def with_stop(sampling: Sampling, field: str, stop: Any) -> Sampling:

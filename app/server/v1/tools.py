@@ -9,6 +9,7 @@ from typing import Any
 
 from app.server.errors import ApiError
 from app.server.v1.call_grammar import grammar
+from app.server.v1.fields import LONGEST
 from app.server.v1.parts import CALLED
 from app.services.host import Host
 from core.settings.sampling import Sampling
@@ -108,9 +109,12 @@ def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     }
 
 
-def with_tools(sampling: Sampling, offer: Offer, *, single: bool) -> Sampling:
+def with_tools(sampling: Sampling, offer: Offer, limit: int | None, *, single: bool) -> Sampling:
     """The same, in which a tool is called where one has to be, and otherwise where one may be and the answer is to keep
-    to a JSON schema. `single`: it ends with the first call."""
+    to a JSON schema. `single`: it ends with the first call. `limit` = tokens that the request allows; where it leaves
+    that out, calls and JSON are not cut."""
+    if limit is None and (offer.tools or sampling.schema):
+        sampling = replace(sampling, max_new_tokens=LONGEST)
     if offer.forced:
         sampling = replace(sampling, schema="", grammar=grammar(offer.forced))
     elif offer.tools and sampling.schema:

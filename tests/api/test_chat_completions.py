@@ -259,6 +259,7 @@ def test_a_tool_that_has_to_be_called_is(
     assert reply.status_code == 200
     asked, sampling = engine.asked[-1]
     assert [one["function"]["name"] for one in asked.tools] == told_of
+    assert "call)*" not in sampling.grammar, "one call is enough, unless more are asked for"
     assert [name for name in ("look", "write") if f'\\"{name}\\"' in sampling.grammar] == forced
 
 

@@ -17,13 +17,13 @@ LINE = "\n"
 LENIENT = {**FORM, "lenient": True}  # tools' schemas are full of words that cannot be kept to: they are passed over
 
 
-def grammar(tools: Sequence[Mapping[str, Any]], schema: str = "") -> str:
-    """Calls of these tools (in the form of chat templates), one or more; with a JSON schema either those or JSON of
-    it."""
+def grammar(tools: Sequence[Mapping[str, Any]], schema: str = "", *, several: bool = False) -> str:
+    """A call of one of these tools (in the form of chat templates), or several; with a JSON schema either that or JSON
+    of it."""
     one = " | ".join(f"tool_{number}" for number in range(len(tools)))
     rules = [
         "start: calls" + (" | answer" if schema else ""),
-        f"calls: call ({_text(LINE)} call)*",
+        "calls: call" + (f" ({_text(LINE)} call)*" if several else ""),
         f"call: {_text(CALL + LINE)} ({one}) {_text(LINE + CALLED)}",
     ]
     for number, tool in enumerate(tools):

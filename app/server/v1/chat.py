@@ -75,7 +75,7 @@ def reply(host: Host, body: ChatBody) -> Reply:
     require_known(host, messages, "messages")
     offer = offered(host, body.tools, body.tool_choice)
     sampling = with_schema(sampling, "response_format", body.response_format)
-    sampling = with_tools(sampling, offer, body.limit, single=body.parallel_tool_calls is False)
+    sampling = with_tools(sampling, offer, body.limit, body.parallel_tool_calls)
     answer = host.chats.complete(Chat(messages, offer.tools) if offer.tools else messages, sampling)
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     form = ChatForm(host.models.model, sampling.logprobs is not None, usage)

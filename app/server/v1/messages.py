@@ -80,7 +80,8 @@ def reply(host: Host, body: MessagesBody) -> Reply:
     sampling = with_schema(sampling, "output_config.format", (body.output_config or {}).get("format"))
     form = MessageForm(host.models.model, sampling.stop)
     choice = body.tool_choice if isinstance(body.tool_choice, Mapping) else {}
-    sampling = with_tools(sampling, offer, body.max_tokens, single=bool(choice.get("disable_parallel_tool_use")))
+    single = choice.get("disable_parallel_tool_use")
+    sampling = with_tools(sampling, offer, body.max_tokens, None if single is None else not single)
     answer = host.chats.complete(Chat(messages, offer.tools) if offer.tools else messages, sampling)
     return Reply(host, answer, form, chat_parts(host, offer.tools), bool(body.stream))
 

@@ -63,7 +63,7 @@ def reply(host: Host, body: ResponsesBody) -> Reply:
     offer = offered(host, body.tools, body.tool_choice)
     form = (body.text or {}).get("format")
     sampling = with_schema(sampling, "text.format", form)
-    sampling = with_tools(sampling, offer, body.max_output_tokens, single=body.parallel_tool_calls is False)
+    sampling = with_tools(sampling, offer, body.max_output_tokens, body.parallel_tool_calls)
     answer = host.chats.complete(Chat(messages, offer.tools) if offer.tools else messages, sampling)
     asked = {
         "instructions": body.instructions,

@@ -109,14 +109,14 @@ def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     }
 
 
-def with_tools(sampling: Sampling, offer: Offer, limit: int | None, *, single: bool) -> Sampling:
+def with_tools(sampling: Sampling, offer: Offer, limit: int | None, parallel: bool | None) -> Sampling:
     """The same, in which a tool is called where one has to be, and otherwise where one may be and the answer is to keep
-    to a JSON schema. `single`: it ends with the first call. `limit` = tokens that the request allows; where it leaves
-    that out, calls and JSON are not cut."""
+    to a JSON schema. `limit` = tokens that the request allows; where it leaves that out, calls and JSON are not cut.
+    `parallel`: whether several calls are wanted; None: as the model likes, and one where a grammar has it call."""
     if limit is None and (offer.tools or sampling.schema):
         sampling = replace(sampling, max_new_tokens=LONGEST)
     if offer.forced:
-        sampling = replace(sampling, schema="", grammar=grammar(offer.forced))
+        sampling = replace(sampling, schema="", grammar=grammar(offer.forced, several=bool(parallel)))
     elif offer.tools and sampling.schema:
-        sampling = replace(sampling, schema="", grammar=grammar(offer.tools, sampling.schema))
-    return replace(sampling, stop=(*sampling.stop, CALLED)) if single and offer.tools else sampling
+        sampling = replace(sampling, schema="", grammar=grammar(offer.tools, sampling.schema, several=bool(parallel)))
+    return replace(sampling, stop=(*sampling.stop, CALLED)) if parallel is False and offer.tools else sampling

@@ -86,10 +86,13 @@ import { generateText, jsonSchema, streamText, tool } from 'ai';
 const [url, model] = process.argv.slice(2);
 const provider = createOpenAICompatible({ name: 'moestro', baseURL: `${url}/v1`, apiKey: 'no-key' });
 const prompt = 'Why do caches work?';
-const inputSchema = jsonSchema({ type: 'object', properties: { at: { type: 'string' } }, required: ['at'] });
+const at = { enum: ['cache.py', 'disk.py'] };
+const inputSchema = jsonSchema({ type: 'object', properties: { at }, required: ['at'] });
 const tools = { look: tool({ description: 'Look at a file.', inputSchema }) };
 const { textStream } = streamText({ model: provider(model), system: 'Be brief.', prompt });
-for await (const part of textStream);
-await generateText({ model: provider(model), prompt, tools, toolChoice: 'required' });
-await generateText({ model: provider(model), prompt, tools, toolChoice: { type: 'tool', toolName: 'look' } });
+for await (const part of textStream) process.stdout.write(part);
+for (const toolChoice of ['required', { type: 'tool', toolName: 'look' }]) {
+  const { toolCalls } = await generateText({ model: provider(model), prompt, tools, toolChoice });
+  console.log(toolCalls.map(({ toolName, input }) => `${toolName}(${input.at})`));
+}
 """

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 import psutil
@@ -65,16 +66,50 @@ def prompt_of(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The prompt text of a chat, ready for an answer; `tools` = those that the model is offered. Raises ModelError as
-    `render` does, and PromptError with the template's message when it rejects the chat."""
+    """The prompt text of a chat, ready for an answer; `tools` = those that the model is offered. A chat that the
+    template rejects because of where system messages stand is put in another form. Raises ModelError as `render` does,
+    and PromptError with the template's message when it rejects the chat in every form."""
     offered: dict[str, Any] = {"tools": [dict(one) for one in tools]} if tools else {}
-    try:
-        return render(tokenizer, messages, add_generation_prompt=True, **offered)
-    except TemplateError as error:
-        raise PromptError(
-            f"The model's chat template does not take this chat: {reason(error)}. Start a new chat, or "
-            "change its messages."
-        ) from None
+    rejected: TemplateError | None = None
+    for form in forms(messages):
+        try:
+            return render(tokenizer, form, add_generation_prompt=True, **offered)
+        except TemplateError as error:
+            rejected = rejected or error
+    assert rejected is not None
+    raise PromptError(
+        f"The model's chat template does not take this chat: {reason(rejected)}. Start a new chat, or "
+        "change its messages."
+    )
+
+
+def forms(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """A chat as it is; if it has system messages also with those at its beginning in one and the others said by the
+    user, and without any, what they say coming before what the user says first."""
+    yield list(messages)
+    systems = [one for one in messages if one["role"] == "system"]
+    if not systems:
+        return
+    begun = list(takewhile(lambda one: one["role"] == "system", messages))
+    rest = [{**one, "role": "user"} if one["role"] == "system" else one for one in messages[len(begun) :]]
+    if begun and len(systems) > 1:
+        yield [{**begun[0], "content": _joined(begun)}, *_turns(rest)]
+    yield _turns([{**one, "role": "user"} if one["role"] == "system" else one for one in messages])
+
+
+def _turns(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The same with one message in place of several of the user's in a row."""
+    turns: list[Mapping[str, Any]] = []
+    for one in messages:
+        if turns and turns[-1]["role"] == one["role"] == "user":
+            turns[-1] = {**turns[-1], "content": _joined([turns[-1], one])}
+        else:
+            turns.append(one)
+    return turns
+
+
+def _joined(messages: Sequence[Mapping[str, Any]]) -> str:
+    return "\n\n".join(str(one["content"]) for one in messages)
 
 
 def check(tokenizer: PreTrainedTokenizerBase) -> None:

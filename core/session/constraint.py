@@ -1,11 +1,12 @@
-"""Keeps an answer to a JSON schema: a token with which it could no longer become JSON of that schema is not drawn.
+"""Keeps an answer to a JSON schema or a grammar: a token with which it could no longer become one of that is not drawn.
 
-The library is llguidance. JSON is written in one line, as Python's json.dumps writes it: free white space would let a
-model write nothing else for ever.
+The library is llguidance, and the grammars are in its form of Lark. JSON is written in one line, as Python's json.dumps
+writes it: free white space would let a model write nothing else for ever.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -14,8 +15,9 @@ import torch
 
 from core.errors import PromptError
 from core.session.prompt import Prompt
+from core.settings.sampling import Sampling
 
-FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+FORM: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 THOUGHT = "</think>"
 TAIL = 16  # tokens that are looked at for the end of the reasoning
 SHOWN = 200  # characters of an error of the library
@@ -61,12 +63,15 @@ class Constraints:
     def __init__(self, prompt: Prompt) -> None:
         self._prompt = prompt
 
-    def of(self, schema: str, prompt: int) -> Constraint:
-        """The constraint of an answer after `prompt` tokens to a JSON schema, given as JSON. Raises PromptError for one
-        that cannot be kept to."""
+    def of(self, sampling: Sampling, prompt: int) -> Constraint:
+        """The constraint of an answer after `prompt` tokens to the schema or grammar of its request. Raises PromptError
+        for one that cannot be kept to."""
         vocabulary, matcher = self._library
         try:
-            grammar = matcher.grammar_from_json_schema(schema, FORM)
+            if sampling.grammar:
+                grammar = matcher.grammar_from_lark(sampling.grammar)
+            else:
+                grammar = matcher.grammar_from_json_schema(sampling.schema, dict(FORM))
         except ValueError as error:
             raise refused(str(error)) from None
         made = matcher(vocabulary, grammar, log_level=0)

@@ -57,8 +57,8 @@ class Generation:
         `cancel` is set, the pass under way is broken off before its next MoE layer, and counts for nothing. `reuse`:
         continue from a kept KV, and keep this one."""
         tokenizer, constraint = self._loaded.prompt.tokenizer, None
-        if sampling.schema:
-            constraint = self._constraints.of(sampling.schema, len(ids))
+        if sampling.schema or sampling.grammar:
+            constraint = self._constraints.of(sampling, len(ids))
         draw = draw or Sampler(sampling, self._loaded.device, len(ids), constraint)
         logprobs = None if sampling.logprobs is None else Logprobs(draw, tokenizer, sampling.logprobs)
         sequence = self._sequence(ids, sampling, cancel, logprobs or draw, reuse=reuse)
@@ -120,7 +120,7 @@ class Generation:
         """Prefill: compute the first `total` tokens of `sequence` in chunks -> the token that follows, if that is
         new."""
         token: int | None = None
-        if sequence.taken_over:
+        if sequence.taken_over or sequence.kept:
             yield Piece("prefill", done=sequence.computed, total=total, cached=sequence.cached)
         self._pipeline.announce(sequence.ids[sequence.computed : total][: self._chunk], sequence.request)
         while sequence.computed < total and not sequence.cancelled:

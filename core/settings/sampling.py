@@ -123,6 +123,8 @@ class Sampling:
     probability is."""
     schema: str = ""
     """Of one request: the JSON schema, as JSON, that its answer keeps to; "" = any text."""
+    grammar: str = ""
+    """Of one request, in place of a schema: the grammar that its answer keeps to, in the library's Lark form."""
 
     @property
     def settings(self) -> dict[str, Value]:

@@ -77,7 +77,9 @@ def test_fields_of_sampling_reach_the_engine(start: Start) -> None:
         ({"modalities": ["text", "audio"]}, "modalities cannot be honoured", "modalities"),
         ({"functions": [TOOL["function"]]}, "functions cannot be honoured", "functions"),
         ({"tools": [TOOL]}, "template of this model takes no tools", "tools"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "cannot be made to call", "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "template of this model takes no tools", "tools"),
+        ({"tool_choice": "required"}, "tools offers: none", "tool_choice"),
+        ({"tool_choice": {"type": "web_search"}}, "'web_search' cannot be honoured", "tool_choice"),
         (
             {
                 "messages": [
@@ -225,6 +227,40 @@ def test_one_call_at_most_where_more_are_not_wanted(start: Start) -> None:
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     choice = client.post(COMPLETE, json=ask(tools=[TOOL], tool_choice="none")).json()["choices"][0]
     assert "tool_calls" not in choice["message"], "tools were taken away"
+
+
+@pytest.mark.parametrize(
+    ("choice", "forced", "told_of"),
+    [
+        ("auto", [], ["look", "write"]),
+        ("required", ["look", "write"], ["look", "write"]),
+        ({"type": "function", "function": {"name": "write"}}, ["write"], ["look", "write"]),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}},
+            ["look"],
+            ["look"],
+        ),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}}, [], ["look"]),
+        ({"type": "function", "function": {"name": "sing"}}, None, None),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, None, None),
+        ({"type": "allowed_tools", "allowed_tools": 5}, None, None),
+        ({"type": "function"}, None, None),
+    ],
+)
+def test_a_tool_that_has_to_be_called_is(
+    start: Start, choice: Any, forced: list[str] | None, told_of: list[str] | None
+) -> None:
+    client, _, engine = start(CALL, takes_tools=True)
+    write = {**TOOL, "function": {**TOOL["function"], "name": "write"}}
+    reply = client.post(COMPLETE, json=ask(tools=[TOOL, write], tool_choice=choice))
+    if forced is None:
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tool_choice")
+        return
+    assert reply.status_code == 200
+    asked, sampling = engine.asked[-1]
+    assert [one["function"]["name"] for one in asked.tools] == told_of
+    assert "call)*" not in sampling.grammar, "one call is enough, unless more are asked for"
+    assert [name for name in ("look", "write") if f'\\"{name}\\"' in sampling.grammar] == forced
 
 
 def test_an_answer_says_whether_it_is_exact(start: Start) -> None:

@@ -14,7 +14,7 @@ from app.server.api import build_app
 from app.server.v1 import reply
 from app.services.host import Host
 from tests.app.conftest import WAIT_S, GatedEngine, open_host
-from tests.app.served import EndlessEngine, eventually, post, serving
+from tests.app.served import ENDLESS, EndlessEngine, eventually, post, serving
 
 FORMS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 
@@ -62,7 +62,15 @@ def test_a_stream_tells_how_far_the_prompt_is_read(port: int, busy_host: Host, p
     ) as answer:
         told = (line for line in answer.iter_lines() if line.startswith(": read "))
         first, second = (int(next(told).split()[2]) for _ in range(2))
-        assert 0 < first < second
+        assert 0 <= first < second
+    eventually(lambda: not busy_host.busy)
+
+
+def test_a_message_says_how_long_its_prompt_is_while_it_is_read(port: int, busy_host: Host) -> None:
+    url = f"http://127.0.0.1:{port}/v1/messages"
+    with httpx.stream("POST", url, json=ask("read for ever", True), timeout=WAIT_S) as answer:
+        begun = next(json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
+        assert (begun["type"], begun["message"]["usage"]["input_tokens"]) == ("message_start", ENDLESS)
     eventually(lambda: not busy_host.busy)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from app.server.v1.call_grammar import grammar
+from app.server.v1.parts import read_call
 from core.engine import Engine
 from core.errors import PromptError
 from core.session.constraint import Constraint, Constraints
@@ -59,6 +61,21 @@ def test_the_answer_is_json_of_the_schema_and_ends(ending: Engine, sampling: dic
     assert pieces[-1].stats is not None and pieces[-1].stats.reason == "stop"
 
 
+def test_a_tool_that_has_to_be_called_is(ending: Engine) -> None:
+    tools = [
+        {"function": {"name": "look", "parameters": {"properties": {"at": {"enum": ["it"]}}, "required": ["at"]}}},
+        {"function": {"name": 'say "x"', "parameters": {"type": "object", "additionalProperties": False}}},
+    ]
+    for offered, schema in ((tools[:1], ""), (tools[1:], ""), (tools, json.dumps(SCHEMA))):
+        asked = replace(Sampling.checked(max_new_tokens=200, temperature=1.0, seed=3), grammar=grammar(offered, schema))
+        text = "".join(piece.text for piece in ending.generate(CHAT, asked))
+        if text.startswith("{"):
+            assert schema and list(json.loads(text)) == ["sure", "kind", "ids"]
+            continue
+        call = read_call(text.split("<tool_call>")[1].split("</tool_call>")[0], {})
+        assert call is not None and call.name in [one["function"]["name"] for one in offered], text
+
+
 def test_without_a_schema_nothing_is_ruled_out(ending: Engine) -> None:
     free = [p.token for p in ending.generate(CHAT, Sampling(max_new_tokens=8))]
     text, _ = said(ending, {"const": "x"})
@@ -83,7 +100,7 @@ def test_what_is_reasoned_before_is_free(ending: Engine) -> None:
     tokenizer = ending.prompt.tokenizer
     ending.prompt.opens_reasoning = True  # as its template would say
     ids = tokenizer("question", add_special_tokens=False).input_ids
-    constraint = Constraints(ending.prompt).of(json.dumps({"const": "x"}), len(ids))
+    constraint = Constraints(ending.prompt).of(Sampling(schema=json.dumps({"const": "x"})), len(ids))
     assert isinstance(constraint, Constraint)
     logits = torch.zeros(1, 256)
 

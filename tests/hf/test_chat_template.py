@@ -96,3 +96,28 @@ def test_more_text_than_anybody_reads(tokenizer: PreTrainedTokenizerBase, monkey
     tokenizer.chat_template = "{{ 'x' * 1001 }}"
     with pytest.raises(ModelError, match="stopped: it makes more than 1,000 characters"):
         chat_template.prompt_of(tokenizer, CHAT)
+
+
+FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}"
+)
+NEVER = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+WRITTEN = "{% endif %}{{ m.role[0] }}:{{ m.content }}|{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        (FIRST + WRITTEN, "s:Be brief.\n\nBe kind.|u:hi\n\nIt is late.|a:hello|u:well?|"),
+        (NEVER + WRITTEN, "u:Be brief.\n\nBe kind.\n\nhi\n\nIt is late.|a:hello|u:well?|"),
+        ("{% for m in messages %}{% if 0 %}" + WRITTEN, "s:Be brief.|s:Be kind.|u:hi|s:It is late.|a:hello|u:well?|"),
+    ],
+)
+def test_system_messages_stand_where_the_template_takes_them(
+    tokenizer: PreTrainedTokenizerBase, template: str, prompt: str
+) -> None:
+    tokenizer.chat_template = template
+    said = (("system", "Be brief."), ("system", "Be kind."), *(("user", "hi"), ("system", "It is late.")))
+    chat = [{"role": role, "content": text} for role, text in (*said, ("assistant", "hello"), ("user", "well?"))]
+    assert chat_template.prompt_of(tokenizer, chat) == prompt
+    assert chat[0] == {"role": "system", "content": "Be brief."}, "the chat itself is as it was"

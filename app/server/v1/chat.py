@@ -16,7 +16,7 @@ from app.server.v1.fields import Body, longest, with_schema, with_stop
 from app.server.v1.parts import Call, Part, Parts, schemas
 from app.server.v1.reply import Reply, data
 from app.server.v1.result import Result, Usage
-from app.server.v1.tools import offered, one_call, require_known
+from app.server.v1.tools import offered, require_known, with_tools
 from app.services.host import Host
 from core.settings.sampling import Sampling
 from core.types import Chat, TokenLogprob
@@ -49,12 +49,17 @@ class ChatBody(Body):
     parallel_tool_calls: bool | None = None
     response_format: Any = None
 
+    @property
+    def limit(self) -> int | None:
+        """The longest answer in tokens, if the request says."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
     def sampling(self, base: Sampling) -> Sampling:
         """The host's sampling settings, overridden by those of the request. Raises ApiError."""
         field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         names = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
         given: dict[str, tuple[str, Any]] = {name: (name, getattr(self, name)) for name in names}
-        given["max_new_tokens"] = longest(field, getattr(self, field))
+        given["max_new_tokens"] = longest(field, self.limit)
         if self.top_logprobs and not self.logprobs:
             raise ApiError("top_logprobs: set logprobs to true as well.", "top_logprobs")
         return replace(
@@ -68,14 +73,13 @@ def reply(host: Host, body: ChatBody) -> Reply:
     body.take(host)
     sampling, messages = body.sampling(host.chats.sampling), chat_of(body.messages)
     require_known(host, messages, "messages")
-    tools = offered(host, body.tools, body.tool_choice)
-    sampling = with_schema(sampling, "response_format", body.response_format, tools)
-    if tools and body.parallel_tool_calls is False:
-        sampling = one_call(sampling)
-    answer = host.chats.complete(Chat(messages, tools) if tools else messages, sampling)
+    offer = offered(host, body.tools, body.tool_choice)
+    sampling = with_schema(sampling, "response_format", body.response_format)
+    sampling = with_tools(sampling, offer, body.limit, body.parallel_tool_calls)
+    answer = host.chats.complete(Chat(messages, offer.tools) if offer.tools else messages, sampling)
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     form = ChatForm(host.models.model, sampling.logprobs is not None, usage)
-    return Reply(host, answer, form, chat_parts(host, tools), bool(body.stream))
+    return Reply(host, answer, form, chat_parts(host, offer.tools), bool(body.stream))
 
 
 def chat_parts(host: Host, tools: Sequence[dict[str, Any]]) -> Parts:
@@ -93,6 +97,9 @@ class ChatForm:
 
     def opening(self) -> Iterable[str]:
         yield self._chunk({"role": "assistant", "content": ""})
+
+    def reading(self, usage: Usage) -> Iterable[str]:
+        return ()
 
     def part(self, part: Part, logprobs: Sequence[TokenLogprob]) -> Iterable[str]:
         if part.call is not None:

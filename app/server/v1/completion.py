@@ -15,7 +15,7 @@ from app.server.v1.chat import DONE, StreamOptions
 from app.server.v1.fields import REFUSED, Body, longest, with_schema, with_stop
 from app.server.v1.parts import Part
 from app.server.v1.reply import Reply, data
-from app.server.v1.result import Result
+from app.server.v1.result import Result, Usage
 from app.services.host import Host
 from core.settings.sampling import Sampling
 from core.types import TokenLogprob
@@ -82,6 +82,9 @@ class CompletionForm:
         self._logprobs, self._usage, self._offset = logprobs, usage, 0
 
     def opening(self) -> Iterable[str]:
+        return ()
+
+    def reading(self, usage: Usage) -> Iterable[str]:
         return ()
 
     def part(self, part: Part, logprobs: Sequence[TokenLogprob]) -> Iterable[str]:

@@ -26,6 +26,7 @@ MOST_STOPS, MOST_STOP_CHARS = 64, 1000
 NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # values that ask for nothing
 ONE = "one answer a request is written"
 CONSTRAINED = "answers keep to a form only as response_format with a JSON schema says"
+LONGEST = int(declared(Sampling)["max_new_tokens"].high or 0)  # tokens, more than any context holds
 REFUSED: Mapping[str, tuple[str, Sequence[Any]]] = {
     "n": (ONE, (1,)),
     "best_of": (ONE, (1,)),
@@ -97,8 +98,7 @@ class Body(BaseModel):
 
 def longest(field: str, tokens: int | None) -> tuple[str, int | None]:
     """How long an answer may become: a limit beyond what any context holds is none."""
-    most = int(declared(Sampling)["max_new_tokens"].high or 0)
-    return field, None if tokens is None else min(tokens, most)
+    return field, None if tokens is None else min(tokens, LONGEST)
 
 
 def with_stop(sampling: Sampling, field: str, stop: Any) -> Sampling:
@@ -111,7 +111,7 @@ def with_stop(sampling: Sampling, field: str, stop: Any) -> Sampling:
     return replace(sampling, stop=tuple(one for one in texts if one))
 
 
-def with_schema(sampling: Sampling, field: str, form: Any, tools: Sequence[Any] = ()) -> Sampling:
+def with_schema(sampling: Sampling, field: str, form: Any) -> Sampling:
     """The same, keeping to the JSON schema of a response format: those of chat completions, and those of responses and
     messages, which are flatter. Raises ApiError."""
     kind = form.get("type") if isinstance(form, Mapping) else None
@@ -123,8 +123,6 @@ def with_schema(sampling: Sampling, field: str, form: Any, tools: Sequence[Any] 
         raise ApiError(
             f"{field} cannot be honoured: there are the types text, json_object, and json_schema with a schema.", field
         )
-    if tools:
-        raise ApiError(f"{field} cannot be honoured together with tools. Leave out one of them.", field)
     return replace(sampling, schema=json.dumps(schema))
 
 

@@ -15,7 +15,7 @@ from app.server.v1.fields import REFUSED, Body, longest, with_schema, with_stop
 from app.server.v1.parts import Call, Part
 from app.server.v1.reply import Reply, data
 from app.server.v1.result import Result, Usage
-from app.server.v1.tools import offered, one_call, require_known
+from app.server.v1.tools import Offer, offered, require_known, with_tools
 from app.services.host import Host
 from core.settings.sampling import Sampling
 from core.types import Chat, TokenLogprob
@@ -65,31 +65,31 @@ class MessagesBody(Body):
         return [*system, *said]
 
 
-def prompt(host: Host, body: MessagesBody) -> tuple[list[dict[str, Any]], tuple[dict[str, Any], ...], bool]:
-    """Messages and tools as templates take them, and whether one call at most is wanted. Raises ApiError."""
+def prompt(host: Host, body: MessagesBody) -> tuple[list[dict[str, Any]], Offer]:
+    """Messages and tools as templates take them. Raises ApiError."""
     body.take(host)
-    choice = body.tool_choice if isinstance(body.tool_choice, Mapping) else {}
     messages = body.chat()
     require_known(host, messages, "messages")
-    return messages, offered(host, body.tools, body.tool_choice), bool(choice.get("disable_parallel_tool_use"))
+    return messages, offered(host, body.tools, body.tool_choice)
 
 
 def reply(host: Host, body: MessagesBody) -> Reply:
     """The answer to a request. Raises MoestroError."""
-    messages, tools, single = prompt(host, body)
-    sampling = with_schema(body.sampling(host.chats.sampling), "output_format", body.output_format, tools)
-    sampling = with_schema(sampling, "output_config.format", (body.output_config or {}).get("format"), tools)
-    asked = sampling.stop
-    if tools and single:
-        sampling = one_call(sampling)
-    answer = host.chats.complete(Chat(messages, tools) if tools else messages, sampling)
-    return Reply(host, answer, MessageForm(host.models.model, asked), chat_parts(host, tools), bool(body.stream))
+    messages, offer = prompt(host, body)
+    sampling = with_schema(body.sampling(host.chats.sampling), "output_format", body.output_format)
+    sampling = with_schema(sampling, "output_config.format", (body.output_config or {}).get("format"))
+    form = MessageForm(host.models.model, sampling.stop)
+    choice = body.tool_choice if isinstance(body.tool_choice, Mapping) else {}
+    single = choice.get("disable_parallel_tool_use")
+    sampling = with_tools(sampling, offer, body.max_tokens, None if single is None else not single)
+    answer = host.chats.complete(Chat(messages, offer.tools) if offer.tools else messages, sampling)
+    return Reply(host, answer, form, chat_parts(host, offer.tools), bool(body.stream))
 
 
 def count(host: Host, body: MessagesBody) -> dict[str, int]:
     """The tokens of a request's prompt. Raises MoestroError."""
-    messages, tools, _ = prompt(host, body)
-    asked = Chat(messages, tools)
+    messages, offer = prompt(host, body)
+    asked = Chat(messages, offer.tools)
     host.models.ready().engine.check_length(asked)
     return {"input_tokens": host.models.count_tokens(asked) or 0}
 
@@ -130,7 +130,10 @@ class MessageForm:
         self._index, self._open = -1, ""
 
     def opening(self) -> Iterable[str]:
-        yield _event("message_start", message=self._message([], None, None, Usage(0, 0, 0)))
+        return ()
+
+    def reading(self, usage: Usage) -> Iterable[str]:
+        yield _event("message_start", message=self._message([], None, None, usage))
         yield _event("ping")
 
     def part(self, part: Part, logprobs: Sequence[TokenLogprob]) -> Iterable[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import anyio
@@ -14,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.server.following import client_gone, news_of
 from app.server.v1.parts import Part, Parts
-from app.server.v1.result import Result, error, result, status
+from app.server.v1.result import Result, Usage, error, result, status
 from app.services.host import Host
 from app.services.progress import Answer
 from core.types import TokenLogprob
@@ -27,7 +28,11 @@ class Form(Protocol):
     """How one API writes an answer. Events are made by `event` and `data`."""
 
     def opening(self) -> Iterable[str]:
-        """The events before any text."""
+        """The events before it is read."""
+        ...
+
+    def reading(self, usage: Usage) -> Iterable[str]:
+        """The events once it is known how many tokens the prompt has."""
         ...
 
     def part(self, part: Part, logprobs: Sequence[TokenLogprob]) -> Iterable[str]:
@@ -95,10 +100,14 @@ class Reply(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[str]:
-        answer, told = self._answer, 0
+        answer, told, begun = self._answer, 0, False
         for event in self._form.opening():
             yield event
         async for text, silence in news(answer):
+            if not begun and (answer.prefill_total or text or answer.finished) and not answer.error:
+                begun = True
+                for event in self._form.reading(replace(Usage.of(answer), answer=0)):
+                    yield event
             if silence:
                 yield comment(silence)
             for part in self._split(text):
@@ -126,17 +135,17 @@ async def _cancel_when_gone(receive: Receive, scope: CancelScope) -> None:
 
 async def news(answer: Answer) -> AsyncIterator[tuple[str | None, str]]:
     """Of an answer: its next text, and what can be said while there is none; at its end None for a text."""
-    shown = done = 0
+    shown, done = 0, (0, 0)
     with news_of(answer) as changed:
         while True:
             changed.clear()
             finished = answer.finished  # read before the text, so that the text is complete when this is true
-            text, read = answer.text, answer.prefill_done
+            text, read = answer.text, (answer.prefill_done, answer.prefill_total)
             if len(text) > shown:
                 yield text[shown:], ""
                 shown = len(text)
             elif read != done and not text:
-                yield "", f"read {read} of {answer.prefill_total} prompt tokens"
+                yield "", f"read {read[0]} of {read[1]} prompt tokens"
             done = read
             if finished:
                 yield None, ""

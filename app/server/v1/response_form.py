@@ -37,6 +37,9 @@ class ResponseForm:
         yield self._event("response.created", response=begun)
         yield self._event("response.in_progress", response=begun)
 
+    def reading(self, usage: Usage) -> Iterable[str]:
+        return ()
+
     def part(self, part: Part, logprobs: Sequence[TokenLogprob]) -> Iterable[str]:
         if part.call is not None:
             yield from self._end()

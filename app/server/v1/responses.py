@@ -11,7 +11,7 @@ from app.server.v1.contents import ROLES, called, text_of
 from app.server.v1.fields import REFUSED, Body, longest, with_schema
 from app.server.v1.reply import Reply
 from app.server.v1.response_form import ResponseForm
-from app.server.v1.tools import offered, one_call, require_known
+from app.server.v1.tools import offered, require_known, with_tools
 from app.services.host import Host
 from core.settings.sampling import Sampling
 from core.types import Chat
@@ -60,12 +60,11 @@ def reply(host: Host, body: ResponsesBody) -> Reply:
     body.take(host)
     sampling, messages = body.sampling(host.chats.sampling), body.chat()
     require_known(host, messages, "input")
-    tools = offered(host, body.tools, body.tool_choice)
+    offer = offered(host, body.tools, body.tool_choice)
     form = (body.text or {}).get("format")
-    sampling = with_schema(sampling, "text.format", form, tools)
-    if tools and body.parallel_tool_calls is False:
-        sampling = one_call(sampling)
-    answer = host.chats.complete(Chat(messages, tools) if tools else messages, sampling)
+    sampling = with_schema(sampling, "text.format", form)
+    sampling = with_tools(sampling, offer, body.max_output_tokens, body.parallel_tool_calls)
+    answer = host.chats.complete(Chat(messages, offer.tools) if offer.tools else messages, sampling)
     asked = {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -76,7 +75,7 @@ def reply(host: Host, body: ResponsesBody) -> Reply:
         "tools": body.tools or [],
         "text": {"format": form or {"type": "text"}},
     }
-    return Reply(host, answer, ResponseForm(host.models.model, asked), chat_parts(host, tools), bool(body.stream))
+    return Reply(host, answer, ResponseForm(host.models.model, asked), chat_parts(host, offer.tools), bool(body.stream))
 
 
 def _add(chat: list[dict[str, Any]], item: Any, where: str) -> None:

@@ -1,45 +1,79 @@
-"""Tools that a request offers to the model, in the form that chat templates take."""
+"""Tools that a request offers to the model, in the form that chat templates take, and those it has to call."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.server.errors import ApiError
+from app.server.v1.call_grammar import grammar
+from app.server.v1.fields import LONGEST
 from app.server.v1.parts import CALLED
 from app.services.host import Host
 from core.settings.sampling import Sampling
 
 log = logging.getLogger("moestro.app")
-FREE = ("auto", "none", None)  # choices of a tool that leave it to the model, or take it away
+CHOICE = "tool_choice"
+FREE, ANY = ("auto", None), ("required", "any")
 
 
-def offered(
-    host: Host, tools: Sequence[Mapping[str, Any]] | None, choice: Any, field: str = "tools"
-) -> tuple[dict[str, Any], ...]:
-    """The functions among `tools` as templates take them: those of OpenAI's chat completions and responses, and of
-    Anthropic's messages. Tools that the server itself would have to run are left out, and logged.
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Functions in the form of chat templates: those that the model is told of, and those of which it has to call one
+    (none: it may answer as it likes)."""
 
-    Raises ApiError for a tool that is damaged, for a model whose template takes none, and for a choice that would force
-    the model.
+    tools: tuple[dict[str, Any], ...] = ()
+    forced: tuple[dict[str, Any], ...] = ()
+
+
+def offered(host: Host, tools: Sequence[Mapping[str, Any]] | None, choice: Any, field: str = "tools") -> Offer:
+    """The functions among `tools`: those of OpenAI's chat completions and responses, and of Anthropic's messages. Tools
+    that the server itself would have to run are left out, and logged.
+
+    Raises ApiError for a tool that is damaged, for a model whose template takes none, and for a choice of what is not
+    offered.
     """
     kind = choice.get("type") if isinstance(choice, Mapping) else choice
-    if kind not in FREE:
-        raise ApiError(
-            f"tool_choice: the model cannot be made to call a tool, so {str(kind)[:40]!r} cannot be honoured. "
-            "There are 'auto' and 'none'.",
-            "tool_choice",
-        )
-    if not tools or kind == "none":
-        return ()
-    found = tuple([one for number, tool in enumerate(tools) if (one := _function(tool, f"{field}.{number}"))])
-    if len(found) < len(tools):
+    if kind == "none":
+        return Offer()
+    found = tuple([one for number, tool in enumerate(tools or ()) if (one := _function(tool, f"{field}.{number}"))])
+    if tools and len(found) < len(tools):
         log.info("%d tools of a request are none that a model is offered here", len(tools) - len(found))
     if found:
         _require(host, field)
-    return found
+    if kind == "allowed_tools":  # OpenAI's subset of the tools
+        inner = choice.get("allowed_tools", choice)
+        found = _named(found, inner.get("tools") if isinstance(inner, Mapping) else None)
+        kind = inner.get("mode")
+    if kind in FREE:
+        return Offer(found)
+    if kind in ANY:
+        return Offer(found, _named(found, found))
+    if kind in ("function", "tool"):
+        return Offer(found, _named(found, [choice]))
+    raise ApiError(
+        f"{CHOICE}: {str(kind)[:40]!r} cannot be honoured. There are auto, none, required, a function's name, and "
+        "allowed_tools.",
+        CHOICE,
+    )
+
+
+def _named(tools: Sequence[dict[str, Any]], wanted: Any) -> tuple[dict[str, Any], ...]:
+    """Those of the tools that are named, as a tool or a choice of one names it. Raises ApiError for any other name."""
+    by_name = {one["function"]["name"]: one for one in tools}
+    names = [_name(one) for one in wanted] if isinstance(wanted, (list, tuple)) else []
+    if not names or not all(isinstance(name, str) and name in by_name for name in names):
+        raise ApiError(
+            f"{CHOICE}: choose among the functions that tools offers: {', '.join(by_name) or 'none'}.", CHOICE
+        )
+    return tuple([by_name[name] for name in names])
+
+
+def _name(choice: Any) -> Any:
+    inner = choice.get("function", choice) if isinstance(choice, Mapping) else None
+    return inner.get("name") if isinstance(inner, Mapping) else None
 
 
 def require_known(host: Host, messages: Sequence[Mapping[str, Any]], field: str) -> None:
@@ -75,6 +109,14 @@ def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     }
 
 
-def one_call(sampling: Sampling) -> Sampling:
-    """The same, ending with the first tool call."""
-    return replace(sampling, stop=(*sampling.stop, CALLED))
+def with_tools(sampling: Sampling, offer: Offer, limit: int | None, parallel: bool | None) -> Sampling:
+    """The same, in which a tool is called where one has to be, and otherwise where one may be and the answer is to keep
+    to a JSON schema. `limit` = tokens that the request allows; where it leaves that out, calls and JSON are not cut.
+    `parallel`: whether several calls are wanted; None: as the model likes, and one where a grammar has it call."""
+    if limit is None and (offer.tools or sampling.schema):
+        sampling = replace(sampling, max_new_tokens=LONGEST)
+    if offer.forced:
+        sampling = replace(sampling, schema="", grammar=grammar(offer.forced, several=bool(parallel)))
+    elif offer.tools and sampling.schema:
+        sampling = replace(sampling, schema="", grammar=grammar(offer.tools, sampling.schema, several=bool(parallel)))
+    return replace(sampling, stop=(*sampling.stop, CALLED)) if parallel is False and offer.tools else sampling

@@ -177,6 +177,7 @@ class FakeEngine:
         cancel: threading.Event | None = None,
         *,
         reuse: bool = False,
+        reading: Callable[[Piece], None] | None = None,
     ) -> Iterator[Piece]:
         words, stop = self.words, StopText(sampling.stop)
         start, n, reason = time.perf_counter(), 0, "length"

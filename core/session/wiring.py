@@ -11,6 +11,7 @@ from core.cache.expert_cache import ExpertCache
 from core.capacity.fit import copies_gbps
 from core.capacity.free_memory import free_bytes
 from core.capacity.memory_accounting import Ledger
+from core.capacity.sizes import SHORT_CHUNK
 from core.hf import install
 from core.hf.hooks import Installed
 from core.hf.weighing import rules_of
@@ -74,7 +75,7 @@ class Wiring:
             loaded.shape,
             loaded.device,
             loaded.plan.context,
-            sizes.chunk,
+            min(sizes.chunk, SHORT_CHUNK) if sizes.carried else sizes.chunk,
             self.parts.expert_cache,
             self.parts.transfers,
             self.kv,

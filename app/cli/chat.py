@@ -152,7 +152,10 @@ class ChatSession:
         cancel, text, stats, steps = threading.Event(), "", None, list[StepRecord]()
         messages = [*self.history, {"role": "user", "content": prompt}]
         with stoppable(cancel):
-            for piece in self.engine.generate(messages, self.sampling, cancel, reuse=True):
+            reading = Reading() if sys.stderr.isatty() else None
+            for piece in self.engine.generate(messages, self.sampling, cancel, reuse=True, reading=reading):
+                if reading is not None:
+                    reading.end()
                 if piece.step is not None and self.trace is not None:
                     steps.append(piece.step)
                     if piece.step.probs is not None and len(steps) >= HELD:

@@ -14,6 +14,7 @@ from pathlib import Path
 from app.cli import options
 from app.cli.interrupt import stoppable
 from app.cli.parser import CommandParser
+from app.cli.reading import Reading
 from app.services.engine_protocol import EngineProtocol
 from app.services.profiles import stored
 from app.words import lossy, scored

@@ -57,8 +57,8 @@ def run(
     """Measures; returns the result as plain data. Without `keep` the files go to a temporary directory and are
     removed."""
     if keep is None:
-        with tempfile.TemporaryDirectory() as folder:
-            return run(rounds, Path(folder), small, say)
+        with tempfile.TemporaryDirectory() as made:
+            return run(rounds, Path(made), small, say)
     folder, rounds = keep.expanduser(), 1 if small else rounds
     folder.mkdir(parents=True, exist_ok=True)
     model = checkpoint(folder, SMALL if small else FULL, say=say)

@@ -106,7 +106,7 @@ class PromptRows:
         return self._math.combine(self._out, self._weights, self._hidden.dtype, tap)
 
 
-def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -165,7 +165,7 @@ class Kernels:
         few = max(plane.per_word for plane in planes) <= 4  # vectors at once: more need more registers than there are
         made = compiled(
             prepare("prepare", self.layout, dtype),
-            dequantize("dequantize", matrix, dtype),
+            dequantize("dequantize", matrix, dtype, width),
             Product("one", matrix, self.layout, dtype, ROWS, 1).code,
             Product("some", matrix, self.layout, dtype, ROWS if few else 1, STATES).code,
             width=width,

@@ -45,14 +45,11 @@ class Threads:
         """A prompt of up to `short` tokens is a short one."""
         most = torch.get_num_threads()
         self.token = token or Split(most)
-        self._most, self._prompt, self._short = (
-            short,
-            Split(most),
-            Split(1, most) if self.token.coded > 1 else Split(most),
-        )
+        self._most, self._prompt = short, Split(most)
+        self._short = Split(1, most) if self.token.coded > 1 else self._prompt
 
-    def use(self, phase: Phase, tokens: int = SHORT + 1) -> None:
-        """Set the calling thread's thread counts for a pass over `tokens` tokens."""
+    def use(self, phase: Phase, tokens: int = 1 << 30) -> None:
+        """Set the calling thread's thread counts for a pass over `tokens` tokens, by default for a long prompt."""
         wanted = self.token if phase == "decode" else self._short if tokens <= self._most else self._prompt
         if torch.get_num_threads() != wanted.plain:
             torch.set_num_threads(wanted.plain)
@@ -64,7 +61,8 @@ def choose_threads(
 ) -> tuple[Threads, float]:
     """Threads for a model, and the milliseconds of a decode pass with them (0 on a GPU, where nothing is timed).
 
-    `short` as in Threads. `asked` = 0 picks the fastest of 1, 2, 4 ... all; `coded` = some products use quantised weights.
+    `asked` = 0 picks the fastest of 1, 2, 4 ... all; `coded` = some products use quantised weights; `short` as in
+    Threads.
     """
     if device.type != "cpu":
         return Threads(), 0.0

@@ -188,7 +188,7 @@ def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, t
     residual = mixed * tokens * hidden
     attention = mixed * tokens * heads * head + (4 * heads * head + 2 * tokens) * context * itemsize
     pairs = (hidden * itemsize + 5 * 8) * tokens * k  # outputs of all experts, and the order of their rows
-    one = 2 * tokens * hidden * itemsize + 3 * tokens * widest * 4  # an expert that all tokens chose
+    one = 3 * tokens * hidden * itemsize + 3 * tokens * widest * 4  # an expert that all tokens chose
     at_once = min(tokens, max(1, AT_ONCE[codec.device.type == "cuda"] // (k * hidden))) * k * hidden
     summed = at_once * (itemsize + 2 * 4 + max(itemsize, outline.weights_itemsize)) + tokens * hidden * itemsize
     experts = pairs + max(one, summed) + 16 * tokens * shape.experts

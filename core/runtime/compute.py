@@ -21,7 +21,7 @@ from core.memory.codec.plain import Plain
 from core.runtime.grouped import GroupedMath, together
 from core.runtime.row_places import BLOCK, Places, consecutive, depends, scattered
 
-AT_ONCE = (1 << 19, 1 << 25)  # numbers that are weighted and summed at once, on a CPU and on a GPU
+AT_ONCE = (1 << 19, 1 << 22)  # numbers that are weighted and summed at once, on a CPU and on a GPU
 
 
 class ExpertMath:

@@ -90,12 +90,14 @@ class ExpertMath:
         counts = [at.stop - at.start for at in rows]
         if self.grouped is not None and self.grouped.takes(sum(counts)):
             return self.grouped.many(slots, counts, x)
-        outs = []
-        for slot, at, states in zip(slots, rows, x.split(counts), strict=True):
-            y = self.up(slot, states)
-            a = consecutive(self._gate, y, at.start, total) if self.placed else self.activate(y)
-            outs.append(self.down(slot, a))
-        return outs[0] if len(outs) == 1 else torch.cat(outs)
+        if len(slots) == 1:
+            return self._many_rows(slots[0], rows[0], x, total)
+        parts = zip(slots, rows, x.split(counts), strict=True)
+        return torch.cat([self._many_rows(slot, at, states, total) for slot, at, states in parts])
+
+    def _many_rows(self, slot: Slot, at: slice, x: torch.Tensor, total: int) -> torch.Tensor:
+        y = self.up(slot, x)
+        return self.down(slot, consecutive(self._gate, y, at.start, total) if self.placed else self.activate(y))
 
     @property
     def can_copy(self) -> bool:

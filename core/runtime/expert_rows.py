@@ -9,6 +9,7 @@ segments are to be added there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -78,10 +79,12 @@ class PromptRows:
         changed = routed.chosen is not routed.asked
         self._partial = changed and any(NOTHING in row for row in routed.chosen)
         flat = routed.ids.reshape(-1)
-        sorted_ids, self._pairs = torch.sort(flat.masked_fill(flat == NOTHING, last) if self._partial else flat)
-        self._token_of = self._pairs // k
-        ends = torch.bincount(sorted_ids, minlength=last).cumsum(0).tolist()
-        self._rows = {e: slice(ends[e - 1] if e else 0, ends[e]) for e in routed.wanted}
+        sorted_ids, pairs = torch.sort(flat.masked_fill(flat == NOTHING, last) if self._partial else flat)
+        counts = torch.bincount(sorted_ids, minlength=last).tolist()
+        ends = [*accumulate(counts)]
+        self._rows = {e: slice(ends[e] - counts[e], ends[e]) for e in routed.wanted}
+        self._total = len(pairs)
+        self._pairs, self._token_of = pairs.split(counts), (pairs // k).split(counts)  # by expert
         make = hidden.new_zeros if self._partial else hidden.new_empty
         self._out = make(self._tokens * k, hidden.shape[1])  # ordered by token; dropped pairs are zero
 
@@ -97,9 +100,9 @@ class PromptRows:
             some = [one for one in some if rows[one.expert].stop > rows[one.expert].start]
         if some:
             places = [rows[one.expert] for one in some]
-            x = self._hidden.index_select(0, _joined([self._token_of[at] for at in places]))
-            outs = self._math.many([one.slot for one in some], places, x, len(self._pairs))
-            self._out.index_copy_(0, _joined([self._pairs[at] for at in places]), outs)
+            x = self._hidden.index_select(0, _joined([self._token_of[one.expert] for one in some]))
+            outs = self._math.many([one.slot for one in some], places, x, self._total)
+            self._out.index_copy_(0, _joined([self._pairs[one.expert] for one in some]), outs)
 
     def combined(self, tap: Tap | None = None) -> torch.Tensor:
         """[T, H] the layer's output; `tap` gets the experts' outputs [T * k, H] before their weights."""

@@ -102,10 +102,12 @@ class Engine:
         draw: Draw | None = None,
         *,
         reuse: bool = False,
+        reading: Callable[[Piece], None] | None = None,
     ) -> Iterator[Piece]:
         """Stream an answer to a chat, or the continuation of a text. `draw` replaces the sampler. `reuse`: continue
         from what is kept of earlier ones, and keep this one, as the setting `kv_chats` says; without it the prompt is
-        read anew, so that no bit of the answer depends on what was asked before.
+        read anew, so that no bit of the answer depends on what was asked before. `reading` gets a prefill piece before
+        each MoE layer of the prompt, within the pass, and must return at once.
 
         Raises ContextError or BusyError at the first step.
         `cancel` stops before the next MoE layer; the last piece is always "end" with the statistics.
@@ -114,7 +116,7 @@ class Engine:
         submitted_s = time.perf_counter()
         ids = self.prompt.encode(messages, self.context)
         with self.access.owned("The model is answering another chat. Wait for it, or stop it."):
-            yield from self._generation.answer(ids, sampling, cancel, submitted_s, draw, reuse=reuse)
+            yield from self._generation.answer(ids, sampling, cancel, submitted_s, draw, reuse=reuse, reading=reading)
 
     def count_tokens(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> int:
         """Number of prompt tokens of a chat."""

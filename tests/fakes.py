@@ -177,6 +177,7 @@ class FakeEngine:
         cancel: threading.Event | None = None,
         *,
         reuse: bool = False,
+        reading: Callable[[Piece], None] | None = None,
     ) -> Iterator[Piece]:
         words, stop = self.words, StopText(sampling.stop)
         start, n, reason = time.perf_counter(), 0, "length"
@@ -185,6 +186,8 @@ class FakeEngine:
         self.busy, self._tainted, first = True, False, len(self._steps)
         self._request += 1
         try:
+            if reading is not None:
+                reading(Piece("prefill", done=prompt // 2, total=prompt))
             yield Piece("prefill", done=prompt, total=prompt, step=self._step("prefill", prompt))
             for n in range(1, sampling.max_new_tokens + 1):
                 if self.says_once and n > len(words):

@@ -174,7 +174,7 @@ def expert_error(
     errors = {"token": _difference(fast.token(slots, x[:1]), plain.token(slots, x[:1]))}
     for what, ends in {"few": [0, 2, 3, 5], "many": [0, 70, 71, 160]}.items():
         rows = [slice(a, b) for a, b in pairwise(ends)]
-        got, want = (torch.cat([*math.many(slots, rows, x)]) for math in (fast, plain))
+        got, want = (math.many(slots, rows, x[: ends[-1]], len(x)) for math in (fast, plain))
         errors[what] = _difference(got, want)
     return {what: error / BOUNDS[dtype] for what, error in errors.items()}
 

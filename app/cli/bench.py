@@ -38,6 +38,7 @@ BENCHES = (
     "lossy",
     "systems",
     "turns",
+    "prefill",
     "soak",
 )
 PICTURED = "systems"  # the bench that also has a picture
@@ -98,8 +99,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep",
         type=Path,
         metavar="DIR",
-        help="tiers: where the generated model and its packs stay, 12 GB; lossy, methods, systems: where results are "
-        "kept, to resume after an interruption, and profiles (default: bench in Moestro's data folder)",
+        help="tiers, prefill: where the generated model and its packs stay, 12 GB; lossy, methods, systems: where "
+        "results are kept, to resume after an interruption, and profiles (default: bench in Moestro's data folder)",
     )
     asked.add_argument(
         "--small",

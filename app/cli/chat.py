@@ -14,6 +14,7 @@ from pathlib import Path
 from app.cli import options
 from app.cli.interrupt import stoppable
 from app.cli.parser import CommandParser
+from app.cli.reading import Reading
 from app.services.engine_protocol import EngineProtocol
 from app.services.profiles import stored
 from app.words import lossy, scored
@@ -152,7 +153,10 @@ class ChatSession:
         cancel, text, stats, steps = threading.Event(), "", None, list[StepRecord]()
         messages = [*self.history, {"role": "user", "content": prompt}]
         with stoppable(cancel):
-            for piece in self.engine.generate(messages, self.sampling, cancel, reuse=True):
+            reading = Reading() if sys.stderr.isatty() else None
+            for piece in self.engine.generate(messages, self.sampling, cancel, reuse=True, reading=reading):
+                if reading is not None:
+                    reading.end()
                 if piece.step is not None and self.trace is not None:
                     steps.append(piece.step)
                     if piece.step.probs is not None and len(steps) >= HELD:

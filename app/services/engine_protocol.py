@@ -69,9 +69,10 @@ class EngineProtocol(Protocol):
         cancel: threading.Event | None = None,
         *,
         reuse: bool = False,
+        reading: Callable[[Piece], None] | None = None,
     ) -> Iterator[Piece]:
-        """Stream an answer; with `reuse`, continue from the KV caches kept of earlier ones. Raises ContextError before
-        the first piece when the prompt is too long.
+        """Stream an answer; with `reuse`, continue from the KV caches kept of earlier ones. `reading` is told layer by
+        layer how much of the prompt is read. Raises ContextError before the first piece when the prompt is too long.
         """
         ...
 

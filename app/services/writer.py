@@ -18,6 +18,7 @@ from core.types import Piece, StepRecord
 
 log = logging.getLogger("moestro.app")
 AGAIN_S = 5.0  # between two attempts to save unsaved text
+READING_S = 0.2  # between two updates of how far a prompt is read
 UNEXPECTED = "The answer broke off because of an error inside Moestro. Its details are in the log; you can ask again."
 
 
@@ -90,7 +91,9 @@ class Writer:
         answer = request.answer
         answer.update(state="prefill", queued_ms=(time.perf_counter() - answer.asked_s) * 1000)
         try:
-            pieces = request.model.engine.generate(request.prompt, request.sampling, answer.cancelled, reuse=True)
+            pieces = request.model.engine.generate(
+                request.prompt, request.sampling, answer.cancelled, reuse=True, reading=_reading(answer)
+            )
             try:
                 for piece in pieces:
                     self._take(request, piece)
@@ -118,7 +121,7 @@ class Writer:
         if step is not None:
             request.model.effective.update(step.changes)
         if piece.kind == "prefill":
-            answer.update(prefill_done=piece.done, prefill_total=piece.total, prefill_cached=piece.cached)
+            _read(answer, piece)
         elif piece.kind == "token":
             if not answer.n_tokens:
                 answer.update(ttft_ms=(time.perf_counter() - answer.asked_s) * 1000 - answer.queued_ms)
@@ -168,3 +171,21 @@ class Writer:
         if undone and answer.unsaved:
             error, undone = error or answer.unsaved, False
         answer.update(state="error" if error else "done", error=error, undone=undone)
+
+
+def _reading(answer: Answer) -> Callable[[Piece], None]:
+    """Shows how far the prompt is read, a few times a second."""
+    shown_s = time.perf_counter()
+
+    def show(piece: Piece) -> None:
+        nonlocal shown_s
+        now_s = time.perf_counter()
+        if now_s - shown_s >= READING_S:
+            shown_s = now_s
+            _read(answer, piece)
+
+    return show
+
+
+def _read(answer: Answer, piece: Piece) -> None:
+    answer.update(prefill_done=piece.done, prefill_total=piece.total, prefill_cached=piece.cached)

@@ -30,7 +30,7 @@ window.fetch = async (what, ...how) => {
 
 class Pulse {
   constructor(element, props, trigger) {
-    Object.assign(this, { element, props, trigger, id: null, text: "", speed: [], fired: {}, seen: {}, now: null, past: new Set() });
+    Object.assign(this, { element, props, trigger, id: null, text: "", speed: [], read: null, fired: {}, seen: {}, now: null, past: new Set() });
     this.part = (name) => element.querySelector(`[data-t="${name}"]`);
     this.stick(element.closest("#talk"));
     const touch = () => { this.touched = performance.now(); };
@@ -125,11 +125,21 @@ class Pulse {
     bar.firstElementChild.style.width = `${total ? (100 * done) / total : 0}%`;
     this.part("line").textContent = {
       queued: "Queued: another chat is being answered; yours is next.",
-      prefill: `Reading the prompt · ${cached ? `reused ${cached}, reading ${total - cached} · ` : ""}${done} of ${total} tokens`,
+      prefill: ["Reading the prompt", ...(total ? this.reading(done, total, cached, now) : [])].join(" · "),
       streaming: `${rate ? `${rate.toFixed(1)} tok/s · ` : ""}${tokens} token${tokens === 1 ? "" : "s"} · TTFT ${ttft} ms`,
     }[state] ?? "";
     if (unsaved) this.part("line").textContent += ` · Not saved yet: ${unsaved}`;
     if (total) this.gauge(total + tokens);
+  }
+
+  /** How far the prompt is read, by layers of the model; speed and time left are those since this page looks. */
+  reading(done, total, cached, now) {
+    const [from, before] = this.read ??= [now, done], rate = now - from > 500 ? (1000 * (done - before)) / (now - from) : 0;
+    return [
+      ...(cached ? [`reused ${cached}, reading ${total - cached}`] : []),
+      `${Math.floor((100 * done) / total)} %, ${done} of ${total} tokens`,
+      ...(rate ? [`${Math.round(rate)} tok/s`, `${Math.ceil((total - done) / rate)} s left`] : []),
+    ];
   }
 
   gauge(used) {
@@ -157,7 +167,7 @@ class Pulse {
 
   clear() {
     this.over = false;
-    Object.assign(this, { id: null, text: "", speed: [] });
+    Object.assign(this, { id: null, text: "", speed: [], read: null });
     this.part("text").replaceChildren();
     this.part("line").textContent = "";
     this.part("prefill").hidden = true;

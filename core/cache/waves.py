@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,7 +22,7 @@ def in_waves(
     release: Callable[[Lease], None],
     look_ahead: Callable[[], None],
 ) -> Iterator[Lease]:
-    """Lease all of `wanted`, in waves when they do not fit: while one wave is computed, the next one's experts are
+    """Lease all of `wanted`, in waves when they do not fit: while one wave is computed, the experts of later ones are
     copied.
 
     Each lease is released when the next one is asked for. `look_ahead` is called once the last one is acquired.
@@ -29,10 +30,10 @@ def in_waves(
     if not wanted:
         look_ahead()
         return
-    base, is_resident = layer * expert_cache.experts, expert_cache.is_resident
+    base, is_resident, room = layer * expert_cache.experts, expert_cache.is_resident, expert_cache.room(layer)
     yield from leases(
-        waves(wanted, expert_cache.room(layer), lambda expert: is_resident(base + expert)),
-        expert_cache.room(layer) > 1,
+        waves(wanted, room, lambda expert: is_resident(base + expert)),
+        room,
         lambda group: expert_cache.acquire(layer, group),
         release,
         look_ahead,
@@ -41,19 +42,23 @@ def in_waves(
 
 def leases(
     groups: Sequence[Sequence[int]],
-    two_fit: bool,
+    room: int,
     acquire: Callable[[Sequence[int]], L],
     release: Callable[[L], None],
     look_ahead: Callable[[], None] = lambda: None,
 ) -> Iterator[L]:
-    """Lease each group in turn; if two of them fit at once, the next one before this one is released."""
-    lease = acquire(groups[0])
-    for i, _ in enumerate(groups):
-        last = i + 1 == len(groups)
-        following = None if last or not two_fit else acquire(groups[i + 1])
-        if last:
-            look_ahead()
+    """Lease each group in turn, and as many of the following ones ahead as fit into `room` experts with it: what is
+    missing of them is copied meanwhile, and the residents among them are kept."""
+    ahead: deque[L] = deque()
+    acquired = held = 0  # groups so far, and experts that are leased
+    for i, group in enumerate(groups):
+        while acquired < len(groups) and (acquired == i or held + len(groups[acquired]) <= room):
+            ahead.append(acquire(groups[acquired]))
+            held += len(groups[acquired])
+            acquired += 1
+            if acquired == len(groups):
+                look_ahead()
+        lease = ahead.popleft()
         yield lease
         release(lease)
-        if not last:
-            lease = acquire(groups[i + 1]) if following is None else following
+        held -= len(group)

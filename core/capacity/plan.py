@@ -98,7 +98,7 @@ def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
     if pack is not None:
         tier = choose_tier(spec.host, device, total, pack.padded_bytes, codec.verbatim, host_free(device, instead_of))
     rounded = rounded_bytes(shape.linears, spec.dense, dtype, device) if spec.dense != "checkpoint" else (0, 0)
-    sizes = sizes_of(shape, config, codec, context, tier.into_slots, rounded)
+    sizes = sizes_of(shape, config, codec, context, tier.into_slots, rounded, spec.settings.cache.budget)
     return Plan(spec, files, shape, config, device, dtype, context, codec, sizes, tier, pack)
 
 

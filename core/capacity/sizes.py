@@ -14,11 +14,15 @@ from core.memory.codec import Codec
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import scratch_bytes
 from core.memory.pages import page_up
+from core.runtime.compute import AT_ONCE
 from core.settings.budget import Budget
 from core.system.text_config import text_config
 from core.types import ModelShape
 
-PREFILL_CHUNK = 512  # most prompt positions computed in one forward pass
+PREFILL_CHUNK = 2048  # most prompt positions computed in one forward pass
+SHORT_CHUNK = 512  # ... however small the budget, and by passes that are measured
+WORTH_SHARED, WORTH_BYTES = 1 / 4, 1 / 16  # of the slots' bytes: what longer chunks may add to the workspace, with a
+# budget that is a share of the experts, and with one in bytes, where the workspace takes from the slots
 SCORES_LIMIT = 256 << 20  # chunks are halved while attention scores or layers' states would take more than this
 
 
@@ -102,34 +106,50 @@ def human(size: int) -> str:
 
 
 def sizes_of(
-    outline: Outline, config: Any, codec: Codec, context: int, paged: bool = False, rounded: tuple[int, int] = (0, 0)
+    outline: Outline,
+    config: Any,
+    codec: Codec,
+    context: int,
+    paged: bool = False,
+    rounded: tuple[int, int] = (0, 0),
+    budget: Budget | None = None,
 ) -> Sizes:
     """Sizes for one context and expert format. `paged`: slots are whole pages (core.memory.arena); `rounded` =
-    core.hf.rounded_bytes of dense layers kept as codes."""
+    core.hf.rounded_bytes of dense layers kept as codes. The longest chunks are those that `budget` pays for."""
     slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
     site, text = outline.sites[0], text_config(config)
     shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot * codec.blocks)
     states, scores = outline.states, _scores_bytes(text, context)
-    chunk = min(PREFILL_CHUNK, context) if states.carried else context  # else a prompt is computed in one pass
-    while states.carried and chunk > 32 and max(chunk * scores, states.bytes(chunk)) > SCORES_LIMIT:
+
+    def sizes(chunk: int) -> Sizes:
+        """With chunks of so many positions."""
+        computing = chunk * scores + _workspace(outline, text, shape, context, chunk, codec)
+        return Sizes(
+            shape,
+            outline.dense_bytes - rounded[0],
+            outline.kv_bytes(context),
+            max(states.bytes(chunk) + (1 << 20), computing + max(_unpacked(codec), rounded[1])),
+            slot,
+            codec.blob_bytes,
+            chunk,
+            states.carried,
+            codec.blocks,
+        )
+
+    if not states.carried:  # a prompt is computed in one pass
+        return sizes(context)
+    chunk = min(PREFILL_CHUNK, context)
+    while chunk > 32 and max(chunk * scores, states.bytes(chunk)) > SCORES_LIMIT:
         chunk //= 2
-    workspace = max(
-        states.bytes(chunk) + (1 << 20),
-        chunk * scores
-        + _workspace(outline, text, shape, context, chunk, codec.dtype.itemsize)
-        + max(_unpacked(codec), rounded[1]),
-    )
-    return Sizes(
-        shape,
-        outline.dense_bytes - rounded[0],
-        outline.kv_bytes(context),
-        workspace,
-        slot,
-        codec.blob_bytes,
-        chunk,
-        states.carried,
-        codec.blocks,
-    )
+    while chunk > SHORT_CHUNK and not _pays(sizes(chunk), sizes(SHORT_CHUNK), budget or Budget(share=1.0)):
+        chunk = max(SHORT_CHUNK, chunk // 2)
+    return sizes(chunk)
+
+
+def _pays(longer: Sizes, shorter: Sizes, budget: Budget) -> bool:
+    """Whether a budget has room for the workspace of longer chunks. They fetch and unpack each expert less often."""
+    worth = WORTH_SHARED if budget.bytes is None else WORTH_BYTES
+    return longer.workspace - shorter.workspace <= worth * shorter.slots(budget) * shorter.slot
 
 
 def _unpacked(codec: Codec) -> int:
@@ -154,20 +174,23 @@ def _most(config: Any, name: str) -> int:
     return max(int(getattr(layer, name, None) or 0) for layer in layers)
 
 
-def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, tokens: int, itemsize: int) -> int:
+def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, tokens: int, codec: Codec) -> int:
     """Most bytes of activations alive at once in a chunk of `tokens`: attention, a MoE layer, or the logits.
 
     Counted from the tensors that each of the three holds, in fp32 where values are promoted; a test compares it with
     measured passes.
     """
-    hidden, k = shape.hidden, shape.top_k
+    hidden, k, itemsize = shape.hidden, shape.top_k, codec.dtype.itemsize
     widest = max(s.shape[0] * s.shape[1] // hidden for s in outline.sites[0].parts.values() if s.is_weight)
     heads = _most(config, "num_attention_heads")
     head = max(_most(config, name) for name in ("head_dim", "qk_head_dim", "v_head_dim")) or hidden // heads
     mixed = 4 * itemsize + 2 * 4  # of six rows, the two in norms and rotations
     residual = mixed * tokens * hidden
     attention = mixed * tokens * heads * head + (4 * heads * head + 2 * tokens) * context * itemsize
-    pairs = 4 * itemsize + max(itemsize, outline.weights_itemsize)  # rows in three orders, normed, and weighted
-    experts = pairs * tokens * k * hidden + 3 * tokens * widest * 4 + 16 * tokens * shape.experts
+    pairs = (hidden * itemsize + 5 * 8) * tokens * k  # outputs of all experts, and the order of their rows
+    one = 3 * tokens * hidden * itemsize + 3 * tokens * widest * 4  # an expert that all tokens chose
+    at_once = min(tokens, max(1, AT_ONCE[codec.device.type == "cuda"] // (k * hidden))) * k * hidden
+    summed = at_once * (itemsize + 2 * 4 + max(itemsize, outline.weights_itemsize)) + tokens * hidden * itemsize
+    experts = pairs + max(one, summed) + 16 * tokens * shape.experts
     logits = 4 * outline.vocab * 4
     return residual + max(attention, experts, logits) + (1 << 20)

@@ -6,7 +6,7 @@ and round once, so they are as close to the exact product as transformers' resul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from core.memory.codec.kernels import SlotKernels
 from core.memory.codec.plain import Plain
 from core.runtime.grouped import GroupedMath, together
 from core.runtime.row_places import BLOCK, Places, consecutive, depends, scattered
+
+AT_ONCE = (1 << 19, 1 << 22)  # numbers that are weighted and summed at once, on a CPU and on a GPU
 
 
 class ExpertMath:
@@ -82,16 +84,20 @@ class ExpertMath:
         """Group the segments of a prompt of `tokens` tokens into the batches that `many` takes; `rows` by expert."""
         return together(segments, rows, tokens) if self.grouped is not None else ([one] for one in segments)
 
-    def many(self, slots: Sequence[Slot], rows: Sequence[slice], x: torch.Tensor) -> Iterator[torch.Tensor]:
-        """States x[rows[i]] of x [all rows, H] through the expert in slots[i] -> [its rows, H], one after the other."""
+    def many(self, slots: Sequence[Slot], rows: Sequence[slice], x: torch.Tensor, total: int) -> torch.Tensor:
+        """States x [their rows, H] through the experts in `slots`, one expert's after the other's -> the same shape.
+        `rows` = where these rows are among the `total` of the layer, when sorted by expert."""
         counts = [at.stop - at.start for at in rows]
         if self.grouped is not None and self.grouped.takes(sum(counts)):
-            yield from self.grouped.many(slots, counts, torch.cat([x[at] for at in rows])).split(counts)
-            return
-        for slot, at in zip(slots, rows, strict=True):
-            y = self.up(slot, x[at])
-            a = consecutive(self._gate, y, at.start, x.shape[0]) if self.placed else self.activate(y)
-            yield self.down(slot, a)
+            return self.grouped.many(slots, counts, x)
+        if len(slots) == 1:
+            return self._many_rows(slots[0], rows[0], x, total)
+        parts = zip(slots, rows, x.split(counts), strict=True)
+        return torch.cat([self._many_rows(slot, at, states, total) for slot, at, states in parts])
+
+    def _many_rows(self, slot: Slot, at: slice, x: torch.Tensor, total: int) -> torch.Tensor:
+        y = self.up(slot, x)
+        return self.down(slot, consecutive(self._gate, y, at.start, total) if self.placed else self.activate(y))
 
     @property
     def can_copy(self) -> bool:
@@ -118,12 +124,25 @@ class ExpertMath:
     ) -> torch.Tensor:
         """Outputs of all pairs [T * k, H] and router weights [T, k] -> [T, H], summed in top-k order; rounds after each
         addition where the model's own code does. `tap` gets the outputs before they are weighted."""
-        if self._norm is not None:
-            out = self._norm(out)
+        norm = self._norm
         if tap is not None:
+            out, norm = out if norm is None else norm(out), None
             tap(out)
         tokens, k = weights.shape
-        weighted = out * weights.reshape(-1, 1)
+        step = max(1, AT_ONCE[out.device.type == "cuda"] // (k * out.shape[1]))
+        if tokens <= step:
+            return self._summed(out, weights, dtype, norm)
+        total = torch.empty(tokens, out.shape[1], dtype=dtype, device=out.device)
+        for at in range(0, tokens, step):  # a part at a time stays in the processor's cache, and needs less memory
+            some = weights[at : at + step]
+            total[at : at + step] = self._summed(out[at * k : (at + len(some)) * k], some, dtype, norm)
+        return total
+
+    def _summed(
+        self, out: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype, norm: Callable[..., Any] | None
+    ) -> torch.Tensor:
+        tokens, k = weights.shape
+        weighted = (out if norm is None else norm(out)) * weights.reshape(-1, 1)
         if self._one_by_one:
             total, *others = weighted.to(dtype).view(tokens, k, -1).unbind(1)
             for other in others:

@@ -9,6 +9,7 @@ segments are to be added there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -67,20 +68,25 @@ class TokenRows:
 
 
 class PromptRows:
-    """The states of many tokens [T, H], sorted by expert, through all their experts."""
+    """The states of many tokens [T, H], sorted by expert, through all their experts. An expert's rows are gathered when
+    it is computed, and its outputs go to the places of their pairs at once, so that only these are held for the whole
+    layer."""
 
     def __init__(self, math: ExpertMath, hidden: torch.Tensor, routed: Routed) -> None:
-        self._math, self._weights, self._dtype = math, routed.weights, hidden.dtype
+        self._math, self._weights, self._hidden = math, routed.weights, hidden
         self._tokens, k = routed.ids.shape
         last = max(routed.wanted, default=-1) + 1  # sort key of pairs that are not computed
         changed = routed.chosen is not routed.asked
         self._partial = changed and any(NOTHING in row for row in routed.chosen)
         flat = routed.ids.reshape(-1)
-        sorted_ids, self._order = torch.sort(flat.masked_fill(flat == NOTHING, last) if self._partial else flat)
-        self._grouped = hidden[self._order // k]  # [T * k, H], ordered by expert, dropped pairs last
-        ends = torch.bincount(sorted_ids, minlength=last).cumsum(0).tolist()
-        self._rows = {e: slice(ends[e - 1] if e else 0, ends[e]) for e in routed.wanted}
-        self._out = torch.zeros_like(self._grouped) if self._partial else torch.empty_like(self._grouped)
+        sorted_ids, pairs = torch.sort(flat.masked_fill(flat == NOTHING, last) if self._partial else flat)
+        counts = torch.bincount(sorted_ids, minlength=last).tolist()
+        ends = [*accumulate(counts)]
+        self._rows = {e: slice(ends[e] - counts[e], ends[e]) for e in routed.wanted}
+        self._total = len(pairs)
+        self._pairs, self._token_of = pairs.split(counts), (pairs // k).split(counts)  # by expert
+        make = hidden.new_zeros if self._partial else hidden.new_empty
+        self._out = make(self._tokens * k, hidden.shape[1])  # ordered by token; dropped pairs are zero
 
     def batches(self, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]:
         """Split segments into those that are computed together, resident ones first."""
@@ -94,15 +100,17 @@ class PromptRows:
             some = [one for one in some if rows[one.expert].stop > rows[one.expert].start]
         if some:
             places = [rows[one.expert] for one in some]
-            outs = self._math.many([one.slot for one in some], places, self._grouped)
-            for at in places:
-                self._out[at] = next(outs)
+            x = self._hidden.index_select(0, _joined([self._token_of[one.expert] for one in some]))
+            outs = self._math.many([one.slot for one in some], places, x, self._total)
+            self._out.index_copy_(0, _joined([self._pairs[one.expert] for one in some]), outs)
 
     def combined(self, tap: Tap | None = None) -> torch.Tensor:
         """[T, H] the layer's output; `tap` gets the experts' outputs [T * k, H] before their weights."""
-        restored = torch.empty_like(self._out)
-        restored[self._order] = self._out
-        return self._math.combine(restored, self._weights, self._dtype, tap)
+        return self._math.combine(self._out, self._weights, self._hidden.dtype, tap)
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _places(order: Sequence[int], some: Sequence[LeasedSegment]) -> Places | None:

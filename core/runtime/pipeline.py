@@ -22,24 +22,27 @@ class Stopped(Exception):
     """Raised inside a pass that nobody wants any more."""
 
 
+Stop = Callable[[int], bool]
+
+
 class StepDispatch:
     """What the model calls in place of its experts: hands every MoE layer to the step of the pipeline whose pass is
     running. A pass that belongs to no pipeline is computed by `usual`."""
 
     def __init__(self, usual: MoEStep) -> None:
         self._step = usual
-        self._stop: Callable[[], bool] | None = None
+        self._stop: Stop | None = None
 
     def __call__(
         self, site: ExpertsSite, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        if self._stop is not None and self._stop():
+        if self._stop is not None and self._stop(site.index):
             raise Stopped
         return self._step(site.index, hidden, ids, weights)
 
     @contextmanager
-    def to(self, step: MoEStep, stop: Callable[[], bool] | None = None) -> Iterator[None]:
-        """Inside, `step` computes; when `stop()`, a pass raises Stopped before the next MoE layer's experts."""
+    def to(self, step: MoEStep, stop: Stop | None = None) -> Iterator[None]:
+        """Inside, `step` computes; when `stop(layer)`, a pass raises Stopped before the experts of that MoE layer."""
         before = self._step, self._stop
         self._step, self._stop = step, stop
         try:
@@ -86,9 +89,10 @@ class Pipeline:
         if self.prefetcher is not None:
             self.prefetcher.begin(batch)
 
-    def forward(self, batch: Batch, keep: int = 1, stop: Callable[[], bool] | None = None) -> torch.Tensor:
-        """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other. Raises
-        Stopped before the next MoE layer's experts when `stop()`; what the KV then holds of the pass is of no use."""
+    def forward(self, batch: Batch, keep: int = 1, stop: Stop | None = None) -> torch.Tensor:
+        """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other. `stop` is
+        asked before each MoE layer's experts, with its index; when it says yes, the pass raises Stopped, and what the
+        KV then holds of it is of no use."""
         with self._dispatch.to(self.step, stop):
             return compute(self._model, self._device, batch, keep)
 

@@ -16,11 +16,12 @@ from core.memory.codec.native.threads import share
 from core.runtime.batch import Batch, Share, compute
 from core.runtime.kv_cache import SequenceKV
 from core.runtime.recorder import Recorder
-from core.types import Phase
+from core.types import ModelShape, Phase
 
 PASSES = 9
 LONGEST_S = 0.5  # time limit per thread count; a slow model is timed over fewer passes
-SHORT = 64  # prompt tokens up to which products with quantised weights take longer than torch's
+SHORT = 64  # prompt tokens up to which products with quantised weights take longer than torch's, ...
+SHORT_ROWS = 16  # ... also with as many rows of an expert on average
 WORTH_IT = 0.97  # more threads must be this much faster: the time excludes what they cost the rest of the machine
 
 
@@ -40,25 +41,28 @@ class Threads:
     """CPU threads: `token` to decode, all of them for a prompt. A short prompt spends most time in products with
     quantised weights."""
 
-    def __init__(self, token: Split | None = None) -> None:
+    def __init__(self, token: Split | None = None, short: int = SHORT) -> None:
+        """A prompt of up to `short` tokens is a short one."""
         most = torch.get_num_threads()
         self.token = token or Split(most)
-        self._prompt, self._short = Split(most), Split(1, most) if self.token.coded > 1 else Split(most)
+        self._most, self._prompt = short, Split(most)
+        self._short = Split(1, most) if self.token.coded > 1 else self._prompt
 
-    def use(self, phase: Phase, tokens: int = SHORT + 1) -> None:
-        """Set the calling thread's thread counts for a pass over `tokens` tokens."""
-        wanted = self.token if phase == "decode" else self._short if tokens <= SHORT else self._prompt
+    def use(self, phase: Phase, tokens: int = 1 << 30) -> None:
+        """Set the calling thread's thread counts for a pass over `tokens` tokens, by default for a long prompt."""
+        wanted = self.token if phase == "decode" else self._short if tokens <= self._most else self._prompt
         if torch.get_num_threads() != wanted.plain:
             torch.set_num_threads(wanted.plain)
         share(wanted.coded)
 
 
 def choose_threads(
-    device: torch.device, asked: int, coded: bool, time_pass_ms: Callable[[], float]
+    device: torch.device, asked: int, coded: bool, time_pass_ms: Callable[[], float], short: int = SHORT
 ) -> tuple[Threads, float]:
     """Threads for a model, and the milliseconds of a decode pass with them (0 on a GPU, where nothing is timed).
 
-    `asked` = 0 picks the fastest of 1, 2, 4 ... all; `coded` = some products use quantised weights.
+    `asked` = 0 picks the fastest of 1, 2, 4 ... all; `coded` = some products use quantised weights; `short` as in
+    Threads.
     """
     if device.type != "cpu":
         return Threads(), 0.0
@@ -73,7 +77,12 @@ def choose_threads(
             best, best_ms = split, pass_ms
     torch.set_num_threads(most)
     share(1)
-    return Threads(best), best_ms
+    return Threads(best, short), best_ms
+
+
+def short_prompt(shape: ModelShape) -> int:
+    """Tokens of the longest prompt in which quantised experts are multiplied directly from their codes."""
+    return max(SHORT, SHORT_ROWS * shape.experts // shape.top_k)
 
 
 def time_pass(model: Any, kv: SequenceKV, recorder: Recorder) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 
 import torch
@@ -52,16 +52,19 @@ class Generation:
         draw: Draw | None,
         *,
         reuse: bool = False,
+        reading: Callable[[Piece], None] | None = None,
     ) -> Iterator[Piece]:
         """Stream the continuation of a prompt, which leaves room for at least one token; ends all that it began. When
         `cancel` is set, the pass under way is broken off before its next MoE layer, and counts for nothing. `reuse`:
-        continue from a kept KV, and keep this one."""
+        continue from a kept KV, and keep this one. `reading` is told within a pass over the prompt, layer by layer, how
+        far it is."""
         tokenizer, constraint = self._loaded.prompt.tokenizer, None
         if sampling.schema or sampling.grammar:
             constraint = self._constraints.of(sampling, len(ids))
         draw = draw or Sampler(sampling, self._loaded.device, len(ids), constraint)
         logprobs = None if sampling.logprobs is None else Logprobs(draw, tokenizer, sampling.logprobs)
         sequence = self._sequence(ids, sampling, cancel, logprobs or draw, reuse=reuse)
+        sequence.reading = reading
         answer = AnswerBuilder(tokenizer, sequence, submitted_s, sampling.stop, logprobs)
         try:
             with suppress(Stopped):
@@ -124,7 +127,8 @@ class Generation:
             yield Piece("prefill", done=sequence.computed, total=total, cached=sequence.cached)
         self._pipeline.announce(sequence.ids[sequence.computed : total][: self._chunk], sequence.request)
         while sequence.computed < total and not sequence.cancelled:
-            [token], step = self._pass("prefill", (sequence, min(self._chunk, total - sequence.computed)))
+            count = min(self._chunk, total - sequence.computed)
+            [token], step = self._pass("prefill", (sequence, count), total=total)
             answer.count(step)
             if sequence.kept:
                 sequence.remember(self._kv.moment(sequence.kv))
@@ -138,9 +142,9 @@ class Generation:
         yield from self._read(sequence, answer, len(sequence.ids) - 1)
 
     @torch.inference_mode()
-    def _pass(self, phase: Phase, *work: tuple[Sequence, int]) -> tuple[list[int | None], StepRecord]:
+    def _pass(self, phase: Phase, *work: tuple[Sequence, int], total: int = 0) -> tuple[list[int | None], StepRecord]:
         """Compute the next tokens, so many of each sequence, in one forward pass; draw the token that follows where all
-        of a sequence's are computed."""
+        of a sequence's are computed. `total` = tokens of a prompt that is read in several passes."""
         started_s, parts, device = time.perf_counter(), self._parts, self._loaded.device
         self._controller.apply(parts)
         parts.ledger.begin()
@@ -150,8 +154,15 @@ class Generation:
         for sequence, count in work:  # of a prompt: its next part is searched for while this one is computed
             if part := sequence.ids[sequence.computed + count :][: self._chunk]:
                 self._pipeline.announce(part, sequence.request)
+        layers = self._loaded.shape.layers
+
+        def stop(layer: int) -> bool:
+            for sequence, count in work if phase == "prefill" else ():
+                sequence.reached(layer, layers, count, total)
+            return all(sequence.cancelled for sequence, _ in work)
+
         began_s = time.perf_counter()
-        logits = self._pipeline.forward(batch, stop=lambda: all(sequence.cancelled for sequence, _ in work))
+        logits = self._pipeline.forward(batch, stop=stop)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         model_s = time.perf_counter() - began_s

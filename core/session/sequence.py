@@ -4,14 +4,14 @@ ends it."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 from core.quality.sample import Sample
 from core.runtime.batch import Share
 from core.runtime.kv_cache import Moment, SequenceKV
 from core.session.sampler import Draw
-from core.types import Reason
+from core.types import Piece, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class Sequence:
     kept: bool = False  # its KV is to be kept after the answer
     cached: int = field(init=False)  # tokens that the KV held from the beginning
     begun: Moment | None = None  # of the KV at the beginning
+    reading: Callable[[Piece], None] | None = None  # told how far its prompt is read, layer by layer
     read: list[Moment] = field(default_factory=list)  # of the KV after the last two passes over the prompt
 
     def __post_init__(self) -> None:
@@ -61,6 +62,12 @@ class Sequence:
         """Continue with an empty KV cache: what it held is to be computed again."""
         self.kv, self.cached, self.begun = kv, kv.length, None
         self.read.clear()
+
+    def reached(self, layer: int, layers: int, count: int, total: int) -> None:
+        """A pass over the next `count` tokens of its prompt of `total` begins to compute one of its layers."""
+        if self.reading is not None:
+            done = self.computed + count * layer // layers
+            self.reading(Piece("prefill", done=done, total=total, cached=self.cached))
 
     @property
     def taken_over(self) -> int:

@@ -11,6 +11,7 @@ from core.cache.expert_cache import ExpertCache
 from core.capacity.fit import copies_gbps
 from core.capacity.free_memory import free_bytes
 from core.capacity.memory_accounting import Ledger
+from core.capacity.sizes import SHORT_CHUNK
 from core.hf import install
 from core.hf.hooks import Installed
 from core.hf.weighing import rules_of
@@ -35,7 +36,7 @@ from core.runtime.recorder import Recorder
 from core.runtime.telemetry import Telemetry
 from core.runtime.trace_capture import TraceCapture
 from core.runtime.unrecorded import Unrecorded
-from core.runtime.warmup import Threads, choose_threads, time_pass
+from core.runtime.warmup import SHORT, Threads, choose_threads, short_prompt, time_pass
 from core.session.kept import KeptKVs
 from core.session.loading import LoadedModel, with_buddies
 from core.session.settings_controller import EngineParts, SettingsController, begin
@@ -74,7 +75,7 @@ class Wiring:
             loaded.shape,
             loaded.device,
             loaded.plan.context,
-            sizes.chunk,
+            min(sizes.chunk, SHORT_CHUNK) if sizes.carried else sizes.chunk,
             self.parts.expert_cache,
             self.parts.transfers,
             self.kv,
@@ -135,7 +136,13 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     expert_cache.fill()
     choose_products(math, expert_cache.sample(shape.top_k), shape.hidden, plan.dtype)
     coded = plan.codec.direct or plan.spec.dense != "checkpoint"
-    threads, pass_ms = choose_threads(device, plan.spec.threads, coded, lambda: time_pass(model, kv.fresh(), recorder))
+    threads, pass_ms = choose_threads(
+        device,
+        plan.spec.threads,
+        coded,
+        lambda: time_pass(model, kv.fresh(), recorder),
+        short_prompt(shape) if plan.codec.direct else SHORT,
+    )
     layer_ms = pass_ms / shape.layers if plan.spec.model == "demo" else 0.0
     link = LinkEmulation(transfers, sizes.blob, layer_ms)
     parts = EngineParts(

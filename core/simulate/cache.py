@@ -129,7 +129,7 @@ class Cache:
 
         score, room = self.policy.score, max(1, int(self.room[lane]))
         groups = waves(wanted, room, lambda eid: bool(score[eid] != GONE))
-        for _ in leases(groups, room > 1, acquire, release):
+        for _ in leases(groups, room, acquire, release):
             pass
         self._some_free = bool(self.free.any())
         return misses

@@ -31,7 +31,7 @@ class SayingEngine(QuickEngine):
         messages: Sequence[Mapping[str, Any]] | str | Chat,
         sampling: Sampling,
         cancel: threading.Event | None = None,
-        **how: bool,
+        **how: object,
     ) -> Iterator[Piece]:
         self.asked.append((messages, sampling))
         yield from super().generate(messages, sampling, cancel, **how)

@@ -34,7 +34,7 @@ class QuickEngine(FakeEngine):
         messages: Sequence[Mapping[str, str]] | str,
         sampling: Sampling,
         cancel: threading.Event | None = None,
-        **how: bool,
+        **how: object,
     ) -> Iterator[Piece]:
         kind = type(self)
         kind.together += 1
@@ -55,7 +55,7 @@ class GatedEngine(QuickEngine):
         messages: Sequence[Mapping[str, str]] | str,
         sampling: Sampling,
         cancel: threading.Event | None = None,
-        **how: bool,
+        **how: object,
     ) -> Iterator[Piece]:
         assert cancel is not None
         for piece in super().generate(messages, sampling, cancel):

@@ -37,7 +37,7 @@ class EndlessEngine(QuickEngine):
         messages: Sequence[Mapping[str, str]] | str,
         sampling: Sampling,
         cancel: threading.Event | None = None,
-        **how: bool,
+        **how: object,
     ) -> Iterator[Piece]:
         assert cancel is not None and not isinstance(messages, str)
         kind, reads = type(self), "read for ever" in messages[-1]["content"]

@@ -102,7 +102,7 @@ class ShortEngine(QuickEngine):
         messages: Sequence[Mapping[str, str]] | str,
         sampling: Sampling,
         cancel: threading.Event | None = None,
-        **how: bool,
+        **how: object,
     ) -> Iterator[Piece]:
         if not isinstance(messages, str) and self.count_tokens(messages) > 40:
             raise ContextError("The chat has more tokens than the context holds.")
@@ -177,7 +177,7 @@ def test_the_engine_sees_the_chat_as_shown(tmp_path: Path) -> None:
             messages: Sequence[Mapping[str, str]] | str,
             sampling: Sampling,
             cancel: threading.Event | None = None,
-            **how: bool,
+            **how: object,
         ) -> Iterator[Piece]:
             assert not isinstance(messages, str)
             seen.append([dict(m) for m in messages])

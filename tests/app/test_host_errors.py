@@ -26,7 +26,7 @@ class BrokenEngine(QuickEngine):
         messages: Sequence[Mapping[str, str]] | str,
         sampling: Sampling,
         cancel: threading.Event | None = None,
-        **how: bool,
+        **how: object,
     ) -> Iterator[Piece]:
         first = not self._steps
         for number, piece in enumerate(super().generate(messages, sampling, cancel)):
@@ -80,7 +80,7 @@ def test_an_answer_that_breaks_off_lets_go_of_the_engine(tmp_path: Path, monkeyp
             messages: Sequence[Mapping[str, str]] | str,
             sampling: Sampling,
             cancel: threading.Event | None = None,
-            **how: bool,
+            **how: object,
         ) -> Iterator[Piece]:
             kept.append(super().generate(messages, sampling, cancel))
             return iter(kept[-1])

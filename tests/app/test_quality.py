@@ -53,7 +53,7 @@ class LossyEngine(QuickEngine):
         messages: Sequence[Mapping[str, str]] | str,
         sampling: Sampling,
         cancel: threading.Event | None = None,
-        **how: bool,
+        **how: object,
     ) -> Iterator[Piece]:
         for piece in super().generate(messages, sampling, cancel):
             if piece.stats is not None:
@@ -158,7 +158,7 @@ def test_nothing_is_scored_while_an_answer_is_written(tmp_path: Path, engine: ty
             messages: Sequence[Mapping[str, str]] | str,
             sampling: Sampling,
             cancel: threading.Event | None = None,
-            **how: bool,
+            **how: object,
         ) -> Iterator[Piece]:
             for piece in super().generate(messages, sampling, cancel):
                 assert tokens.acquire(timeout=WAIT_S)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -28,7 +29,7 @@ class Remembering(QuickEngine):
         messages: Sequence[Mapping[str, str]] | str,
         sampling: Sampling,
         cancel: threading.Event | None = None,
-        **how: bool,
+        **how: object,
     ) -> Iterator[Piece]:
         for piece in super().generate(messages, sampling, cancel, **how):
             if how.get("reuse") and piece.kind == "prefill":
@@ -72,3 +73,28 @@ def test_in_the_usage_of_the_api(remembering: Host) -> None:
 def test_nothing_is_said_of_a_prompt_that_was_read_whole(host: Host) -> None:
     answer = ended(host.chats.ask(None, "one two three"))
     assert answer.chat_id is not None and "reused" not in statistics(host.chats.messages(answer.chat_id)[-1])
+
+
+def test_how_far_a_prompt_is_read_shows_within_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.services.writer.READING_S", 0.0)
+    seen: list[tuple[int, int, str]] = []
+
+    class Reading(QuickEngine):
+        def generate(
+            self,
+            messages: Sequence[Mapping[str, str]] | str,
+            sampling: Sampling,
+            cancel: threading.Event | None = None,
+            **how: Any,
+        ) -> Iterator[Piece]:
+            for done in (100, 200):
+                how["reading"](Piece("prefill", done=done, total=400, cached=50))
+                told = answer_state(host.chats.answer(1), None, 0)
+                assert told is not None
+                seen.append((told["done"], told["total"], told["state"]))
+            yield from super().generate(messages, sampling, cancel)
+
+    host = open_host(tmp_path, Reading)
+    ended(host.chats.ask(None, "one two three"))
+    assert seen == [(100, 400, "prefill"), (200, 400, "prefill")]
+    host.close()

@@ -51,7 +51,7 @@ class SlowEngine(FakeEngine):
         messages: Sequence[Mapping[str, str]] | str,
         sampling: Sampling,
         cancel: threading.Event | None = None,
-        **how: bool,
+        **how: object,
     ) -> Iterator[Piece]:
         text = said(messages)
         sampling = with_length(messages, sampling) if text is None else replace(sampling, max_new_tokens=len(text))

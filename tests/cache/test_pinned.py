@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import Lease
+from core.cache.waves import leases
 from core.policy.allocation.slots import waves
 from core.policy.eviction import GONE
 from core.policy.hints import Hints
@@ -121,13 +121,11 @@ def replayed(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> int:
     """A layer of a prompt as the engine computes it -> misses."""
     base = layer * EXPERTS
     groups = waves(wanted, expert_cache.room(layer), lambda e: expert_cache.is_resident(base + e))
-    misses, lease, room = 0, None, expert_cache.room(layer) > 1
-    for i, group in enumerate(groups):
-        lease = lease or hold(expert_cache, layer, group)
-        following: Lease | None = hold(expert_cache, layer, groups[i + 1]) if i + 1 < len(groups) and room else None
+    misses = 0
+    for lease in leases(
+        groups, expert_cache.room(layer), lambda group: hold(expert_cache, layer, group), expert_cache.release
+    ):
         misses += sum(h.outcome == Outcome.MISS for h in lease.segments)
-        expert_cache.release(lease)
-        lease = following
     return misses
 
 

@@ -40,7 +40,7 @@ class Engine(FakeEngine):
         messages: Sequence[Mapping[str, str]] | str,
         sampling: Sampling,
         cancel: threading.Event | None = None,
-        **how: bool,
+        **how: object,
     ) -> Iterator[Piece]:
         assert not isinstance(messages, str)
         if messages[-1]["content"] == "too long":
@@ -268,7 +268,7 @@ def test_a_lossy_answer_is_scored_and_says_so(
     engine.waiting = [dataclasses.replace(told, answer=1, kl=9.0), told]  # an earlier answer's comes first
     generate = engine.generate
 
-    def lossy(*asked: object, **how: bool) -> Iterator[Piece]:
+    def lossy(*asked: object, **how: object) -> Iterator[Piece]:
         for piece in generate(*asked, **how):  # type: ignore[arg-type]
             if piece.stats is not None:
                 piece = dataclasses.replace(

@@ -109,6 +109,27 @@ def test_stopping_ends_the_answer_and_keeps_what_was_said(engine: Engine) -> Non
     assert not engine.busy
 
 
+def test_a_prompt_is_told_layer_by_layer_and_stops_before_the_next(engine: Engine) -> None:
+    told: list[Piece] = []
+    pieces = list(engine.generate(CHAT, Sampling(max_new_tokens=2), reading=told.append))
+    total, layers = engine.count_tokens(CHAT), engine.shape.layers
+    assert [(one.done, one.total) for one in told] == [(total * layer // layers, total) for layer in range(layers)]
+    assert pieces[0].kind == "prefill" and pieces[0].done == total
+
+    cancel = threading.Event()
+
+    def stop(piece: Piece) -> None:
+        told.append(piece)
+        if piece.done:
+            cancel.set()
+
+    told.clear()
+    (end,) = engine.generate(CHAT, Sampling(max_new_tokens=2), cancel, reading=stop)
+    assert [one.done for one in told] == [0, total // layers]
+    assert end.stats is not None and (end.stats.reason, end.stats.new_tokens) == ("cancelled", 0)
+    engine.expert_cache.check_integrity()
+
+
 def test_the_context_bounds_the_answer(engine: Engine) -> None:
     stats = talk(engine, max_new_tokens=1000)[-1].stats
     assert stats is not None

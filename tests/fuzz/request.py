@@ -136,7 +136,7 @@ class FewTokens(QuickEngine):
         super().__init__(spec)
 
     def generate(
-        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: Any = None, **how: bool
+        self, messages: Sequence[Mapping[str, str]] | str, sampling: Sampling, cancel: Any = None, **how: object
     ) -> Iterator[Piece]:
         few = Sampling(max_new_tokens=min(8, sampling.max_new_tokens))
         yield from super().generate(messages, few, cancel)

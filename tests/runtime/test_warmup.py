@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from core.memory.codec.native import threads as native
-from core.runtime.warmup import Split, Threads, choose_threads
+from core.runtime.warmup import Split, Threads, choose_threads, short_prompt
+from core.types import ModelShape
 
 CPU = torch.device("cpu")
 
@@ -75,3 +76,13 @@ def test_a_prompt_is_read_with_all_and_a_token_decoded_with_the_chosen() -> None
         threads.use(phase, tokens)  # type: ignore[arg-type]
         assert (torch.get_num_threads(), native.shared_by()) == wanted
         torch.set_num_threads(4)
+    threads = Threads(Split(1, 2), short=128)
+    for given, wanted in (((128,), (1, 4)), ((129,), (4, 1)), ((), (4, 1))):
+        threads.use("prefill", *given)
+        assert (torch.get_num_threads(), native.shared_by()) == wanted
+        torch.set_num_threads(4)
+
+
+def test_a_short_prompt_has_few_rows_an_expert() -> None:
+    assert short_prompt(ModelShape(16, 64, 8, 1024, 0)) == 128
+    assert short_prompt(ModelShape(16, 8, 2, 1024, 0)) == 64

@@ -55,7 +55,7 @@ def request(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> int:
         misses += len(missing)
         return group
 
-    for _ in leases(waves(wanted, room, core.is_resident), room > 1, acquire, core.release):
+    for _ in leases(waves(wanted, room, core.is_resident), room, acquire, core.release):
         assert all(core.is_resident(eid) for eid in core.leased)
     core.check_integrity()
     return misses

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import Lease
+from core.cache.waves import leases
 from core.engine import Engine
 from core.policy.allocation.slots import waves
 from core.policy.eviction import GONE
@@ -94,17 +94,12 @@ def test_hits_and_victims_are_the_engines_own(name: str, scope: str, seed: int, 
 
 
 def prefill(expert_cache: ExpertCache, layer: int, wanted: Sequence[int]) -> list[bool]:
-    """A layer of a prompt as the engine computes it: in waves, the next one fetched beside the present one."""
+    """A layer of a prompt as the engine computes it: in waves, later ones fetched beside the present one."""
     capacity, base = expert_cache.pool(layer).capacity, layer * EXPERTS
     groups = waves(wanted, capacity, lambda e: expert_cache.is_resident(base + e))
     missed: list[bool] = []
-    lease: Lease | None = None
-    for i, group in enumerate(groups):
-        lease = lease or hold(expert_cache, layer, group)
-        following = hold(expert_cache, layer, groups[i + 1]) if i + 1 < len(groups) and capacity > 1 else None
+    for lease in leases(groups, capacity, lambda group: hold(expert_cache, layer, group), expert_cache.release):
         missed += [h.outcome == Outcome.MISS for h in lease.segments]
-        expert_cache.release(lease)
-        lease = following
     return missed
 
 

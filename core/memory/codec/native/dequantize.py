@@ -8,14 +8,60 @@ from core.memory.codec.matrix import Matrix, Part
 from core.memory.codec.native import codes
 from core.memory.codec.native.states import BLOCK, CodeRun
 from core.native import numbers
-from core.native.ir import Code, fp32, splat
+from core.native.ir import Code, fp32, splat, vector
+
+LOOKED_UP = "llvm.x86.avx512.permvar.hi.512"  # 32 numbers out of a table of as many
 
 
-def dequantize(name: str, matrix: Matrix, dtype: torch.dtype) -> Code:
+def dequantize(name: str, matrix: Matrix, dtype: torch.dtype, width: int) -> Code:
     """Generates the function name(nothing, slot, out, from, to): rows from..to - 1 of the matrix in a slot, dequantised
-    into out [outputs, inputs]."""
+    into out [outputs, inputs]. `width` = bytes of a vector."""
     code = Code(f"void @{name}(ptr %nothing, ptr noalias %slot, ptr noalias %out, i64 %from, i64 %to)")
     meaning = codes.meaning(matrix)
+    if width == 64 and meaning.planes[0].bits == 4 and dtype.itemsize == 2:
+        _by_table(code, matrix, meaning, dtype)
+    else:
+        _one_by_one(code, matrix, meaning, dtype)
+    return code
+
+
+def _by_table(code: Code, matrix: Matrix, meaning: codes.Meaning, dtype: torch.dtype) -> None:
+    """Of codes of 4 bits there are 16: a group's numbers are computed once for each, and looked up."""
+    group, (plane,) = matrix.group or matrix.inputs, meaning.planes
+    blocks, lanes = group // BLOCK, f"<{BLOCK} x i16>"
+    with code.loop("%from", "%to") as row, code.loop(0, matrix.inputs // group) as each:
+        at = code.add(code.times(row.index, matrix.inputs // group), each.index)
+        table = code.pick("<16 x i16>", _table(code, matrix, meaning, dtype, at), [*range(16)] * 2)
+        first = code.times(at, blocks)
+        with code.loop(0, blocks, min(4, blocks & -blocks)) as some:
+            for i in range(min(4, blocks & -blocks)):  # as many as divide the group, without a loop
+                block = code.add(code.add(first, some.index), i)
+                raw = code.load("<16 x i8>", code.at(code.at("%slot", plane.at), block, BLOCK // 2))
+                pair = code.let(f"zext <16 x i8> {raw} to <16 x i32>")
+                moved = code.let(f"shl <16 x i32> {pair}, {splat('i32', 16, 12)}")
+                both = code.let(f"or <16 x i32> {pair}, {moved}")
+                index = code.let(f"and <16 x i32> {both}, {splat('i32', 16, 0x000F000F)}")
+                index = code.let(f"bitcast <16 x i32> {index} to {lanes}")
+                value = code.call(lanes, LOOKED_UP, (lanes, table), (lanes, index))
+                code.store(lanes, value, code.at("%out", block, BLOCK * 2), 2)
+
+
+def _table(code: Code, matrix: Matrix, meaning: codes.Meaning, dtype: torch.dtype, group: str) -> str:
+    """The numbers that the 16 codes stand for in a group, as <16 x i16> bits."""
+    floats = "<16 x float>"
+    entries = meaning.entries or [entry - meaning.planes[0].offset for entry in range(16)]
+    value = vector("float", [fp32(float(entry)) for entry in entries])
+    if meaning.factor != 1.0:
+        value = code.let(f"fmul {floats} {value}, {splat('float', 16, fp32(meaning.factor))}")
+    assert matrix.scale is not None
+    value = code.let(f"fmul {floats} {value}, {_all(code, group, matrix.scale, 16)}")
+    if matrix.zero is not None:
+        value = code.let(f"fadd {floats} {value}, {_all(code, group, matrix.zero, 16)}")
+    kind, made = numbers.rounded(code, value, 16, dtype)
+    return code.let(f"bitcast {kind} {made} to <16 x i16>")
+
+
+def _one_by_one(code: Code, matrix: Matrix, meaning: codes.Meaning, dtype: torch.dtype) -> None:
     blocks, floats = matrix.inputs // BLOCK, f"<{BLOCK} x float>"
     assert matrix.scale is not None
     with code.loop("%from", "%to") as row, code.loop(0, blocks) as block:
@@ -42,11 +88,10 @@ def dequantize(name: str, matrix: Matrix, dtype: torch.dtype) -> Code:
             value = code.let(f"fadd {floats} {value}, {_all(code, group, matrix.zero)}")
         kind, made = numbers.rounded(code, value, BLOCK, dtype)
         code.store(kind, made, code.at("%out", at, BLOCK * dtype.itemsize), dtype.itemsize)
-    return code
 
 
-def _all(code: Code, at: str, part: Part) -> str:
-    return code.broadcast("float", codes.one(code, "%slot", part, at), BLOCK)
+def _all(code: Code, at: str, part: Part, count: int = BLOCK) -> str:
+    return code.broadcast("float", codes.one(code, "%slot", part, at), count)
 
 
 def _ordered(code: Code, found: list[str], words: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +19,7 @@ from core.native.compile import address, compiled, widths
 ROWS = 2  # rows of a matrix, and ...
 STATES = 4  # ... states multiplied at once
 FEW = 24  # states: above this, weights are dequantised first
+KEPT = 16 << 20  # bytes: a matrix up to this size is dequantised into memory that its thread keeps
 # measured: python -m core.memory.codec.measure
 
 
@@ -118,17 +120,40 @@ class Products:
 
     def wide(self, slot: int, x: torch.Tensor) -> torch.Tensor:
         """As `many`, but dequantises the matrix first: x [..., in] -> [..., out]."""
-        return torch.matmul(x, self.dequantized(slot).t())
+        return torch.matmul(x, self._dequantized(slot, _room(self.matrix, self._dtype)).t())
 
     def dequantized(self, slot: int) -> torch.Tensor:
         """The dequantised matrix [out, in]."""
-        out = torch.empty(self.matrix.outputs, self.matrix.inputs, dtype=self._dtype)
+        return self._dequantized(slot, torch.empty(self.matrix.outputs, self.matrix.inputs, dtype=self._dtype))
+
+    def _dequantized(self, slot: int, out: torch.Tensor) -> torch.Tensor:
         team = claim()
         try:
             team.run([slot], self.matrix.outputs, self._row_bytes, self._kernels.dequantize, 0, 0, out.data_ptr(), 0)
         finally:
             team.release()
         return out
+
+
+class _Rooms(threading.local):
+    """Of one thread: memory that one dequantised matrix after the other is written to. Fresh memory would cost the
+    system's page faults at each of them."""
+
+    memory = torch.empty(0, dtype=torch.uint8)
+
+
+_rooms = _Rooms()
+
+
+def _room(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
+    """Memory for a matrix [out, in], until the calling thread's next one."""
+    size = matrix.outputs * matrix.inputs * dtype.itemsize
+    if size > KEPT:
+        return torch.empty(matrix.outputs, matrix.inputs, dtype=dtype)
+    if _rooms.memory.numel() < size:
+        with torch.inference_mode(False):
+            _rooms.memory = torch.empty(size, dtype=torch.uint8)
+    return _rooms.memory[:size].view(dtype).view(matrix.outputs, matrix.inputs)
 
 
 class Kernels:
@@ -140,7 +165,7 @@ class Kernels:
         few = max(plane.per_word for plane in planes) <= 4  # vectors at once: more need more registers than there are
         made = compiled(
             prepare("prepare", self.layout, dtype),
-            dequantize("dequantize", matrix, dtype),
+            dequantize("dequantize", matrix, dtype, width),
             Product("one", matrix, self.layout, dtype, ROWS, 1).code,
             Product("some", matrix, self.layout, dtype, ROWS if few else 1, STATES).code,
             width=width,

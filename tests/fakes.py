@@ -267,12 +267,16 @@ class FakeEngine:
         )
 
     def manifest(self) -> dict[str, object]:
+        link: dict[str, object] = {"link": "measured"}
+        if self.settings["link"] == "emulated":
+            gbps, latency_us = self.settings["link_gbps"], self.settings["link_latency_us"]
+            link = {"link": "emulated", "link_gbps": gbps, "link_latency_us": latency_us}
         return {
             "model": self.model_name,
             "model_hash": self.model_hash,
             "format": self.spec.format,
             "device": "cpu",
-            "link": "measured",
+            **link,
             "exact": self.closeness == 0.0 and not self.settings.lossy.active,
             "closeness": self.closeness,
         }

@@ -52,9 +52,10 @@ def measure(passes: Sequence[Pass], top_k: int, copy_ms: float | None = None) ->
     usual = float(np.median([one.total_ms for one in plain])) if plain else 0.0
     plain = [one for one in plain if one.total_ms <= DISTURBED * usual]
     copies = [ms for one in passes for ms in one.copies_ms]
-    load_ms = float(np.median(copies)) if copies else copy_ms
-    if len(plain) < LEAST or load_ms is None:
+    known_ms = float(np.median(copies)) if copies else copy_ms
+    if len(plain) < LEAST or known_ms is None:
         return None
+    load_ms: float = known_ms
     missed: Floats = np.array([sum(one.missed) for one in plain], np.float64)
     busy: Floats = np.array([one.total_ms - one.stall_ms for one in plain])
     miss_ms = _slope(missed, busy)

@@ -34,7 +34,7 @@ Trace = npt.NDArray[np.int16]
 
 BLOCK_MS = (0.15, 0.6)  # a transformer block's time besides its weights: least and most seen on CPUs
 SPREAD = 0.1  # of the speed that a clock predicts: what the machine's own changes of speed come to at least
-AHEAD = 96  # recorded tokens that a prefetcher is replayed on, each of which takes milliseconds
+AHEAD, LEAST_AHEAD = 1600, 32  # recorded tokens x layers that a prefetcher is replayed on, and tokens at least
 COLD = 64 << 20  # bytes of slots cycled through when timing an expert: more than processor caches hold
 LONGEST_S = 0.05  # of one timing
 REPORTED = np.array(((0.0, 0.0), (0.05, 0.366), (0.15, 0.74), (0.30, 0.89), (0.50, 0.96), (1.0, 1.0)))
@@ -140,25 +140,20 @@ def replayed(trace: Trace, experts: int, slots: int, settings: Settings, blob: i
     said = f"{title} on {tokens} recorded tokens of this model"
     if prefetch.predictor.name == "none" or slots >= layers * experts or seen.clock is None:
         return Played(hit, tpot_ms, said)
-    ahead = TimedConfig(config, prefetch.predictor.name, prefetch.predictor.params, prefetch.deadline, prefetch.guard)
     name = variant("predictor", prefetch.predictor.name).title
+    ahead = TimedConfig(config, prefetch.predictor.name, prefetch.predictor.params, prefetch.deadline, prefetch.guard)
+    part = ArrayTrace(trace[-max(LEAST_AHEAD, AHEAD // layers) :], experts)
     try:
-        (found,) = timed(
-            ArrayTrace(trace[-AHEAD:], experts),
-            [ahead],
-            seen.clock,
-            blob,
-            profile=seen.profile,
-            start="filled",
-            processes=1,
+        found, plain = timed(
+            part, [ahead, TimedConfig(config)], seen.clock, blob, profile=seen.profile, start="filled", processes=1
         )
     except MoestroError:  # it looks at hidden states, which a recording does not have
         return Played(hit, tpot_ms, f"{said}, without prefetching: what {name} adds shows once it has been used")
-    if found.hit_rate is None or found.tpot_ms is None:
+    if tpot_ms is None or not found.tpot_ms or not plain.tpot_ms:
         return Played(hit, tpot_ms, said)
-    return Played(
-        found.hit_rate, found.tpot_ms, f"{title} and {name} on {min(AHEAD, tokens)} recorded tokens of this model"
-    )
+    more = (found.hit_rate or 0.0) - (plain.hit_rate or 0.0)
+    said = f"{title} on {tokens} recorded tokens of this model, with what {name} changes on the last {part.tokens}"
+    return Played(min(1.0, max(0.0, hit + more)), tpot_ms * found.tpot_ms / plain.tpot_ms, said)
 
 
 def _chunk(ids: Trace) -> Chunk:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from core.quality.interval import Share
+from core.quality.report import agreed
+
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 
@@ -42,12 +45,23 @@ def scored(quality: Mapping[str, Any] | None) -> list[str]:
         return []
     parts = [quality["note"]] if quality["note"] else []
     if quality["kl"] is not None:
-        parts += [f"KL {quality['kl']:.2g}", f"agrees {percent(quality['agreement'])}"]
+        parts.append(f"KL {quality['kl']:.2g}")
+    if (share := agreed(quality["agreement"], quality["scored"])) is not None:
+        parts.append(f"agrees {agreement(share)}")
     if quality["perplexity"] is not None:
         parts.append(f"perplexity {quality['perplexity']:.3g}")
     if quality["saved_ms"]:
         parts.append(f"saved ~{quality['saved_ms']:.2g} ms/token")
     return parts
+
+
+def agreement(share: Share) -> str:
+    """A share of the tokens that were checked, with its interval and what may be said of it:
+    "50 % (12 of 24 tokens, 95 % interval 31–69 %): low".
+    """
+    between = f"{100 * share.low:.0f}–{100 * share.high:.0f} %"
+    said = {"close": "", "low": ": low", "unclear": ": too few tokens to tell"}[share.verdict]
+    return f"{percent(share.value)} ({share.hits} of {share.n} tokens, 95 % interval {between}){said}"
 
 
 def name_of(model: str) -> str:

@@ -72,3 +72,4 @@ class LossyLook:
     delta: npt.NDArray[np.float32]  # [N] mean over layers, for the passes of the timelines; NaN where none
     beta: npt.NDArray[np.float32]  # [N] the batch gate, likewise
     buddies: npt.NDArray[np.float32] | None  # [E, E] of the requested layer: score of j in place of i; 0 never
+    assignments: int = 0  # that `rate` is of

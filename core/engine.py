@@ -223,7 +223,7 @@ class Engine:
             self.memory(),
             busy=self.busy,
             emulated=bool(pace),
-            link_peak_gbps=pace.gbps if pace else self.wiring.link_gbps,
+            link_limit_gbps=pace.gbps if pace else self.wiring.link_gbps,
             lossy=self.parts.miss.look(layer),
         )
         frame.pinned = tuple(sorted(self._controller.placed.pinned))

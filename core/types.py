@@ -94,6 +94,7 @@ class AnswerStats:
     exact: bool
     emulated: bool
     reason: Reason
+    passes: int = 0  # forward passes, of prompts too, that `link_gbps` and `lossy` are over: the last ones
     net_ms: float = 0.0  # mean per decoded token: time that prefetching saved less its cost; core.cache.prefetch_cost
     changed: int = 0  # (token, layer, expert) assignments that were not the router's
     assignments: int = 0  # all assignments
@@ -204,9 +205,9 @@ class Frame:
     shape: ModelShape
     busy: bool
     place: npt.NDArray[np.uint8]  # [L, E] Residence
-    hit_rate: npt.NDArray[np.float32]  # [L] decode hit rate over the last `window` tokens, NaN where none
+    hit_rate: npt.NDArray[np.float32]  # [L] decode hit rate over the window, NaN where none
     coactivation: npt.NDArray[np.uint32]  # [E, E] of the requested layer, since load
-    window: int
+    window: int  # decoded tokens that `tok_s`, `tpot_ms`, hit rates and what prefetching did are over: the last ones
     columns: Mapping[str, npt.NDArray[Any]]  # [N] timelines of the last N forward passes, oldest first: `step` (their
     # index), `decode` (1; 0 = prefill), and the metrics that have `frame`; prefetch_bytes here without wasted_bytes
     marks: list[tuple[int, str]]  # (step index, "budget 50% -> 25%")
@@ -214,10 +215,12 @@ class Frame:
     tok_s: float  # decode, over the window
     tpot_ms: float
     hit: float  # decode hit rate over the window; NaN when none
-    link_gbps: float  # payload over the window's wall time
-    link_peak_gbps: float  # the emulated bandwidth, or the fastest measured
+    link_gbps: float  # payload of the last `passes` over their wall time
+    link_peak_gbps: float  # the highest that this was since the model was loaded
+    link_limit_gbps: float  # what the link can carry: the emulated bandwidth, or the fastest measured
     emulated: bool
     exact: bool
+    passes: int = 0  # forward passes, of prompts too, that `link_gbps` and `lossy` are over: the last ones
     net_ms: float = 0.0  # mean per decoded token over the window: time that prefetching saved less its cost
     prefetched: tuple[int, int, int, int] = (0, 0, 0, 0)  # in the window: used, late, wasted, of these evicted unused
     pinned: tuple[int, ...] = ()  # eids that the user pinned

@@ -93,7 +93,7 @@ def follow(folder: Path) -> dict[str, Any]:
     with zipfile.ZipFile(archive.write(store, folder / "export.zip", load=load)) as export:
         head, *rows = [line.split(",") for line in export.read("tokens.csv").decode().splitlines()]
         described = json.loads(export.read("manifest.json"))["definitions"]["tokens"]
-    frame = telemetry.frame(0, 9, [0, 0], memory, busy=False, emulated=False, link_peak_gbps=1.0)
+    frame = telemetry.frame(0, 9, [0, 0], memory, busy=False, emulated=False, link_limit_gbps=1.0)
     header, arrays = frames.decode(frames.encode(frame))
     found = {
         "before": before,

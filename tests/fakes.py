@@ -270,12 +270,16 @@ class FakeEngine:
         )
 
     def manifest(self) -> dict[str, object]:
+        link: dict[str, object] = {"link": "measured"}
+        if self.settings["link"] == "emulated":
+            gbps, latency_us = self.settings["link_gbps"], self.settings["link_latency_us"]
+            link = {"link": "emulated", "link_gbps": gbps, "link_latency_us": latency_us}
         return {
             "model": self.model_name,
             "model_hash": self.model_hash,
             "format": self.spec.format,
             "device": "cpu",
-            "link": "measured",
+            **link,
             "exact": self.closeness == 0.0 and not self.settings.lossy.active,
             "closeness": self.closeness,
         }
@@ -312,7 +316,9 @@ class FakeEngine:
             tpot_ms=20.8,
             hit=0.61,
             link_gbps=0.4,
-            link_peak_gbps=1.0,
+            link_peak_gbps=0.6,
+            link_limit_gbps=1.0,
+            passes=50,
             emulated=self.settings["link"] == "emulated",
             exact=tail[-1].exact if tail else True,
             lossy=fake_lossy.seen(self.settings, s, self._steps, tail) if self.settings.lossy.active else None,

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 from fastapi import FastAPI, Response
 from fastapi.responses import FileResponse, PlainTextResponse
@@ -22,6 +23,17 @@ from app.services.analysis import lab, whatif_csv
 from app.services.host import Host
 from core import __version__
 from core.errors import MoestroError
+from core.quality.report import Quality
+
+
+def _scored(quality: Quality | None) -> dict[str, Any] | None:
+    """The figures of scored answers for the deck, with what may be said of their agreement."""
+    if quality is None:
+        return None
+    told, share = asdict(quality), quality.agreed
+    if share is not None:
+        told |= {"agreed": share.hits, "low": share.low, "high": share.high, "verdict": share.verdict}
+    return told
 
 
 def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access: Access | None = None) -> FastAPI:
@@ -71,7 +83,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
             model=model,
             version=version,
             busy=busy,
-            quality=asdict(quality) if quality is not None else None,
+            quality=_scored(quality),
             regret=host.regret.view(host.models.load_id, host.models.settings),
         )
         return Response(data, media_type="application/octet-stream", headers=headers)

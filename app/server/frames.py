@@ -93,7 +93,7 @@ def share_scale(shares: Array) -> tuple[float, npt.NDArray[np.uint8]]:
 
 def _lossy(look: LossyLook) -> tuple[dict[str, object], dict[str, Array]]:
     """Scalars and arrays."""
-    head: dict[str, object] = {"rate": look.rate, "buddies_max": None}
+    head: dict[str, object] = {"rate": look.rate, "assignments": look.assignments, "buddies_max": None}
     arrays: dict[str, Array] = {name: getattr(look, name) for name in PLAIN}
     if look.buddies is not None:
         head["buddies_max"], arrays["buddies"] = share_scale(look.buddies)

@@ -31,7 +31,8 @@ CHOICES = {
 TRACES = (".trace", ".npz")  # paths with these suffixes are routing, all others are texts
 BUNDLED = 50_000  # approximate characters of the bundled prompts
 FILES = 5000  # of a folder, whose sizes are summed
-PROMPTS = 64  # prompts that the prefill speed is measured on
+PROMPTS = 256  # passes over prompts that the prefill speed is taken from: the last ones
+WHOLE = 0.5  # of the longest one's tokens: a chat's next turns are shorter, and cost as much a pass
 Text = Any  # core.calibrate.texts.Text; importing that module imports transformers
 
 
@@ -234,7 +235,9 @@ class Calibrator:
         return number
 
     def speed(self, load: int | None) -> float | None:
-        """Prefill speed in tokens/s under a load; None without prompts."""
+        """Tokens/s at which long prompts are read under a load: of its last passes over prompts, those at least
+        WHOLE as long as the longest. None without prompts.
+        """
         rows = (
             self.store.db.rows(
                 "SELECT tokens, total_ms FROM steps WHERE load = ? AND phase = 'prefill' ORDER BY id DESC LIMIT ?",
@@ -244,6 +247,8 @@ class Calibrator:
             if load is not None
             else []
         )
+        longest = max((row["tokens"] for row in rows), default=0)
+        rows = [row for row in rows if row["tokens"] >= WHOLE * longest]
         took_ms = sum(row["total_ms"] for row in rows)
         return 1e3 * sum(row["tokens"] for row in rows) / took_ms if took_ms else None
 

@@ -30,9 +30,13 @@ from app.services.writer import Writer
 from app.store import Store
 from core.errors import MoestroError
 from core.settings.config import Settings
+from core.settings.link import LinkSettings
+from core.settings.param import declared
 from core.types import StepRecord
 
 log = logging.getLogger("moestro.app")
+LINK = {param.name for param in declared(LinkSettings).values()}
+DESCRIBED = ("link", "link_gbps", "link_latency_us")  # of a manifest: the link
 
 
 class Host:
@@ -116,7 +120,19 @@ class Host:
     def _heard(self, request: Request, step: StepRecord) -> None:
         model = request.model
         self.totals.add(step)
+        if LINK & step.changes.keys():
+            self._relinked(request)
         self.regret.add(model.load, model.engine.shape, model.effective, step, model.engine.profile)
+
+    def _relinked(self, request: Request) -> None:
+        """What was recorded of the load says which link its last passes had, as the deck and the estimate do."""
+        engine = request.model.engine
+        now, kind = engine.manifest(), str(engine.settings["link"])
+        fields = {name: now.get(name) for name in DESCRIBED}
+        try:
+            self.store.steps.relink(request.model.load, {**fields, "settings": {"link": kind}})
+        except MoestroError as error:  # the answer goes on
+            log.warning("could not note the link of a load: %s", error)
 
     def _ended(self, request: Request) -> None:
         self.totals.ended(request.answer)

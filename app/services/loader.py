@@ -6,13 +6,12 @@ from app.services.engine_protocol import EngineProtocol, Estimate, Profiles
 from app.services.jobs import JobRunner
 from app.services.loading import Loaded, Loading
 from app.services.model_manager import ModelManager
+from app.services.own_answers import OwnAnswers
 from app.services.remembered import Remembered
 from app.store import Store
 from core.errors import BudgetError
 from core.settings.loading import LoadSpec
 from core.types import Fit
-
-TRACED = 192  # recorded tokens that the hit rate forecast is based on
 
 
 class Loader:
@@ -33,6 +32,7 @@ class Loader:
         """
         self._store, self._remembered, self._jobs, self._models = store, remembered, jobs, models
         self._profiles, self._engine, self._estimate = profiles, engine, estimate
+        self._own = OwnAnswers(store, models.manifest, profiles)
 
     @property
     def loading(self) -> Loading | None:
@@ -73,16 +73,17 @@ class Loader:
     def _fit(self, spec: LoadSpec) -> tuple[Fit, bool]:
         """The estimate, and whether it fits beside the loaded model."""
         if self._estimate is not None:
-            fit = self._estimate(spec)
+            fit = self._own.measured(spec, self._estimate(spec))
             return fit, fit.fits
         from core.capacity.fit import estimate
 
-        trace = self._store.steps.trace(spec.model, TRACED)
-        fit = estimate(spec, trace=trace)
+        seen = self._own.seen(spec)
+        fit = estimate(spec, seen=seen)
         memory = None if fit.fits else self._models.memory()
-        if memory is None:
-            return fit, fit.fits
-        return estimate(spec, memory, trace), False
+        beside = memory is None
+        if memory is not None:
+            fit = estimate(spec, memory, seen)
+        return self._own.measured(spec, fit), beside and fit.fits
 
     def _load(self, spec: LoadSpec, loading: Loading) -> None:
         before = self._models.model

@@ -134,6 +134,11 @@ class ModelManager:
         with self._view:
             return self._loaded.engine.memory() if self._loaded is not None else None
 
+    def manifest(self) -> dict[str, object] | None:
+        """What the loaded model's figures are measured on now, its link included; None while no model is loaded."""
+        with self._view:
+            return self._loaded.engine.manifest() if self._loaded is not None else None
+
     def count_tokens(self, prompt: Asked) -> int | None:
         """Tokens of a prompt; None while no model is loaded."""
         with self._view:

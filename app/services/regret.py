@@ -8,6 +8,7 @@ counted.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import traceback
 from collections import deque
@@ -18,6 +19,7 @@ from app.services.analysis.whatif import BOUNDS
 from app.services.regret_feed import Compared, Feed, Step, choices
 from app.services.regret_process import Lost, Process
 from core.policy.allocation.slot_allocation import AllocationProfile
+from core.quality.interval import mean_error, surely_more
 from core.settings.config import Settings
 from core.settings.registry import variant, variants
 from core.simulate import BELADY, BELADY_BYPASS
@@ -28,7 +30,6 @@ QUEUE = 2048  # queued passes
 GATHER_S = 0.5  # passes are collected this long before they are sent
 TRIES = 3  # consecutive process failures before giving up
 ENOUGH = 32  # fewest tokens for meaningful figures
-CLEAR = 0.0005  # a policy counts as better when its hit rate exceeds the other's by more than this
 
 
 class Regret:
@@ -199,11 +200,12 @@ class Regret:
 
 
 def ranked(name: str, report: Mapping[str, Any], prefetch: bool) -> dict[str, Any]:
-    """The chosen policy's figures, the best other policy's, the bound's, and every shadow cache's, best first.
+    """The chosen policy's figures, those of the other that hits most, the bound's, and every shadow cache's by rate.
 
-    `bound`: which bound `belady` is. `alone`: the hit rate of the chosen policy's own shadow. With a prefetcher, others
-    are compared with it, since prefetching would help them too. Without one they must also beat the engine's own hit
-    rate.
+    `bound`: which bound `belady` is. `alone`: the hit rate of the chosen policy's own shadow, which others are compared
+    with: the same tokens, the same contents to begin with, nothing prefetched and nothing left out. The best of them
+    counts as `better` only where it hits more by more than its noise, on blocks of the same tokens (`gain` and `error`,
+    its standard error, as shares of the requests), and without a prefetcher also more than the engine itself did.
     """
     titles = {v.name: v.title for v in variants("eviction")}
     rates: dict[str, float] = report["rates"]
@@ -211,6 +213,8 @@ def ranked(name: str, report: Mapping[str, Any], prefetch: bool) -> dict[str, An
     best = order[0] if order else None
     own = report["own"]
     alone = rates.get(name, own)  # a user-defined policy has no shadow
+    gain, error = _gain(report, name, best)
+    better = best is not None and surely_more(gain, error) and (prefetch or rates[best] > own)
     return {
         "own": own,
         "alone": alone,
@@ -219,6 +223,18 @@ def ranked(name: str, report: Mapping[str, Any], prefetch: bool) -> dict[str, An
         "best": best,
         "best_title": titles.get(best or "", best),
         "best_rate": rates.get(best or ""),
-        "better": best is not None and rates[best] > (alone if prefetch else max(alone, own)) + CLEAR,
+        "better": better,
+        "gain": gain,
+        "error": error if math.isfinite(error) else None,
         "rates": [[titles.get(one, one), rates[one]] for one in sorted(rates, key=lambda one: -rates[one])],
     }
+
+
+def _gain(report: Mapping[str, Any], name: str, best: str | None) -> tuple[float, float]:
+    """How much more `best` hits than `name` on the same tokens, and the standard error of that; infinite where one of
+    them has no shadow, or where the tokens are too few."""
+    rates, blocks = report["rates"], report["blocks"]
+    if best is None or name not in rates:
+        return 0.0, math.inf
+    differences = [high - low for high, low in zip(blocks[best], blocks[name], strict=True)]
+    return float(rates[best] - rates[name]), mean_error(differences)[1]

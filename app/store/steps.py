@@ -102,6 +102,14 @@ class Steps:
                 or 0
             )
 
+    def relink(self, load: int, link: Mapping[str, object]) -> None:
+        """Record the link that a load has from now on: the fields of its manifest that describe it, None = not any
+        more."""
+        with self._db.tx() as db:
+            db.execute(
+                "UPDATE loads SET manifest = json_patch(manifest, ?) WHERE id = ?", (json.dumps(dict(link)), load)
+            )
+
     def end_load(self, load: int) -> None:
         """Record the unload."""
         with self._db.tx() as db:

@@ -2,11 +2,11 @@
 // of them holds from now on; the deck's frames say how much was changed.
 
 const WINDOW = 64; // passes that the rate is over, where no frame has said
-const now = { lossy: null, closeness: 0, rate: null, window: WINDOW, before: false };
+const now = { lossy: null, closeness: 0, rate: null, of: 0, window: WINDOW, before: false, quality: null };
 
 /** News: `lossy` (null = no model is loaded), how far exact logits may be from transformers' own (`closeness`, a share of
- *  the largest; 0 = no bit differs), `rate` of assignments changed over `window` passes, and whether the last
- *  pass `before` was changed. */
+ *  the largest; 0 = no bit differs), `rate` of the `of` assignments of the last `window` passes that was changed,
+ *  whether the last pass `before` was changed, and the `quality` of the answers that were scored. */
 export function tell(news) {
   Object.assign(now, news);
   const { lossy, closeness, rate } = now, exact = closeness ? "EXACT UP TO ROUNDING" : "EXACT";
@@ -16,15 +16,23 @@ export function tell(news) {
     const title = words && explain();
     if (badge.title !== title) badge.title = title;
     badge.classList.toggle("warn", Boolean(lossy));
+    badge.classList.toggle("bad", Boolean(lossy) && now.quality?.verdict === "low");
   }
 }
 
 function explain() {
-  const { lossy, closeness, rate, window, before } = now, last = before ? " The last answer was not." : "";
+  const { lossy, closeness, rate, of, window, before, quality } = now, last = before ? " The last answer was not." : "";
   if (!lossy && closeness) return `Nothing is substituted, dropped or predicted.${last} Logits may differ from transformers' own in the last bits: by no more than ${closeness.toExponential(0)} of the largest in fp32, as found with a tiny random model of this type.`;
   if (!lossy) return `Nothing is substituted, dropped or predicted: every token is the model's own.${last}`;
-  const share = rate === null ? "" : ` Of the experts that the router chose for the last ${window} passes, ${percent(rate)} were substituted, dropped or predicted.`;
-  return `A lossy option is on: answers may differ from those of the model itself.${share}`;
+  const share = rate === null ? "" : ` Of the experts that the router chose for the last ${window} passes, ${percent(rate)}${of ? ` of ${of}` : ""} were substituted, dropped or predicted.`;
+  return `A lossy option is on: answers may differ from those of the model itself.${share}${agreement(quality)}`;
+}
+
+/** How often the answers that were checked agree with the exact model, as far as can be told. */
+function agreement(quality) {
+  if (!quality?.verdict) return " No answer was checked against the exact model yet.";
+  const { agreed, scored, low, high, verdict } = quality, between = `95 %: ${Math.round(100 * low)}–${Math.round(100 * high)} %`;
+  return ` The likeliest token was the exact model's for ${agreed} of ${scored} tokens checked (${between})${verdict === "unclear" ? ", too few to tell" : ""}.`;
 }
 
 /** A share as a percentage; small ones keep their first two digits. */

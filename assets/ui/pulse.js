@@ -126,7 +126,7 @@ class Pulse {
     this.part("line").textContent = {
       queued: "Queued: another chat is being answered; yours is next.",
       prefill: ["Reading the prompt", ...(total ? this.reading(done, total, cached, now) : [])].join(" · "),
-      streaming: `${rate ? `${rate.toFixed(1)} tok/s · ` : ""}${tokens} token${tokens === 1 ? "" : "s"} · TTFT ${ttft} ms`,
+      streaming: `${rate ? `${rate.toFixed(1)} tok/s in the last ${SPEED_MS / 1000} s · ` : ""}${tokens} token${tokens === 1 ? "" : "s"} · TTFT ${ttft} ms`,
     }[state] ?? "";
     if (unsaved) this.part("line").textContent += ` · Not saved yet: ${unsaved}`;
     if (total) this.gauge(total + tokens);

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from core.capacity.forecast import BLOCK_MS, Forecast, Trace, forecast, measure_speeds
+from core.capacity.forecast import BLOCK_MS, Forecast, Seen, Speeds, forecast, measure_speeds
 from core.capacity.free_memory import device_free, host_free
 from core.capacity.plan import Plan, plan
 from core.capacity.sizes import human
 from core.memory.disk import measure_disk
-from core.memory.link import measure_gbps, scaled_gbps
+from core.memory.link import Link, measure_gbps, scaled_gbps
 from core.settings.loading import LoadSpec
 from core.types import Fit, Memory
 
@@ -15,17 +15,17 @@ HOST_MARGIN = 256 << 20  # host memory left to the system
 SAFE = 0.9  # share of the free memory that a budget may take without a warning
 
 
-def estimate(spec: LoadSpec, instead_of: Memory | None = None, trace: Trace | None = None) -> Fit:
+def estimate(spec: LoadSpec, instead_of: Memory | None = None, seen: Seen | None = None) -> Fit:
     """Estimates whether a load fits and how fast it will be, without reading weights.
 
-    `instead_of` = memory of the model loaded now, which is freed first; `trace` = recorded routing of this model
-    [tokens, layers, k]. Takes milliseconds, and a short measurement of this machine the first time for a model. Raises
+    `instead_of` = memory of the model loaded now, which is freed first; `seen` = what earlier use tells of it. Takes
+    milliseconds, and a short measurement of this machine the first time for a model. Raises
     ModelError when the model itself is unusable.
     """
-    return fit_of(plan(spec, instead_of), instead_of, trace)
+    return fit_of(plan(spec, instead_of), instead_of, seen)
 
 
-def fit_of(plan: Plan, instead_of: Memory | None = None, trace: Trace | None = None, foretell: bool = True) -> Fit:
+def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = None, foretell: bool = True) -> Fit:
     """The verdict on a plan, beside a loaded model or replacing it (`instead_of`). `foretell` = include the speed
     forecast."""
     sizes, settings, tier = plan.sizes, plan.spec.settings, plan.tier
@@ -55,7 +55,7 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, trace: Trace | None = N
     elif not problem and slots < sizes.shape.total and slots < 2 * least:
         warning = "Barely more than one token's experts fit: expect almost every request to be fetched."
     from_disk = tier.kind != "all"
-    expected = _foretell(plan, slots, scope, trace) if foretell and not problem else Forecast((0, 1), (0, 0), "")
+    expected = _foretell(plan, slots, seen or Seen()) if foretell and not problem else Forecast((0, 1), (0, 0), "")
     return Fit(
         model=plan.spec.model,
         shape=sizes.shape,
@@ -94,16 +94,25 @@ def copies_gbps(plan: Plan) -> float:
     return min(measure_gbps(plan.device), *disk, float("inf"))
 
 
-def _foretell(plan: Plan, slots: int, scope: str, trace: Trace | None) -> Forecast:
+def _foretell(plan: Plan, slots: int, seen: Seen) -> Forecast:
     """The forecast, from speeds that are measured once per codec, device and pack."""
-    settings, blob = plan.spec.settings, plan.sizes.blob
     speeds = measure_speeds(plan.codec, plan.format, plan.outline.hidden)
-    gbps, copies = copies_gbps(plan), "over the link" if plan.device.type == "cuda" else "in memory"
-    if plan.tier.kind != "all":
-        copies = "from disk"
-    if settings.link.kind == "emulated":
-        gbps, copies = settings.link.gbps, "over an emulated link"
-    elif settings.link.kind == "auto" and plan.spec.model == "demo" and plan.device.type == "cpu":
+    link = _link(plan, speeds, seen.link)
+    where = "over an emulated link" if link.emulated else "over the link" if plan.device.type == "cuda" else "in memory"
+    if plan.tier.kind != "all" and not link.emulated:
+        where = "from disk"
+    return forecast(plan.sizes, slots, plan.spec.settings, speeds, link, f"{where} at {link.gbps:.2g} GB/s", seen)
+
+
+def _link(plan: Plan, speeds: Speeds, known: Link | None) -> Link:
+    """The link that the settings ask for: emulated, the one that is `known` from a load, or as this machine's would be
+    measured at a load."""
+    asked = plan.spec.settings.link
+    if asked.kind == "emulated":
+        return Link(asked.gbps, asked.latency_us, True)
+    if known is not None:
+        return known
+    if asked.kind == "auto" and plan.spec.model == "demo" and plan.device.type == "cpu":
         layer_ms = plan.sizes.shape.top_k * speeds.expert_ms + BLOCK_MS[1]
-        gbps, copies = scaled_gbps(layer_ms, blob, settings.link.latency_us), "over an emulated link"
-    return forecast(plan.sizes, slots, scope, speeds, gbps, f"{copies} at {gbps:.2g} GB/s", trace)
+        return Link(scaled_gbps(layer_ms, plan.sizes.blob, asked.latency_us), asked.latency_us, True)
+    return Link(copies_gbps(plan))

@@ -1,7 +1,8 @@
 """The speed to expect before a model is loaded: ranges of hit rate and tokens per second, and their basis.
 
-A token takes its compute time and the copies of its misses: at worst one after the other, at best overlapped. Both are
-estimated from short measurements on this machine; the hit rate is from a recorded trace or between two bounds.
+The hit rate is that of the chosen policy and prefetcher on recorded routing, or without any between two bounds. A token
+takes its compute time and the copies of its misses: with times of recorded passes as the simulator's clock has it, and
+without between two bounds, one after the other and overlapped, from short measurements on this machine.
 """
 
 from __future__ import annotations
@@ -14,17 +15,26 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from core.cache.core import CacheCore
-from core.cache.pool import numbered_pools
 from core.capacity.sizes import Sizes
+from core.errors import MoestroError
 from core.memory.codec import Codec
-from core.policy.allocation.slots import shares
-from core.policy.eviction.lru import LRU
+from core.memory.link import Link
+from core.policy.allocation.slot_allocation import check_needs
+from core.profile import Profile
+from core.settings.config import Settings
+from core.settings.registry import variant
+from core.simulate import Clock, Config
+from core.simulate.prefetchers import TimedConfig, timed
+from core.simulate.replay import Replay
+from core.simulate.run import maker
+from core.trace import ArrayTrace, Chunk
 
 Trace = npt.NDArray[np.int16]
 """Routing of decoded tokens: expert ids [tokens, layers, k]."""
 
 BLOCK_MS = (0.15, 0.6)  # a transformer block's time besides its weights: least and most seen on CPUs
+SPREAD = 0.1  # of the speed that a clock predicts: what the machine's own changes of speed come to at least
+AHEAD, LEAST_AHEAD = 1600, 32  # recorded tokens x layers that a prefetcher is replayed on, and tokens at least
 COLD = 64 << 20  # bytes of slots cycled through when timing an expert: more than processor caches hold
 LONGEST_S = 0.05  # of one timing
 REPORTED = np.array(((0.0, 0.0), (0.05, 0.366), (0.15, 0.74), (0.30, 0.89), (0.50, 0.96), (1.0, 1.0)))
@@ -40,6 +50,18 @@ class Speeds:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of a model from its use on this machine."""
+
+    link: Link | None = None  # of the loaded model, or of its last load; None = to be measured
+    trace: Trace | None = None
+    clock: Clock | None = None  # fitted to passes under these loading choices, its copies those of the link asked for
+    passes: int = 0  # behind the clock
+    error: float = 0.0  # of the clock: |predicted - measured| / measured of these passes
+    profile: Profile | None = None  # of the model
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """Ranges, and their basis in the user's words."""
 
@@ -49,15 +71,23 @@ class Forecast:
 
 
 def forecast(
-    sizes: Sizes, slots: int, scope: str, speeds: Speeds, copy_gbps: float, copies: str, trace: Trace | None = None
+    sizes: Sizes, slots: int, settings: Settings, speeds: Speeds, link: Link, where: str, seen: Seen
 ) -> Forecast:
-    """`copy_gbps` = speed of the link that serves misses; `copies` names it for the user ("from disk at 1.2 GB/s")."""
-    total, layers = sizes.shape.total, sizes.shape.layers
+    """`link` serves misses; `where` names it for the user ("from disk at 1.2 GB/s")."""
+    total, shape = sizes.shape.total, sizes.shape
+    slots, trace = min(slots, total), seen.trace
+    played = None
+    if trace is not None and len(trace) and trace.shape[1:] == (shape.layers, shape.top_k):
+        played = replayed(trace, shape.experts, slots, settings, sizes.blob, seen)
+    if played is not None and played.tpot_ms is not None:
+        wide = max(SPREAD, seen.error)
+        fast = 1e3 / (played.tpot_ms * (1 + wide)), 1e3 / (played.tpot_ms * max(1 - wide, 0.1))
+        said = f"{played.basis}; times of {seen.passes} tokens of your answers, their misses {where}"
+        return Forecast((played.hit, played.hit), fast, said)
     if slots >= total:
         hit, basis = (1.0, 1.0), "everything is resident"
-    elif trace is not None and len(trace) and trace.shape[1] == layers:
-        rate = lru_hit_rate(trace, slots, sizes.shape.experts, scope)
-        hit, basis = (rate, rate), f"hit rate: LRU on {len(trace)} recorded tokens of this model"
+    elif played is not None:
+        hit, basis = (played.hit, played.hit), f"hit rate: {played.basis}"
     else:
         share = slots / total
         reported = float(np.interp(share, REPORTED[:, 0], REPORTED[:, 1]))
@@ -65,29 +95,70 @@ def forecast(
         basis = (
             "hit rate: between uniform routing and what is reported for Qwen3-30B-A3B, because nothing is recorded yet"
         )
-    wanted = layers * sizes.shape.top_k
-    copy_ms = [wanted * (1 - h) * sizes.blob / copy_gbps / 1e6 for h in hit]
+    wanted = shape.layers * shape.top_k
+    copy_ms = [wanted * (1 - h) * link.copy_ms(sizes.blob) for h in hit]
     weights_ms = wanted * speeds.expert_ms + sizes.dense / speeds.memory_gbps / 1e6
-    least, most = (weights_ms + layers * block for block in BLOCK_MS)
-    return Forecast(hit, (1e3 / (most + copy_ms[0]), 1e3 / max(least, copy_ms[1])), f"{basis}; copies {copies}")
+    least, most = (weights_ms + shape.layers * block for block in BLOCK_MS)
+    return Forecast(hit, (1e3 / (most + copy_ms[0]), 1e3 / max(least, copy_ms[1])), f"{basis}; copies {where}")
 
 
-def lru_hit_rate(trace: Trace, slots: int, experts: int, scope: str) -> float:
-    """Hit rate of LRU with `slots` in all on a trace; its first quarter is warm-up and not counted."""
-    tokens, layers, _ = trace.shape
-    pools = numbered_pools(layers * experts, shares(slots, layers) if scope == "layer" else [slots])
-    core = CacheCore(layers, experts, LRU, pools)
-    eids = trace.astype(np.int64) + np.arange(layers)[:, None] * experts
-    counted_from, hits = tokens // 4, 0
-    for at, requests in enumerate(eids.reshape(tokens, -1).tolist()):
-        for eid in requests:  # one at a time: nothing is leased, for nothing is computed
-            if core.is_resident(eid):
-                hits += at >= counted_from
-            elif core.admit(eid) is None:
-                continue  # its layer has no slots
-            core.use(eid)
-    counted = eids[counted_from:].size
-    return hits / counted if counted else 0.0
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A configuration on recorded tokens, its first quarter warm-up. `tpot_ms`: None without a clock."""
+
+    hit: float
+    tpot_ms: float | None
+    basis: str
+
+
+def replayed(trace: Trace, experts: int, slots: int, settings: Settings, blob: int, seen: Seen) -> Played | None:
+    """What the chosen policy and prefetcher would have made of `trace` with `slots` in all; None where these settings
+    cannot be used with so few slots, or need a profile that is not there.
+    """
+    tokens, layers, top_k = trace.shape
+    try:
+        check_needs(settings, seen.profile)
+        config = Config.of(settings, slots, layers, experts, top_k, seen.profile)
+        replay = Replay(
+            ArrayTrace(trace, experts),
+            maker(config),
+            [config.capacity],
+            config.scope,
+            "filled",
+            config.hints(layers, experts),
+            config.transit,
+        )
+    except MoestroError:
+        return None
+    warm = tokens // 4
+    replay.feed(_chunk(trace[:warm]))
+    before = replay.tally.by_misses.copy()
+    requests, missed = replay.feed(_chunk(trace[warm:]))
+    hit = 1 - float(missed.sum()) / max(1, int(requests.sum()))
+    tpot_ms = seen.clock.tpot_ms((replay.tally.by_misses - before)[0]) if seen.clock is not None else None
+    title, prefetch = variant("eviction", config.policy).title, settings.prefetch
+    said = f"{title} on {tokens} recorded tokens of this model"
+    if prefetch.predictor.name == "none" or slots >= layers * experts or seen.clock is None:
+        return Played(hit, tpot_ms, said)
+    name = variant("predictor", prefetch.predictor.name).title
+    ahead = TimedConfig(config, prefetch.predictor.name, prefetch.predictor.params, prefetch.deadline, prefetch.guard)
+    part = ArrayTrace(trace[-max(LEAST_AHEAD, AHEAD // layers) :], experts)
+    try:
+        found, plain = timed(
+            part, [ahead, TimedConfig(config)], seen.clock, blob, profile=seen.profile, start="filled", processes=1
+        )
+    except MoestroError:  # it looks at hidden states, which a recording does not have
+        return Played(hit, tpot_ms, f"{said}, without prefetching: what {name} adds shows once it has been used")
+    if tpot_ms is None or not found.tpot_ms or not plain.tpot_ms:
+        return Played(hit, tpot_ms, said)
+    more = (found.hit_rate or 0.0) - (plain.hit_rate or 0.0)
+    said = f"{title} on {tokens} recorded tokens of this model, with what {name} changes on the last {part.tokens}"
+    return Played(min(1.0, max(0.0, hit + more)), tpot_ms * found.tpot_ms / plain.tpot_ms, said)
+
+
+def _chunk(ids: Trace) -> Chunk:
+    """Decoded tokens [n, layers, k], each a pass of its own."""
+    return Chunk(ids, np.ones(len(ids), np.int32), np.ones(len(ids), np.bool_), np.zeros(len(ids), np.int32))
 
 
 _measured: dict[tuple[object, ...], Speeds] = {}

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a simulated link needs no torch
     import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The link that experts are copied over, as it was measured or is emulated."""
+
+    gbps: float  # GB/s (1e9 bytes)
+    latency_us: float = 0.0  # of each copy
+    emulated: bool = False
+
+    @classmethod
+    def read(cls, manifest: Mapping[str, object]) -> Link | None:
+        """The link of a load, from its manifest (core.session.manifest); None where it names none."""
+        gbps, latency_us = (float(str(manifest.get(name) or 0.0)) for name in ("link_gbps", "link_latency_us"))
+        return cls(gbps, latency_us, manifest.get("link") == "emulated") if gbps else None
+
+    def copy_ms(self, size_bytes: int) -> float:
+        """Milliseconds of one copy."""
+        return self.latency_us / 1e3 + size_bytes / self.gbps / 1e6
 
 
 @dataclass(slots=True)

@@ -2,5 +2,5 @@
 
 During an answer, the logits of a sample of its tokens are kept (`sample`). Afterwards the exact model reads prompt and
 answer (`audit`), and the two are compared (`figures`). `saved` estimates how much waiting for copies was saved.
-`report` holds the results, and `meter` combines these parts for the engine.
+`report` holds the results, `interval` says how sure they are, and `meter` combines these parts for the engine.
 """

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from core.quality.interval import Share, share_of
+
 
 @dataclass(frozen=True, slots=True)
 class Quality:
@@ -27,6 +29,16 @@ class Quality:
     def rate(self) -> float:
         """Share of assignments changed."""
         return self.changed / self.assignments if self.assignments else 0.0
+
+    @property
+    def agreed(self) -> Share | None:
+        """The agreement with its interval; None where it is not available."""
+        return agreed(self.agreement, self.scored)
+
+
+def agreed(agreement: float | None, scored: int) -> Share | None:
+    """The agreement of `scored` tokens with its interval; None where it is not available."""
+    return None if agreement is None else share_of(round(agreement * scored), scored)
 
 
 def together(some: Sequence[Quality]) -> Quality | None:

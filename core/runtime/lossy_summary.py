@@ -37,6 +37,7 @@ def look(
         delta,
         beta,
         buddies,
+        assignments,
     )
 
 

@@ -21,7 +21,7 @@ from core.types import Frame, Memory, ModelShape, Residence, StepRecord
 
 Changing = tuple[Sequence[float], npt.NDArray[np.float32] | None]
 """[L] entropies at or below which nothing is replaced, and how good j is in the place of i, [E, E], in one layer."""
-WINDOW = 64  # passes of the current figures: tok/s, hit rate and link rate are over the last 64
+WINDOW = 64  # speed, hit rate and prefetching are over the last 64 decoded tokens, the link's rate over 64 passes
 SHOWN = tuple(one for one in METRICS if one.frame)
 FOLD = 64  # most passes that are pending before they are counted: the compute thread must not be long about it
 
@@ -40,6 +40,7 @@ class Telemetry:
         self._activations = np.zeros((layers, experts), np.int64)
         self.marks: list[tuple[int, str]] = []
         self.version = 0
+        self._peak_gbps = 0.0
 
     def add(self, step: StepRecord) -> None:
         """Add one forward pass."""
@@ -71,7 +72,7 @@ class Telemetry:
         *,
         busy: bool,
         emulated: bool,
-        link_peak_gbps: float,
+        link_limit_gbps: float,
         lossy: Changing | None = None,
     ) -> Frame:
         """One consistent frame. `points` = passes shown in the timelines, at most RING; `lossy`: thresholds and
@@ -84,8 +85,7 @@ class Telemetry:
         np.fill_diagonal(coactivation, 0)
         current, shown = columns[:, -WINDOW:], columns[:, -points:]
         is_decode = columns[ROWS["decode"]] == 1
-        decode = columns.shape[1] - current.shape[1] + np.flatnonzero(is_decode[-WINDOW:])
-        decode = decode if decode.size else np.flatnonzero(is_decode)[-WINDOW:]
+        decode = np.flatnonzero(is_decode)[-WINDOW:]
         by_outcome = outcomes[decode].sum(0)  # [L, Outcome]
         requests, hits = by_outcome.sum(1), by_outcome[:, BY_NAME["hits"].outcomes].sum(1)
         tpot_ms = float(columns[ROWS["total_ms"], decode].mean()) if decode.size else 0.0
@@ -101,7 +101,8 @@ class Telemetry:
             place=self._place(places, last),
             hit_rate=hit_rate,
             coactivation=coactivation,
-            window=WINDOW,
+            window=decode.size,
+            passes=current.shape[1],
             columns=_timelines(shown),
             marks=list(self.marks),
             memory=memory,
@@ -109,13 +110,25 @@ class Telemetry:
             tpot_ms=tpot_ms,
             hit=float(hits.sum() / requests.sum()) if requests.sum() else float("nan"),
             link_gbps=sum(moved) / (span_s / 1e3) / 1e9 if span_s else 0.0,
-            link_peak_gbps=link_peak_gbps,
+            link_peak_gbps=self._peak_gbps,
+            link_limit_gbps=link_limit_gbps,
             emulated=emulated,
             exact=last[-1].exact if last else True,
             net_ms=float(columns[ROWS["net_ms"], decode].mean()) if decode.size else 0.0,
-            prefetched=_prefetched(current),
+            prefetched=_prefetched(columns[:, decode]),
             lossy=look(last, *gates, self._shape.layers, *lossy) if lossy is not None else None,
         )
+
+    def _note_peak(self, fresh: int) -> None:
+        """The highest rate of the link over WINDOW passes, with `fresh` new ones, as a frame after each would give."""
+        columns, _ = self._timelines.view()
+        ms, moved = columns[ROWS["total_ms"]], columns[ROWS["demand_bytes"]] + columns[ROWS["prefetch_bytes"]]
+        ends = np.arange(max(0, ms.size - fresh), ms.size)
+        begins = np.maximum(0, ends + 1 - WINDOW)
+        spent, bytes_ = (np.concatenate(([0.0], np.cumsum(each))) for each in (ms, moved))
+        spans = spent[ends + 1] - spent[begins]
+        rates = (bytes_[ends + 1] - bytes_[begins])[spans > 0] / spans[spans > 0] / 1e6
+        self._peak_gbps = max(self._peak_gbps, float(rates.max(initial=0.0)))
 
     def _place(self, places: Sequence[int], last: Sequence[StepRecord]) -> npt.NDArray[np.uint8]:
         place = np.array(bytearray(places)).reshape(self._shape.layers, self._shape.experts)
@@ -128,6 +141,7 @@ class Telemetry:
         """Add the pending passes to the timelines, and their routings to the counters."""
         if self._pending:
             self._timelines.extend(self._pending)
+            self._note_peak(len(self._pending))
         routed = [s.ids for s in self._pending if s.ids.size]
         self._pending.clear()
         if not routed:

@@ -104,7 +104,13 @@ def test_names_from_elsewhere_are_text() -> None:
 def test_the_cards_show_what_is_in_use_and_the_best() -> None:
     text = analysis_views.summary(table())
     assert "LRU, in use" in text
-    assert "LFU, best of these" in text
+    assert "LFU, first of these, but not clearly ahead of the one in use" in text, "how sure it is, is not known"
+    told = {"lru": (0.4, 0.5), "lfu": (0.42, 0.52)}
+    clear = replace(table(), rows=tuple(replace(row, by_layer=told[row.policy]) for row in table().rows))
+    assert "LFU, best of these" in analysis_views.summary(clear), "two points more in both layers"
+    told["lfu"] = (0.2, 0.74)
+    chance = replace(table(), rows=tuple(replace(row, by_layer=told[row.policy]) for row in table().rows))
+    assert "not clearly ahead" in analysis_views.summary(chance), "as many more, all in one layer"
     assert "62.5 %" in text, "the cliff"
     unnamed = analysis_views.summary(replace(table(), about=replace(ABOUT, chosen=("gone", "none", 8))))
     assert "in use" not in unnamed

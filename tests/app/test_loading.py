@@ -156,7 +156,7 @@ def test_when_memory_holds_one_model_a_failed_load_says_what_became_of_the_old(
 ) -> None:
     asked: list[Memory | None] = []
 
-    def estimate(spec: LoadSpec, instead_of: Memory | None = None, trace: object = None) -> Any:
+    def estimate(spec: LoadSpec, instead_of: Memory | None = None, seen: object = None) -> Any:
         asked.append(instead_of)
         return replace(fake_estimate(spec), problem="" if instead_of else "Only 2 GB are free.")
 

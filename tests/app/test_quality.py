@@ -29,11 +29,11 @@ from tests.app.test_export import read
 
 FIGURES = Quality(
     answer=1,
-    tokens=12,
-    scored=3,
+    tokens=48,
+    scored=36,
     kl=0.0213,
     kl_most=0.05,
-    agreement=0.972,
+    agreement=0.9722,
     perplexity=3.456,
     saved_ms=1.23,
     changed=31,
@@ -118,7 +118,8 @@ def test_an_answer_is_scored_kept_and_shown(lossy_host: Host, engine: type[Lossy
     assert stamp(lossy_host, chat) != before, "no page would show it"
     assert (
         statistics(lossy_host.chats.messages(chat)[-1])
-        == f"{told} · KL 0.021 · agrees 97.2 % · perplexity 3.46 · saved ~1.2 ms/token"
+        == f"{told} · KL 0.021 · agrees 97.2 % (35 of 36 tokens, 95 % interval 86–100 %): too few tokens to tell · "
+        "perplexity 3.46 · saved ~1.2 ms/token"
     )
 
 
@@ -127,7 +128,10 @@ def test_the_deck_is_told(lossy_host: Host) -> None:
         assert decode(client.get("/live/frame").content)[0]["quality"] is None
         chat = ended(lossy_host.chats.ask(None, "one")).chat_id
         wait_for(lambda: quality_of(lossy_host, chat) is not None)
-        assert decode(client.get("/live/frame").content)[0]["quality"] == asdict(FIGURES)
+        told = decode(client.get("/live/frame").content)[0]["quality"]
+        assert {name: told[name] for name in asdict(FIGURES)} == asdict(FIGURES)
+        assert (told["agreed"], told["verdict"]) == (35, "unclear")
+        assert (told["low"], told["high"]) == pytest.approx((0.858, 0.995), abs=0.001)
 
 
 def test_exact_answers_say_so_and_start_nothing(host: Host) -> None:

@@ -290,8 +290,27 @@ def test_a_process_that_is_lost_is_replaced_and_too_many_losses_are_told(host: H
 def test_another_policy_is_better_only_if_it_hits_more_of_the_same(own: float, prefetch: bool, better: bool) -> None:
     """0.6 is more than LRU's shadow hits; the engine hits more still, which counts unless prefetching did it."""
     rates = {"lru": 0.55, "lfu": 0.6, "fifo": 0.6}
-    report = {"own": own, "belady": 0.9, "rates": rates, "bypass": False}
+    blocks = {"lru": [0.5, 0.6, 0.54, 0.56], "lfu": [0.55, 0.65, 0.59, 0.61], "fifo": [0.6] * 4}
+    report = {"own": own, "belady": 0.9, "rates": rates, "blocks": blocks, "bypass": False}
     told = regret.ranked("lru", report, prefetch)
     assert (told["best"], told["best_title"], told["alone"], told["better"]) == ("lfu", "LFU", 0.55, better)
     assert told["bound"] == "Belady (forced admission)"
     assert regret.ranked("lru", {**report, "bypass": True}, prefetch)["bound"] == "Belady with bypass"
+
+
+@pytest.mark.parametrize(
+    ("lfu", "better"),
+    [([0.6, 0.6, 0.6, 0.6], True), ([0.9, 0.3, 0.9, 0.3], False), ([0.6], False), ([], False)],
+)
+def test_a_gain_within_its_noise_advises_nothing(lfu: list[float], better: bool) -> None:
+    """Five points on blocks of the same tokens: alike on all, on some and not on others, and too few to tell."""
+    report = {
+        "own": 0.55,
+        "belady": 0.9,
+        "rates": {"lru": 0.55, "lfu": 0.6},
+        "blocks": {"lru": [0.55, 0.56, 0.54, 0.55][: len(lfu)], "lfu": lfu},
+        "bypass": False,
+    }
+    told = regret.ranked("lru", report, prefetch=False)
+    assert (told["best"], told["better"]) == ("lfu", better)
+    assert (told["error"] is None) == (len(lfu) < 2)

@@ -20,7 +20,7 @@ def test_it_compares_while_chatting_and_one_click_applies_the_best(dashboard: Da
     _state(dashboard, "ready")
     told = dashboard.text("[data-k=regret-text]")
     assert told.startswith("None (on demand) ")
-    for part in ("(0 % without prefetching)", "best other: ", "Belady (forced admission) ", " tokens"):
+    for part in ("(0 % without prefetching)", "highest other: ", "Belady (forced admission) ", " tokens"):
         assert part in told
     canvas = page.locator(".deck canvas[data-c=regret]")
     canvas.scroll_into_view_if_needed()

@@ -152,6 +152,12 @@ def test_the_badge_and_the_panels_tell_what_is_changed_until_it_is_exact_again(d
     dashboard.choose("set-miss", "drop")
     dashboard.wait_text("[data-k=quality]", "96.0 %")
     dashboard.wait_text("[data-k=quality-text]", "tokens checked")
+    dashboard.wait_text("[data-k=agreement-of]", "95 %: ")  # how sure that is, and the colour that it bears
+    verdict = page.get_attribute("[data-k=agreement]", "data-verdict")
+    assert verdict in ("close", "unclear", "low")
+    assert ("too few" in dashboard.text("[data-k=agreement-of]")) == (verdict == "unclear")
+    assert "tokens checked (95 %: " in str(page.get_attribute("[data-k=exact]", "title"))
+    dashboard.wait_text("[data-k=windows]", "Link: last 50 passes")
     exact_again(dashboard)
 
 

@@ -283,6 +283,8 @@ def test_a_lossy_answer_is_scored_and_says_so(
     assert "quality.kl         0.25" in err
     engine.waiting = [told]
     assert talk(monkeypatch, "one") == 0
-    assert "LOSSY 5.0 % · KL 0.25 · agrees 100 % · perplexity 2 · saved ~1.5 ms/token]" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "LOSSY 5.0 % · KL 0.25 · agrees 100 % (1 of 1 tokens, 95 % interval 21–100 %): too few tokens to tell" in err
+    assert "· perplexity 2 · saved ~1.5 ms/token]" in err
     assert talk(monkeypatch, "one") == 0
     assert "LOSSY 5.0 %]" in capsys.readouterr().err, "there was nothing to be had"

@@ -55,7 +55,7 @@ def test_the_link_of_the_demo_is_emulated_and_says_so(demo: Engine) -> None:
     assert stats.emulated
     assert demo.frame().emulated
     assert demo.manifest()["link"] == "emulated"
-    assert 0.01 < demo.frame().link_peak_gbps < 20
+    assert 0.01 < demo.frame().link_limit_gbps < 20
     demo.change({"link": "own"})
     _, stats = ask(demo, "What does json.dumps do?")
     assert not stats.emulated

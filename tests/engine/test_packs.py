@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from core.capacity.fit import HOST_MARGIN, estimate
+from core.capacity.forecast import Seen
 from core.engine import Engine
 from core.errors import BudgetError, SettingError
 from core.importing import import_model
@@ -182,7 +183,7 @@ def test_a_recorded_trace_narrows_the_forecast(packs: dict[str, Path], engine: E
     decode = [s for s in steps if s.phase == "decode"]
     trace = np.concatenate([s.ids for s in decode], axis=1).transpose(1, 0, 2)
     spec = LoadSpec.checked(str(packs["whole"]), Settings({"budget": "37.5%"}), context=256)
-    told = estimate(spec, trace=trace)
+    told = estimate(spec, seen=Seen(trace=trace))
     hits, requests = sum(s.hits for s in decode[15:]), sum(s.requests for s in decode[15:])
     assert told.hit_low == told.hit_high == pytest.approx(hits / requests, abs=0.05)
     assert "recorded" in told.basis

@@ -33,7 +33,7 @@ def step(index: int, phase: Any, **values: Any) -> StepRecord:
 
 def frame(telemetry: Telemetry, shape: ModelShape = SHAPE, points: int = 10) -> Frame:
     places = [0] * shape.total
-    return telemetry.frame(0, points, places, Memory(*[0] * 10), busy=False, emulated=False, link_peak_gbps=1.0)
+    return telemetry.frame(0, points, places, Memory(*[0] * 10), busy=False, emulated=False, link_limit_gbps=1.0)
 
 
 def test_prefetching_over_the_window() -> None:
@@ -53,7 +53,7 @@ def test_prefetching_over_the_window() -> None:
             )
         )
     assert frame(telemetry).net_ms == pytest.approx(-2.0)  # the mean of -3, -2 and -1
-    assert frame(telemetry).prefetched == (14, 6, 6, 3)
+    assert frame(telemetry).prefetched == (9, 6, 6, 3), "of decoded tokens, as the net figure is"
     for index in range(WINDOW):
         telemetry.add(step(4 + index, "decode"))
     assert (frame(telemetry).net_ms, frame(telemetry).prefetched) == (0.0, (0, 0, 0, 0))
@@ -114,20 +114,26 @@ def check(found: Frame, tail: list[StepRecord], steps: list[StepRecord]) -> None
     for name in (*TIMES[:4], "predict_ms", "demand_bytes", "wasted_bytes", "disk_bytes"):
         assert shown[name] == column(name, np.float32)
     window, kept = steps[-WINDOW:], steps[-RING:]
-    decode = [s for s in window if s.phase == "decode"] or [s for s in kept if s.phase == "decode"][-WINDOW:]
+    decode = [s for s in kept if s.phase == "decode"][-WINDOW:]
+    assert (found.window, found.passes) == (len(decode), len(window))
     hits, requests = sum(s.hits for s in decode), sum(s.requests for s in decode)
     moved, span_s = sum(s.demand_bytes + s.prefetch_bytes for s in window), sum(s.total_ms for s in window) / 1e3
     assert found.tpot_ms == pytest.approx(sum(s.total_ms for s in decode) / max(1, len(decode)))
     assert found.net_ms == pytest.approx(sum(s.net_ms for s in decode) / max(1, len(decode)))
     assert found.hit == pytest.approx(hits / requests if requests else np.nan, nan_ok=True)
     assert found.link_gbps == pytest.approx(moved / span_s / 1e9)
+    assert found.link_peak_gbps == pytest.approx(max(rate(steps[: n + 1][-WINDOW:]) for n in range(len(steps))))
     names = ("used", "late", "wasted", "evicted")
-    assert found.prefetched == tuple(sum(getattr(s, f"prefetch_{name}") for s in window) for name in names)
+    assert found.prefetched == tuple(sum(getattr(s, f"prefetch_{name}") for s in decode) for name in names)
     rates = []
     for layer in range(3):
         outcomes = np.concatenate([s.outcome[s.layer == layer] for s in decode] or [np.zeros(0)])
         rates.append((outcomes <= Outcome.PREFETCH_HIT).mean() if outcomes.size else np.nan)
     assert found.hit_rate.tolist() == pytest.approx(rates, nan_ok=True)
+
+
+def rate(steps: list[StepRecord]) -> float:
+    return sum(s.demand_bytes + s.prefetch_bytes for s in steps) / sum(s.total_ms for s in steps) / 1e6
 
 
 def _alive() -> int:

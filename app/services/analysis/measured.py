@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,9 @@ from core.simulate import Clock
 Floats = npt.NDArray[np.float64]
 LEAST = 8  # fewest passes for a fit
 DISTURBED = 2.0  # times the median; slower passes shared the machine and are left out
-HALVINGS = 40  # bisection steps of the search for one expert's compute time
+HALVINGS = 40  # bisection steps of the search for a time
+AMISS = 0.01  # of the time per token: the clock's stalls may be so far from the measured ones
+MOST = 8.0  # times a copy's own duration; more is not looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +44,18 @@ def measure(passes: Sequence[Pass], top_k: int, copy_ms: float | None = None) ->
     """Fit a clock; None with too few passes, or when neither they nor `copy_ms` give the time of a copy.
 
     compute_ms and miss_ms: the line through (misses, time that was not stall). load_ms: the median copy. expert_ms: the
-    value for which the clock's stalls sum to the measured ones. Passes that benefited from a prefetch are left out
-    while others exist, and so are those slower than DISTURBED times the median.
+    value for which the clock's stalls sum to the measured ones; where there is none, as several threads copy at once or
+    copies wait for one another, load_ms is what a copy adds to a stall instead. Passes that benefited from a prefetch
+    are left out while others exist, and so are those slower than DISTURBED times the median.
     """
     plain = [one for one in passes if not one.prefetched] or list(passes)
     usual = float(np.median([one.total_ms for one in plain])) if plain else 0.0
     plain = [one for one in plain if one.total_ms <= DISTURBED * usual]
     copies = [ms for one in passes for ms in one.copies_ms]
-    load_ms = float(np.median(copies)) if copies else copy_ms
-    if len(plain) < LEAST or load_ms is None:
+    known_ms = float(np.median(copies)) if copies else copy_ms
+    if len(plain) < LEAST or known_ms is None:
         return None
+    load_ms: float = known_ms
     missed: Floats = np.array([sum(one.missed) for one in plain], np.float64)
     busy: Floats = np.array([one.total_ms - one.stall_ms for one in plain])
     miss_ms = _slope(missed, busy)
@@ -59,19 +63,26 @@ def measure(passes: Sequence[Pass], top_k: int, copy_ms: float | None = None) ->
     layers = len(plain[0].missed)
     counts = np.bincount(np.concatenate([one.missed for one in plain]).astype(np.int64), minlength=top_k + 1)
     stall = float(np.mean([one.stall_ms for one in plain]))
-    low, high = 0.0, compute_ms / (layers * top_k)
 
-    def stalls(expert_ms: float) -> float:
+    def stalls(expert_ms: float, load_ms: float) -> float:
         clock = Clock(compute_ms, load_ms, expert_ms, miss_ms)
         return sum(int(n) * clock.stall_ms(top_k, min(m, top_k)) for m, n in enumerate(counts)) / len(plain)
 
+    expert_ms = _where(lambda ms: stall - stalls(ms, load_ms), 0.0, compute_ms / (layers * top_k))
+    if missed.any() and abs(stalls(expert_ms, load_ms) - stall) > AMISS * (compute_ms + stall):
+        load_ms = _where(lambda ms: stalls(expert_ms, ms) - stall, 0.0, MOST * load_ms)
+    clock = Clock(compute_ms, load_ms, expert_ms, miss_ms)
+    took = float(np.mean([one.total_ms for one in plain]))
+    predicted_ms = compute_ms + miss_ms * float(missed.mean()) + stalls(expert_ms, load_ms)
+    return Measured(clock, len(plain), abs(predicted_ms - took) / took if took else 0.0)
+
+
+def _where(rising: Callable[[float], float], low: float, high: float) -> float:
+    """Where a rising function crosses 0 between `low` and `high`; the end nearer to it where it does not."""
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if stalls(middle) > stall else (low, middle)
-    clock = Clock(compute_ms, load_ms, (low + high) / 2, miss_ms)
-    took = float(np.mean([one.total_ms for one in plain]))
-    predicted_ms = compute_ms + miss_ms * float(missed.mean()) + stalls(clock.expert_ms)
-    return Measured(clock, len(plain), abs(predicted_ms - took) / took if took else 0.0)
+        low, high = (middle, high) if rising(middle) < 0 else (low, middle)
+    return (low + high) / 2
 
 
 def _slope(x: Floats, y: Floats) -> float:

@@ -13,6 +13,7 @@ from app.store import Load, Store, StoredTrace
 from app.store.steps import DEMAND, TRANSFER
 from app.words import count, name_of
 from core.errors import TraceError
+from core.memory.link import Link
 from core.trace import Chunk, FileTrace, Trace, TraceWriter, open_trace
 from core.trace.file import save
 from core.types import Outcome
@@ -208,10 +209,11 @@ def _passes(store: Store, stored: StoredTrace) -> list[Pass]:
             f"phase = 'decode' AND load IN ({marks}){where} ORDER BY id DESC LIMIT ?",
             (*stored.loads, *values, TIMED),
         )
-        return [_pass(row, stored.layers) for row in rows]
+        return [as_pass(row, stored.layers) for row in rows]
 
 
-def _pass(row: Any, layers: int) -> Pass:
+def as_pass(row: Any, layers: int) -> Pass:
+    """A decoded token from its row of the store."""
     layer, outcome = np.frombuffer(row["layer"], "<i2"), np.frombuffer(row["outcome"], "u1")
     copies = np.frombuffer(row["transfers"], TRANSFER)
     took = (copies["ended_s"] - copies["started_s"]) * 1e3
@@ -232,12 +234,10 @@ def _name(store: Store, source: RoutingSource) -> str:
 
 def _copy_ms(load: Load) -> float | None:
     """Copy time of one expert from the load's link measurement, for passes without a copy."""
-    gbps = float(load.manifest.get("link_gbps") or 0.0)
-    latency_us = float(load.manifest.get("link_latency_us") or 0.0)
-    return latency_us / 1e3 + load.shape.expert_bytes / gbps / 1e6 if gbps else None
+    link = Link.read(load.manifest)
+    return link.copy_ms(load.shape.expert_bytes) if link is not None else None
 
 
 def _link(load: Load) -> str:
-    manifest = load.manifest
-    gbps = float(manifest.get("link_gbps") or 0.0)
-    return f"{'emulated' if manifest.get('link') == 'emulated' else 'measured'} link, {gbps:.3g} GB/s" if gbps else ""
+    link = Link.read(load.manifest)
+    return f"{'emulated' if link.emulated else 'measured'} link, {link.gbps:.3g} GB/s" if link is not None else ""

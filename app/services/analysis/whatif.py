@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from core.errors import SettingError
+from core.quality.interval import mean_error, surely_more
 from core.settings.registry import variant
 from core.simulate import BELADY, BELADY_BYPASS, Clock, Result
 from core.simulate.prefetchers import TimedResult
@@ -73,6 +74,13 @@ class Row:
     stall_ms: float | None = None
     saved_ms: float | None = None  # TPOT of the same cache without a prefetcher minus this one's
     more: Mapping[str, float] = field(default_factory=dict)  # with a prefetcher: other metrics by name, per token
+    by_layer: tuple[float, ...] = ()  # hit rate of each layer; () = not known
+
+    def surely_above(self, other: Row) -> bool:
+        """Whether it hits more than `other` on the same tokens by more than its noise, from how much their difference
+        varies between layers. False where that is not known."""
+        pairs = zip(self.by_layer, other.by_layer, strict=False)
+        return surely_more(*mean_error([high - low for high, low in pairs]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +139,7 @@ class Table:
         """Read from `dump`. Raises TypeError or KeyError for a format of another version."""
         return cls(
             About.read(kept["about"]),
-            tuple(Row(**row) for row in kept["rows"]),
+            tuple(Row(**{**row, "by_layer": tuple(row.get("by_layer", ()))}) for row in kept["rows"]),
             tuple(Bound(**bound) for bound in kept["bounds"]),
         )
 
@@ -178,6 +186,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
             one.tpot_ms,
             one.misses_per_token,
             0.0 if one.misses_per_token is not None else None,
+            by_layer=tuple(rate for rate in one.layer_hit_rate if rate is not None),
         )
         for one in results
         if one.config.policy not in (BELADY, BELADY_BYPASS)

@@ -91,7 +91,8 @@ def rough(
     reading = 2.0 * tokens / tokens_s  # observing the routers takes about as long again as reading
     learning = reading * sum(TRAINED.get(part, 0.0) for part in parts)
     more = f", and {spoken(learning)} to train" if learning > 1 else ""
-    return f"{said}: roughly {spoken(reading)}{more}, at the prompt speed measured so far."
+    at = f"at the speed of the longest prompts read since loading ({tokens_s:.0f} tokens/s)"
+    return f"{said}: roughly {spoken(reading)}{more}, {at}."
 
 
 def spoken(seconds: float) -> str:

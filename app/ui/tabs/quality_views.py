@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -12,6 +12,7 @@ from app.ui.tabs.figures import PALETTE, accent, figure, quiet
 from app.words import count, name_of
 from core.evaluate.others import MUCH
 from core.evaluate.rows import FIGURES, EvaluationRow, pareto
+from core.quality.interval import share_of
 
 EMPTY = (
     "<div class='empty-note'><b>Nothing evaluated yet</b><span>The loaded model answers the same questions and "
@@ -131,12 +132,13 @@ def summary(answer: QualityResult) -> str:
     more = "".join(f"<p class='minor'>{note}</p>" for note in notes)
     return (
         f"<div class='whatif-head'><p><span class='tag'>{tag}</span> {' · '.join(facts)}.</p>{more}"
-        f"<div class='figures'>{''.join(_cards(rows))}</div></div>"
+        f"<div class='figures'>{''.join(_cards(rows, asked['seen'] or about['text']['tokens']))}</div></div>"
     )
 
 
-def _cards(rows: Sequence[EvaluationRow]) -> list[str]:
-    """At the smallest resident share: exact mode, and the fastest modes of equal or nearly equal accuracy."""
+def _cards(rows: Sequence[EvaluationRow], n: int) -> list[str]:
+    """At the smallest resident share: exact mode, and the fastest modes of equal or nearly equal accuracy, each with
+    the interval that accuracy on `n` questions or tokens has."""
     ran = [row for row in rows if not row.problem]
     if not ran:
         return []
@@ -145,12 +147,20 @@ def _cards(rows: Sequence[EvaluationRow]) -> list[str]:
     exact = next((row for row in here if row.mode == "exact"), None)
     if exact is None:
         return []
-    found = [card(f"Exact at {percent(share)}", speed(exact.tok_s), rate(getattr(exact, figure_of)))]
-    for most, said in ((0.0, "Fastest without loss"), (0.05, "Within 5 points"), (1.0, "Fastest")):
+    found = [card(f"Exact at {percent(share)}", speed(exact.tok_s), sure(getattr(exact, figure_of), n))]
+    for most, said in ((0.0, "Fastest, no loss seen"), (0.05, "Within 5 points"), (1.0, "Fastest")):
         least = (getattr(exact, figure_of) or 0.0) - most
         row = max((row for row in here if (getattr(row, figure_of) or 0.0) >= least), key=lambda one: one.tok_s or 0.0)
-        found.append(card(said, speed(row.tok_s), row.title, rate(getattr(row, figure_of))))
+        found.append(card(said, speed(row.tok_s), row.title, sure(getattr(row, figure_of), n)))
     return found
+
+
+def sure(accuracy: float | None, n: int) -> str:
+    """A share of `n` questions or tokens, with its 95 % interval."""
+    share = share_of(round((accuracy or 0.0) * n), n)
+    if accuracy is None or share is None:
+        return rate(accuracy)
+    return f"{rate(accuracy)} of {n}, 95 %: {100 * share.low:.0f}–{100 * share.high:.0f} %"
 
 
 def speed(tok_s: float | None) -> str:
@@ -160,6 +170,8 @@ def speed(tok_s: float | None) -> str:
 
 def listing(answer: QualityResult) -> str:
     """Every row that could be run, then the others with the reason."""
+    asked, text = answer.about["questions"], answer.about["text"]["tokens"]
+    of = {"exact_match": asked["seen"], "unseen_match": asked["unseen"], "agreement": text}
     front = {row.key for rows in fronts(answer).values() for row in rows}
     heads = "".join(
         f"<th scope='col' class='{key}' aria-sort='none'><button type='button' title='{escape(why, True)}'>"
@@ -170,27 +182,30 @@ def listing(answer: QualityResult) -> str:
             *((key, name, FIGURES[key][1]) for key, name in HEADS),
         ]
     )
-    body = "".join(_line(row, row.key in front) for row in answer.rows if not row.problem)
+    body = "".join(_line(row, row.key in front, of) for row in answer.rows if not row.problem)
     reasons = dict.fromkeys((row.title, row.problem) for row in answer.rows if row.problem)
     out = "".join(f"<dt>{escape(title)}</dt><dd>{escape(problem)}</dd>" for title, problem in reasons)
     more = f"<h3>Could not be run</h3><dl class='reasons'>{out}</dl>" if out else ""
     return (
         f"<div class='rows-box'><table class='rows'><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
         "</div><p class='minor'>Marked: Pareto-optimal at its residency, no other mode is better in both "
-        "accuracy and speed.</p>"
+        "accuracy and speed. In brackets: the 95 % interval.</p>"
         f"{more}"
     )
 
 
-def _line(row: EvaluationRow, marked: bool) -> str:
+def _line(row: EvaluationRow, marked: bool, of: Mapping[str, int]) -> str:
+    """`of`: how many questions or tokens a share is of."""
     cells = [
         f"<td class='policy' data-v='{escape(row.title, True)}'>{escape(row.title)}</td>",
         f"<td class='budget' data-v='{row.residency:.9g}'>{percent(row.residency)}</td>",
     ]
     for key, _ in HEADS:
-        value, error = getattr(row, key), getattr(row, f"{key}_se", None)
+        value, share = getattr(row, key), None
         text = formatted(key, value)
-        text += f" ± {100 * error:.1f}" if key in RATES and error else ""
+        if value is not None and key in of:
+            share = share_of(round(value * of[key]), of[key])
+        text += f" ({100 * share.low:.0f}–{100 * share.high:.0f})" if share is not None else ""
         cells.append(f"<td class='{key}' data-v='{'' if value is None else f'{value:.9g}'}'>{escape(text)}</td>")
     return f"<tr class='{'chosen' if marked else ''}'>{''.join(cells)}</tr>"
 

@@ -6,6 +6,15 @@ import { tell } from "/ui/exactness.js";
 
 const SWATCH = ["host", "flight", "resident", "hit", "disk"], LEGEND = [4, 0, 1, 2, 3]; // from the slowest place to the fastest
 
+const tokens = (n) => `${n} token${n === 1 ? "" : "s"}`;
+
+/** The timelines' places of the last tokens that the key figures are over. */
+function decoded({ step, decode, window }) {
+  const found = [];
+  for (let i = step.length - 1; i >= 0 && found.length < window; i--) if (decode[i]) found.push(i);
+  return found;
+}
+
 export class Figures {
   constructor(find) { this.find = find; this.legends = new Map(); }
 
@@ -21,10 +30,11 @@ export class Figures {
     this.ahead(frame);
     this.legend("res-legend", LEGEND.map((i) => [SWATCH[i], PLACES[i], `${count[i]}`]));
     this.text("hit-text", `last ${frame.window} tokens`);
+    this.text("windows", frame.passes ? `Speed, hit rate and time per token: last ${tokens(frame.window)} of answers · Link: last ${frame.passes} passes, prompts too; peak: since loading` : "");
   }
 
   kpis(frame) {
-    const [unit, size] = frame.link_peak_gbps >= 0.5 ? ["GB/s", 1] : ["MB/s", 1000], known = frame.tpot_ms > 0;
+    const [unit, size] = frame.link_limit_gbps >= 0.5 ? ["GB/s", 1] : ["MB/s", 1000], known = frame.tpot_ms > 0;
     this.text("tok", known ? short(frame.tok_s) : "–");
     this.text("tok-sub", frame.busy ? "answering" : "idle");
     this.text("hit", frame.hit === null || Number.isNaN(frame.hit) ? "–" : (100 * frame.hit).toFixed(1));
@@ -32,19 +42,17 @@ export class Figures {
     this.text("link", short(frame.link_gbps * size));
     this.text("link-unit", unit);
     this.text("link-axis", unit);
-    this.text("link-sub", `peak ${short(frame.link_peak_gbps * size)} ${unit}`);
+    this.text("link-sub", `of ${short(frame.link_limit_gbps * size)}, peak ${short(frame.link_peak_gbps * size)}`);
     this.find("emulated").hidden = !frame.emulated;
     this.find("measured").hidden = frame.emulated;
-    tell({ lossy: Boolean(frame.lossy), rate: frame.lossy?.rate ?? null, window: frame.window, before: !frame.exact });
+    tell({ lossy: Boolean(frame.lossy), rate: frame.lossy?.rate ?? null, of: frame.lossy?.assignments ?? 0, window: frame.passes, before: !frame.exact, quality: frame.quality });
     this.share(frame);
   }
 
   /** The disk's own figures; the deck shows them only where there is a disk to read from. */
   disk(frame, there) {
     let [read, ms, passes] = [0, 0, 0];
-    for (let i = Math.max(0, frame.step.length - frame.window); i < frame.step.length; i++) {
-      if (frame.decode[i]) { read += frame.disk_bytes[i]; ms += frame.total_ms[i]; passes++; }
-    }
+    for (const i of decoded(frame)) { read += frame.disk_bytes[i]; ms += frame.total_ms[i]; passes++; }
     const root = this.find("disk").closest(".deck"), [unit, size] = read / (ms || 1) >= 1e5 ? ["GB/s", 1e6] : ["MB/s", 1e3];
     root.dataset.disk = there || frame.disk_bytes.some((b) => b > 0) ? "1" : "0";
     this.text("disk", passes ? short(read / (ms || 1) / size) : "–");
@@ -61,9 +69,7 @@ export class Figures {
 
   share(frame) {
     let [compute, stall, total] = [0, 0, 0];
-    for (let i = Math.max(0, frame.step.length - frame.window); i < frame.step.length; i++) {
-      if (frame.decode[i]) { compute += frame.compute_ms[i]; stall += frame.stall_ms[i]; total += frame.total_ms[i]; }
-    }
+    for (const i of decoded(frame)) { compute += frame.compute_ms[i]; stall += frame.stall_ms[i]; total += frame.total_ms[i]; }
     const percent = [compute, stall, total - compute - stall].map((v) => (total ? (100 * v) / total : 0)), box = this.find("split");
     [...box.children].forEach((part, i) => { part.style.width = `${percent[i].toFixed(1)}%`; });
     box.parentElement.title = `compute ${percent[0].toFixed(0)} %, stall ${percent[1].toFixed(0)} %, idle ${percent[2].toFixed(0)} %`;
@@ -78,7 +84,7 @@ export class Figures {
     this.find("limit").style.left = `${((100 * m.budget) / full).toFixed(2)}%`;
     bar.setAttribute("aria-valuemax", m.budget);
     bar.setAttribute("aria-valuenow", used);
-    this.text("mem-text", `${bytes(used, full)} in use, budget ${bytes(m.budget, full)}, device free ${bytes(m.device_free)}${m.host ? `, experts in host memory ${bytes(m.host)}` : ""}${m.kept ? `, earlier chats in host memory ${bytes(m.kept)}` : ""}`);
+    this.text("mem-text", `${bytes(used, full)} in use, most since loading ${bytes(m.peak, full)}, budget ${bytes(m.budget, full)}, device free ${bytes(m.device_free)}${m.host ? `, experts in host memory ${bytes(m.host)}` : ""}${m.kept ? `, earlier chats in host memory ${bytes(m.kept)}` : ""}`);
     this.legend("mem-legend", [["dense", "dense", bytes(m.dense, full)], ["experts", "experts", bytes(m.experts, full)], ["kv", "KV", bytes(m.kv, full)],
       ["work", "workspace", bytes(m.workspace, full)], ["reserved", "reserved", bytes(reserved, full)], ["free", "free", bytes(free, full)]]);
   }

@@ -64,8 +64,8 @@ class Deck {
   lossy({ lossy }) {
     this.root.dataset.lossy = lossy ? "1" : "0";
     if (!lossy) return;
-    this.find("changed-text").textContent = `last ${this.frame.window} passes`;
-    this.find("entropy-text").textContent = `layer ${this.residency.layer}, last ${this.frame.window} passes`;
+    this.find("changed-text").textContent = `last ${this.frame.passes} passes`;
+    this.find("entropy-text").textContent = `layer ${this.residency.layer}, last ${this.frame.passes} passes`;
     this.quality.draw(this.frame);
   }
 

@@ -3,6 +3,8 @@
 import { short } from "./paint.js";
 import { percent } from "/ui/exactness.js";
 
+const SAID = { low: ", low", unclear: ", too few tokens to tell" };
+
 export class Quality {
   constructor(find) { this.find = find; }
 
@@ -17,6 +19,8 @@ export class Quality {
     this.text("kl", short(told.kl));
     this.find("kl").title = `at most ${short(told.kl_most)} for one token`;
     this.text("agreement", percent(told.agreement));
+    this.find("agreement").dataset.verdict = told.verdict;
+    this.text("agreement-of", `${told.agreed} of ${told.scored}, 95 %: ${Math.round(100 * told.low)}–${Math.round(100 * told.high)} %${SAID[told.verdict] ?? ""}`);
     this.text("perplexity", short(told.perplexity));
     this.text("saved", told.saved_ms === null ? "–" : `~${short(told.saved_ms)}`);
     this.text("changed", percent(told.assignments ? told.changed / told.assignments : 0));

@@ -99,13 +99,13 @@ function rows(told) {
 
 function summary(told) {
   const own = `${told.title} ${percent(told.own)}${told.prefetch ? ` (${percent(told.alone)} without prefetching)` : ""}`;
-  return `${own} · best other: ${told.best_title} ${percent(told.best_rate)} · ${told.bound} ${percent(told.belady)} · last ${told.tokens} tokens`;
+  return `${own} · highest other: ${told.best_title} ${percent(told.best_rate)} · ${told.bound} ${percent(told.belady)} · last ${told.tokens} tokens`;
 }
 
 function remark(told, lossy) {
   const left = told.left_out ? `${told.left_out} passes were left out: this machine is too busy to follow.` : "";
   const fetched = lossy ? "Compared as if every miss were fetched, though some are substituted, dropped or predicted." : "";
-  return [told.better ? "" : "No other policy would hit more.", fetched, left].filter(Boolean).join(" ");
+  return [told.better ? "" : told.gain > 0 ? `${told.best_title} would hit ${(100 * told.gain).toFixed(1)} points more${told.error === null ? "" : ` ± ${(196 * told.error).toFixed(1)}`}: no more than chance on so few tokens.` : "No other policy would hit more.", fetched, left].filter(Boolean).join(" ");
 }
 
 function waiting(told) {

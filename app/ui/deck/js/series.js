@@ -117,7 +117,7 @@ export class TokenTime extends Timeline {
 
 export class LinkTraffic extends Timeline {
   /** Megabytes per second stay readable on a small machine; large links are shown in GB/s. */
-  unit(frame) { return frame.link_peak_gbps >= 0.5 ? ["GB/s", 1e6] : ["MB/s", 1e3]; }
+  unit(frame) { return frame.link_limit_gbps >= 0.5 ? ["GB/s", 1e6] : ["MB/s", 1e3]; }
 
   parts(frame) {
     if (this.seen !== frame) {
@@ -148,7 +148,7 @@ export class LinkTraffic extends Timeline {
   }
 
   peak({ g }, box, top) {
-    const c = this.colours(), peak = this.frame.link_peak_gbps * (1e6 / this.unit(this.frame)[1]);
+    const c = this.colours(), peak = this.frame.link_limit_gbps * (1e6 / this.unit(this.frame)[1]);
     if (!(peak > 0) || peak > top) return;
     const y = box.y + box.h - (peak / top) * box.h;
     g.strokeStyle = c.mute; g.lineWidth = 1; g.setLineDash([2, 3]);

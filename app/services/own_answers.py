@@ -1,0 +1,210 @@
+"""What the user's own answers say of the next ones: measured where the configuration was used before, replayed where it
+was not, with the link that the model has or had last.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import statistics
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from app.services.analysis.measured import measure
+from app.services.analysis.sources import as_pass
+from app.services.candidates import is_pack
+from app.store import Load, Store
+from core.memory.link import Link
+from core.profile import Profile
+from core.settings.cache import CacheSettings
+from core.settings.config import KINDS, Settings, general
+from core.settings.link import LinkSettings
+from core.settings.loading import LoadSpec
+from core.settings.lossy import LossySettings
+from core.settings.prefetch import PrefetchSettings
+from core.simulate import Clock
+from core.types import Fit, Outcome
+
+if TYPE_CHECKING:  # it needs torch, and a start of the dashboard does not
+    from core.capacity.forecast import Seen
+
+LOADS = 8  # of the model, the last ones, that are looked at
+LAST = 256  # decoded tokens that figures are over: the last ones
+ENOUGH = 24  # decoded tokens of a configuration whose speed counts as measured
+TRACED = 192  # recorded tokens that other configurations are replayed on
+NARROW, WIDE = 0.05, 0.1  # shares that a measured speed is said to be uncertain by: at least, and after few answers
+FEW = 3  # answers, or fewer, whose differences say nothing
+SAME = ("dtype", "dense", "device", "host", "threads")  # loading choices that a speed depends on, and the format
+FREE = ("budget", "slots")  # settings that a pass tells by its number of slots
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A decoded token of an answer, with the settings in force as text."""
+
+    answer: tuple[int, int | None]  # its load and its message
+    slots: int
+    settings: Mapping[str, str]
+    row: sqlite3.Row
+
+
+class OwnAnswers:
+    """Reads the store. `current` = the manifest of the loaded model, None while there is none; `profiles` finds the
+    profile of a model by its hash.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        current: Callable[[], Mapping[str, object] | None],
+        profiles: Callable[[str], Profile | None],
+    ) -> None:
+        self._store, self._current, self._profiles = store, current, profiles
+
+    def seen(self, spec: LoadSpec) -> Seen:
+        """What a forecast of `spec` rests on."""
+        from core.capacity.forecast import Seen
+
+        loads = self._loads(spec.model)
+        link = self._link(spec, loads)
+        trace = self._store.steps.trace(spec.model, TRACED)
+        if not loads or trace is None:
+            return Seen(link)
+        model_hash = str(loads[0].manifest.get("model_hash", ""))
+        profile = self._profiles(model_hash) if model_hash else None
+        same = [load for load in loads if _alike(load, spec)]
+        plain = [one for one in self._decoded(same) if _agree(one.settings, spec.settings, LossySettings)]
+        timed = [one for one in plain if _agree(one.settings, spec.settings, LinkSettings)]
+        paced = spec.settings.link.kind == "emulated" and link is not None
+        if not timed and not paced:
+            return Seen(link, trace, profile=profile)
+        shape = loads[0].shape
+        passes = [as_pass(one.row, shape.layers) for one in (timed or plain)]
+        measured = measure(passes, shape.top_k, link.copy_ms(shape.expert_bytes) if link is not None else None)
+        if measured is None:
+            return Seen(link, trace, profile=profile)
+        clock: Clock = measured.clock
+        if not timed and link is not None:
+            clock = replace(clock, load_ms=link.copy_ms(shape.expert_bytes))
+        return Seen(link, trace, clock, measured.passes, measured.error, profile)
+
+    def measured(self, spec: LoadSpec, fit: Fit) -> Fit:
+        """The estimate with the speed and hit rate of answers under this very configuration, if there are enough."""
+        if fit.problem:
+            return fit
+        same = [load for load in self._loads(spec.model) if _alike(load, spec)]
+        groups = CacheSettings, PrefetchSettings, LinkSettings, LossySettings
+        found = [
+            one
+            for one in self._decoded(same)
+            if one.slots == fit.slots and _agree(one.settings, spec.settings, *groups)
+        ]
+        if len(found) < ENOUGH:
+            return fit
+        tpot_ms = statistics.fmean(one.row["total_ms"] for one in found)
+        wide = _spread(found)
+        outcomes = np.concatenate([np.frombuffer(one.row["outcome"], "u1") for one in found])
+        hit = float((outcomes <= Outcome.PREFETCH_HIT).mean()) if outcomes.size else 1.0
+        answers = len({one.answer for one in found})
+        return replace(
+            fit,
+            hit_low=hit,
+            hit_high=hit,
+            tok_s_low=1e3 / (tpot_ms * (1 + wide)),
+            tok_s_high=1e3 / (tpot_ms * (1 - wide)),
+            basis=f"measured: the last {len(found)} tokens of {answers} of your answers with these very settings",
+        )
+
+    def _loads(self, model: str) -> list[Load]:
+        """The last loads of a model, latest first."""
+        rows = self._store.db.rows("SELECT id FROM loads WHERE model = ? ORDER BY id DESC LIMIT ?", model, LOADS)
+        return self._store.steps.loads([row["id"] for row in rows])[::-1]
+
+    def _link(self, spec: LoadSpec, loads: Sequence[Load]) -> Link | None:
+        """The link that `spec` has or will have, as far as it is known."""
+        asked = spec.settings.link
+        if asked.kind == "emulated":
+            return Link(asked.gbps, asked.latency_us, True)
+        now = self._current()
+        known = [now] if now is not None and now.get("model") == spec.model else []
+        for manifest in [*known, *(load.manifest for load in loads)]:
+            link = Link.read(manifest)
+            kind = _text(manifest.get("settings"), "link")
+            if link is not None and kind == asked.kind and manifest.get("host", spec.host) == spec.host:
+                return link
+        return None
+
+    def _decoded(self, loads: Sequence[Load]) -> list[Decoded]:
+        """The last decoded tokens of these loads, latest first."""
+        found: list[Decoded] = []
+        for load in loads:
+            rows = self._store.db.rows(
+                "SELECT step, answer, slots, total_ms, stall_ms, layer, outcome, transfers FROM steps "
+                "WHERE load = ? AND phase = 'decode' AND layers > 0 ORDER BY id DESC LIMIT ?",
+                load.id,
+                LAST - len(found),
+            )
+            if rows:
+                steps, forces = self._in_force(load)
+                found += [
+                    Decoded((load.id, row["answer"]), row["slots"], forces[bisect_right(steps, row["step"])], row)
+                    for row in rows
+                ]
+            if len(found) >= LAST:
+                break
+        return found
+
+    def _in_force(self, load: Load) -> tuple[list[int], list[dict[str, str]]]:
+        """(the passes before which settings changed; the settings before the first change, and after each)."""
+        now = {name: str(value) for name, value in load.settings.items()}
+        changes: dict[int, dict[str, str]] = defaultdict(dict)
+        for row in self._store.db.rows("SELECT step, name, new FROM changes WHERE load = ? ORDER BY id", load.id):
+            changes[row["step"]][row["name"]] = row["new"]
+        forces = [now]
+        for step in sorted(changes):
+            now = {**now, **changes[step]}
+            forces.append(now)
+        return sorted(changes), forces
+
+
+def _alike(load: Load, spec: LoadSpec) -> bool:
+    """Whether a load computes as `spec` would. A pack has the one format."""
+    asked = spec.describe()
+    return all(load.spec.get(name, asked[name]) == asked[name] for name in SAME) and (
+        is_pack(spec.model) or load.spec.get("format", spec.format) == spec.format
+    )
+
+
+def _agree(had: Mapping[str, str], asked: Settings, *groups: type) -> bool:
+    """Whether passes had the settings of these groups, and those of their chosen variants; one that was not recorded
+    was at its default."""
+    default = Settings()
+    for name in general(*groups):
+        if name in FREE:
+            continue
+        if had.get(name, str(default[name])) != str(asked[name]):
+            return False
+        if name in KINDS:
+            own = (name for name in (f"{name}.{asked[name]}.{param}" for param in asked.choice(name).params))
+            if any(had.get(full, str(default[full])) != str(asked[full]) for full in own):
+                return False
+    return True
+
+
+def _spread(found: Sequence[Decoded]) -> float:
+    """How far an answer's time per token is from the mean, as a share of it."""
+    of: dict[Any, list[float]] = defaultdict(list)
+    for one in found:
+        of[one.answer].append(one.row["total_ms"])
+    if len(of) <= FEW:
+        return WIDE
+    means = [statistics.fmean(times) for times in of.values()]
+    return min(0.5, max(NARROW, statistics.stdev(means) / statistics.fmean(means)))
+
+
+def _text(settings: object, name: str) -> str:
+    return str(settings.get(name, "auto")) if isinstance(settings, Mapping) else "auto"

@@ -28,8 +28,8 @@ class Loader:
         estimate: Estimate | None = None,
         known: Profiles = lambda model_hash: None,
     ) -> None:
-        """`models` takes the loaded engine, `profiles` finds the profile of a model being loaded, `known` that of one to
-        be estimated. `engine` and `estimate` default to core's own.
+        """`models` takes the loaded engine, `profiles` finds the profile of a model being loaded, `known` that of one
+        to be estimated. `engine` and `estimate` default to core's own.
         """
         self._store, self._remembered, self._jobs, self._models = store, remembered, jobs, models
         self._profiles, self._engine, self._estimate = profiles, engine, estimate

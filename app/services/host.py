@@ -68,7 +68,7 @@ class Host:
         self.totals = Totals()
         self._auditor = Auditor(store, queue)
         self._writer = Writer(store, queue, self._heard, self._ended)
-        self.loader = Loader(store, remembered, jobs, models, profiles.find, engine, estimate)
+        self.loader = Loader(store, remembered, jobs, models, profiles.find, engine, estimate, profiles.known)
         self.chats = Chats(store, remembered, models, queue, self._writer)
         self.library = Library(store.db, store.folder)
         self.importer = Importer(self.library, store.db, jobs, importing)

@@ -26,13 +26,14 @@ class Loader:
         profiles: Profiles,
         engine: type[EngineProtocol] | None = None,
         estimate: Estimate | None = None,
+        known: Profiles = lambda model_hash: None,
     ) -> None:
-        """`models` takes the loaded engine, `profiles` finds the profile of a model being loaded. `engine` and
-        `estimate` default to core's own.
+        """`models` takes the loaded engine, `profiles` finds the profile of a model being loaded, `known` that of one
+        to be estimated. `engine` and `estimate` default to core's own.
         """
         self._store, self._remembered, self._jobs, self._models = store, remembered, jobs, models
         self._profiles, self._engine, self._estimate = profiles, engine, estimate
-        self._own = OwnAnswers(store, models.manifest, profiles)
+        self._own = OwnAnswers(store, models.manifest, known)
 
     @property
     def loading(self) -> Loading | None:

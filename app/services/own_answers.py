@@ -4,6 +4,7 @@ was not, with the link that the model has or had last.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import statistics
 from bisect import bisect_right
@@ -18,6 +19,7 @@ from app.services.analysis.measured import measure
 from app.services.analysis.sources import as_pass
 from app.services.candidates import is_pack
 from app.store import Load, Store
+from core.errors import MoestroError
 from core.memory.link import Link
 from core.profile import Profile
 from core.settings.cache import CacheSettings
@@ -32,6 +34,7 @@ from core.types import Fit, Outcome
 if TYPE_CHECKING:  # it needs torch, and a start of the dashboard does not
     from core.capacity.forecast import Seen
 
+log = logging.getLogger("moestro.app")
 LOADS = 8  # of the model, the last ones, that are looked at
 LAST = 256  # decoded tokens that figures are over: the last ones
 ENOUGH = 24  # decoded tokens of a configuration whose speed counts as measured
@@ -66,7 +69,24 @@ class OwnAnswers:
         self._store, self._current, self._profiles = store, current, profiles
 
     def seen(self, spec: LoadSpec) -> Seen:
-        """What a forecast of `spec` rests on."""
+        """What a forecast of `spec` rests on; what is damaged is left out."""
+        from core.capacity.forecast import Seen
+
+        try:
+            return self._seen(spec)
+        except (MoestroError, ValueError, TypeError) as error:
+            log.warning("the estimate goes without what was recorded, which cannot be read: %s", error)
+            return Seen()
+
+    def measured(self, spec: LoadSpec, fit: Fit) -> Fit:
+        """The estimate with the speed and hit rate of answers under this very configuration, if there are enough."""
+        try:
+            return fit if fit.problem else self._measured(spec, fit)
+        except (MoestroError, ValueError, TypeError) as error:
+            log.warning("the estimate goes without your answers, which cannot be read: %s", error)
+            return fit
+
+    def _seen(self, spec: LoadSpec) -> Seen:
         from core.capacity.forecast import Seen
 
         loads = self._loads(spec.model)
@@ -92,10 +112,7 @@ class OwnAnswers:
             clock = replace(clock, load_ms=link.copy_ms(shape.expert_bytes))
         return Seen(link, trace, clock, measured.passes, measured.error, profile)
 
-    def measured(self, spec: LoadSpec, fit: Fit) -> Fit:
-        """The estimate with the speed and hit rate of answers under this very configuration, if there are enough."""
-        if fit.problem:
-            return fit
+    def _measured(self, spec: LoadSpec, fit: Fit) -> Fit:
         same = [load for load in self._loads(spec.model) if _alike(load, spec)]
         groups = CacheSettings, PrefetchSettings, LinkSettings, LossySettings
         found = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 from app.store.home import data_dir
@@ -35,6 +36,16 @@ class StoredProfiles:
             self.problem = str(error)
             return None
 
+    def known(self, model_hash: str) -> Profile | None:
+        """The profile for an estimate of a model, which need not be loaded. None if there is none that can be read;
+        `problem` stays as it is.
+        """
+        path = profile_path(self._home, model_hash)
+        try:
+            return _known(path, path.stat().st_mtime_ns, model_hash)
+        except OSError:
+            return None
+
     def add(self, fresh: Profile, model_hash: str) -> Profile:
         """Store what was measured, over what the stored profile has; returns both together. Raises ProfileError."""
         old = self.find(model_hash)
@@ -47,6 +58,15 @@ class StoredProfiles:
         """Remove the profile of a model, if there is one."""
         profile_path(self._home, model_hash).unlink(missing_ok=True)
         self.problem = ""
+
+
+@lru_cache(maxsize=2)
+def _known(path: Path, modified_ns: int, model_hash: str) -> Profile | None:
+    """Read until the file changes; None when it cannot be."""
+    try:
+        return load(path, model_hash=model_hash)
+    except ProfileError:
+        return None
 
 
 def stored(model_hash: str) -> Profile | None:

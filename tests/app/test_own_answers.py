@@ -173,3 +173,12 @@ def test_the_chosen_policy_is_the_one_that_is_replayed(store: Store) -> None:
     assert rates["lfu"] == rates["lru"] == pytest.approx(0.5) and rates["none"] < 0.5
     assert replayed(trace, 4, 1, Settings(SETTINGS), 100, seen) is None, "too few for a token"
     store.close()
+
+
+def test_what_is_damaged_is_left_out_and_keeps_nobody_from_loading(store: Store) -> None:
+    load = used(store, 32)
+    with store.db.tx() as db:
+        db.execute("UPDATE steps SET ids = x'00', outcome = 7, transfers = x'0102' WHERE load = ?", (load,))
+    assert own(store).seen(asked()).trace is None
+    assert "measured" not in told(store, asked()).basis
+    store.close()

@@ -11,7 +11,7 @@ import gradio as gr
 
 from app.services.host import Host
 from app.store import Chat, StoredTrace
-from app.ui.controls import ONCE, html
+from app.ui.controls import LIVE, ONCE, html
 from app.ui.tabs.chat_live import ChatLive
 from app.ui.text import notice
 from app.words import name_of, size
@@ -87,7 +87,7 @@ class Sessions:
         ]
 
     def _wire(self, chat: ChatLive, tabs: gr.Tabs) -> None:
-        self.list.input(self.show, self.list, self.outputs, **ONCE)
+        self.list.input(self.show, self.list, self.outputs, **LIVE)
         self.open.click(
             lambda chosen: [*chat.open(chosen), gr.Tabs(selected="chat")], self.list, [*chat.page, tabs], **ONCE
         )

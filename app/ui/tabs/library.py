@@ -154,7 +154,7 @@ class LibraryTab:
 
     def look(self, known: Shown, now: List, folders: list[str] | None) -> list[Any]:
         """Search again, then show, with the folders as stored if the page had others: what is entered meanwhile stays.
-        With the page's state as it was: after an answer that comes late the page asks for a redraw. Outputs: `looked`."""
+        With the page's state as it was: after a late answer the page asks for a redraw. Outputs: `looked`."""
         self.host.library.refresh()
         stored = self.host.library.folders
         return [known, *self.show(now), gr.skip() if list(folders or []) == stored else stored]

@@ -237,7 +237,8 @@ class Engine:
     def memory(self) -> Memory:
         """Device bytes in use. Workspace is the size reserved for activations or, on CUDA, what torch measured if
         more."""
-        return self.parts.ledger.memory(self.loaded.store.bytes)
+        store = self.loaded.store
+        return self.parts.ledger.memory(store.bytes, store.unpinned_bytes)
 
     def manifest(self) -> dict[str, object]:
         """The model, hardware, settings and versions that the figures of this load were measured with."""

@@ -49,7 +49,7 @@ class Ledger:
         self._peak = max(self._peak, used)
         return used
 
-    def memory(self, host_bytes: int) -> Memory:
+    def memory(self, host_bytes: int, unpinned_bytes: int = 0) -> Memory:
         """Everything that the memory bar shows."""
         used, kv, experts, dense = self.used(), self._kv.bytes, self._arena.bytes, self._sizes.dense
         free, total = free_bytes(self._device)
@@ -65,4 +65,5 @@ class Ledger:
             host=host_bytes,
             peak=self._peak,
             kept=self._kept_bytes(),
+            unpinned=unpinned_bytes,
         )

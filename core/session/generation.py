@@ -113,7 +113,7 @@ class Generation:
     def _stats(self, sequence: Sequence, answer: AnswerBuilder, seed: int) -> AnswerStats:
         given, drawn = sequence.ids[: sequence.prompt], sequence.ids[sequence.prompt :]
         return answer.stats(
-            self._parts.ledger.memory(self._loaded.store.bytes),
+            self._parts.ledger.memory(self._loaded.store.bytes, self._loaded.store.unpinned_bytes),
             seed,
             self._meter.end(sequence.sample, given, drawn, answer.steps),
             self._loaded.plan.closeness,

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from core.capacity.fit import fit_of
 from core.capacity.plan import Plan
-from core.capacity.sizes import Sizes
+from core.capacity.sizes import Sizes, human
 from core.capacity.tier import open_store
 from core.errors import BudgetError, ModelError, ProfileError
 from core.hf import CheckpointReader, ExpertsSite, chat_template, find_experts, load_skeleton, round_linears
@@ -76,6 +76,12 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
         round_linears(model, plan.outline.linears, plan.spec.dense, plan.dtype, plan.device)
         model.to(plan.device)
     release_memory()
+    if unpinned := found.store.unpinned_bytes:
+        log.warning(
+            "The system lets %s of the experts' %s of host memory be pinned. The others take longer to copy.",
+            human(found.store.bytes - unpinned),
+            human(found.store.bytes),
+        )
     return found
 
 

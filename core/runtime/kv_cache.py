@@ -119,6 +119,14 @@ class KVCache:
             layer.clear()
         return self._held(SequenceKV(self._empty()))
 
+    def release(self) -> None:
+        """Give the memory up for good, when the model is unloaded: whoever has a sequence's KV has none any more."""
+        if self.holder is not None:
+            self.holder.give_up()
+        self.holder = None
+        self._own.clear()
+        self._layers.clear()
+
     # ------------------------------------------------------------------ what is there already
 
     def cuttable(self, kv: SequenceKV) -> bool:

@@ -14,6 +14,7 @@ from core.memory.codec import Codec
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import scratch_bytes
 from core.memory.pages import page_up
+from core.memory.slabs import slot_cost
 from core.runtime.compute import AT_ONCE
 from core.settings.budget import Budget
 from core.system.text_config import text_config
@@ -117,6 +118,8 @@ def sizes_of(
     """Sizes for one context and expert format. `paged`: slots are whole pages (core.memory.arena); `rounded` =
     core.hf.rounded_bytes of dense layers kept as codes. The longest chunks are those that `budget` pays for."""
     slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
+    if codec.device.type == "cuda":
+        slot = slot_cost(codec.slot_bytes)
     site, text = outline.sites[0], text_config(config)
     shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot * codec.blocks)
     states, scores = outline.states, _scores_bytes(text, context)

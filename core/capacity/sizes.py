@@ -24,6 +24,7 @@ PREFILL_CHUNK = 2048  # most prompt positions computed in one forward pass
 SHORT_CHUNK = 512  # ... however small the budget, and by passes that are measured
 WORTH_SHARED, WORTH_BYTES = 1 / 4, 1 / 16  # of the slots' bytes: what longer chunks may add to the workspace, with a
 # budget that is a share of the experts, and with one in bytes, where the workspace takes from the slots
+LIBRARIES = 64 << 20  # on a GPU: what its libraries take for themselves, and what its allocator leaves unused
 SCORES_LIMIT = 256 << 20  # chunks are halved while attention scores or layers' states would take more than this
 
 
@@ -123,6 +124,7 @@ def sizes_of(
     site, text = outline.sites[0], text_config(config)
     shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot * codec.blocks)
     states, scores = outline.states, _scores_bytes(text, context)
+    libraries = LIBRARIES if codec.device.type == "cuda" else 0
 
     def sizes(chunk: int) -> Sizes:
         """With chunks of so many positions."""
@@ -131,7 +133,7 @@ def sizes_of(
             shape,
             outline.dense_bytes - rounded[0],
             outline.kv_bytes(context),
-            max(states.bytes(chunk) + (1 << 20), computing + max(_unpacked(codec), rounded[1])),
+            max(states.bytes(chunk) + (1 << 20), computing + max(_unpacked(codec), rounded[1])) + libraries,
             slot,
             codec.blob_bytes,
             chunk,

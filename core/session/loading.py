@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class LoadedModel:
     store: ExpertStore  # the experts
     sites: tuple[ExpertsSite, ...]
     model_hash: str
+    beside: int = 0  # bytes of the GPU that were reserved for something else before it was loaded
 
     @property
     def sizes(self) -> Sizes:
@@ -67,6 +68,7 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
         raise BudgetError(problem)
     if plan.note:
         log.warning("%s", plan.note)
+    beside = torch.cuda.memory_reserved(plan.device) if plan.device.type == "cuda" else 0
     progress("Reading dense weights", 0.0)
     tokenizer = load_tokenizer(plan.files.path)
     model = _dense(plan)
@@ -82,7 +84,7 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
             human(found.store.bytes - unpinned),
             human(found.store.bytes),
         )
-    return found
+    return replace(found, beside=beside)
 
 
 def with_buddies(loaded: LoadedModel, profile: Profile | None) -> Profile | None:

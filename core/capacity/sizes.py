@@ -12,7 +12,7 @@ from typing import Any
 from core.hf import Outline
 from core.memory.codec import Codec
 from core.memory.codec.grouped import Grouped
-from core.memory.codec.kernels import scratch_bytes
+from core.memory.codec.kernels import available, scratch_bytes
 from core.memory.pages import page_up
 from core.memory.slabs import slot_cost
 from core.runtime.compute import AT_ONCE
@@ -160,7 +160,7 @@ def _pays(longer: Sizes, shorter: Sizes, budget: Budget) -> bool:
 def _unpacked(codec: Codec) -> int:
     """Bytes of weights unpacked to compute a prompt when slots hold codes: one whole matrix at a time, or on a GPU as
     many as its kernels take at once."""
-    if codec.device.type == "cuda":
+    if codec.device.type == "cuda" and available(codec.device):
         return scratch_bytes(codec)
     return codec.unpacked_bytes if isinstance(codec, Grouped) else 0
 

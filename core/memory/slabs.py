@@ -14,7 +14,7 @@ import torch
 from core.memory.slot import Slot
 
 SEGMENT = 2 << 20  # bytes: torch rounds large allocations up to multiples
-SLAB_BYTES = 32 << 20
+SLAB_BYTES = 64 << 20
 EDGE = 256  # bytes: slots begin at multiples of it
 
 

@@ -36,9 +36,16 @@ class Case(NamedTuple):
     scope: str
     host: str = "auto"  # of the pack; "" = the checkpoint
     pinned: int = 1 << 30  # bytes that the system lets be locked
+    host_eviction: str = "lru"
 
     def settings(self, budget: str) -> dict[str, object]:
-        return {"budget": budget, "eviction": self.eviction, "predictor": self.predictor, "scope": self.scope}
+        return {
+            "budget": budget,
+            "eviction": self.eviction,
+            "predictor": self.predictor,
+            "scope": self.scope,
+            "host_eviction": self.host_eviction,
+        }
 
 
 FEW = (
@@ -142,7 +149,7 @@ def no_wait(patch: pytest.MonkeyPatch, fake: FakeCuda) -> None:
 
 
 def row_reused(patch: pytest.MonkeyPatch, fake: FakeCuda) -> None:
-    """A row of the host cache is overwritten while it is copied from."""
+    """A row of the host cache is overwritten while it is copied from: where the one copied last may leave."""
 
     class Forgets(dict[int, Any]):
         def pop(self, *_: object) -> None:
@@ -158,7 +165,8 @@ def row_reused(patch: pytest.MonkeyPatch, fake: FakeCuda) -> None:
 
 
 def staging_reused(patch: pytest.MonkeyPatch, fake: FakeCuda) -> None:
-    """A staging row is overwritten while it is copied from."""
+    """The only staging row is overwritten while it is copied from."""
+    patch.setattr(host_memory, "STAGING", 1)
 
     class Forgets(host_memory.SimpleQueue):  # type: ignore[misc, name-defined]
         def put(self, item: Any) -> None:
@@ -170,7 +178,7 @@ def staging_reused(patch: pytest.MonkeyPatch, fake: FakeCuda) -> None:
 PLANTED: tuple[tuple[Callable[[pytest.MonkeyPatch, FakeCuda], None], Case], ...] = (
     (no_fence, FEW[0]),
     (no_wait, FEW[0]),
-    (row_reused, Case("lru", "none", "layer", host="200kB")),
+    (row_reused, Case("lru", "none", "layer", host="100kB", host_eviction="random")),
     (staging_reused, FEW[2]),
 )
 

@@ -85,7 +85,7 @@ class Engine:
 
     def unload(self) -> None:
         """Release all memory, threads and processes, whoever still has this engine or a part of it. Raises BusyError
-        while an answer is being generated; of other errors the first, after everything else was released."""
+        while an answer is being generated; an error of one of its steps is raised once all others were done."""
         with self.access.owned("The model is answering. Stop the answer first."), ExitStack() as steps:
             for step in reversed(
                 (

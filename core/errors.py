@@ -23,6 +23,10 @@ class BudgetError(MoestroError):
     """The device or host memory asked for does not suffice, or is more than the machine has free."""
 
 
+class DeviceFullError(BudgetError):
+    """The device ran out of memory in an answer, and giving up experts did not help."""
+
+
 class DeviceError(MoestroError):
     """The GPU failed: what was asked of it was not done, and it may do nothing more in this process."""
 

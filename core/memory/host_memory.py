@@ -101,7 +101,7 @@ class HostMemory:
             _unlock([last])
 
     def _add(self, slab: torch.Tensor) -> None:
-        self.rows += slab.view(-1, self.row_bytes)
+        self.rows.extend(slab.view(-1, self.row_bytes))
 
 
 def _sizes(count: int, most: int) -> list[int]:

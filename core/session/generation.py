@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import torch
 
-from core.errors import BudgetError, DeviceError
+from core.errors import DeviceError, DeviceFullError
 from core.quality.meter import Meter
 from core.runtime.batch import Batch
 from core.runtime.kv_cache import KVCache
@@ -155,8 +155,8 @@ class Generation:
         """Compute the next tokens, so many of each sequence, in one forward pass; draw the token that follows where all
         of a sequence's are computed. `total` = tokens of a prompt that is read in several passes.
 
-        When the device runs out of memory, some slots are freed and the pass is made once more. Raises BudgetError when
-        that does not help, and DeviceError for other errors that a GPU reports.
+        When the device runs out of memory, some slots are freed and the pass is made once more. Raises DeviceFullError
+        when that does not help, and DeviceError for other errors that a GPU reports.
         """
         try:
             return self._once(phase, work, total)
@@ -167,7 +167,7 @@ class Generation:
         try:
             return self._once(phase, work, total)
         except RuntimeError as error:
-            raise BudgetError(FULL.format(self._shortage(error))) from error
+            raise DeviceFullError(FULL.format(self._shortage(error))) from error
 
     def _shortage(self, error: RuntimeError) -> str:
         """What the device had no memory for. Any other error is raised."""
@@ -179,14 +179,14 @@ class Generation:
         raise error
 
     def _make_room(self, work: Work, lack: str) -> None:
-        """After a pass that broke off: take back what it did, and free some slots. Raises BudgetError when there are
-        none to free, or what it did cannot be taken back."""
+        """After a pass that broke off: take back what it did, and free some slots. Raises DeviceFullError when there
+        are none to free, or what it did cannot be taken back."""
         self._parts.expert_cache.abandon()
         for sequence, _ in work:
             if not self._kv.taken_back(sequence.kv, sequence.moments):
-                raise BudgetError(FULL.format(lack))
+                raise DeviceFullError(FULL.format(lack))
         if not self._controller.make_room(self._parts):
-            raise BudgetError(FULL.format(lack))
+            raise DeviceFullError(FULL.format(lack))
 
     def _once(self, phase: Phase, work: Work, total: int) -> tuple[list[int | None], StepRecord]:
         """One forward pass, as `_pass` describes it."""

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from fastapi import Request
 
-from core.errors import DeviceError
+from app.server.errors import moestro_error
+from core.errors import DeviceError, DeviceFullError, MoestroError
 from core.memory.codec import SlotParts
 from core.memory.slot import Slot
 from core.memory.transfer import Ticket, TransferEngine
@@ -69,6 +71,12 @@ def test_every_copy_fails_when_a_copy_thread_meets_an_error(call: str) -> None:
         assert isinstance(within(lambda: link.wait(late)), DeviceError)
         assert within(lambda: link.settle(late)) is None and within(link.close) is None
         assert not link.cancel(copies[-1])
+
+
+@pytest.mark.parametrize("error", [DeviceError.of(RuntimeError("CUDA error: lost\nmore")), DeviceFullError("full")])
+def test_a_client_is_told_that_it_is_not_to_blame(error: MoestroError) -> None:
+    response = moestro_error(Request({"type": "http", "path": "/v1/completions", "headers": []}), error)
+    assert response.status_code == 503 and "more" not in bytes(response.body).decode()
 
 
 def test_an_answer_ends_with_an_error_the_user_can_read(model: Path) -> None:

@@ -241,7 +241,22 @@ def traced_threading(clocks: Clocks) -> SimpleNamespace:
             self._passed.tell()
             self._lock.release()
 
-    return SimpleNamespace(Condition=Condition, Event=Event, Lock=Lock, Thread=threading.Thread)
+    class Thread(threading.Thread):
+        def __init__(self, **values: Any) -> None:
+            super().__init__(**values)
+            self._passed = Passed(clocks)
+
+        def run(self) -> None:
+            try:
+                super().run()
+            finally:
+                self._passed.tell()
+
+        def join(self, timeout: float | None = None) -> None:
+            super().join(timeout)
+            self._passed.learn()
+
+    return SimpleNamespace(Condition=Condition, Event=Event, Lock=Lock, Thread=Thread)
 
 
 def traced_queue(clocks: Clocks) -> Callable[[], Any]:

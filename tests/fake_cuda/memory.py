@@ -54,13 +54,15 @@ class DeviceMemory:
         self._segments: list[Segment] = []
         self._lock = threading.RLock()
         self.allocated = self.reserved = self.most_allocated = self.most_reserved = 0
-        self.retries = 0  # how often everything that was kept had to be given back to serve a request
+        self.full = False  # nothing more can be allocated
 
     def allocate(self, size: int) -> tuple[Segment, Block]:
         """Raises torch.OutOfMemoryError, with nothing allocated."""
         if size == 0:
             return Segment(0, True), Block(0)
-        size, small = up(max(size, 1), 512), size <= MIB
+        if self.full:
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / MIB:.2f} MiB. GPU 0 is full.")
+        size, small = up(size, 512), size <= MIB
         with self._lock:
             found = [
                 (block.size, at, segment, block)
@@ -114,7 +116,6 @@ class DeviceMemory:
     def _segment(self, size: int, small: bool) -> Segment:
         whole = 2 * MIB if small else 20 * MIB if size < 10 * MIB else up(size, 2 * MIB)
         if whole > self.available:
-            self.retries += 1
             self.empty_cache()
         if whole > self.available:
             raise torch.OutOfMemoryError(

@@ -53,6 +53,15 @@ def gpus() -> list[dict[str, Any]]:
     return found or nvml_alone()
 
 
+def kernels() -> str:
+    """What stands in the way of the GPU's kernels; "" = nothing."""
+    import torch
+
+    from core.memory.codec.kernels import notice
+
+    return notice(torch.device("cuda"))
+
+
 def nvml(uuid: str, index: int) -> dict[str, Any]:
     """PCIe generation and width (current and maximum) and driver of one GPU; empty when NVML does not answer."""
     import pynvml as nv

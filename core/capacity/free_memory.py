@@ -17,6 +17,13 @@ def free_bytes(device: torch.device) -> tuple[int, int]:
     return memory.available, memory.total
 
 
+def give_back(device: torch.device) -> None:
+    """Return to the system what torch keeps of freed memory: of a GPU's, and of pinned memory."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch._C._host_emptyCache()
+
+
 def device_free(device: torch.device, instead_of: Memory | None = None) -> int:
     """Free bytes of the memory that `device` computes in, plus those that the model loaded now
     (`instead_of`) would free."""

@@ -17,6 +17,7 @@ from core.errors import BudgetError, ContextError, ModelError
 from core.hf import ExpertsSite, Outline, check_model, meta_skeleton, outline, rounded_bytes
 from core.hf.files import ModelFiles
 from core.memory.codec import Codec, PartSpec, make_codec
+from core.memory.codec.kernels import notice
 from core.memory.pack import Manifest, pack_at
 from core.memory.pack.verify import check
 from core.settings.loading import LoadSpec
@@ -68,7 +69,8 @@ class Plan:
         parts = self.outline.left_out
         verb = "are" if len(parts) > 1 else "is"
         text = f"Text only: {', '.join(parts)} of this model {verb} not loaded." if parts else ""
-        return " ".join(filter(None, (text, CLOSE.format(self.closeness) if self.closeness else "")))
+        close = CLOSE.format(self.closeness) if self.closeness else ""
+        return " ".join(filter(None, (text, close, notice(self.device))))
 
     @property
     def closeness(self) -> float:

@@ -31,6 +31,7 @@ from core.session.lossy_check import check_allowed, check_weighable
 from core.settings.config import Settings
 
 Rules = Callable[[], Sequence[Rule | None]]
+ROOM_BYTES = 256 << 20  # of slots, freed at once when the device is out of memory
 
 
 @dataclass(slots=True)
@@ -138,16 +139,32 @@ class SettingsController:
         if self.placed.pinned or self.placed is not before:
             to.expert_cache.pin(self.placed.pinned)
 
+    def make_room(self, to: EngineParts) -> bool:
+        """The device ran out of memory in a pass: free some slots, as if a lower budget had been requested. False when
+        no token could do with fewer. Only between two passes, on the compute thread."""
+        cache = to.expert_cache
+        fewer = max(cache.slots // 16, -(-ROOM_BYTES // to.sizes.slot))
+        slots = max(to.sizes.slots_min(self.applied.cache.scope), cache.slots - fewer)
+        if slots >= cache.slots or self.placed.problem(slots):
+            return False
+        cache.reshape(slots=slots)
+        self._hold(to, "the device ran out of memory: fewer experts are kept on it")
+        return True
+
     def _resize(self, settings: Settings, to: EngineParts) -> None:
         try:
             to.expert_cache.reshape(slots=to.sizes.slots(settings.cache.budget))
         except BudgetError as error:  # the device ran full while growing: keep the size reached, and report it
-            held = {"budget": str(to.sizes.bytes(to.expert_cache.slots))}
-            self.applied = settings.with_(held)
-            to.ledger.hold_to(self.applied.cache.budget)
-            with self._turn:
-                self.wanted = self.wanted.with_(held)
-            to.telemetry.mark(to.recorder.index, str(error))
+            self._hold(to, str(error))
+
+    def _hold(self, to: EngineParts, because: str) -> None:
+        """The budget is what the slots take now."""
+        held = {"budget": str(to.sizes.bytes(to.expert_cache.slots))}
+        self.applied = self.applied.with_(held)
+        to.ledger.hold_to(self.applied.cache.budget)
+        with self._turn:
+            self.wanted = self.wanted.with_(held)
+        to.telemetry.mark(to.recorder.index, because)
 
 
 def begin(settings: Settings, to: EngineParts) -> None:

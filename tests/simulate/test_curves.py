@@ -22,6 +22,7 @@ from core.simulate.run import maker
 from core.trace import ArrayTrace, Chunk
 from core.trace.chunk import RANKED
 from core.trace.ranking import NONE, rankings
+from tests.simulate.test_cache import request
 
 LAYERS, EXPERTS, K = 2, 6, 2
 
@@ -128,7 +129,7 @@ def test_curves_are_those_of_one_cache_for_each_size(policy: str, seed: int, pas
                     for rank, expert in enumerate(found[layer]):
                         cached[layer, slots, rank] += core.is_resident(layer * EXPERTS + expert)
                     hit[layer, slots] += sum(core.is_resident(layer * EXPERTS + e) for e in wanted) / K
-                request(core, layer, wanted)
+                request(core, layer, [layer * EXPERTS + e for e in wanted])
             if size == 1:
                 for rank, expert in enumerate(found[layer]):
                     chosen[layer, rank] += expert in wanted
@@ -140,23 +141,6 @@ def test_curves_are_those_of_one_cache_for_each_size(policy: str, seed: int, pas
     assert np.allclose(curves.hit, hit / tokens) and np.allclose(curves.hit[:, EXPERTS], 1.0)
     assert np.allclose(curves.chosen, chosen[:, :ranks] / tokens) and not chosen[:, ranks:].any()
     assert np.allclose(curves.cached, cached[..., :ranks] / tokens)
-
-
-def request(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> None:
-    """`layer` requests experts, as many at once as fit."""
-    room = core.room(layer)
-    first = sorted(wanted, key=lambda e: not core.is_resident(layer * EXPERTS + e)) if len(wanted) > room else wanted
-    step = room if len(wanted) <= room else max(1, room // 8)
-    leased: list[int] = []
-    for at in range(0, len(first), step):
-        group = [layer * EXPERTS + e for e in first[at : at + step]]
-        while leased and len(leased) + len(group) > room:
-            core.release([leased.pop(0)])
-        for eid in core.lease(layer, group):
-            assert core.admit(eid, core.leased) is not None
-            core.use(eid)
-        leased += group
-    core.release(leased)
 
 
 def test_sizes_between_those_replayed_are_interpolated() -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 
 from core.errors import ProfileError
+from core.policy.allocation.cache_plan import CachePlan
 from core.policy.substitute.entropy import TEMPERATURES
 from core.profile.file import DAMAGED, error_text, read, write
 from core.profile.sound import check_arrays, check_head, check_nets
@@ -103,9 +104,12 @@ class Profile:
     times: dict[str, float] | None = None  # ms: "att" and "moe" of one layer, "head", "load" of one expert
     nets: dict[str, Tensor] = field(default_factory=dict)  # weights "estimator.*" and "path.*"
     settings: dict[str, object] = field(default_factory=dict)  # the nets' configurations, and the basis of the times
+    plan: CachePlan | None = None  # of the cache, made from what was measured
 
     def has(self, part: str) -> bool:
-        """Whether a part (a name of PARTS) was gathered. Raises KeyError for any other name."""
+        """Whether a part (a name of PARTS) was gathered, or a "plan" made. Raises KeyError for any other name."""
+        if part == "plan":
+            return self.plan is not None
         names = PARTS[part]
         if not names:
             return any(name.startswith(f"{part}.") for name in self.nets)
@@ -141,6 +145,7 @@ class Profile:
                     mine if isinstance(mine, dict) else {}
                 )
         values |= {} if self.tokens else {"tokens": old.tokens, "source": old.source}  # only times were measured
+        values["plan"] = self.plan or old.plan
         return replace(self, **values, nets={**nets, **self.nets}, settings=settings)
 
 
@@ -161,6 +166,8 @@ def profile_path(data_dir: Path, model_hash: str) -> Path:
 def save(profile: Profile, path: Path) -> None:
     """Writes a profile atomically. Raises ProfileError, keeping the old file."""
     head = {f.name: getattr(profile, f.name) for f in fields(profile) if f.name in _PLAIN}
+    if profile.plan is not None:
+        head["plan"] = profile.plan.as_json()
     try:
         write(path, KEY, head, _arrays(profile), VERSION)
     except (OSError, SafetensorError) as error:
@@ -240,6 +247,8 @@ def _profile(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
     check_nets(plain["settings"], nets, defaults="defaults" in values)
     if "first_tokens" in values:
         values["first_table"] = FirstTable(values.pop("first_tokens"), values.pop("first_experts"))
+    if head.get("plan") is not None:
+        values["plan"] = CachePlan.from_json(head["plan"], plain["layers"], plain["experts"])
     return Profile(**plain, **values, nets=_nets(arrays))
 
 

@@ -1,5 +1,6 @@
-"""`plan`: divides a budget among layers, and each layer's among whole and split experts, by what it is predicted to save;
-or says the least budget for a speed. Without a model: from recorded routing, or a profile."""
+"""`plan`: divides a budget among layers, and says which part of how many experts each should keep, by the waiting that
+this is predicted to save; or finds the least budget for a speed. From recorded routing or a profile, without a model.
+"""
 
 from __future__ import annotations
 
@@ -101,6 +102,9 @@ class Size:
 
 def run(args: argparse.Namespace) -> int:
     began_s = time.perf_counter()
+    for where, name, _ in args.pairs:
+        if where != options.LOAD and not name.startswith("eviction."):
+            raise SettingError(f"plan has no use for {name}: it takes parameters of cache policies, and how to load.")
     size, model_hash, budget = model_of(args)
     trace = open_trace(args.trace, args.experts) if args.trace else None
     profile = found_profile(args, trace, model_hash)
@@ -111,12 +115,12 @@ def run(args: argparse.Namespace) -> int:
     total = curves.layers * curves.experts
     if args.tpot is not None:
         plan = least_budget(curves, times, args.tpot, zeta=args.zeta, theta=args.theta, least=least)
-        experts = math.ceil(plan.budget - 1e-6) + aside
+        experts = min(total, math.ceil(plan.budget - 1e-6) + aside)
     else:
         experts = budgeted(budget, size, total)
         if experts < aside:
             raise SettingError(
-                f"This budget pays for {experts} experts, fewer than the {aside} that a token uses in a layer. Raise it."
+                f"This budget pays for {experts} experts, but a token uses {aside} in a layer. Raise the budget."
             )
         plan = plan_cache(curves, times, experts - aside, zeta=args.zeta, theta=args.theta, least=least)
     answer = Answer(
@@ -126,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         times,
         experts,
         aside,
-        None if size is None else size.fixed_bytes + min(experts, total) * size.expert_bytes,
+        None if size is None else size.fixed_bytes + experts * size.expert_bytes,
         args.tpot,
         basis,
         measured,
@@ -152,12 +156,8 @@ def compared(curves: Curves, times: LayerTimes, experts: int, aside: int) -> dic
 def statistics(args: argparse.Namespace, trace: Trace | None, profile: Profile | None) -> tuple[Curves, str]:
     """Hit curves and worth of predictions, and where they are from. Raises SettingError when nothing tells."""
     if trace is not None:
-        params = {
-            name.removeprefix(f"eviction.{args.eviction}."): value
-            for where, name, value in args.pairs
-            if where == options.LIVE
-        }
-        policy = Settings({"eviction": args.eviction}).cache.eviction._replace(params=params)
+        own = {name: value for where, name, value in args.pairs if where == options.LIVE}
+        policy = Settings({"eviction": args.eviction, **own}).cache.eviction
         if isinstance(trace, FileTrace) and trace.cut:
             say(f"{args.trace} is cut short; the incomplete part at its end is left out.")
         curves = measure_curves(trace, policy_maker(policy), last=max(0, args.tokens))
@@ -187,7 +187,7 @@ def times_of(args: argparse.Namespace, profile: Profile | None) -> tuple[LayerTi
     measured = profile.times if profile is not None and profile.times is not None else {}
     if lacks := [f"--{name}-ms" for name in TIMES if name not in own and name not in measured]:
         raise SettingError(
-            f"Without measured times, give {', '.join(lacks)}. `python launch.py calibrate --parts times` measures them."
+            f"Without measured times, give {', '.join(lacks)}. They are measured by python launch.py calibrate."
         )
     said = []
     if measured and profile is not None:

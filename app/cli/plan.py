@@ -165,6 +165,9 @@ def statistics(args: argparse.Namespace, trace: Trace | None, profile: Profile |
         if curves.chosen.size:
             named = trace.predictor[0] if isinstance(trace, FileTrace) and trace.predictor else "a predictor"
             return curves, f"{basis}; predictions of {named} as recorded, {curves.recall.mean():.1%} right"
+    elif profile is not None and (measured := _measured(profile, args.eviction)) is not None:
+        basis = f"{measured.tokens} tokens that calibration read, {variant('eviction', args.eviction).title}"
+        return measured, f"{basis}; what the routers say a layer early, {measured.recall.mean():.1%} right"
     elif profile is not None and profile.counts is not None:
         curves = curves_of(profile.counts, profile.top_k)
         basis = f"uses of {profile.tokens} tokens in the profile, as if the most used experts were cached"
@@ -179,6 +182,12 @@ def statistics(args: argparse.Namespace, trace: Trace | None, profile: Profile |
             f"{basis}; the next-layer gate {curves.recall.mean():.1%} right by the profile, k experts a token",
         )
     return curves, f"{basis}; no predictions"
+
+
+def _measured(profile: Profile, eviction: str) -> Curves | None:
+    """The profile's own curves, if they are of this policy."""
+    about = profile.settings.get("curves")
+    return profile.curves() if isinstance(about, dict) and about.get("eviction") == eviction else None
 
 
 def times_of(args: argparse.Namespace, profile: Profile | None) -> tuple[LayerTimes, str]:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from core.errors import ProfileError
 from core.policy.allocation.cache_plan import CachePlan
+from core.policy.allocation.curves import Curves
 from core.policy.substitute.entropy import TEMPERATURES
 from core.profile.file import DAMAGED, error_text, read, write
 from core.profile.sound import check_arrays, check_head, check_nets
@@ -50,11 +51,12 @@ PARTS: dict[str, tuple[str, ...]] = {
     "norms": ("norms",),
     "peaks": ("peaks",),
     "first_table": ("first_table",),
+    "curves": ("curve_hit", "curve_chosen", "curve_cached"),
     "times": ("times",),
     "estimator": (),
     "path": (),
 }
-# Array -> (dtype in the file, its dimensions: L layers, E experts, K top-k, H hidden, - any).
+# Array -> (dtype in the file, its dimensions: L layers, E experts, C experts + 1, K top-k, H hidden, - any).
 ARRAYS: dict[str, tuple[str, str]] = {
     "counts": ("int64", "LE"),
     "pairs": ("float32", "LEE"),
@@ -69,6 +71,9 @@ ARRAYS: dict[str, tuple[str, str]] = {
     "likeness": ("float16", "LEE"),
     "norms": ("float32", "LE"),
     "peaks": ("float32", "LE"),
+    "curve_hit": ("float32", "LC"),
+    "curve_chosen": ("float32", "L-"),
+    "curve_cached": ("float32", "LC-"),
     "first_tokens": ("int32", "-"),
     "first_experts": ("int16", "-K"),
 }
@@ -101,6 +106,9 @@ class Profile:
     maps: Floats | None = None  # float16 [N, L, E] router distributions of single tokens ...
     map_keys: Floats | None = None  # float16 [N, H] ... and the output of the embedding for them
     first_table: FirstTable | None = None
+    curve_hit: Floats | None = None  # float32 [L, E + 1] the arrays of core.policy.allocation.curves.Curves
+    curve_chosen: Floats | None = None  # float32 [L, Y]
+    curve_cached: Floats | None = None  # float32 [L, E + 1, Y]
     times: dict[str, float] | None = None  # ms: "att" and "moe" of one layer, "head", "load" of one expert
     nets: dict[str, Tensor] = field(default_factory=dict)  # weights "estimator.*" and "path.*"
     settings: dict[str, object] = field(default_factory=dict)  # the nets' configurations, and the basis of the times
@@ -128,6 +136,15 @@ class Profile:
             full.removeprefix(f"{name}."): one.numpy() for full, one in self.nets.items() if full.startswith(f"{name}.")
         }
         return {key: int(value) for key, value in config.items()}, weights
+
+    def curves(self) -> Curves | None:
+        """The statistics that a cache is planned from; None where they were not measured."""
+        if self.curve_hit is None or self.curve_chosen is None or self.curve_cached is None:
+            return None
+        about = self.settings.get("curves")
+        tokens = about.get("tokens") if isinstance(about, Mapping) else None
+        arrays = (np.asarray(one, np.float64) for one in (self.curve_hit, self.curve_chosen, self.curve_cached))
+        return Curves(self.top_k, tokens if isinstance(tokens, int) else self.tokens, *arrays)
 
     def over(self, old: Profile) -> Profile:
         """This profile, with missing parts taken from an older one of the same model."""
@@ -227,6 +244,7 @@ def _profile(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
         "L": plain["layers"],
         "l": plain["layers"] - 1,
         "E": plain["experts"],
+        "C": plain["experts"] + 1,
         "K": plain["top_k"],
         "H": plain["hidden"],
         "P": 101,

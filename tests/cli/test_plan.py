@@ -123,6 +123,20 @@ def test_errors_in_the_users_words(
     assert why in capsys.readouterr().err
 
 
+def test_measured_curves_come_before_guessed_ones(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = load(profile)
+    hit = np.tile(np.linspace(0, 1, EXPERTS + 1, dtype=np.float32), (LAYERS, 1))
+    some = np.full((LAYERS, K), 0.25, np.float32)
+    cached = np.repeat(hit[:, :, None], K, 2)
+    about = {**found.settings, "curves": {"tokens": 77, "eviction": "lcp"}}
+    save(replace(found, curve_hit=hit, curve_chosen=some, curve_cached=cached, settings=about), profile)
+    measured, table = result(capsys, "--profile", profile)
+    assert measured["statistics"]["tokens"] == 77 and measured["statistics"]["recall"] == [0.25] * LAYERS
+    assert "77 tokens that calibration read, LCP" in table
+    other, table = result(capsys, "--profile", profile, "--eviction", "lru")
+    assert "400 tokens in the profile" in table and other["statistics"]["recall"] != [0.25] * LAYERS
+
+
 def test_a_profile_without_uses_tells_nothing(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(replace(load(profile), counts=None), profile)
     assert cli.main(["plan", "--profile", str(profile)]) == 2

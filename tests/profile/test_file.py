@@ -57,6 +57,9 @@ def whole(seed: int = 0) -> Profile:
         norms=some(L, E),
         peaks=some(L, E),
         first_table=FirstTable(np.array([3, 9], np.int32), np.array([[1, 0], [7, -1]], np.int16)),
+        curve_hit=some(L, E + 1),
+        curve_chosen=some(L, K),
+        curve_cached=some(L, E + 1, K),
         times={"att": 0.1, "moe": 0.25, "head": 1.5, "load": 2.0},
         nets={
             "estimator.a": torch.from_numpy(some(3, 4)),

@@ -66,9 +66,9 @@ def calibrate(
     restored, and it gives the same logits. Which experts are resident changes, as with any prompt.
 
     Host memory, L layers of E experts, k active, width H: 24 L E^2 + 655360 L (entropies) + 4 L E H (default vectors) +
-    4000 (L E + H) (maps) + 1000 L E (curves) + 128 MiB (estimator) + 256 (4 L + 2 E) H (likeness) bytes, 4 bytes per
-    token of text, and 4 per token that the path net learns from; training that net takes about 50 kB * L E more. Device
-    memory: that of a prompt, and 4 (2 T k + E) H bytes for a chunk of T tokens.
+    4000 (L E + H) (maps) + 8 L E^2 + 3000 L E (curves) + 128 MiB (estimator) + 256 (4 L + 2 E) H (likeness) bytes, 4
+    bytes per token of text, and 4 per token that the path net learns from; training that net takes about 50 kB * L E
+    more. Device memory: that of a prompt, and 4 (2 T k + E) H bytes for a chunk of T tokens.
 
     Raises SettingError for unknown parts or when there is nothing to read, ProfileError for a trace of another model or
     a disk without room for the training data, BusyError, Cancelled.

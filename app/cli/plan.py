@@ -9,11 +9,12 @@ import json
 import math
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.cli import options
-from app.cli.plan_report import Answer, report, summary
+from app.cli.plan_report import PLANNED, Answer, report, summary
 from app.cli.simulate import positive, profile_for, say
 from app.services.profiles import stored
 from app.store.home import data_dir
@@ -27,11 +28,14 @@ from core.policy.eviction import policy_maker
 from core.profile import Profile, load, profile_path, save
 from core.settings.budget import Budget
 from core.settings.config import Settings
+from core.settings.param import Choice
 from core.settings.registry import variant
 from core.simulate.curves import measure_curves
+from core.simulate.split_replay import SplitReplay, SplitResult
 from core.trace import FileTrace, Trace, open_trace
 
 TOKENS = 5000  # of a trace: as many as MoEpic plans from (section 4.1)
+BLOCKS = 16  # of an expert, in a replay
 TIMES = ("att", "moe", "head", "load")
 
 
@@ -88,6 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         strict=True,
     ):
         clock.add_argument(f"--{name}-ms", type=positive, metavar="X", help=what)
+    parser.add_argument(
+        "--replay", action="store_true", help="also run the trace through these caches in virtual time; takes a while"
+    )
     parser.add_argument("--save", action="store_true", help="keep the plan in the profile")
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
 
@@ -110,8 +117,8 @@ def run(args: argparse.Namespace) -> int:
     profile = found_profile(args, trace, model_hash)
     curves, basis = statistics(args, trace, profile)
     times, measured = times_of(args, profile)
-    least = float(curves.top_k) if args.theta == WHOLE else 0.0
-    aside = 0 if args.theta == WHOLE else curves.top_k  # the prefetch buffer, which whole experts do without
+    least = float(curves.top_k) if args.theta == WHOLE else 0.0  # the engine's own cache has no buffer
+    aside = curves.top_k  # the prefetch buffer
     total = curves.layers * curves.experts
     if args.tpot is not None:
         plan = least_budget(curves, times, args.tpot, zeta=args.zeta, theta=args.theta, least=least)
@@ -123,9 +130,11 @@ def run(args: argparse.Namespace) -> int:
                 f"This budget pays for {experts} experts, but a token uses {aside} in a layer. Raise the budget."
             )
         plan = plan_cache(curves, times, experts - aside, zeta=args.zeta, theta=args.theta, least=least)
+    others = compared(curves, times, experts - aside)
     answer = Answer(
         plan,
-        compared(curves, times, experts, aside),
+        others,
+        replayed(args, trace, {PLANNED: plan, **others}, times) if args.replay else {},
         curves,
         times,
         experts,
@@ -143,24 +152,43 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def compared(curves: Curves, times: LayerTimes, experts: int, aside: int) -> dict[str, CachePlan]:
-    """Other divisions of the same memory; whole experts need no buffer beside them."""
+def compared(curves: Curves, times: LayerTimes, experts: int) -> dict[str, CachePlan]:
+    """Other divisions of the same slots."""
     return {
-        "even, each layer's best split": plan_even(curves, times, experts - aside),
-        "even, halves": plan_even(curves, times, experts - aside, 0.5),
+        "even, each layer's best split": plan_even(curves, times, experts),
+        "even, halves": plan_even(curves, times, experts, 0.5),
         "even, whole experts": plan_even(curves, times, experts, WHOLE),
         "AdapMoE, whole experts": plan_adapmoe(curves, times, experts),
     }
 
 
+def replayed(
+    args: argparse.Namespace, trace: Trace | None, plans: Mapping[str, CachePlan], times: LayerTimes
+) -> dict[str, SplitResult]:
+    """What each of these caches, with the buffer, takes on the trace in virtual time. Raises SettingError without
+    one."""
+    if trace is None:
+        raise SettingError("--replay needs a --trace.")
+    return {
+        name: SplitReplay(trace, plan.in_blocks(BLOCKS), BLOCKS, trace.top_k, times, policy_maker(policy(args))).run(
+            trace.tokens // 4
+        )
+        for name, plan in plans.items()
+    }
+
+
+def policy(args: argparse.Namespace) -> Choice:
+    """The cache policy with its parameters. Raises SettingError."""
+    own = {name: value for where, name, value in args.pairs if where == options.LIVE}
+    return Settings({"eviction": args.eviction, **own}).cache.eviction
+
+
 def statistics(args: argparse.Namespace, trace: Trace | None, profile: Profile | None) -> tuple[Curves, str]:
     """Hit curves and worth of predictions, and where they are from. Raises SettingError when nothing tells."""
     if trace is not None:
-        own = {name: value for where, name, value in args.pairs if where == options.LIVE}
-        policy = Settings({"eviction": args.eviction, **own}).cache.eviction
         if isinstance(trace, FileTrace) and trace.cut:
             say(f"{args.trace} is cut short; the incomplete part at its end is left out.")
-        curves = measure_curves(trace, policy_maker(policy), last=max(0, args.tokens))
+        curves = measure_curves(trace, policy_maker(policy(args)), last=max(0, args.tokens))
         basis = f"{curves.tokens} decoded tokens of {args.trace.name}, {variant('eviction', args.eviction).title}"
         if curves.chosen.size:
             named = trace.predictor[0] if isinstance(trace, FileTrace) and trace.predictor else "a predictor"

@@ -9,6 +9,9 @@ from app.words import size
 from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.curves import Curves
 from core.policy.allocation.expert_split import LayerTimes
+from core.simulate.split_replay import SplitResult
+
+PLANNED = "planned"  # the plan among the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,7 @@ class Answer:
 
     plan: CachePlan
     compared: Mapping[str, CachePlan]
+    replayed: Mapping[str, SplitResult]  # of all of these, or empty
     curves: Curves
     times: LayerTimes
     experts: int  # memory in whole experts, the buffer included
@@ -33,9 +37,9 @@ def report(answer: Answer) -> str:
     total = curves.layers * curves.experts
     parts = [f"{answer.experts} of {total} experts, {answer.experts / total:.1%}"]
     parts += [f"{size(answer.device_bytes)} in all"] if answer.device_bytes is not None else []
-    parts += [f"{answer.aside} of them the prefetch buffer"] if answer.aside else []
+    parts += [f"{answer.aside} of them the prefetch buffer"]
     head = "Budget" if answer.tpot_ms is None else f"Least budget for {answer.tpot_ms:g} ms a token"
-    rows = {"planned": plan, **answer.compared}
+    rows = {PLANNED: plan, **answer.compared}
     width = max(len(name) for name in rows)
     lines = [
         f"{curves.layers} layers of {curves.experts} experts, {curves.top_k} active",
@@ -44,10 +48,12 @@ def report(answer: Answer) -> str:
         f"Statistics: {answer.basis}",
         f"{head}: {'; '.join(parts)}",
         f"Predicted, of which computing takes {plan.compute_ms:.4g} ms:",
-        f"  {'':<{width}}{'waiting ms':>12}{'ms a token':>12}{'tokens/s':>10}",
+        f"  {'':<{width}}{'waiting ms':>12}{'ms a token':>12}{'tokens/s':>10}"
+        + f"{'replayed ms':>13}{'predicted/replayed':>20}" * bool(answer.replayed),
     ]
     lines += [
         f"  {name:<{width}}{sum(one.exposed_ms):>12.2f}{one.tpot_ms:>12.2f}{1e3 / one.tpot_ms:>10.2f}"
+        + (f"{was.tpot_ms:>13.2f}{one.tpot_ms / was.tpot_ms:>20.2f}" if (was := answer.replayed.get(name)) else "")
         for name, one in rows.items()
     ]
     lines += [f"The plan, after {plan.rounds} moves:", "  layer   slots  experts  part resident  waiting ms"]
@@ -74,4 +80,5 @@ def summary(answer: Answer) -> dict[str, object]:
         "tpot_ms": answer.plan.tpot_ms,
         "plan": answer.plan.as_json(),
         "compared_ms": {name: one.tpot_ms for name, one in answer.compared.items()},
+        "replayed": {name: asdict(one) for name, one in answer.replayed.items()},
     }

@@ -42,7 +42,8 @@ def test_a_prediction_that_comes_late_by_hand() -> None:
     """Layer 0 is known at 2, its expert lands at 6 and is computed at 8; layer 1 is known at 9, its expert was
     predicted and copied from 6 to 10, and is computed at 12. The next token has both: 7 ms."""
     rows = [(0, 0, 1, 1, 1.0), (0, 1, 0, 0, 1.0), (1, 0, 1, 1, 1.0)]
-    found = replay(trace([[[0], [1]]] * 2, 2, rows), capacity=2, top=1, blocks=2, buffer=1)
+    twice = trace([[[0], [1]]] * 2, 2, rows)
+    found = replay(twice, capacity=2, top=1, blocks=2, buffer=1)
     assert found == SplitResult(2, 9.5, (0.5, 0.5), (2.0, 0.5), 1.0)
     assert replay(trace([[[0], [1]]] * 2, 2, rows), 2, 1, 2, 1, warm=1) == SplitResult(
         1, 7.0, (1.0, 1.0), (0.0, 0.0), 0.0

@@ -308,7 +308,8 @@ class CacheCore(Generic[S]):
         """Of the experts in no container of `blocked`, cut that one of the `long` ones which is worth least, or else
         evict whom the policy evicts next, pinned ones if there is no other -> CUT, or the expert evicted; None when
         nobody may be."""
-        for spared in (self.pinned, ()) if self.pinned else ((),):
+        spares: tuple[Collection[int], ...] = (self.pinned, ()) if self.pinned else ((),)
+        for spared in spares:
             if self.held.long and (eid := self._to_cut(pool, *blocked, spared)) is not None:
                 self.cut(eid)
                 return CUT

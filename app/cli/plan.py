@@ -99,6 +99,11 @@ def run(args: argparse.Namespace) -> int:
     trace = open_trace(args.trace, args.experts) if args.trace else None
     profile = found_profile(args, trace, model_hash)
     curves, basis = statistics(args, trace, profile)
+    if size is not None and size.shape != (curves.layers, curves.experts):
+        raise SettingError(
+            f"{args.model} has {size.shape[0]} layers of {size.shape[1]} experts, and what is known is of "
+            f"{curves.layers} of {curves.experts}. Name a trace and a profile of this model."
+        )
     times, measured = times_of(args, profile)
     least = float(curves.top_k) if args.theta == WHOLE else 0.0  # the engine's own cache has no buffer
     aside = curves.top_k  # the prefetch buffer

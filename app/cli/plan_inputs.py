@@ -30,8 +30,10 @@ TIMES = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a model, where one was named: bytes of one expert in the cache, and of everything that is no cache."""
+    """Of a model, where one was named: its layers and experts, and bytes of one expert in the cache and of everything
+    that is no cache."""
 
+    shape: tuple[int, int]
     expert_bytes: int
     fixed_bytes: int
 
@@ -109,7 +111,8 @@ def model_of(args: argparse.Namespace) -> tuple[Size | None, str, Budget]:
     found = checked(LoadSpec.checked(args.model, Settings({"budget": str(budget)}), **loading))
     sizes = found.sizes
     model_hash = found.pack.model_hash if found.pack is not None else content_hash(found.files)
-    return Size(sizes.slot * sizes.blocks, sizes.fixed), model_hash, budget
+    shape = sizes.shape.layers, sizes.shape.experts
+    return Size(shape, sizes.shape.expert_bytes, sizes.fixed), model_hash, budget
 
 
 def budgeted(budget: Budget, size: Size | None, total: int) -> int:

@@ -155,4 +155,4 @@ def test_bytes_of_a_model(capsys: pytest.CaptureFixture[str], trace: Path, tmp_p
     assert half["budget"]["experts"] == 96 and "MB in all" in table
     size = half["budget"]["bytes"]
     same, _ = result(capsys, "--trace", tmp_path / "demo.npz", "--model", "demo", *TIMES, "--budget", size)
-    assert same["budget"] == half["budget"] and same["plan"] == half["plan"]
+    assert 0 < same["budget"]["experts"] < 192 and 0.9 * size < same["budget"]["bytes"] <= size

@@ -190,8 +190,8 @@ def _gather(
     settings |= {name: about[name] for name in ("format", "dtype", "device", "device_name", "versions")}
     settings |= {"recall": recall} if recall else {}
     settings |= {"pairs": {"warmup": warmup}} if warmup and "pairs" in wanted else {}
-    if seen.hits is not None and (curves := seen.hits.curves()) is not None:
-        settings["curves"] = {"tokens": curves.tokens, "eviction": POLICY}
+    if seen.hits is not None:
+        settings["curves"] = {"tokens": seen.hits.tokens, "eviction": POLICY}
     profile = Profile(
         engine.model_name,
         engine.model_hash,
@@ -281,8 +281,8 @@ def _results(seen: Observer, wanted: set[str]) -> dict[str, Any]:
         found["peaks"] = seen.peaks.most()
     if seen.ahead is not None:
         found |= {"gate_recall": seen.ahead.recall(), "similarity": seen.ahead.similarity()}
-    if seen.hits is not None and (curves := seen.hits.curves()) is not None:
-        found |= {"curve_hit": curves.hit, "curve_chosen": curves.chosen, "curve_cached": curves.cached}
+    if seen.hits is not None:
+        found |= seen.hits.arrays()
     if seen.maps is not None:
         found |= {"maps": seen.maps.maps(), "map_keys": seen.maps.keys()}
     return found

@@ -12,7 +12,6 @@ import torch
 
 from core.hf import ExpertsSite
 from core.hf.watch import Seen, ask
-from core.policy.allocation.curves import Curves
 from core.policy.eviction import policy_maker
 from core.runtime.measurement import LayerRun
 from core.settings.param import Choice
@@ -53,9 +52,18 @@ class HitCurves:
         for at in range(min(len(ids), TOKENS - self._meter.tokens)):
             self._meter.add(ids[at], ranked[at])
 
-    def curves(self) -> Curves | None:
-        """None when nothing was read."""
-        return self._meter.curves() if self._meter.tokens else None
+    @property
+    def tokens(self) -> int:
+        """Tokens measured."""
+        return self._meter.tokens
+
+    def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
+        """The profile's arrays; none when nothing was read."""
+        if not self.tokens:
+            return {}
+        curves = self._meter.curves()
+        arrays = {"curve_hit": curves.hit, "curve_chosen": curves.chosen, "curve_cached": curves.cached}
+        return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 
 def _ranking(site: ExpertsSite, seen: Seen) -> npt.NDArray[np.int16]:

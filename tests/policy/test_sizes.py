@@ -135,5 +135,5 @@ def test_a_plans_proportions_in_whole_slots() -> None:
     assert proportional([1.0, 1.0, 1.0], 8, [0, 0, 0], 9) == [3, 3, 2]  # what is left over: earlier ones first
     assert proportional([0.0, 0.0, 0.0], 7, [1, 1, 1], 9) == [3, 2, 2]
     assert proportional([5.0, 1.0, 1.0], 4, [2, 2, 2], 9) == [2, 1, 1]  # too few for all: evenly
-    with_plan = AllocationInputs(8, 2, (2, 2), plan=(7.5, 2.5))
+    with_plan = AllocationInputs(8, 2, (2, 2), plan=(14.0, 6.0))
     assert create("layer_slots", "moepic", {}, facts=with_plan)(10) == [7, 3]

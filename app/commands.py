@@ -11,6 +11,7 @@ COMMANDS = {
     "models": "List the models on this machine: packs, the Hugging Face cache, and folders of yours.",
     "calibrate": "Calibrate a model: measure its routing and its times, for predictors and policies that need them.",
     "simulate": "Replay a routing trace through cache policies and sizes, without a model.",
+    "plan": "Divide a budget among layers by the waiting it saves, or find the least budget for a speed.",
     "eval": "Measure what lossy settings cost in quality and buy in speed.",
     "bench": "Measure speed side by side with plain transformers and llama.cpp.",
     "papers": "Print what became of every table and figure of the five papers here; --run asks again.",

@@ -25,6 +25,7 @@ def resize(core: CacheCore[Slot], capacities: Sequence[int], transit: int, arena
     exceeds the larger of its old and new sizes. Raises BudgetError when the device is full; the pools are then as large
     as there was room. Nothing may be leased."""
     sizes = list(zip(core.pools, capacities, strict=True))
+    core.empty_buffer()
     while len(core.transit) > transit:
         arena.free(core.transit.pop())
     for pool, capacity in sizes:

@@ -24,6 +24,7 @@ class AllocationProfile:
 
     counts: Any = None
     gate_recall: Any = None
+    plan: Any = None
 
     def has(self, part: str) -> bool:
         return getattr(self, part) is not None

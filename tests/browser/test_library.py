@@ -145,6 +145,7 @@ def test_deleting_asks_first_and_refuses_what_is_loaded(library: Dashboard, shel
     page.click("#open-model")
     library.loaded("Sparse-30B-int4")
     page.wait_for_function("document.querySelector('#set-format input').value === 'int4-g64 (fixed by the pack)'")
+    library.advanced()
     page.wait_for_selector("#set-format input:disabled")
     open_library(library)
     pick(library, "Sparse-30B-int4")

@@ -12,7 +12,7 @@ from gradio.components import Component
 from app.server.live_state import host_state
 from app.services.candidates import MANIFEST, is_pack
 from app.services.host import Host
-from app.ui.controls import LIVE, ONCE, control, html, progress
+from app.ui.controls import LIVE, ONCE, WIDE, control, html, progress
 from app.ui.news import Shown, news
 from app.ui.text import exactness, fit_card, fit_error, notice
 from app.words import name_of
@@ -251,5 +251,6 @@ class ModelSection:
             label=f"{param.title} ({param.unit})",
             info=param.help,
             elem_id="set-context",
+            elem_classes=["advanced", WIDE],
             buttons=[],
         )

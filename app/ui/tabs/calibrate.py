@@ -94,7 +94,7 @@ class CalibrateTab:
         )
         with gr.Column(elem_id="calibration-estimator") as self.estimator:
             self.settings = [
-                control(replace(param, name=f"calibration.{name}"), param.default)
+                control(replace(param, name=f"calibration.{name}"), param.default, simple=True)
                 for name, param in declared(CalibrationSettings).items()
             ]
         self.rough = html(elem_id="calibration-rough")

@@ -58,7 +58,10 @@ def test_a_chat_is_found_by_what_was_said_in_it(dashboard: Dashboard) -> None:
         page.click("#new-chat")
     page.get_by_role("tab", name="Sessions").click()
     dashboard.wait_text("#chats", "walrus")
-    search, count = page.locator("#chat-search").get_by_role("textbox"), "document.querySelectorAll('#chats label').length"
+    search, count = (
+        page.locator("#chat-search").get_by_role("textbox"),
+        "document.querySelectorAll('#chats label').length",
+    )
     search.fill("WALRUS carp")
     page.wait_for_function(f"{count} === 1")
     assert "walrus" in dashboard.text("#chats")

@@ -21,9 +21,7 @@ EMPTY = (
     "<div class='empty-note'><b>No chats yet</b>"
     "<span>Your chats are kept here, with their measurements, until you delete them.</span></div>"
 )
-NOT_FOUND = (
-    "<div class='empty-note'><b>No chat has these words</b><span>Names and messages are searched.</span></div>"
-)
+NOT_FOUND = "<div class='empty-note'><b>No chat has these words</b><span>Names and messages are searched.</span></div>"
 NO_TRACE = "<p class='minor'>No routing was recorded. It is recorded while Telemetry is on.</p>"
 
 
@@ -35,7 +33,11 @@ class Sessions:
         with gr.Row(elem_id="sessions", equal_height=False):
             with gr.Column(scale=3, min_width=320):
                 self.search = gr.Textbox(
-                    "", label="Search", placeholder="Words of a name or of a message", max_lines=1, elem_id="chat-search"
+                    "",
+                    label="Search",
+                    placeholder="Words of a name or of a message",
+                    max_lines=1,
+                    elem_id="chat-search",
                 )
                 self.none = html(EMPTY, elem_id="no-chats")
                 self.list = gr.Radio([], label="Chats, newest first", elem_id="chats", show_label=True)
@@ -74,9 +76,7 @@ class Sessions:
         ]
         self._wire(chat, tabs)
 
-    def show(
-        self, chosen: int | None, words: str | None = None, problem: str = "", confirm: str = ""
-    ) -> list[Any]:
+    def show(self, chosen: int | None, words: str | None = None, problem: str = "", confirm: str = "") -> list[Any]:
         """The chats that have `words` (None: all, and the search is emptied), with `chosen` selected if it is one of
         them. `confirm`: ask before deleting the "chat", or its recorded data ("recording").
         """

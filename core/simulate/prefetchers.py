@@ -50,8 +50,8 @@ class TimedResult:
     `figures`: sums of every metric that a replay counts, under its name in core.metrics. `recall_by_layer`: share of a
     layer's requests that were among the first k of its last prediction. `replayed`: the predictions are those recorded
     with the trace, each in the layer in which it was there. `waited_for`: the predictor's worker, which in the engine
-    nothing waits for, was; so what this predictor does here is a bound. `blocks`: milliseconds per token in each part of
-    the trace.
+    nothing waits for, was; so what this predictor does here is a bound. `blocks`: milliseconds per token in each part
+    of the trace.
     """
 
     timed: TimedConfig

@@ -24,6 +24,8 @@ from core.simulate.blocks import gain
 from core.simulate.prefetchers import ORACLE
 
 ERRORS = 2.0  # standard errors that a difference has to exceed
+EXACT: Mapping[str, Value] = {"miss": "wait", "execute": "off"}
+OF = "Of the experts that the next layer needs,"
 CERTAIN_TOKENS = 200  # read for a profile, below which no recall is compared
 
 
@@ -64,7 +66,9 @@ def of_table(table: Table) -> Best | None:
         )
     whole = cost(mine) if share is not None else None
     part = f" ({100 * less / whole:.0f} %)" if whole else ""
-    changes: dict[str, Value] = {"scope": table.about.scope, "eviction": row.policy, "predictor": row.predictor}
+    changes: dict[str, Value] = {"scope": table.about.scope, "eviction": row.policy}
+    if row.predictor != NONE or mine.predictor == predictor:  # else the prefetcher in use was not compared
+        changes["predictor"] = row.predictor
     return Best(
         f"{place}, {combination(row)} is best: {amount(less, error)} {unit} less{part} than {combination(mine)}.",
         changes,
@@ -96,7 +100,8 @@ def of_lab(lab: Lab) -> Best | None:
     ties = [named(other.predictor) for other, gap in rest if not exceeds_noise(*gap)]
     tied = f" {' and '.join(ties[:2])} {'is' if len(ties) == 1 else 'are'} no worse beyond noise." if ties else ""
     return Best(
-        f"{named(run.predictor)} saves most: {amount(less, error)} ms a token{part} less than without a prefetcher.{tied}",
+        f"{named(run.predictor)} saves most: {amount(less, error)} ms a token{part} less than without a prefetcher."
+        f"{tied}",
         {"predictor": run.predictor},
     )
 
@@ -121,16 +126,14 @@ def of_quality(answer: QualityResult) -> Best | None:
     if not others:
         return None
     if not faster:
-        return Best(
-            f"{place}, no mode is both faster than exact mode and as right, beyond noise. Exact mode is best.",
-            dict(BASE),
-        )
+        text = f"{place}, no mode is faster than exact mode beyond noise without being worse: exact mode is best."
+        return Best(text, EXACT)
     row, (less, error), (lost, unsure) = max(faster, key=lambda one: one[1][0])
     part = f" ({100 * less / exact.tpot_ms:.0f} %)" if exact.tpot_ms else ""
     return Best(
-        f"{place}, {row.title} is best: {amount(less, error)} ms a token{part} less than exact mode, and no loss beyond "
-        f"noise ({named_figure} {-100 * lost:+.1f} ± {100 * unsure:.1f} points). It may change answers.",
-        {**BASE, **row.settings},
+        f"{place}, {row.title} is best: {amount(less, error)} ms a token{part} less than exact mode, and no loss "
+        f"beyond noise ({named_figure} {-100 * lost:+.1f} ± {100 * unsure:.1f} points). It may change answers.",
+        {name: value for name, value in {**BASE, **row.settings}.items() if name != "quality_rate"},
     )
 
 
@@ -162,25 +165,20 @@ def of_profile(profile: Profile) -> Best | None:
     if gate is None or profile.tokens < CERTAIN_TOKENS:
         return None
     own, network = variant("predictor", "gate"), variant("predictor", "estimator")
-    router = (
-        f"the next layer's router, asked one layer early, names {100 * float(np.nanmean(gate)):.1f} % of its experts"
-    )
+    router = f"the next layer's router, asked one layer early, names {100 * float(np.nanmean(gate)):.1f} % of them"
     kept = profile.settings.get("recall")
     trained = kept.get("estimator", ()) if isinstance(kept, Mapping) else ()
     pairs = _paired(trained, gate.tolist())
     if len(pairs) < 2 or not profile.has("estimator"):
-        return Best(f"{router[0].upper()}{router[1:]}: {own.title} prefetches by it.", {"predictor": own.name})
+        return Best(f"{OF} {router}: the prefetcher “{own.title}” does that.", {"predictor": own.name})
     differences = np.array([net - asked for net, asked in pairs])
     more, error = float(differences.mean()), float(differences.std(ddof=1)) / math.sqrt(len(pairs))
     points = f"{100 * abs(more):.1f} ± {100 * error:.1f} points"
     if exceeds_noise(more, error):
-        text = f"The estimator, on what it was not trained on, names {points} more than that: {router}."
+        text = f"{OF} {router}; the trained estimator, on what it was not trained on, {points} more, and is best at it."
         return Best(text, {"predictor": network.name})
-    than = f"names {points} less" if exceeds_noise(-more, error) else f"differs by {points} only, which is noise"
-    return Best(
-        f"Of the next layer's experts, {router[len('the next layer') + 2 :]}; the estimator {than}.",
-        {"predictor": own.name},
-    )
+    than = f"names {points} less" if exceeds_noise(-more, error) else f"is not better beyond noise ({points} apart)"
+    return Best(f"{OF} {router}; the trained estimator {than}.", {"predictor": own.name})
 
 
 def _paired(trained: Sequence[float | None], asked: Sequence[float]) -> list[tuple[float, float]]:

@@ -14,7 +14,7 @@ from core.metrics import METRICS, values
 from core.policy.allocation.slot_allocation import check_needs
 from core.profile import Profile, check_model
 from core.quality.report import Quality
-from core.session.lossy_check import check_allowed
+from core.session.lossy_check import check_allowed, with_substitute
 from core.session.stop_text import StopText
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -92,7 +92,7 @@ class FakeEngine:
         self.kept = {"probs": probs, "ranks": ranks, "tokens": tokens}
 
     def change(self, changes: Mapping[str, object]) -> Settings:
-        new = self.settings.with_(changes)
+        new = with_substitute(self.settings.with_(changes), changes, self.profile)
         check_needs(new, self.profile)
         check_allowed(new, SHAPE, self.profile)
         diff = self.settings.diff(new)

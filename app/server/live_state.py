@@ -74,8 +74,9 @@ def import_state(host: Host) -> dict[str, Any] | None:
     job = host.importer.job
     if job is None:
         return None
+    gone = job.state == "done" and job.out is not None and not job.out.exists()  # deleted since
     return {
-        "state": job.state,
+        "state": "none" if gone else job.state,
         "name": name_of(job.source),
         "text": job.error or job.text,
         "share": job.share,

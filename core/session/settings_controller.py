@@ -27,7 +27,7 @@ from core.runtime.miss import MissPolicy
 from core.runtime.recorder import Recorder
 from core.runtime.telemetry import Telemetry
 from core.session.kept import KeptKVs
-from core.session.lossy_check import check_allowed, check_weighable
+from core.session.lossy_check import check_allowed, check_weighable, with_substitute
 from core.settings.config import Settings
 
 Rules = Callable[[], Sequence[Rule | None]]
@@ -66,9 +66,10 @@ class SettingsController:
         self._turn = threading.Lock()
 
     def ask(self, changes: Mapping[str, object], check: Callable[[Settings], None]) -> Settings:
-        """Request changed settings. Raises SettingError, or what `check` raises, and then requests nothing."""
+        """Request changed settings, as `with_substitute` has them. Raises SettingError, or what `check` raises, and
+        then requests nothing."""
         with self._turn:
-            new = self.wanted.with_(changes)
+            new = with_substitute(self.wanted.with_(changes), changes, self.profile)
             check(new)
             self._checked(new, self.profile)
             self.wanted = new

@@ -26,8 +26,10 @@ class LossySettings:
             "What to do about an expert that is needed and not on the device. wait = fetch it, "
             "which is exact. substitute = compute another one that is resident in its place. drop = leave it out. "
             "substitute_drop = drop what cannot be substituted. What the gates below do not allow is waited for. "
-            "A copy that is under way is always waited for.",
-            title="On a miss",
+            "A copy that is under way is always waited for. Turned on without the profile that the chosen substitute "
+            "needs, the router's next best is substituted.",
+            title="When an expert is missing",
+            choice_titles=("Wait for it (exact)", "Use another", "Leave it out", "Use another, else leave out"),
         ),
     ] = "wait"
     substitute: Annotated[

@@ -43,6 +43,7 @@ class Param:
     high: float | None = None
     step: float | None = None
     choices: tuple[str, ...] = ()
+    choice_titles: tuple[str, ...] = ()  # what the dashboard calls them, in their order; by default as they are
     unit: str = ""
     parse: Callable[[str], Any] | None = field(default=None, compare=False, repr=False)  # a text -> the field's type
     advanced: bool = False  # hidden by the dashboard unless everything is shown

@@ -37,7 +37,7 @@ class TelemetrySettings:
         int,
         Param(
             "How many of the last tokens are compared.",
-            title="Tokens to compare",
+            title="Window for the comparison",
             low=32,
             high=4096,
             step=32,

@@ -15,6 +15,7 @@ from core.policy.predict import Oracle, Predictor
 from core.policy.predict.base import PredictorProfile
 from core.settings.param import Value
 from core.settings.registry import create, variant
+from core.simulate.blocks import Block
 from core.simulate.clock import Clock
 from core.simulate.processes import here, spread
 from core.simulate.replayed import Replayed
@@ -49,7 +50,8 @@ class TimedResult:
     `figures`: sums of every metric that a replay counts, under its name in core.metrics. `recall_by_layer`: share of a
     layer's requests that were among the first k of its last prediction. `replayed`: the predictions are those recorded
     with the trace, each in the layer in which it was there. `waited_for`: the predictor's worker, which in the engine
-    nothing waits for, was; so what this predictor does here is a bound.
+    nothing waits for, was; so what this predictor does here is a bound. `blocks`: milliseconds per token in each part
+    of the trace.
     """
 
     timed: TimedConfig
@@ -57,6 +59,7 @@ class TimedResult:
     recall_by_layer: tuple[float | None, ...]
     replayed: bool = False
     waited_for: bool = False
+    blocks: tuple[Block, ...] = ()
 
     def per_token(self, name: str) -> float | None:
         """A figure per decoded token; None = there were none."""
@@ -203,7 +206,8 @@ def follow(
 
 def _result(config: TimedConfig, sums: Sums, replay: TimedReplay, replayed: bool) -> TimedResult:
     recalls = tuple(_ratio(*pair) for pair in replay.recalled.T.tolist())
-    return TimedResult(config, sums.figures(), recalls, replayed, not replayed and has_worker(type(replay.predictor)))
+    waited_for = not replayed and has_worker(type(replay.predictor))
+    return TimedResult(config, sums.figures(), recalls, replayed, waited_for, replay.blocks())
 
 
 def _ratio(number: float, of: float) -> float | None:

@@ -41,13 +41,13 @@ def test_a_redraw_of_the_library_leaves_what_was_said_of_the_import_s_form(host:
     with gr.Blocks():
         made = LibraryTab(host, ModelSection(host, gr.HTML({})), gr.Tabs())
     at, now = made.moved.index(made.failed), made.list.value
-    assert made.values({}, now)[at] == gr.skip()
+    assert made.values({}, now, "demo")[at] == gr.skip()
     job = ImportJob("somewhere/model", Path("packs/model"), "auto", False)
     job.state, job.error = "error", "No luck."
     host.jobs.recall(job)
-    redrawn = made.values({}, now)
+    redrawn = made.values({}, now, "demo")
     assert "No luck." in redrawn[at]
-    assert made.values(redrawn[made.moved.index(made.known)], now)[at] == gr.skip()
+    assert made.values(redrawn[made.moved.index(made.known)], now, "demo")[at] == gr.skip()
 
 
 def test_a_redraw_of_the_sidebar_leaves_what_was_said_of_the_load_s_form(host: Host) -> None:

@@ -20,7 +20,9 @@ BADGE = '<em title="A lossy option is on: answers may differ from those of the m
 
 
 class SubstitutionSection:
-    """Builds the section. Its badge and its reset button show while a lossy setting is on (data-lossy of <body>)."""
+    """Builds the section. Its badge and its reset button show while a lossy setting is on (data-lossy of <body>), in
+    Simple, too, where the section is hidden otherwise.
+    """
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -29,7 +31,7 @@ class SubstitutionSection:
             with gr.Accordion("Substitution", open=False, elem_classes="section"):
                 self.alert = html(elem_id="substitution-alert")
                 self.exact = gr.Button("Back to exact", size="sm", elem_id="exact-again")
-                self.setting_controls = SettingControls(host, general(LossySettings))
+                self.setting_controls = SettingControls(host, {"": general(LossySettings)})
         self.outputs: list[Component] = [self.alert, *self.setting_controls.outputs]
         self.setting_controls.wire(self.alert)
         self.exact.click(self._exact, None, self.outputs, **LIVE)

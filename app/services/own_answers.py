@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # it needs torch, and a start of the dashboard does not
     from core.capacity.forecast import Seen
 
 log = logging.getLogger("moestro.app")
-LOADS = 8  # of the model, the last ones, that are looked at
+LOADS = 24  # of the model, the last ones, that are looked at
 LAST = 256  # decoded tokens that figures are over: the last ones
 ENOUGH = 24  # decoded tokens of a configuration whose speed counts as measured
 TRACED = 192  # recorded tokens that other configurations are replayed on
@@ -97,7 +97,7 @@ class OwnAnswers:
         model_hash = str(loads[0].manifest.get("model_hash", ""))
         profile = self._profiles(model_hash) if model_hash else None
         same = [load for load in loads if _alike(load, spec)]
-        plain = [one for one in self._decoded(same) if _agree(one.settings, spec.settings, LossySettings)]
+        plain = self._decoded(same, lambda force: _agree(force, spec.settings, LossySettings))
         timed = [one for one in plain if _agree(one.settings, spec.settings, LinkSettings)]
         paced = spec.settings.link.kind == "emulated" and link is not None
         if not timed and not paced:
@@ -110,16 +110,14 @@ class OwnAnswers:
         clock: Clock = measured.clock
         if not timed and link is not None:
             clock = replace(clock, load_ms=link.copy_ms(shape.expert_bytes))
-        return Seen(link, trace, clock, measured.passes, measured.error, profile)
+        took_ms = statistics.fmean(one.total_ms for one in passes)
+        slowdown = max(1.0, took_ms / measured.predicted_ms) if measured.predicted_ms else 1.0
+        return Seen(link, trace, clock, measured.passes, measured.error, slowdown, profile)
 
     def _measured(self, spec: LoadSpec, fit: Fit) -> Fit:
         same = [load for load in self._loads(spec.model) if _alike(load, spec)]
         groups = CacheSettings, PrefetchSettings, LinkSettings, LossySettings
-        found = [
-            one
-            for one in self._decoded(same)
-            if one.slots == fit.slots and _agree(one.settings, spec.settings, *groups)
-        ]
+        found = self._decoded(same, lambda force: _agree(force, spec.settings, *groups), fit.slots)
         if len(found) < ENOUGH:
             return fit
         tpot_ms = statistics.fmean(one.row["total_ms"] for one in found)
@@ -155,22 +153,28 @@ class OwnAnswers:
                 return link
         return None
 
-    def _decoded(self, loads: Sequence[Load]) -> list[Decoded]:
-        """The last decoded tokens of these loads, latest first."""
+    def _decoded(
+        self, loads: Sequence[Load], wanted: Callable[[Mapping[str, str]], bool], slots: int | None = None
+    ) -> list[Decoded]:
+        """The last decoded tokens of these loads under settings that are `wanted`, latest first; with so many slots."""
         found: list[Decoded] = []
         for load in loads:
+            steps, forces = self._in_force(load)
+            fits = [wanted(force) for force in forces]
+            if not any(fits):
+                continue
             rows = self._store.db.rows(
                 "SELECT step, answer, slots, total_ms, stall_ms, layer, outcome, transfers FROM steps "
-                "WHERE load = ? AND phase = 'decode' AND layers > 0 ORDER BY id DESC LIMIT ?",
+                "WHERE load = ? AND phase = 'decode' AND layers > 0 AND slots = coalesce(?, slots) "
+                "ORDER BY id DESC LIMIT ?",
                 load.id,
-                LAST - len(found),
+                slots,
+                LAST,
             )
-            if rows:
-                steps, forces = self._in_force(load)
-                found += [
-                    Decoded((load.id, row["answer"]), row["slots"], forces[bisect_right(steps, row["step"])], row)
-                    for row in rows
-                ]
+            for row in rows:
+                at = bisect_right(steps, row["step"])
+                if fits[at] and len(found) < LAST:
+                    found.append(Decoded((load.id, row["answer"]), row["slots"], forces[at], row))
             if len(found) >= LAST:
                 break
         return found

@@ -58,6 +58,7 @@ class Seen:
     clock: Clock | None = None  # fitted to passes under these loading choices, its copies those of the link asked for
     passes: int = 0  # behind the clock
     error: float = 0.0  # of the clock: |predicted - measured| / measured of these passes
+    slowdown: float = 1.0  # time of all these passes, those that other programs disturbed too, over the clock's
     profile: Profile | None = None  # of the model
 
 
@@ -81,7 +82,8 @@ def forecast(
         played = replayed(trace, shape.experts, slots, settings, sizes.blob, seen)
     if played is not None and played.tpot_ms is not None:
         wide = max(SPREAD, seen.error)
-        fast = 1e3 / (played.tpot_ms * (1 + wide)), 1e3 / (played.tpot_ms * max(1 - wide, 0.1))
+        tpot_ms = played.tpot_ms * seen.slowdown
+        fast = 1e3 / (tpot_ms * (1 + wide)), 1e3 / (tpot_ms * max(1 - wide, 0.1))
         said = f"{played.basis}; times of {seen.passes} tokens of your answers, their misses {where}"
         return Forecast((played.hit, played.hit), fast, said)
     if slots >= total:

@@ -38,6 +38,7 @@ class Measured:
     clock: Clock
     passes: int
     error: float  # |predicted - measured| / measured of these passes
+    predicted_ms: float = 0.0  # per token, of these passes
 
 
 def measure(passes: Sequence[Pass], top_k: int, copy_ms: float | None = None) -> Measured | None:
@@ -74,7 +75,7 @@ def measure(passes: Sequence[Pass], top_k: int, copy_ms: float | None = None) ->
     clock = Clock(compute_ms, load_ms, expert_ms, miss_ms)
     took = float(np.mean([one.total_ms for one in plain]))
     predicted_ms = compute_ms + miss_ms * float(missed.mean()) + stalls(expert_ms, load_ms)
-    return Measured(clock, len(plain), abs(predicted_ms - took) / took if took else 0.0)
+    return Measured(clock, len(plain), abs(predicted_ms - took) / took if took else 0.0, predicted_ms)
 
 
 def _where(rising: Callable[[float], float], low: float, high: float) -> float:

@@ -74,6 +74,7 @@ def test_a_tool_that_has_to_be_called_is(ending: Engine) -> None:
             continue
         call = read_call(text.split("<tool_call>")[1].split("</tool_call>")[0], {})
         assert call is not None and call.name in [one["function"]["name"] for one in offered], text
+        assert call.arguments == ('{"at": "it"}' if call.name == "look" else "{}"), "no argument that no tool names"
 
 
 def test_without_a_schema_nothing_is_ruled_out(ending: Engine) -> None:

@@ -14,6 +14,7 @@ from app.server.v1.parts import CALL, CALLED
 from core.session.constraint import FORM
 
 LINE = "\n"
+COMPOSED = {"$ref", "allOf", "anyOf", "oneOf"}  # words that may name further properties
 LENIENT = {**FORM, "lenient": True}  # tools' schemas are full of words that cannot be kept to: they are passed over
 
 
@@ -31,6 +32,8 @@ def grammar(tools: Sequence[Mapping[str, Any]], schema: str = "", *, several: bo
         begun = f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": '
         rules.append(f"tool_{number}: {_text(begun)} arguments_{number} {_text('}')}")
         arguments = {"type": "object", **(function.get("parameters") or {})}
+        if "properties" in arguments and not COMPOSED & arguments.keys():
+            arguments.setdefault("additionalProperties", False)  # a tool has no use for arguments that it does not name
         rules.append(f"arguments_{number}: {_json(arguments, LENIENT)}")
     if schema:
         rules.append(f"answer: {_json(json.loads(schema), FORM)}")

@@ -169,7 +169,8 @@ def test_the_look_at_what_is_changed_survives_the_wire(host: Host) -> None:
     head, arrays = sent()
     look = host.models.frame(1).lossy  # type: ignore[union-attr]
     assert look is not None and look.buddies is not None
-    assert head["lossy"] == {"rate": look.rate, "buddies_max": pytest.approx(0.62)} and look.rate > 0
+    said = {"rate": look.rate, "assignments": look.assignments, "buddies_max": pytest.approx(0.62)}
+    assert head["lossy"] == said and look.rate > 0 and look.assignments > 0
     for name in ("per_layer", "tae", "threshold", "delta", "beta"):
         np.testing.assert_array_equal(arrays[f"lossy.{name}"], getattr(look, name))
     assert arrays["lossy.threshold"].tolist() == [0.25] * 4 and np.isnan(arrays["lossy.beta"]).all()

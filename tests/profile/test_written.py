@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from core.calibrate import gather
+from core.calibrate import nets
 from core.calibrate.gather import calibrate
 from core.calibrate.paths import Paths
 from core.calibrate.texts import tokenize
@@ -47,7 +47,7 @@ def learnt(monkeypatch: pytest.MonkeyPatch) -> list[Passage]:
         return passages(self)
 
     monkeypatch.setattr(Paths, "passages", kept)
-    monkeypatch.setattr(gather.path, "train", lambda *args, **options: train(*args, **{**options, "epochs": 1}))
+    monkeypatch.setattr(nets.path, "train", lambda *args, **options: train(*args, **{**options, "epochs": 1}))
     return found
 
 

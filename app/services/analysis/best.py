@@ -48,7 +48,7 @@ def of_table(table: Table) -> Best | None:
     rows = [row for row in table.rows if row.slots == slots and cost(row) is not None]
     mine = next((row for row in rows if (row.policy, row.predictor) == (policy, predictor)), None)
     mine = mine or next((row for row in rows if (row.policy, row.predictor) == (policy, NONE)), None)
-    others = [(row, less) for row in rows if row is not mine and mine and (less := gain(row.blocks, mine.blocks))]
+    others = [(row, gap) for row in rows if row is not mine and mine and (gap := gain(row.blocks, mine.blocks))]
     if mine is None or not others:
         return None
     unit, share = ("ms a token", table.resident_ms) if table.resident_ms is not None else ("misses a token", None)
@@ -80,7 +80,7 @@ def of_lab(lab: Lab) -> Best | None:
     runs = {run.predictor: run for run in lab.ran()}
     plain = runs.get(NONE)
     tried = [run for run in runs.values() if run.predictor not in (NONE, ORACLE)]
-    found = [(run, less) for run in tried if plain is not None and (less := gain(run.blocks, plain.blocks))]
+    found = [(run, gap) for run in tried if plain is not None and (gap := gain(run.blocks, plain.blocks))]
     if plain is None or not found:
         return None
     run, (less, error) = max(found, key=lambda one: one[1][0])
@@ -91,8 +91,8 @@ def of_lab(lab: Lab) -> Best | None:
             {"predictor": NONE} if lab.about.chosen[1] != NONE else {},
         )
     part = f" ({100 * less / plain.tpot_ms:.0f} %)" if plain.tpot_ms else ""
-    rest = [(other, gap) for other, _ in found if other is not run and (gap := gain(run.blocks, other.blocks))]
-    ties = [named(other.predictor) for other, gap in rest if not surely_more(*gap)]
+    rest = [(other, gain(run.blocks, other.blocks)) for other, _ in found if other is not run]
+    ties = [named(other.predictor) for other, gap in rest if gap and not surely_more(*gap)]
     tied = f" {' and '.join(ties[:2])} {'is' if len(ties) == 1 else 'are'} no worse beyond noise." if ties else ""
     return Best(
         f"{named(run.predictor)} saves most: {amount(less, error)} ms a token{part} less than without a prefetcher."

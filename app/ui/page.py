@@ -107,7 +107,7 @@ def create_ui(host: Host) -> gr.Blocks:
         ui.load(None, None, mode, js=SCRIPT, **LIVE)
         mode.input(None, mode, None, js="(mode) => window.moestroMode(mode)", **LIVE)
         analysed.select(analysis.look, analysis.source, analysis.looked, **LIVE)
-        models.select(library.look, library.list, library.looked, **LIVE)
+        models.select(library.look, library.looking, library.looked, **LIVE)
         past.select(lambda shown: sessions.show(shown.get("chat")), chat.pulse, sessions.outputs, **LIVE)
         # At each event, the browser tells every output of every event how it stands, though none shows it: 100 ms and
         # more for some 200 components. One invisible component is told instead.

@@ -41,7 +41,7 @@ def quicken(model: nn.Module) -> list[nn.Module]:
     """Replace the `forward` of every norm that passes the trial; returns those modules.
 
     A kind of norm is tried once in a process, since the result depends on its code and the CPU; each module's own
-    weights once more, over a single state.
+    weights once more, on a single state.
     """
     found: list[nn.Module] = []
     for module in model.modules():
@@ -49,8 +49,10 @@ def quicken(model: nn.Module) -> list[nn.Module]:
         if form is not None and widths():
             quick, kind = _Quick(module, form), (type(module), form)
             if kind not in _tried:
-                _tried[kind] = quick.agrees(ELEMENTS)
-            if _tried[kind] and quick.agrees(form.width):
+                # single states, then many heads at once
+                half, heads = ELEMENTS // form.width // 2, max(MOST // form.width // 2, 1)
+                _tried[kind] = quick.agrees(1, max(half, 1)) and quick.agrees(heads, 2)
+            if _tried[kind] and quick.agrees(1, 1):
                 vars(module)[OWN] = quick
                 found.append(module)
     return found
@@ -101,20 +103,17 @@ class _Quick:
         return out
 
     @torch.inference_mode()
-    def agrees(self, elements: int) -> bool:
-        """Whether the output is bit-identical to the module's for `elements` numbers: single states, then many heads at
-        once."""
-        random, width = torch.Generator().manual_seed(0), self._form.width
-        heads = max(min(elements, MOST) // width // 2, 1)
-        for rows, times in ((1, elements // width // 2), (heads, 2)):
-            for _ in range(max(times, 1)):
-                x = torch.randn(1, rows, width, generator=random) * 4 ** torch.randn((), generator=random)
-                x = x.to(self._form.dtype)
-                try:
-                    if not torch.equal(self(x), self._own(x)):
-                        return False
-                except Exception:  # a module that is not a norm rejects this input
+    def agrees(self, rows: int, times: int) -> bool:
+        """Whether the output is bit-identical to the module's for `rows` random states at once, `times` over."""
+        random = torch.Generator().manual_seed(0)
+        for _ in range(times):
+            x = torch.randn(1, rows, self._form.width, generator=random) * 4 ** torch.randn((), generator=random)
+            x = x.to(self._form.dtype)
+            try:
+                if not torch.equal(self(x), self._own(x)):
                     return False
+            except Exception:  # a module that is not a norm rejects this input
+                return False
         return True
 
 

@@ -116,6 +116,7 @@ def test_an_answer_cannot_take_over_the_page(watched: Dashboard) -> None:
     watched.ask("And in 3 words?").answered()
 
 
+@pytest.mark.long(0.1)
 def test_what_a_user_pastes_cannot_either(watched: Dashboard) -> None:
     """A message is the user's own text, so its Markdown is rendered as Gradio does."""
     watched.ask("\n\n".join([*PAYLOADS, " in 3 words"])).answered()

@@ -62,17 +62,18 @@ class Held:
     def let_go(self, selector: str, late: str, right: str) -> None:
         """Ends when `selector` has shown what came late, and then what is right."""
         self._page.evaluate(WATCH, selector)
-        self._go_on()
+        self.go_on()
         self._page.wait_for_function(PUT_RIGHT, arg=[late, right])
         self._page.unroute(EVENTS)
 
     def let_go_in_vain(self) -> None:
         """Ends when the page has received what came late, and has taken nothing of it: it asks again."""
         with self._page.expect_request(lambda request: request is not self._route.request and self._is_it(request)):
-            self._go_on()
+            self.go_on()
         self._page.unroute(EVENTS)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """Let it go, without waiting for anything."""
         if self._answered:
             self._route.fulfill(response=self._answer)
         else:
@@ -90,6 +91,11 @@ def redraw(inputs: list[Any]) -> bool:
 
 def load(inputs: list[Any]) -> bool:
     return of_the_page(inputs) and isinstance(inputs[1], str)
+
+
+def search(inputs: list[Any]) -> bool:
+    """For models, as the library is opened."""
+    return len(inputs) == 3 and isinstance(inputs[0], dict) and "library" in inputs[0] and isinstance(inputs[2], list)
 
 
 def end_of_answer(inputs: list[Any]) -> bool:
@@ -155,6 +161,23 @@ def test_the_verdict_is_on_the_form_as_shown(dashboard: Dashboard, tmp_path: Pat
     before = dashboard.text("#fit")
     dashboard.slide("set-budget", 50)
     page.wait_for_function("before => document.querySelector('#fit').innerText !== before", arg=before)
+
+
+def test_a_folder_entered_during_a_search_stays(dashboard: Dashboard, tmp_path: Path) -> None:
+    """What the search found comes after the folder's models are listed."""
+    page, held = dashboard.page, Held(dashboard, search, answered=True)
+    fake_pack(tmp_path / "mine" / "Entered")
+    with held.begun():
+        page.get_by_role("tab", name="Library").click()
+    box = page.locator("#folders input")
+    box.fill(str(tmp_path / "mine"))
+    box.press("Enter")
+    dashboard.wait_text("#models", "Entered")
+    page.evaluate(WATCH, "#models")
+    held.go_on()
+    page.wait_for_function("window.shown.length > 2 && window.shown.at(-1).includes('Entered')")
+    page.locator("#folders .token-remove").first.click()
+    page.wait_for_function("!document.querySelector('#models').innerText.includes('Entered')")
 
 
 @pytest.mark.skipif(

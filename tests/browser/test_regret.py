@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from core.settings.registry import variants
 from tests.browser.dashboard import Dashboard
 
@@ -54,6 +56,7 @@ def test_it_compares_while_chatting_and_one_click_applies_the_best(dashboard: Da
     dashboard.choose("set-predictor", "None")
 
 
+@pytest.mark.long(0.1)
 def test_the_switch_removes_it_and_brings_it_back(dashboard: Dashboard) -> None:
     page = dashboard.page
     page.wait_for_selector("[data-k=regret]", state="visible")

@@ -21,9 +21,11 @@ from core.simulate.run import maker
 from core.trace import ArrayTrace, Chunk
 from core.types import Outcome
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
+from tests.selection import layered
 
 K = 2
 NAMES = [v.name for v in variants("eviction")]
+OFTEN = ("lru", "lfu", "lcp", "finemoe", "random")
 PINS = [0, 5, 7, 13]  # two of layer 0, one of each other
 SIZES = [5, 3, 4]  # slots of each layer: pins and a token's experts fit
 
@@ -37,7 +39,7 @@ def unlike(name: str, sizes: list[int] = SIZES) -> ExpertCache:
     return expert_cache
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", layered(NAMES, quick=lambda name: name in OFTEN))
 @given(
     steps=st.lists(st.tuples(st.integers(0, LAYERS - 1), st.permutations(range(EXPERTS)), st.booleans()), max_size=40)
 )
@@ -129,7 +131,7 @@ def replayed(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> int:
     return misses
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", layered(NAMES, quick=lambda name: name in OFTEN))
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=6)
 def test_the_simulator_keeps_pins_and_sizes_as_the_engine_does(name: str, seed: int) -> None:

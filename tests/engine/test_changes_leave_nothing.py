@@ -12,6 +12,7 @@ import pytest
 from core.engine import Engine
 from core.settings.registry import variants
 from core.settings.sampling import Sampling
+from tests.selection import layered
 
 RECORDS = {"Recorded", "Transfer", "StepRecord", "Ticket", "Lossy"}  # bounded, see test_telemetry.py
 VALUES = {
@@ -48,7 +49,7 @@ def alive(engine: Engine) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("name", layered(VALUES, quick=lambda name: name not in ("scope", "link")))
 def test_changing_a_setting_leaves_nothing_behind(engine: Engine, name: str) -> None:
     engine.change({"quality_rate": 0.0})  # or what lossy answers are to be compared by would wait for its turn
     through(engine, name)

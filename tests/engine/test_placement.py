@@ -21,6 +21,7 @@ from core.simulate import Config, Replay
 from core.simulate.run import maker
 from core.trace import FileTrace, TraceWriter
 from core.types import StepRecord
+from tests.selection import layered
 
 CHAT = [{"role": "user", "content": "What does json.dumps do?"}]
 
@@ -69,7 +70,7 @@ def said(engine: Engine, tokens: int = 6) -> str:
     return "".join(piece.text for piece in engine.generate(CHAT, Sampling(max_new_tokens=tokens)))
 
 
-@pytest.mark.parametrize("name", ["profile", "adapmoe"])
+@pytest.mark.parametrize("name", layered(["profile", "adapmoe"], quick=lambda name: name == "profile"))
 def test_slots_move_to_the_layers_that_gain_most_and_follow_the_budget(engine: Engine, name: str) -> None:
     expected, shape = said(engine), engine.shape
     engine.use_profile(profile_of(engine))
@@ -221,15 +222,18 @@ def test_static_keeps_what_the_profile_saw_used_most(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"layer_slots": "profile"},
-        {"layer_slots": "adapmoe", "eviction": "lfu"},
-        {"eviction": "static"},
-        {"pins": "0:3, 1:5, top:1"},
-        {"pins": "top:2", "scope": "global", "eviction": "lcp"},
-        {"bypass": True, "eviction": "lfu", "budget": "30%"},
-        {"bypass": True, "eviction": "lfru", "layer_slots": "profile"},
-    ],
+    layered(
+        [
+            {"layer_slots": "profile"},
+            {"layer_slots": "adapmoe", "eviction": "lfu"},
+            {"eviction": "static"},
+            {"pins": "0:3, 1:5, top:1"},
+            {"pins": "top:2", "scope": "global", "eviction": "lcp"},
+            {"bypass": True, "eviction": "lfu", "budget": "30%"},
+            {"bypass": True, "eviction": "lfru", "layer_slots": "profile"},
+        ],
+        quick=lambda change: "scope" in change or "bypass" in change or change == {"eviction": "static"},
+    ),
     ids=lambda change: "-".join(map(str, change.values())),
 )
 def test_the_simulator_agrees_request_by_request(engine: Engine, change: dict[str, object], tmp_path: Path) -> None:

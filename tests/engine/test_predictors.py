@@ -141,7 +141,7 @@ def test_no_predictor_changes_a_logit(tiny: Case, name: str, monkeypatch: pytest
     check(tiny, name, monkeypatch)
 
 
-@pytest.mark.parametrize("name", layered(NAMES, quick=lambda name: name in ("gate", "expert_map")))
+@pytest.mark.parametrize("name", layered(NAMES, quick=lambda name: name == "expert_map"))
 def test_no_predictor_changes_a_logit_of_the_demo_model(demo: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(demo, name, monkeypatch)
 
@@ -158,7 +158,7 @@ def test_a_model_that_is_called_directly_is_predicted_too(exact: Engine, name: s
     exact.change({"predictor": "none"})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", layered(NAMES, quick=lambda name: name in ("none", "recent", "estimator", *ROUTERS)))
 def test_a_layer_waits_for_the_device_once_more_at_most(
     exact: Engine, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

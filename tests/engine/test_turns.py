@@ -194,9 +194,7 @@ def test_measuring_changes_nothing_of_a_chat(engine: Engine) -> None:
 PREDICTORS = [v.name for v in variants("predictor") if not getattr(v.make, "needs", ())]
 
 
-@pytest.mark.parametrize(
-    "predictor", layered(PREDICTORS, quick=lambda name: name in ("request", "transitions", "gate"))
-)
+@pytest.mark.parametrize("predictor", layered(PREDICTORS, quick=lambda name: name in ("request", "gate")))
 def test_every_predictor_copes_with_a_request_that_begins_in_the_middle(engine: Engine, predictor: str) -> None:
     text, _ = ask(engine, FIRST)
     engine.change({"predictor": predictor})

@@ -73,7 +73,7 @@ def test_logits_are_identical(engine: Engine, reference: Reference, case: str, t
     assert engine.memory().used <= engine.memory().budget
 
 
-@pytest.mark.parametrize("reference", layered(ARCHITECTURES, quick=lambda arch: arch in EVERYWHERE), indirect=True)
+@pytest.mark.parametrize("reference", layered(ARCHITECTURES, quick=lambda arch: arch == "deepseek_v3"), indirect=True)
 def test_logits_are_identical_while_everything_is_turned_between_tokens(engine: Engine, reference: Reference) -> None:
     engine.change(settings_of(engine, CASES["all"], "none"))
     sizes = []
@@ -111,7 +111,7 @@ def test_generate_says_what_transformers_says(engine: Engine, reference: Referen
     assert stats.device_bytes_peak <= max(stats.budget_bytes, engine.sizes.bytes(engine.shape.total))
 
 
-@pytest.mark.parametrize("reference", layered(ARCHITECTURES, quick=lambda arch: arch in EVERYWHERE), indirect=True)
+@pytest.mark.parametrize("reference", layered(ARCHITECTURES, quick=lambda arch: arch == "gpt_oss"), indirect=True)
 def test_bfloat16_is_identical_too(reference: Reference) -> None:
     plain = plain_transformers(reference.path, torch.bfloat16)
     want, _ = run(plain, DynamicCache(config=plain.config), lambda step: None)

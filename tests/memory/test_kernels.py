@@ -40,6 +40,7 @@ def interpreted(*arguments: str) -> dict[str, float]:
     return dict(json.loads(run.stdout.splitlines()[-1]))
 
 
+@pytest.mark.long(0.3)
 def test_each_kernel_under_the_interpreter() -> None:
     errors = interpreted("few")
     assert len(errors) == 8  # four products, one matrix dequantized, an expert in three ways

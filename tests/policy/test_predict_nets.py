@@ -219,6 +219,7 @@ def test_its_size_is_the_papers_with_the_vocabulary_of_t5() -> None:
     assert sum(p.numel() for p in net.parameters()) * 4 / 1e6 == pytest.approx(7.21, abs=0.1)
 
 
+@pytest.mark.long(0.1)
 def test_the_routing_path_predictor_learns_which_way_a_token_goes() -> None:
     net = path.train(passages(48), experts=EXPERTS, epochs=25, rate=3e-3)
     assert net is not None

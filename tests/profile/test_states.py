@@ -123,6 +123,7 @@ def _tensors() -> list[torch.Tensor]:
     return [one for one in gc.get_objects() if type(one) is torch.Tensor and one.device.type == "cpu"]
 
 
+@pytest.mark.long(0.1)
 def test_more_tokens_than_memory_held_are_trained_on(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

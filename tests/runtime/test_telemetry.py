@@ -11,6 +11,7 @@ import pytest
 from core.runtime.telemetry import FOLD, WINDOW, Telemetry
 from core.runtime.timelines import RING
 from core.types import Frame, Memory, ModelShape, Outcome, StepRecord
+from tests.selection import layered
 
 TIMES = ("started_s", "total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms", "predict_ms", "net_ms")
 COUNTS = (
@@ -75,7 +76,7 @@ def test_what_is_kept_of_passes_is_bounded_whether_or_not_anybody_looks() -> Non
     assert _alive() - before <= WINDOW
 
 
-@pytest.mark.parametrize("looks_every", [1, 7, 100, RING + 100])
+@pytest.mark.parametrize("looks_every", layered([1, 7, 100, RING + 100], quick=lambda every: every != 1))
 def test_a_frame_shows_the_passes_themselves(looks_every: int) -> None:
     """Each column, over rings that fill up and begin anew, against loops over the records."""
     rng, shape = np.random.default_rng(0), ModelShape(layers=3, experts=8, top_k=2, hidden=4, expert_bytes=8)

@@ -52,6 +52,7 @@ def test_freed_memory_is_given_back_at_most_twice_a_minute(monkeypatch: pytest.M
     assert trimmed == [1000.0, 1031.0, 1062.0, 1093.0]
 
 
+@pytest.mark.long(0.1)
 def test_what_exists_with_an_engine_is_not_looked_at_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_memory, "gc", gc)  # the real one
     gc.unfreeze()

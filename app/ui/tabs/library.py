@@ -153,15 +153,22 @@ class LibraryTab:
             ),
         ]
 
-    def look(self, now: List) -> list[Any]:
-        """Search again, then show, with the folders as stored. Outputs: `looked`."""
+    def look(self, known: Shown, now: List, folders: list[str] | None) -> list[Any]:
+        """Search again, then show, with the folders as stored if the page had others: what is entered meanwhile stays.
+        With the page's state as it was: after a late answer the page asks for a redraw. Outputs: `looked`."""
         self.host.library.refresh()
-        return [*self.show(now), self.host.library.folders]
+        stored = self.host.library.folders
+        return [known, *self.show(now), gr.skip() if list(folders or []) == stored else stored]
+
+    @property
+    def looking(self) -> list[Any]:
+        """The components that `look` reads."""
+        return [self.known, self.list, self.folders]
 
     @property
     def looked(self) -> list[Any]:
         """The components that `look` updates."""
-        return [*self.outputs, self.folders]
+        return [self.known, *self.outputs, self.folders]
 
     def values(self, known: Shown, now: List, chosen: str | None) -> list[Any]:
         """Update after a change on the server: an import ended, another tab deleted an entry; `chosen` = the model in
@@ -192,8 +199,8 @@ class LibraryTab:
 
     def _wire(self, model: ModelSection, tabs: gr.Tabs) -> None:
         self.list.select(self._pick, self.list, self.outputs, **LIVE)
-        self.refresh.click(self.look, self.list, self.looked, **ONCE)
-        self.folders.change(self._folders, [self.folders, self.list], self.outputs, **ONCE)
+        self.refresh.click(self.look, self.looking, self.looked, **ONCE)
+        self.folders.change(self._folders, [self.list, self.folders], self.outputs, **LIVE)
         opening = [self.alert, tabs, *model.opened]
         chosen = [self.list, model.known]
         self.open.click(lambda now, known: self._open(model, now["chosen"], known), chosen, opening, **ONCE)
@@ -214,7 +221,7 @@ class LibraryTab:
         again = getattr(event, "again", False)  # only redrawn
         return self.show({**now, "chosen": getattr(event, "entry", None) or ""}, confirm=None if again else False)
 
-    def _folders(self, folders: list[str] | None, now: List) -> list[Any]:
+    def _folders(self, now: List, folders: list[str] | None) -> list[Any]:
         if list(folders or []) != self.host.library.folders:
             self.host.library.set_folders(folders or [])
             self.host.library.refresh()

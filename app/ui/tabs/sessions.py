@@ -101,7 +101,7 @@ class Sessions:
     def _wire(self, chat: ChatLive, tabs: gr.Tabs) -> None:
         now = [self.list, self.search]
         self.search.input(self.show, now, self.outputs, **LIVE)
-        self.list.input(self.show, now, self.outputs, **ONCE)
+        self.list.input(self.show, now, self.outputs, **LIVE)
         self.open.click(
             lambda chosen: [*chat.open(chosen), gr.Tabs(selected="chat")], self.list, [*chat.page, tabs], **ONCE
         )

@@ -35,6 +35,7 @@ class FakeEngine:
     """
 
     closeness = 0.0
+    weights = ""
     takes_tools = False
     opens_reasoning = False
     says_once = False  # ends where its words end; else it says them again and again
@@ -239,6 +240,7 @@ class FakeEngine:
                 assignments=sum(s.assignments for s in every),
                 seed=sampling.seed,
                 closeness=self.closeness,
+                weights=self.weights,
                 audit=self._to_score(every),
                 stop=stop.found,
             ),

@@ -52,6 +52,7 @@ def host_state(host: Host) -> dict[str, Any]:
         "busy": host.busy,
         "lossy": host.models.settings.lossy.active,
         "closeness": host.models.closeness,
+        "weights": host.models.weights,
     }
     if loading is not None and not loading.finished:
         return {

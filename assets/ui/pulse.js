@@ -81,9 +81,9 @@ class Pulse {
     return Boolean(state.answer) || state.host.state === "loading";
   }
 
-  host({ state, busy, lossy, closeness, text, share, stamp, settings, library }) {
+  host({ state, busy, lossy, closeness, weights, text, share, stamp, settings, library }) {
     Object.assign(document.body.dataset, { host: state, busy: busy ? "1" : "0", lossy: lossy ? "1" : "0" });
-    tell({ lossy: state === "ready" ? lossy : null, closeness });
+    tell({ lossy: state === "ready" ? lossy : null, closeness, weights });
     const bar = document.querySelector("#load-progress [role=progressbar]");
     if (bar && state === "loading") fill(bar, share, `${text} · ${Math.round(100 * share)} %`);
     if (!this.shown.open || !known) return;

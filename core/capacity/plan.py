@@ -19,6 +19,7 @@ from core.hf.files import ModelFiles
 from core.memory.codec import Codec, PartSpec, make_codec
 from core.memory.pack import Manifest, pack_at
 from core.memory.pack.verify import check
+from core.settings.formats import FORMATS
 from core.settings.loading import LoadSpec
 from core.types import Memory
 
@@ -69,6 +70,12 @@ class Plan:
         verb = "are" if len(parts) > 1 else "is"
         text = f"Text only: {', '.join(parts)} of this model {verb} not loaded." if parts else ""
         return " ".join(filter(None, (text, CLOSE.format(self.closeness) if self.closeness else "")))
+
+    @property
+    def weights(self) -> str:
+        """The format of what is kept in fewer bits than the checkpoint's own numbers, experts first; "" = nothing."""
+        coded = [one for one in (self.format, self.spec.dense) if one in FORMATS and not FORMATS[one].is_plain]
+        return coded[0] if coded else ""
 
     @property
     def closeness(self) -> float:

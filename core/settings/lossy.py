@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from core.settings.param import Choice, Param, When
+from core.settings.param import Choice, Param, Value, When
 from core.settings.pins import Pins
 
 GATES = "Holds for substituting and for dropping."
@@ -16,9 +17,14 @@ SUBSTITUTABLE: When = {"miss": ("wait", "substitute", "substitute_drop")}  # cho
 DROPS: When = {"miss": ("drop", "substitute_drop")}
 
 
+EXACT: Mapping[str, Value] = {"miss": "wait", "execute": "off"}  # makes answers exact, whatever else is set
+
+
 @dataclass(frozen=True, slots=True)
 class LossySettings:
     """What is done about missing experts, what gates it, and how its effect on answers is measured."""
+
+    TITLE: ClassVar[str] = "Substitution"
 
     miss: Annotated[
         Literal["wait", "substitute", "drop", "substitute_drop"],

@@ -50,6 +50,20 @@ def test_a_redraw_of_the_library_leaves_what_was_said_of_the_import_s_form(host:
     assert made.values(redrawn[made.moved.index(made.known)], now, "demo")[at] == gr.skip()
 
 
+def test_a_model_that_was_used_and_deleted_makes_way_in_the_form(host: Host, tmp_path: Path) -> None:
+    folder = tmp_path / "pack"
+    folder.mkdir()
+    assert host.loader.load(host.loader.plan(str(folder))).join(WAIT_S)
+    with gr.Blocks():
+        section = ModelSection(host, gr.HTML({}))
+    host.models.unload()
+    there = section.offer(str(folder))
+    assert "value" not in there and str(folder) in [path for _, path in there["choices"]]
+    folder.rmdir()
+    gone = section.offer(str(folder))
+    assert gone["value"] == "demo" and str(folder) not in [path for _, path in gone["choices"]]
+
+
 def test_a_redraw_of_the_sidebar_leaves_what_was_said_of_the_load_s_form(host: Host) -> None:
     with gr.Blocks():
         made = ModelSection(host, gr.HTML({}))

@@ -19,12 +19,12 @@ from core.evaluate.modes import BASE
 from core.evaluate.rows import EvaluationRow
 from core.profile import Profile
 from core.quality.interval import surely_more
+from core.settings.lossy import EXACT
 from core.settings.param import Value
 from core.settings.registry import variant
 from core.simulate.blocks import gain
 from core.simulate.prefetchers import ORACLE
 
-EXACT: Mapping[str, Value] = {"miss": "wait", "execute": "off"}
 OF = "Of the experts that the next layer needs,"
 CERTAIN_TOKENS = 200  # read for a profile, below which no recall is compared
 
@@ -56,8 +56,8 @@ def of_table(table: Table) -> Best | None:
     row, (less, error) = max(others, key=lambda one: one[1][0])
     if not surely_more(less, error):
         return Best(
-            f"{place}, none of the {len(others)} others is faster than {combination(mine)} beyond noise: the best of "
-            f"them, {combination(row)}, differs by {amount(less, error)} {unit}."
+            f"{place}, nothing compared is faster than {combination(mine)} beyond noise: the best of the others, "
+            f"{combination(row)}, differs by {amount(less, error)} {unit}."
         )
     whole = cost(mine) if share is not None else None
     part = f" ({100 * less / whole:.0f} %)" if whole else ""
@@ -86,7 +86,7 @@ def of_lab(lab: Lab) -> Best | None:
     run, (less, error) = max(found, key=lambda one: one[1][0])
     if not surely_more(less, error):
         return Best(
-            f"None of the {len(found)} prefetchers makes a token faster beyond noise here: the best of them, "
+            f"No prefetcher that was tested makes a token faster beyond noise here: the best of them, "
             f"{named(run.predictor)}, by {amount(less, error)} ms.",
             {"predictor": NONE} if lab.about.chosen[1] != NONE else {},
         )

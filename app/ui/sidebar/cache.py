@@ -14,24 +14,12 @@ from app.ui.controls import LIVE, html
 from app.ui.sidebar.model import Card
 from app.ui.sidebar.preset_menu import CUSTOM, PresetMenu
 from app.ui.sidebar.setting_controls import SettingControls
-from core.settings.cache import CacheSettings
-from core.settings.config import GROUPS, general
-from core.settings.kv import KVSettings
-from core.settings.link import LinkSettings
+from core.settings import config
+from core.settings.config import general
 from core.settings.lossy import LossySettings
 from core.settings.param import Param
-from core.settings.prefetch import PrefetchSettings
-from core.settings.telemetry import TelemetrySettings
 
 LOWEST, STEP = 5, 1  # of the budget slider, in percent
-# The accordions of Advanced, one for each group of settings that keeps answers exact.
-TITLES = {
-    CacheSettings: "Cache",
-    PrefetchSettings: "Prefetching",
-    LinkSettings: "Link",
-    KVSettings: "Chats kept ready",
-    TelemetrySettings: "Measuring",
-}
 
 
 class CacheSection:
@@ -139,9 +127,9 @@ class CacheSection:
 
 
 def sections() -> dict[str, list[str]]:
-    """Accordion -> its settings: all that keep answers exact, but the budget, which stands above them."""
-    exactly = [group for group in GROUPS if group is not LossySettings]
-    return {TITLES[group]: [name for name in general(group) if name != "budget"] for group in exactly}
+    """The accordions of Advanced: title -> settings, all that keep answers exact but the budget, which stands above."""
+    exactly = [group for group in config.GROUPS if group is not LossySettings]
+    return {group.TITLE: [name for name in general(group) if name != "budget"] for group in exactly}
 
 
 def exact() -> dict[str, Param]:

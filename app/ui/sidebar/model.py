@@ -220,16 +220,12 @@ class ModelSection:
         )
 
     def _offered(self) -> LoadSpec:
-        """The spec that the form shows when a page opens: the loaded model, the failed load, or the last one loaded."""
-        failed = (
-            self.host.loader.loading.model
-            if self.host.loader.loading is not None and self.host.models.spec is None
-            else ""
-        )
-        last = self.host.loader.last_spec()
+        """The spec that the form shows when a page opens: the loaded model, the failed load, or the last one loaded, if
+        it is still there."""
+        loading, last = self.host.loader.loading, self.host.loader.last_spec()
         return (
             self.host.models.spec
-            or (self.host.loader.plan(failed) if failed else None)
+            or (self.host.loader.plan(loading.model) if loading is not None and loading.state != "done" else None)
             or (last if last is not None and not is_gone(last.model) else None)
             or self.host.loader.plan("demo")
         )

@@ -13,9 +13,8 @@ from app.services.host import Host
 from app.ui.controls import LIVE, html
 from app.ui.sidebar.setting_controls import SettingControls
 from core.settings.config import general
-from core.settings.lossy import LossySettings
+from core.settings.lossy import EXACT, LossySettings
 
-EXACT = {"miss": "wait", "execute": "off"}  # with these values answers are exact, whatever else is set
 BADGE = '<em title="A lossy option is on: answers may differ from those of the model itself">may change output</em>'
 
 

@@ -92,6 +92,7 @@ class Engine:
                     self.wiring.meter.clear,
                     self.parts.kept.clear,
                     self.predictor_host.close,
+                    self.parts.shadows.close,
                     self.wiring.installed.uninstall,
                     self.transfers.close,
                     self.expert_cache.clear,
@@ -240,6 +241,11 @@ class Engine:
         )
         frame.pinned = tuple(sorted(self._controller.placed.pinned))
         return frame
+
+    @property
+    def weights(self) -> str:
+        """The format that weights were rounded to, for the badge; "" = they are the checkpoint's own."""
+        return self.loaded.plan.weights
 
     @property
     def closeness(self) -> float:

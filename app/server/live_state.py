@@ -52,6 +52,7 @@ def host_state(host: Host) -> dict[str, Any]:
         "busy": host.busy,
         "lossy": host.models.settings.lossy.active,
         "closeness": host.models.closeness,
+        "weights": host.models.weights,
     }
     if loading is not None and not loading.finished:
         return {
@@ -74,8 +75,9 @@ def import_state(host: Host) -> dict[str, Any] | None:
     job = host.importer.job
     if job is None:
         return None
+    gone = job.state == "done" and job.out is not None and not job.out.exists()  # deleted since
     return {
-        "state": job.state,
+        "state": "none" if gone else job.state,
         "name": name_of(job.source),
         "text": job.error or job.text,
         "share": job.share,

@@ -46,6 +46,10 @@ class EngineProtocol(Protocol):
     def version(self) -> int: ...
 
     @property
+    def weights(self) -> str:
+        """The format that weights were rounded to; "" = they are the checkpoint's own."""
+
+    @property
     def closeness(self) -> float:
         """Largest difference of exact logits from transformers' own, as a share of the largest logit; 0.0 =
         bit-identical.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sqlite3
 import time
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from core.errors import MoestroError
 log = logging.getLogger("moestro.store")
 State = Literal["writing", "done", "stopped", "error", "interrupted"]
 TITLE_CHARS = 60
+MOST_WORDS = 20  # of a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,18 @@ class Chats:
                FROM chats c ORDER BY updated DESC, c.id DESC"""
             )
         ]
+
+    def with_words(self, text: str) -> set[int]:
+        """Ids of the chats that have every word of `text` in their title or in their messages; A to Z are found in
+        either case."""
+        has = """(c.title LIKE ? ESCAPE '\\' OR EXISTS (SELECT 1 FROM messages m WHERE m.chat = c.id
+                  AND m.replaced_by IS NULL AND m.text LIKE ? ESCAPE '\\'))"""
+        words = ["%" + re.sub(r"([\\%_])", r"\\\1", word) + "%" for word in text.split()[:MOST_WORDS]]
+        where = " AND ".join([has] * len(words)) or "1"
+        return {
+            row["id"]
+            for row in self._db.rows(f"SELECT c.id FROM chats c WHERE {where}", *(w for w in words for _ in range(2)))
+        }
 
     def messages(self, chat: int, writing: str | None = None) -> list[Message]:
         """The messages of a chat, oldest first. Raises MoestroError if there is no such chat.

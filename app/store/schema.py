@@ -80,6 +80,7 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE steps ADD COLUMN changed INTEGER NOT NULL DEFAULT 0;     -- assignments that were not the router's ...
     ALTER TABLE steps ADD COLUMN choices BLOB NOT NULL DEFAULT x'';      -- ... and every event, as core.choices.CHOICE
     """,
+    "ALTER TABLE steps ADD COLUMN named BLOB NOT NULL DEFAULT x''",  # for the lab: app/store/named.py
 )
 
 

@@ -30,6 +30,12 @@ class PolicyPicked(gr.EventData):
     policy: str
 
 
+class BestPicked(gr.EventData):
+    """The button of the sentence that says what is best (app/ui/best.py)."""
+
+    best: str
+
+
 class RowPicked(gr.EventData):
     """A row of the library, `again` if it was only redrawn; or a column header (assets/ui/library.js)."""
 

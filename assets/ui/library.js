@@ -1,5 +1,7 @@
 // The table of models: a click, or Enter on a row, chooses it; a column's head sorts. Python draws the table anew.
 
+import { answered } from "/ui/pulse.js";
+
 const NARROW = 900;
 
 /** Listen on the component, whose content is replaced at every redraw. */
@@ -14,8 +16,11 @@ export function start(element, props, trigger, watch) {
       sorted = sort.dataset.sort;
       trigger("select", { sort: sorted });
     } else if (model) {
-      [chosen, fresh] = [model.dataset.path, true];
-      trigger("select", { entry: chosen });
+      const path = model.dataset.path;
+      [chosen, fresh] = [path, true];
+      for (const one of element.querySelectorAll("[data-path]")) one.ariaSelected = String(one === model);
+      // not while a redraw is on its way: it would take the card away again, from under the pointer
+      answered().then(() => { if (chosen === path) trigger("select", { entry: path }); });
     }
   };
   watch("value", () => {

@@ -4,7 +4,7 @@
 import { tell } from "/ui/exactness.js";
 
 // HANDS_OFF_MS: the controls of the sidebar are not redrawn under a hand that is turning one
-const FAST_MS = 100, SLOW_MS = 400, RETRY_MS = 1500, AGAIN_MS = 3000, HANDS_OFF_MS = 700, SPEED_MS = 3000;
+const FAST_MS = 100, SLOW_MS = 400, RETRY_MS = 1500, AGAIN_MS = 3000, HANDS_OFF_MS = 700, SPEED_MS = 3000, WAIT_MS = 20;
 const sleep = (ms) => new Promise((done) => { setTimeout(done, ms); });
 
 let known = null; // the component that holds the host's stamps as this page shows them
@@ -27,6 +27,9 @@ window.fetch = async (what, ...how) => {
     if (latest === sent) latest = null;
   }
 };
+
+/** When the server has answered all events of this page: an answer to what comes then is not overtaken by theirs. */
+export async function answered() { while (events) await sleep(WAIT_MS); }
 
 class Pulse {
   constructor(element, props, trigger) {
@@ -78,16 +81,16 @@ class Pulse {
     return Boolean(state.answer) || state.host.state === "loading";
   }
 
-  host({ state, busy, lossy, closeness, text, share, stamp, settings, library }) {
+  host({ state, busy, lossy, closeness, weights, text, share, stamp, settings, library }) {
     Object.assign(document.body.dataset, { host: state, busy: busy ? "1" : "0", lossy: lossy ? "1" : "0" });
-    tell({ lossy: state === "ready" ? lossy : null, closeness });
+    tell({ lossy: state === "ready" ? lossy : null, closeness, weights });
     const bar = document.querySelector("#load-progress [role=progressbar]");
     if (bar && state === "loading") fill(bar, share, `${text} · ${Math.round(100 * share)} %`);
     if (!this.shown.open || !known) return;
     const { trigger, props } = known, idle = !events && !(performance.now() - this.touched < HANDS_OFF_MS);
     if (stamp !== props.value.stamp) this.fire(trigger, "tick", stamp);
     else if (settings !== props.value.settings && idle) this.fire(trigger, "apply", settings);
-    else if (library !== props.value.library) this.fire(trigger, "edit", library);
+    else if (library !== props.value.library && !events) this.fire(trigger, "edit", library);
   }
 
   /** The controls' values as a redraw has them; none if a hand has turned one since it was asked for: it would turn that

@@ -20,6 +20,7 @@ from core.memory.codec import Codec, PartSpec, make_codec
 from core.memory.codec.kernels import notice
 from core.memory.pack import Manifest, pack_at
 from core.memory.pack.verify import check
+from core.settings.formats import FORMATS
 from core.settings.loading import LoadSpec
 from core.types import Memory
 
@@ -71,6 +72,12 @@ class Plan:
         text = f"Text only: {', '.join(parts)} of this model {verb} not loaded." if parts else ""
         close = CLOSE.format(self.closeness) if self.closeness else ""
         return " ".join(filter(None, (text, close, notice(self.device))))
+
+    @property
+    def weights(self) -> str:
+        """The format of what is kept in fewer bits than the checkpoint's own numbers, experts first; "" = nothing."""
+        coded = [one for one in (self.format, self.spec.dense) if one in FORMATS and not FORMATS[one].is_plain]
+        return coded[0] if coded else ""
 
     @property
     def closeness(self) -> float:

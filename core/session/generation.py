@@ -126,6 +126,7 @@ class Generation:
             seed,
             self._meter.end(sequence.sample, given, drawn, answer.steps),
             self._loaded.plan.closeness,
+            self._loaded.plan.weights,
         )
 
     def _read(self, sequence: Sequence, answer: AnswerBuilder, total: int) -> Generator[Piece, None, int | None]:

@@ -22,12 +22,13 @@ from core.memory.transfer import TransferEngine
 from core.policy.allocation.slot_allocation import Placement, check_needs, place
 from core.policy.prefetch.throttle import PrefetchThrottle
 from core.prediction.predictor_host import PredictorHost
+from core.prediction.shadows import Shadows
 from core.profile import Profile
 from core.runtime.miss import MissPolicy
 from core.runtime.recorder import Recorder
 from core.runtime.telemetry import Telemetry
 from core.session.kept import KeptKVs
-from core.session.lossy_check import check_allowed, check_weighable
+from core.session.lossy_check import check_allowed, check_weighable, with_substitute
 from core.settings.config import Settings
 
 Rules = Callable[[], Sequence[Rule | None]]
@@ -46,6 +47,7 @@ class EngineParts:
     recorder: Recorder
     ledger: Ledger
     predictor_host: PredictorHost
+    shadows: Shadows
     miss: MissPolicy
     throttle: PrefetchThrottle
     link: LinkEmulation
@@ -67,9 +69,10 @@ class SettingsController:
         self._turn = threading.Lock()
 
     def ask(self, changes: Mapping[str, object], check: Callable[[Settings], None]) -> Settings:
-        """Request changed settings. Raises SettingError, or what `check` raises, and then requests nothing."""
+        """Request changed settings, as `with_substitute` has them. Raises SettingError, or what `check` raises, and
+        then requests nothing."""
         with self._turn:
-            new = self.wanted.with_(changes)
+            new = with_substitute(self.wanted.with_(changes), changes, self.profile)
             check(new)
             self._checked(new, self.profile)
             self.wanted = new
@@ -116,7 +119,8 @@ class SettingsController:
             self.placed = self._placement(new, profile)
         changed = old.diff(new)
         for name, value in changed.items():
-            to.telemetry.mark(to.recorder.index, f"{name} {old[name]} → {value}")
+            turned = ("on" if value else "off") if isinstance(value, bool) else f"{old[name]} → {value}"
+            to.telemetry.mark(to.recorder.index, f"{name} {turned}")
         self._pending |= changed
         to.ledger.hold_to(new.cache.budget)
         to.recorder.configure(old.telemetry, new.telemetry)
@@ -132,6 +136,7 @@ class SettingsController:
         anew = to.predictor_host.configure(old.prefetch, new.prefetch, profile)
         if anew:
             to.expert_cache.hints.forget()  # what another predictor told
+        to.shadows.configure(new, profile)
         to.miss.configure(None if anew else old.lossy, new.lossy, profile)
         to.expert_cache.configure(old.cache, new.cache, None if self.placed is before else self.placed)
         if old.cache.budget != new.cache.budget:
@@ -174,6 +179,7 @@ def begin(settings: Settings, to: EngineParts) -> None:
     to.expert_cache.prefetch_queue.configure(None, settings.prefetch)
     to.throttle.configure(None, settings.prefetch)
     to.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
+    to.shadows.configure(settings, to.predictor_host.profile)
     to.miss.configure(None, settings.lossy, to.predictor_host.profile)
 
 

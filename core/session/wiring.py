@@ -117,7 +117,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     ledger = Ledger(sizes, arena, kv, device, settings.cache.budget, lambda: kept.bytes)
     meter = Meter(device, expert_cache, lambda: 1e3 * (transfers.copy_s(sizes.blob) or sizes.blob / (link_gbps * 1e9)))
 
-    throttle, capture = PrefetchThrottle(), TraceCapture(model, sites)
+    throttle, capture = PrefetchThrottle(), TraceCapture(model, sites, shape)
     predictor_host = PredictorHost(model, sites, shape)
     miss = MissPolicy(shape, expert_cache, predictor_host, device)
     telemetry, recorder = (
@@ -148,7 +148,18 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     layer_ms = pass_ms / shape.layers if plan.spec.model == "demo" else 0.0
     link = LinkEmulation(transfers, sizes.blob, layer_ms)
     parts = EngineParts(
-        sizes, expert_cache, transfers, telemetry, recorder, ledger, predictor_host, miss, throttle, link, kept
+        sizes,
+        expert_cache,
+        transfers,
+        telemetry,
+        recorder,
+        ledger,
+        predictor_host,
+        capture.shadows,
+        miss,
+        throttle,
+        link,
+        kept,
     )
     begin(settings, parts)
     return Wiring(

@@ -21,6 +21,7 @@ EVENT_DATA = {
     "dark": True,
     "budget": "50%",
     "policy": "lru",
+    "best": "",
     "sort": "name",
     "index": 0,
     "value": "x",
@@ -141,7 +142,7 @@ def test_event_data_is_needed_where_a_handler_takes_it(
     client: TestClient, events: Events, quiet: Callable[[], bool]
 ) -> None:
     taking = {one["id"] for one in client.get("/config").json()["dependencies"] if one["collects_event_data"]}
-    assert len(taking) == 8
+    assert len(taking) == 12
     for body in sent(client):
         if body["fn_index"] in taking:
             for data in (None, [EVENT_DATA], "\0", {"stamp": 1, "dark": 1, "entry": 1, "value": 1}, {"sort": ["name"]}):

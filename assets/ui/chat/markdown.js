@@ -87,7 +87,10 @@ function display(lines, at) {
   const body = [];
   for (let end = at; end < lines.length; end += 1) {
     const line = end === at ? lines[end].replace(open, "") : lines[end], stop = line.indexOf(close);
-    if (end > at && !line.trim()) return null;
+    if (end > at && !line.trim()) {
+      if (lines.slice(end).some((one) => one.trim())) return null;
+      break;
+    }
     if (stop < 0) {
       body.push(line);
       continue;
@@ -97,7 +100,7 @@ function display(lines, at) {
     if (!source.trim() || line.slice(stop + close.length).trim()) return null; // text follows: it is part of a paragraph
     return [made("p", formula(source, true, whole)), end + 1];
   }
-  const begun = made("p", lines.slice(at).join("\n"));
+  const begun = made("p", lines.slice(at).join("\n").trimEnd());
   begun.className = "begun";
   return [begun, lines.length];
 }

@@ -256,7 +256,7 @@ def test_chats_are_found_by_title_and_by_what_was_said_on_any_branch(tmp_path: P
     assert found("caches übung") == [], "not in one place"
     assert found("nowhere") == found("") == found("  ") == []
     assert [one.chat for one in store.search_chats("cache", most=1)] == [routers]
-    [hit] = store.search_chats("a cache")
+    hit, _ = store.search_chats("a cache")
     assert "a cache" in hit.excerpt and hit.excerpt.startswith("…") and hit.excerpt.endswith("…")
     assert len(hit.excerpt) < 100 and hit.message == store.chats.messages(routers)[1].id
     assert [(one.message, one.excerpt) for one in store.search_chats("routers")] == [(None, "")]

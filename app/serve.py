@@ -125,7 +125,7 @@ def _mount(app: FastAPI, host: Host) -> None:
         page,
         path="/",
         theme=theme.theme(),
-        head=theme.HEAD,
+        head=theme.head(),
         ssr_mode=False,
         run_history=False,
         footer_links=[],

@@ -140,6 +140,11 @@ class Engine:
         self.prompt.check(messages, self.context)
 
     @property
+    def takes_chats(self) -> bool:
+        """Whether the model has a chat template; one without goes on with texts."""
+        return self.prompt.tokenizer.chat_template is not None
+
+    @property
     def takes_tools(self) -> bool:
         """Whether the model's chat template tells it of tools."""
         return self.prompt.takes_tools

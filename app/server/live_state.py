@@ -36,6 +36,7 @@ def router(host: Host) -> APIRouter:
             "jobs": jobs_state(host),
             "stamp": told,
             "answer": answer_state(running, answer, since),
+            "chats": host.store.chats.version,
         }
 
     return routes
@@ -136,4 +137,5 @@ def answer_state(answer: Answer | None, known: int | None, since: int) -> dict[s
         "tokens": answer.n_tokens,
         "ttft_ms": round(answer.ttft_ms),
         "unsaved": answer.unsaved,
+        "opened": answer.opens_reasoning,
     }

@@ -57,6 +57,11 @@ class EngineProtocol(Protocol):
         ...
 
     @property
+    def takes_chats(self) -> bool:
+        """Whether the model has a chat template; one without goes on with texts."""
+        ...
+
+    @property
     def takes_tools(self) -> bool:
         """Whether the model's chat template tells it of tools."""
         ...

@@ -1,6 +1,9 @@
 // Follows the server: the answer being written (the tail under the chat), the load's progress, what changed elsewhere.
 // The page's state shows as attributes of <body>: data-host = empty | loading | ready, data-answering = 0 | 1.
 
+import { AnswerView } from "/ui/chat/answer.js";
+import { Draft } from "/ui/chat/draft.js";
+import { start as listen } from "/ui/chat/keys.js";
 import { tell } from "/ui/exactness.js";
 
 // HANDS_OFF_MS: the controls of the sidebar are not redrawn under a hand that is turning one
@@ -35,6 +38,8 @@ class Pulse {
   constructor(element, props, trigger) {
     Object.assign(this, { element, props, trigger, id: null, text: "", speed: [], read: null, fired: {}, seen: {}, now: null, past: new Set() });
     this.part = (name) => element.querySelector(`[data-t="${name}"]`);
+    this.draft = new Draft();
+    listen();
     this.stick(element.closest("#talk"));
     const touch = () => { this.touched = performance.now(); };
     window.moestroSettle = (redrawn) => this.settle(redrawn);
@@ -73,6 +78,7 @@ class Pulse {
     document.dispatchEvent(new CustomEvent("moestro:state", { detail: state })); // for the tabs, see jobs.js
     if (!this.shown.open) return true;
     this.address(chat);
+    this.draft.look(chat, Boolean(this.shown.sent));
     this.over = this.id !== null && !state.answer;
     if (state.answer) this.follow(state.answer);
     else if (this.over && state.stamp === this.shown.stamp) this.clear();
@@ -105,6 +111,7 @@ class Pulse {
   address(chat) {
     if (this.seen.chat === chat) return;
     this.seen.chat = chat;
+    document.body.dataset.chat = chat ?? "";
     const url = new URL(location.href);
     if (chat === null) url.searchParams.delete("chat");
     else url.searchParams.set("chat", chat);
@@ -115,7 +122,8 @@ class Pulse {
     if (answer.id !== this.id) { this.clear(); this.id = answer.id; }
     if (answer.from !== this.text.length) return;
     this.text += answer.text;
-    if (answer.text) this.part("text").append(answer.text);
+    this.view ??= new AnswerView(this.part("text"));
+    this.view.show(this.text, answer.opened, false);
     this.element.firstElementChild.dataset.state = answer.state;
     this.line(answer);
   }
@@ -170,7 +178,7 @@ class Pulse {
 
   clear() {
     this.over = false;
-    Object.assign(this, { id: null, text: "", speed: [], read: null });
+    Object.assign(this, { id: null, text: "", speed: [], read: null, view: null });
     this.part("text").replaceChildren();
     this.part("line").textContent = "";
     this.part("prefill").hidden = true;

@@ -16,7 +16,7 @@ def _begin(dashboard: Dashboard, text: str) -> None:
 
 def test_measurements_download_as_csv(dashboard: Dashboard) -> None:
     _begin(dashboard, "Measure me")
-    dashboard.page.wait_for_selector("#csv")
+    dashboard.page.click("#export-menu")
     with dashboard.page.expect_download() as download:
         dashboard.page.click("#csv")
     with zipfile.ZipFile(download.value.path()) as archive:

@@ -21,7 +21,7 @@ def test_unload_and_load(dashboard: Dashboard) -> None:
     dashboard.wait_text("#model-status", "No model loaded")
     dashboard.page.wait_for_function("document.querySelector('.deck').dataset.state === 'empty'")
     dashboard.page.wait_for_function("document.querySelector('#send').disabled")
-    dashboard.wait_text("#chat", "Load a model to begin")
+    dashboard.wait_text("#chat-empty", "Load a model to begin")
     dashboard.page.click("#load")
     dashboard.page.wait_for_function("document.body.dataset.host === 'ready'")
     dashboard.settled()

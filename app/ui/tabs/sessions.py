@@ -81,8 +81,10 @@ class Sessions:
         them. `confirm`: ask before deleting the "chat", or its recorded data ("recording").
         """
         every = self.host.store.chats.all()
-        having = {one.chat for one in self.host.store.search_chats(words, len(every))} if words and words.strip() else None
-        chats = every if having is None else [chat for chat in every if chat.id in having]
+        chats = every
+        if words and words.strip():
+            having = {one.chat for one in self.host.store.search_chats(words, len(every))}
+            chats = [chat for chat in every if chat.id in having]
         found = next((c for c in chats if c.id == chosen), None)
         traces = self.host.store.traces(found.id) if found else []
         return [

@@ -99,6 +99,10 @@ class Tensors(TorchFunctionMode):
         """Whether a tensor's bytes are device memory."""
         return _key(tensor) in self._kept
 
+    def clear_products(self) -> None:
+        """torch._C._cuda_clearCublasWorkspaces."""
+        self._for_products = None
+
     def _attribute(self, func: Callable[..., Any], args: Sequence[Any]) -> Any:
         if func in (DEVICE, IS_CUDA, IS_CPU) and self.on_device(args[0]):
             return GPU if func == DEVICE else func == IS_CUDA

@@ -18,8 +18,9 @@ def free_bytes(device: torch.device) -> tuple[int, int]:
 
 
 def give_back(device: torch.device) -> None:
-    """Return to the system what torch keeps of freed memory: of a GPU's, and of pinned memory."""
+    """Return to the system what torch keeps of freed memory: of a GPU's, of pinned memory, and for its products."""
     if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         torch._C._host_emptyCache()
 

@@ -94,6 +94,7 @@ class Slabs:
                 slab = min((one for one in movable if one.free), key=lambda one: len(one.held), default=None)
                 if slab is None:
                     return
+                torch.cuda.empty_cache()  # or a part of a larger slab that was freed would become the new one
                 try:
                     self._new(len(slab.held) - self._free_beside(slab))
                 except torch.OutOfMemoryError:

@@ -136,11 +136,3 @@ def test_a_folder_that_cannot_be_written_is_a_problem(monkeypatch: pytest.Monkey
 def test_the_folder_need_not_exist_yet(tmp_path: Path) -> None:
     assert probes.disk(tmp_path / "not" / "yet")["path"] == str(tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_real_gpu() -> None:
-    gpu = probes.gpus()[0]
-    assert gpu["usable"] and gpu["pcie"]["width_max"] > 0
-    assert probes.link(5, 64 * probes.MB)["gbps"] > 1

@@ -103,7 +103,7 @@ def filled(arena: Arena, count: int) -> list[Slot]:
 
 
 def holds(slots: list[Slot]) -> bool:
-    return all(bool((slot.raw == slot.index % 251).all()) for slot in slots)
+    return all(bool((slot.raw.cpu() == slot.index % 251).all()) for slot in slots)
 
 
 def test_slots_take_what_they_are_said_to(fake_cuda: FakeCuda) -> None:

@@ -57,7 +57,7 @@ def test_every_copy_fails_when_a_copy_thread_meets_an_error(call: str) -> None:
             return 0
 
         link = TransferEngine(GPU, fetch)
-        first = ticket(1)
+        first, late = ticket(1), ticket(9)
         first.slots[0].fence = fake.functions()["Event"]()
         fake.faults.lose_in_worker(call)
         copies = [link.submit(first), *(link.submit(ticket(eid, demand=eid % 2 == 0)) for eid in range(2, 6))]
@@ -67,7 +67,7 @@ def test_every_copy_fails_when_a_copy_thread_meets_an_error(call: str) -> None:
         errors = [within(lambda one=one: link.wait(one)) for one in copies]  # type: ignore[misc]
         assert all(error is None or isinstance(error, DeviceError | RuntimeError) for error in errors), errors
         assert isinstance(errors[-1], DeviceError) and "illegal memory access" in str(errors[-1])
-        late = link.submit(ticket(9))
+        link.submit(late)
         assert isinstance(within(lambda: link.wait(late)), DeviceError)
         assert within(lambda: link.settle(late)) is None and within(link.close) is None
         assert not link.cancel(copies[-1])

@@ -27,6 +27,7 @@ def loaded(path: Path, **settings: object) -> Engine:
 
 @pytest.mark.parametrize("predictor", ["none", "gate", "all_next"])
 def test_nothing_is_left_while_the_engine_is_still_referenced(fake_cuda: FakeCuda, model: Path, predictor: str) -> None:
+    fake_cuda.tensors.product_bytes = 8 * MIB
     engine = loaded(model, budget="45%", predictor=predictor)
     held = engine.model, engine.expert_cache, engine.wiring, engine.fresh_cache()
     engine.unload()

@@ -71,6 +71,7 @@ def installed(fake: FakeCuda) -> Iterator[FakeCuda]:
         for name, function in fake.functions().items():
             patch.setattr(torch.cuda, name, function)
         patch.setattr(torch._C, "_host_emptyCache", fake.pinned.empty_cache, raising=False)
+        patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", fake.tensors.clear_products, raising=False)
         generator = torch.Generator
         patch.setattr(torch, "Generator", lambda device="cpu": generator("cpu"))
         _watch(fake, patch)

@@ -24,7 +24,9 @@ WAITS = frozenset(  # return a number or a shape that depends on numbers, to the
 )
 CHANGES = frozenset("__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __iand__ __ior__ __ixor__".split())
 PRODUCTS = frozenset("linear mm matmul bmm addmm __matmul__".split())
-MIXED = frozenset("copy_ __getitem__ __setitem__ index_put_ set_ __get__ is_same_size".split())
+MIXED = frozenset(
+    "copy_ __getitem__ __setitem__ index_put_ set_ __get__ is_same_size _has_compatible_shallow_copy_type".split()
+)
 
 
 class Kept(NamedTuple):
@@ -57,6 +59,8 @@ class Tensors(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
         if name in ("__get__", "__set__", "__delete__"):
             return self._attribute(func, args)
+        if name == "_parse_to":  # what Module.to is asked for, and asks of each of its tensors
+            return func(*args, **kwargs)
         pin = bool(kwargs.pop("pin_memory", False))
         args, kwargs, asked = _asked(name, args, kwargs)
         if name == "pin_memory":
@@ -94,6 +98,10 @@ class Tensors(TorchFunctionMode):
     def on_device(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's bytes are device memory."""
         return _key(tensor) in self._kept
+
+    def clear_products(self) -> None:
+        """torch._C._cuda_clearCublasWorkspaces."""
+        self._for_products = None
 
     def _attribute(self, func: Callable[..., Any], args: Sequence[Any]) -> Any:
         if func in (DEVICE, IS_CUDA, IS_CPU) and self.on_device(args[0]):
@@ -162,7 +170,7 @@ class Tensors(TorchFunctionMode):
                 if waits or not self._pinned.holds(target.data_ptr()):
                     self._clocks.current().synchronize()
             return
-        changed = [args[0]] if name in CHANGES or (name.endswith("_") and not name.endswith("__")) else []
+        changed = list(_tensors(args[:1])) if name in CHANGES or (name.endswith("_") and name[-2:] != "__") else []
         changed += list(_tensors((kwargs.get("out"),)))
         made = [_key(tensor) for tensor in _tensors((result,))]
         if not changed and (any(_key(one) in made for one in given) if made else name not in WAITS):

@@ -222,6 +222,6 @@ def test_nothing_of_the_chat_is_cut_off_or_too_small(open_page: Open, width: int
         page.wait_for_selector("#chat-list li [aria-current]")  # beside the chat from the start
     else:
         page.wait_for_selector("#chat-list", state="hidden")
-        page.click("[data-chats]")
+        page.click("button[data-chats]")
         page.wait_for_selector("#chat-list li [aria-current]")
     assert page.evaluate(SMALL) == [] and page.evaluate(FITS)

@@ -22,7 +22,7 @@ class List {
     element.addEventListener("click", (event) => this.click(event));
     element.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("click", (event) => {
-      if (event.target.closest("[data-chats]")) this.toggle();
+      if (event.target.closest("button[data-chats]")) this.toggle();
     });
     document.addEventListener("moestro:state", ({ detail }) => this.state(detail));
     this.wide.addEventListener("change", () => this.draw());
@@ -35,7 +35,7 @@ class List {
 
   draw() {
     document.body.dataset.chats = this.shown ? "open" : "closed";
-    for (const one of document.querySelectorAll("[data-chats]")) one.setAttribute("aria-expanded", this.shown);
+    for (const one of document.querySelectorAll("button[data-chats]")) one.setAttribute("aria-expanded", this.shown);
     if (this.shown && this.version === null) this.load();
   }
 
@@ -44,7 +44,7 @@ class List {
     else this.over = shown;
     this.draw();
     if (shown) this.find.focus();
-    else if (this.element.contains(document.activeElement)) document.querySelector("[data-chats]")?.focus();
+    else if (this.element.contains(document.activeElement)) document.querySelector("button[data-chats]")?.focus();
   }
 
   open() {

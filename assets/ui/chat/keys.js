@@ -15,14 +15,16 @@ const WITH_ALT = {
   Period: press('#chat [data-act="later"]:not(:disabled)'),
 };
 
+let listening = false;
+
 /** Listen, once for each page. */
 export function start() {
-  if (document.body.dataset.keys) return;
-  document.body.dataset.keys = "1";
+  if (listening) return;
+  listening = true;
   document.addEventListener("keydown", pressed);
   document.addEventListener("click", (event) => {
-    if (event.target.closest("[data-keys]")) help();
-    if (event.target.closest("[data-system]")) system();
+    if (event.target.closest("button[data-keys]")) help();
+    if (event.target.closest("button[data-system]")) system();
     const menu = document.querySelector("details.menu[open]");
     if (menu && !menu.querySelector("summary").contains(event.target)) menu.open = false;
     if (event.target.matches?.("dialog")) event.target.close(); // beside it
@@ -59,7 +61,7 @@ function escape(event) {
 function help() { document.getElementById("shortcuts")?.showModal(); }
 
 function system() {
-  const open = document.body.dataset.system !== "open", button = document.querySelector("[data-system]");
+  const open = document.body.dataset.system !== "open", button = document.querySelector("button[data-system]");
   document.body.dataset.system = open ? "open" : "closed";
   button?.setAttribute("aria-expanded", open);
   if (open) document.querySelector("#system textarea")?.focus();

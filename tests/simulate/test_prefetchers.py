@@ -40,6 +40,9 @@ class Says(Replayed):
         super().__init__()
         self.recall(np.array([(0, -1, *prediction) for prediction in predictions], RANKED))
 
+    def follow(self, chunk: Chunk, number: int) -> None:
+        """The trace says nothing."""
+
 
 def test_a_token_by_hand() -> None:
     # Two layers, one expert each, 3 slots; attention 1 ms a layer, an expert 2 ms, a copy 4 ms, the head 1 ms: 7 ms of

@@ -16,6 +16,7 @@ COMMANDS = {
     "bench": "Measure speed side by side with plain transformers and llama.cpp.",
     "papers": "Print what became of every table and figure of the five papers here; --run asks again.",
     "doctor": "Show what hardware, versions, speeds and free memory Moestro sees.",
+    "accept": "Prove Moestro on this machine's GPU, and write one file to send with a bug report.",
     "data": "Show, check, copy or rescue your chats and figures.",
     "settings": "Print the reference of every setting as Markdown.",
     "metrics": "Print the table of metrics as Markdown.",

@@ -64,8 +64,10 @@ def kernels() -> str:
 
 def nvml(uuid: str, index: int) -> dict[str, Any]:
     """PCIe generation and width (current and maximum) and driver of one GPU; empty when NVML does not answer."""
-    import pynvml as nv
-
+    try:
+        import pynvml as nv
+    except ImportError:
+        return {}
     try:
         nv.nvmlInit()
         handle = nv.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") if uuid else nv.nvmlDeviceGetHandleByIndex(index)
@@ -84,8 +86,10 @@ def nvml(uuid: str, index: int) -> dict[str, Any]:
 
 def nvml_alone() -> list[dict[str, Any]]:
     """NVIDIA GPUs reported by the driver that this torch cannot use."""
-    import pynvml as nv
-
+    try:
+        import pynvml as nv
+    except ImportError:
+        return []
     try:
         nv.nvmlInit()
         handles = [nv.nvmlDeviceGetHandleByIndex(i) for i in range(nv.nvmlDeviceGetCount())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,11 @@ def test_the_text_shows_a_gpu_and_its_link(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setattr(probes, "gpus", lambda: [GPU])
     cli.main(["doctor"])
     assert "NVIDIA Test, 11.0 GB free of 12.0 GB, PCIe 1 x8 now, at most 4 x16" in capsys.readouterr().out
+
+
+def test_without_nvml_there_is_less_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert probes.nvml("", 0) == {} and probes.nvml_alone() == []
 
 
 @pytest.mark.parametrize(("tool", "said"), [("gcc", "a C compiler"), ("Python.h", "Python's headers")])

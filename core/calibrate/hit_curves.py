@@ -68,5 +68,5 @@ class HitCurves:
 
 def _ranking(site: ExpertsSite, seen: Seen) -> npt.NDArray[np.int16]:
     """[T, E] the experts of `site` by what its router says to this layer's input, the likeliest first."""
-    order: torch.Tensor = ask(site, seen.hidden, seen).argsort(-1, descending=True, stable=True)
+    order: torch.Tensor = ask(site, seen.hidden, seen).argsort(dim=-1, descending=True, stable=True)
     return order.to(torch.int16).cpu().numpy()

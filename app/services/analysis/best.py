@@ -123,11 +123,11 @@ def of_quality(answer: QualityResult) -> Best | None:
     if not faster:
         text = f"{place}, no mode is faster than exact mode beyond noise without being worse: exact mode is best."
         return Best(text, EXACT)
-    row, (less, error), (lost, unsure) = max(faster, key=lambda one: one[1][0])
+    row, (less, error), (worse, unsure) = max(faster, key=lambda one: one[1][0])
     part = f" ({100 * less / exact.tpot_ms:.0f} %)" if exact.tpot_ms else ""
     return Best(
         f"{place}, {row.title} is best: {amount(less, error)} ms a token{part} less than exact mode, and no loss "
-        f"beyond noise ({named_figure} {-100 * lost:+.1f} ± {100 * unsure:.1f} points). It may change answers.",
+        f"beyond noise ({named_figure} {-100 * worse:+.1f} ± {100 * unsure:.1f} points). It may change answers.",
         {name: value for name, value in {**BASE, **row.settings}.items() if name != "quality_rate"},
     )
 

@@ -108,8 +108,8 @@ class Sessions:
             lambda chosen: [*chat.open(chosen), gr.Tabs(selected="chat")], self.list, [*chat.page, tabs], **ONCE
         )
         gr.on([self.rename.click, self.name.submit], self._rename, [*now, self.name], self.outputs, **ONCE)
-        self.delete.click(lambda *now: self.show(*now, confirm="chat"), now, self.outputs, **ONCE)
-        self.strip.click(lambda *now: self.show(*now, confirm="recording"), now, self.outputs, **ONCE)
+        self.delete.click(lambda chosen, words: self.show(chosen, words, confirm="chat"), now, self.outputs, **ONCE)
+        self.strip.click(lambda chosen, words: self.show(chosen, words, confirm="recording"), now, self.outputs, **ONCE)
         gr.on([self.no.click, self.strip_no.click], self.show, now, self.outputs, **ONCE)
         self.yes.click(self._delete, now, self.outputs, **ONCE)
         self.strip_yes.click(self._delete_recording, now, self.outputs, **ONCE)

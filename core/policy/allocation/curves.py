@@ -39,12 +39,12 @@ class Curves:
     @property
     def layers(self) -> int:
         """L."""
-        return self.hit.shape[0]
+        return int(self.hit.shape[0])
 
     @property
     def experts(self) -> int:
         """E."""
-        return self.hit.shape[1] - 1
+        return int(self.hit.shape[1]) - 1
 
     @property
     def recall(self) -> Floats:

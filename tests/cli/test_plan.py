@@ -39,6 +39,7 @@ def profile(tmp_path: Path) -> Path:
         "",
         counts=rng.integers(0, 100, (LAYERS, EXPERTS)),
         gate_recall=np.array([np.nan, 0.4, 0.9], np.float32),
+        similarity=np.ones(LAYERS - 1, np.float32),
         times={"att": 0.5, "moe": 1.0, "head": 0.5, "load": 2.0},
         settings={"times": {"link": "emulated", "load_from": "memory"}, "device": "cpu"},
     )
@@ -94,8 +95,9 @@ def test_from_a_trace_with_and_without_a_profile(
     assert alone["statistics"]["tokens"] == 100 and "no predictions" in table and "as given" in table
     both, _ = result(capsys, "--trace", trace, "--profile", profile)
     assert both["statistics"]["tokens"] == 200 and both["statistics"]["recall"][2] == pytest.approx(0.9)
-    other, _ = result(capsys, "--trace", trace, "--profile", profile, "--set", "eviction.lcp.omega=1")
-    assert other["plan"] != both["plan"] and other["replayed"] == {}
+    scarce = ("--trace", trace, "--profile", profile, "--budget", "30%")
+    usual, other = result(capsys, *scarce)[0], result(capsys, *scarce, "--set", "eviction.lcp.omega=1")[0]
+    assert other["plan"] != usual["plan"] and other["replayed"] == {}
     run, table = result(capsys, "--trace", trace, *TIMES, "--replay")
     assert list(run["replayed"]) == ["planned", *run["compared_ms"]] and "predicted/replayed" in table
     assert all(one["tokens"] == 150 and one["tpot_ms"] >= 5.0 - 1e-9 for one in run["replayed"].values())

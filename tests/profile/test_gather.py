@@ -159,7 +159,7 @@ def test_hit_curves_are_those_of_the_tokens_one_by_one(
     rows = []
     for layer in range(L):
         states = joined(passed, "hidden", layer - 1) if layer else torch.cat([last[:1], last[:-1]])
-        order = truth.route(truth.blocks[layer], states)[0].argsort(-1, descending=True, stable=True).tolist()
+        order = truth.route(truth.blocks[layer], states)[0].argsort(dim=-1, descending=True, stable=True).tolist()
         for token in range(0 if layer else 1, len(ids)):
             rows += [(token, -1, layer, expert, 1 - rank / E) for rank, expert in enumerate(order[token])]
     some = np.ones(len(ids), np.int32)

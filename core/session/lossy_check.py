@@ -49,7 +49,7 @@ def check_allowed(settings: Settings, shape: ModelShape, profile: LossyProfile |
     if lossy.gate == "percentile" and (profile is None or profile.tae is None):
         what = "" if profile is None else " that has tae"
         raise SettingError(
-            f"Token gate 'percentile' needs a profile of this model{what}: {HOW}, then choose it again. "
+            f"Token gate “percentile” needs a profile of this model{what}: {HOW}, then choose it again. "
             "A threshold (tau) needs none."
         )
     if lossy.gate == "percentile" and lossy.gate_temperature != 1.0 and profile and profile.tae_tempered is None:

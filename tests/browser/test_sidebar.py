@@ -91,7 +91,7 @@ def _refused(dashboard: Dashboard, kind: str, title: str) -> None:
     """What needs a profile says so, and the menu goes back to what is in force."""
     before = dashboard.value(f"#set-{kind} input")
     dashboard.choose(f"set-{kind}", title)
-    dashboard.wait_text("#cache-alert", f"'{title}' needs a profile of this model")
+    dashboard.wait_text("#cache-alert", f"“{title}” needs a profile of this model")
     dashboard.page.wait_for_function(
         "([id, was]) => document.querySelector(`#${id} input`).value === was", arg=[f"set-{kind}", before]
     )
@@ -260,7 +260,7 @@ def test_a_preset_applies_all_its_values_and_moving_a_knob_makes_it_custom(dashb
     dashboard.wait_text("#about-preset", "here experts are whole")
     assert "Needs a profile" not in dashboard.text("#about-preset")
     dashboard.choose("set-preset", "AdapMoE")
-    dashboard.wait_text("#cache-alert", "'AdapMoE' needs a profile of this model")
+    dashboard.wait_text("#cache-alert", "“AdapMoE” needs a profile of this model")
     preset_shows("MoEpic")
     dashboard.choose("set-preset", "Mixtral-offloading")
     preset_shows("Mixtral-offloading")

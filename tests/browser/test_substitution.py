@@ -77,7 +77,7 @@ def test_every_control_moves_its_setting_while_tokens_stream(dashboard: Dashboar
     shows(dashboard, "substitute", "Router's next best")
     moved.add("substitute")
     page.wait_for_selector("#may-change", state="visible")
-    refused(dashboard, "substitute", "Most alike", "'Most alike' needs a profile of this model")
+    refused(dashboard, "substitute", "Most alike", "“Most alike” needs a profile of this model")
     ways = [v for v in variants("substitute") if not v.needs]
     for one in ways:
         if one.name != "router_ranked":
@@ -86,7 +86,7 @@ def test_every_control_moves_its_setting_while_tokens_stream(dashboard: Dashboar
             page.wait_for_selector(f"#set-substitute-{one.name}-{param.name}", state="visible")
     slide("rho", 2)
     choose("rho_order", "heaviest")
-    refused(dashboard, "gate", "percentile", "'percentile' needs a profile of this model")
+    refused(dashboard, "gate", "percentile", "“percentile” needs a profile of this model")
     choose("gate", "tau")
     for name, value in (("gate_tau", 0.3), ("gate_temperature", 1.1), ("gate_margin", 0.9)):
         slide(name, value)
@@ -169,7 +169,7 @@ def test_what_needs_a_profile_leads_to_one_and_its_preset_turns_the_section(dash
     dashboard.choose("set-miss", "Use another")
     dashboard.wait_text("#substitution-alert", "“Router's next best” is used")
     shows(dashboard, "substitute", "Router's next best")
-    refused(dashboard, "substitute", "Buddies", "'Buddies' needs a profile of this model")
+    refused(dashboard, "substitute", "Buddies", "“Buddies” needs a profile of this model")
     page.click("#substitution-alert [data-open]")
     page.wait_for_selector("#calibration-go", state="visible")
     page.click("#calibration-go")

@@ -102,7 +102,7 @@ class Sessions:
 
     def _wire(self, chat: ChatLive, tabs: gr.Tabs) -> None:
         now = [self.list, self.search]
-        self.search.input(self.show, now, self.outputs, **LIVE)
+        self.search.change(self.show, now, self.outputs, **LIVE)  # its input event knows of keys only, not of pasting
         self.list.input(self.show, now, self.outputs, **LIVE)
         self.open.click(
             lambda chosen: [*chat.open(chosen), gr.Tabs(selected="chat")], self.list, [*chat.page, tabs], **ONCE

@@ -97,8 +97,10 @@ class List {
     const name = document.createElement("input"), open = node.querySelector(".open");
     Object.assign(name, { value: open.querySelector("b").textContent, maxLength: 200 });
     name.setAttribute("aria-label", "Name of the chat");
+    let ended = false; // taking the field away is a blur, too
     const end = (save) => {
-      if (!name.isConnected) return;
+      if (ended) return;
+      ended = true;
       const title = name.value.trim();
       name.replaceWith(open);
       if (save && title && title !== open.querySelector("b").textContent) {

@@ -111,7 +111,7 @@ function row(message) {
     new AnswerView(said).show(text.trim() ? text : "(no text)", opened, true);
     box.append(said, made("p", { class: "line" }, line));
   }
-  const acts = made("div", { class: "acts" }, ...arrows(branches, id), button("copy", "Copy", "⧉"),
+  const acts = made("div", { class: "acts" }, ...arrows(branches, id), button("copy", "Copy", ""),
     mine ? button("edit", "Edit", "✎") : button("regenerate", "Regenerate", "↻"));
   return made("div", { class: mine ? "user-row" : "bot-row", "data-message": id }, box, acts);
 }

@@ -53,7 +53,7 @@ def check_need(kind: str, name: str, profile: AllocationProfile | None) -> None:
     if lacks := [part for part in chosen.needs if profile is None or not profile.has(part)]:
         what = "" if profile is None else f" that has {' and '.join(lacks)}"
         raise SettingError(
-            f"{general()[kind].title} {chosen.title!r} needs a profile of this model{what}: "
+            f"{general()[kind].title} “{chosen.title}” needs a profile of this model{what}: "
             f"{HOW_PLANNED if 'plan' in lacks else HOW}, then choose it again."
         )
 

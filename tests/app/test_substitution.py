@@ -120,7 +120,7 @@ def test_a_variants_own_parameters_show_while_it_substitutes(section: Substituti
 def test_a_refusal_stays_until_something_changes_and_offers_the_way(section: SubstitutionSection) -> None:
     assert section.host.models.change_many({"miss": "substitute", "substitute": "router_ranked"}) == ""
     shown, told, *_ = section.setting_controls.turn("substitute")("buddy")
-    assert shown == "router_ranked" and "Buddies&#x27; needs a profile" in told and 'data-open="tab-calibrate"' in told
+    assert shown == "router_ranked" and "“Buddies” needs a profile" in told and 'data-open="tab-calibrate"' in told
     assert section.values()[0] == gr.skip()
     section.host.models.loaded.engine.use_profile(fake_profile())  # type: ignore[union-attr]
     assert section.values()[0] == ""

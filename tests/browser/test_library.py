@@ -139,6 +139,16 @@ def test_an_import_is_shown_cancelled_gone_on_with_and_opened(library: Dashboard
     assert "from disk" in library.answers()[-1]
 
 
+def test_a_row_that_is_redrawn_between_press_and_release_is_chosen(library: Dashboard) -> None:
+    page = library.page
+    pick(library, "Torn")
+    page.hover("#models tbody:has-text('Sparse-30B-int4')")
+    page.mouse.down()
+    page.evaluate("document.querySelectorAll('#models tbody').forEach((row) => row.replaceWith(row.cloneNode(true)))")
+    page.mouse.up()
+    library.wait_text("#model-about h3", "Sparse-30B-int4")
+
+
 def test_deleting_asks_first_and_refuses_what_is_loaded(library: Dashboard, shelf: Path) -> None:
     page = library.page
     pick(library, "Sparse-30B-int4")

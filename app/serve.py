@@ -125,7 +125,7 @@ def _mount(app: FastAPI, host: Host) -> None:
         page,
         path="/",
         theme=theme.theme(),
-        head=theme.HEAD,
+        head=theme.head(),
         ssr_mode=False,
         run_history=False,
         footer_links=[],
@@ -137,6 +137,7 @@ def _mount(app: FastAPI, host: Host) -> None:
     )
     mounted: Any = app.routes[-1]
     mounted.app.add_middleware(UploadLimit, folder=uploads)
+    gradio_guard.rest_queue(page)
     gradio_guard.guard(app, Events(page))
 
 

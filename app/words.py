@@ -32,10 +32,11 @@ def percent(share: float) -> str:
 
 
 def lossy(stats: Mapping[str, Any]) -> str:
-    """EXACT, perhaps up to rounding, or LOSSY and the share of (token, layer, expert) that was changed; of the fields
-    of an AnswerStats."""
+    """EXACT, perhaps up to rounding or for weights of a smaller format, or LOSSY and the share of (token, layer,
+    expert) that was changed; of the fields of an AnswerStats."""
     if stats["exact"]:
-        return "EXACT UP TO ROUNDING" if stats.get("closeness") else "EXACT"
+        exact = "EXACT UP TO ROUNDING" if stats.get("closeness") else "EXACT"
+        return f"{exact} for {stats['weights']} weights" if stats.get("weights") else exact
     return f"LOSSY {percent(stats['changed'] / stats['assignments'])}" if stats.get("assignments") else "LOSSY"
 
 

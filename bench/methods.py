@@ -26,13 +26,14 @@ from core.calibrate.gather import calibrate
 from core.calibrate.texts import bundled
 from core.engine import Engine
 from core.memory.link import scaled_gbps
+from core.policy.predict.base import has_worker
 from core.profile import Profile
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.param import Value
 from core.settings.registry import variant, variants
 from core.simulate import BELADY, BELADY_BYPASS, Clock, Config, simulate
-from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, has_worker, timed
+from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
 from core.trace import FileTrace
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)  # slots as a share of all experts

@@ -2,14 +2,15 @@
 
 Everything is resident and the link is not emulated, so nothing is fetched and nothing gained; all that a predictor
 changes is its cost: its time on the computing thread (`predict`, which the engine counts), what capturing router inputs
-adds to a pass, and what its background work takes from the computing. Rounds run in pairs, with the predictor and
-without one, alternating which is first; the added time is the median over the pairs of the difference of their medians.
+adds to a pass, and what its background work takes from the computing. Recording for the lab, which asks several at
+once, is one more subject (`record`). Rounds run in pairs, with the predictor and without one, alternating which is
+first; the added time is the median over the pairs of the difference of their medians.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bench.predictor_probe import until_ready
@@ -19,13 +20,15 @@ from core.engine import Engine
 from core.session.manifest import device_name, versions
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from core.settings.param import Value
 from core.settings.registry import variants
 from core.settings.sampling import Sampling
 
 QUESTION = "What does heapq.heappush do?"
 READ = 2000  # tokens of the profile
 GOAL = 0.05  # goal for the time added beyond the predictor's own, as a share of a token without a predictor
-FIGURES = ("total_ms", "compute_ms", "stall_ms", "predict_ms")
+FIGURES = ("total_ms", "compute_ms", "stall_ms", "predict_ms", "record_ms")
+OFF: dict[str, Value] = {"predictor": "none", "record_lab": False}
 
 
 def run(
@@ -39,10 +42,10 @@ def run(
         engine.use_profile(calibrate(engine, bundled(model), limit=600 if small else READ))
         rounds, tokens = (1, 8) if small else (rounds, tokens)
         found = {}
-        for name in subjects():
+        for name, changes in subjects().items():
             say(name)
-            found[name] = _pairs(engine, name, rounds, tokens)
-        engine.change({"predictor": "none"})
+            found[name] = _pairs(engine, changes, rounds, tokens)
+        engine.change(OFF)
         shape = engine.shape
         return {
             "model": model,
@@ -61,22 +64,24 @@ def run(
         engine.unload()
 
 
-def subjects() -> list[str]:
-    """Every predictor that makes predictions."""
-    return [v.name for v in variants("predictor") if getattr(v.make, "looks", True)]
+def subjects() -> dict[str, dict[str, Value]]:
+    """Every predictor that makes predictions, and recording for the lab without one: name -> settings."""
+    looking = [v.name for v in variants("predictor") if getattr(v.make, "looks", True)]
+    return {**{name: {"predictor": name} for name in looking}, "record_lab": {"record_lab": True}}
 
 
-def _pairs(engine: Engine, name: str, rounds: int, tokens: int) -> dict[str, Any]:
+def _pairs(engine: Engine, changes: Mapping[str, Value], rounds: int, tokens: int) -> dict[str, Any]:
     """Pair 0 is warm-up and discarded."""
     with_it: list[dict[str, float]] = []
     without: list[dict[str, float]] = []
     for pair in range(rounds + 1):
-        for chosen in (name, "none") if pair % 2 else ("none", name):
-            engine.change({"predictor": chosen})
-            until_ready(engine.predictor_host.predictor)
+        for on in (True, False) if pair % 2 else (False, True):
+            engine.change({**OFF, **(changes if on else {})})
+            for predictor in (engine.predictor_host.predictor, *engine.parts.shadows.predictors):
+                until_ready(predictor)
             figures = _round(engine, tokens)
             if pair:
-                (without if chosen == "none" else with_it).append(figures)
+                (with_it if on else without).append(figures)
     return judged(with_it, without)
 
 
@@ -87,7 +92,8 @@ def judged(with_it: Sequence[dict[str, float]], without: Sequence[dict[str, floa
     none_ms = statistics.median(one["total_ms"] for one in without)
     added_ms = statistics.median(a["total_ms"] - b["total_ms"] for a, b in zip(with_it, without, strict=True))
     share = statistics.median(
-        (a["total_ms"] - a["predict_ms"]) / b["total_ms"] - 1.0 for a, b in zip(with_it, without, strict=True)
+        (a["total_ms"] - a["predict_ms"] - a["record_ms"]) / b["total_ms"] - 1.0
+        for a, b in zip(with_it, without, strict=True)
     )
     return {
         **of,
@@ -117,12 +123,13 @@ def table(result: dict[str, object]) -> str:
         f"{result['model']}: {result['layers']} layers of {result['experts']} experts, {result['top_k']} active, "
         f"all resident; ms a token, medians of {result['rounds']} rounds of {result['tokens']} tokens beside as "
         "many without a predictor:",
-        f"  {'predictor':18s}  total  compute  stall  predict   none  added  beyond predict",
+        f"  {'predictor':18s}  total  compute  stall  predict  record   none  added  beyond both",
     ]
     for name, one in sorted(found.items(), key=lambda pair: -pair[1]["added_ms"]):
         lines.append(
             f"  {name:18s} {one['total_ms']:6.2f} {one['compute_ms']:8.2f} {one['stall_ms']:6.2f} "
-            f"{one['predict_ms']:8.2f} {one['none_ms']:6.2f} {one['added_ms']:6.2f} {one['beyond']:10.1%}"
+            f"{one['predict_ms']:8.2f} {one['record_ms']:7.2f} {one['none_ms']:6.2f} {one['added_ms']:6.2f} "
+            f"{one['beyond']:10.1%}"
             f"{'' if one['kept'] else '  above the goal'}{'  blocks' if one['blocks'] else ''}"
         )
     worst = max((one["beyond"] for one in found.values()), default=0.0)

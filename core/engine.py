@@ -10,14 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-import torch
-
-from core.capacity.free_memory import free_bytes
+from core.capacity.free_memory import free_bytes, give_back
 from core.capacity.plan import plan
 from core.errors import BudgetError
+from core.hf import release_weights
 from core.profile import Profile, check_model
 from core.quality.report import Quality
 from core.runtime.measurement import MeasurementSession
@@ -32,7 +31,7 @@ from core.session.wiring import Profiles, Wiring, wire
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from core.system.process_memory import settle, unsettle
+from core.system.process_memory import forget_frames, release_memory, settle, unsettle
 from core.types import Chat, Frame, Memory, Piece
 
 
@@ -72,25 +71,39 @@ class Engine:
         """
         planned = plan(spec)
         check_early(spec.settings, planned.sizes, profile is not None)
-        loaded = load(planned, progress, cancel)
-        engine = cls(loaded, wire(loaded, profile))
+        try:
+            wiring = wire(load(planned, progress, cancel), profile)
+        except BaseException as error:
+            forget_frames(error)  # or they would keep what was loaded so far
+            release_memory()
+            give_back(planned.device)
+            raise
+        engine = cls(wiring.loaded, wiring)
         settle()
         progress("Ready", 1.0)
         return engine
 
     def unload(self) -> None:
-        """Release all memory, threads and processes. Raises BusyError while an answer is being generated."""
-        with self.access.owned("The model is answering. Stop the answer first."):
-            self.wiring.meter.clear()
-            self.parts.kept.clear()
-            self.predictor_host.close()
-            self.wiring.installed.uninstall()
-            self.transfers.close()
-            self.expert_cache.clear()
-            self.loaded.store.close()
-            unsettle()
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+        """Release all memory, threads and processes, whoever still has this engine or a part of it. Raises BusyError
+        while an answer is being generated; an error of one of its steps is raised once all others were done."""
+        with self.access.owned("The model is answering. Stop the answer first."), ExitStack() as steps:
+            for step in reversed(
+                (
+                    self.wiring.meter.clear,
+                    self.parts.kept.clear,
+                    self.predictor_host.close,
+                    self.parts.shadows.close,
+                    self.wiring.installed.uninstall,
+                    self.transfers.close,
+                    self.expert_cache.clear,
+                    self.wiring.kv.release,
+                    lambda: release_weights(self.model),
+                    self.loaded.store.close,
+                    unsettle,
+                    lambda: give_back(self.device),
+                )
+            ):
+                steps.callback(step)
 
     # ------------------------------------------------------------------ generation
 
@@ -125,6 +138,11 @@ class Engine:
     def check_length(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> None:
         """Raises ContextError for a text far too long for the context, without tokenising it."""
         self.prompt.check(messages, self.context)
+
+    @property
+    def takes_chats(self) -> bool:
+        """Whether the model has a chat template; one without goes on with texts."""
+        return self.prompt.tokenizer.chat_template is not None
 
     @property
     def takes_tools(self) -> bool:
@@ -230,6 +248,11 @@ class Engine:
         return frame
 
     @property
+    def weights(self) -> str:
+        """The format that weights were rounded to, for the badge; "" = they are the checkpoint's own."""
+        return self.loaded.plan.weights
+
+    @property
     def closeness(self) -> float:
         """Largest deviation of exact logits from transformers' own, as a share of the largest; 0.0 = bit-identical."""
         return self.loaded.plan.closeness
@@ -237,7 +260,8 @@ class Engine:
     def memory(self) -> Memory:
         """Device bytes in use. Workspace is the size reserved for activations or, on CUDA, what torch measured if
         more."""
-        return self.parts.ledger.memory(self.loaded.store.bytes)
+        store = self.loaded.store
+        return self.parts.ledger.memory(store.bytes, store.unpinned_bytes)
 
     def manifest(self) -> dict[str, object]:
         """The model, hardware, settings and versions that the figures of this load were measured with."""

@@ -1,5 +1,7 @@
 """Errors that reach the user. Each message says what is wrong and what to do, in the user's words."""
 
+from __future__ import annotations
+
 
 class MoestroError(Exception):
     """Base of every error whose text is meant to be shown as it is; nothing was changed when it is raised."""
@@ -19,6 +21,22 @@ class PromptError(ModelError):
 
 class BudgetError(MoestroError):
     """The device or host memory asked for does not suffice, or is more than the machine has free."""
+
+
+class DeviceFullError(BudgetError):
+    """The device ran out of memory in an answer, and giving up experts did not help."""
+
+
+class DeviceError(MoestroError):
+    """The GPU failed: what was asked of it was not done, and it may do nothing more in this process."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> DeviceError:
+        """For an error that CUDA reported."""
+        what = str(error).strip().partition("\n")[0] or type(error).__name__
+        return cls(
+            f"The GPU reported an error ({what}). Load the model again; if that does not help, start Moestro again."
+        )
 
 
 class ContextError(MoestroError):

@@ -102,6 +102,7 @@ class AnswerStats:
     kept_bytes: int = 0  # host memory that earlier chats' KV caches took
     seed: int = 0  # of the sampler: repeats the answer
     closeness: float = 0.0  # how far an exact answer's logits may be from transformers'; see core.capacity.plan.Plan
+    weights: str = ""  # the format that weights were rounded to; "" = they are the checkpoint's own
     audit: int = 0  # the number under which its quality will be reported (core.quality); 0 = it will not
     stop: str = ""  # the requested text before which it ended; "" = it ended otherwise
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -153,6 +154,7 @@ class Memory:
     host: int  # the experts' host tier
     peak: int  # most in use since load
     kept: int = 0  # host memory of earlier chats' KV caches: core.session.kept
+    unpinned: int = 0  # of `host`: what the system did not let be pinned for the GPU, and takes longer to copy
 
     @property
     def used(self) -> int:

@@ -17,6 +17,7 @@ from tests.selection import (
     pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_configure,
+    pytest_ignore_collect,
     pytest_runtest_setup,
     pytest_xdist_make_scheduler,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_configure",
+    "pytest_ignore_collect",
     "pytest_runtest_setup",
     "pytest_xdist_make_scheduler",
 ]

@@ -14,7 +14,7 @@ from core.metrics import METRICS, values
 from core.policy.allocation.slot_allocation import check_needs
 from core.profile import Profile, check_model
 from core.quality.report import Quality
-from core.session.lossy_check import check_allowed
+from core.session.lossy_check import check_allowed, with_substitute
 from core.session.stop_text import StopText
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -35,6 +35,8 @@ class FakeEngine:
     """
 
     closeness = 0.0
+    weights = ""
+    takes_chats = True
     takes_tools = False
     opens_reasoning = False
     says_once = False  # ends where its words end; else it says them again and again
@@ -92,7 +94,7 @@ class FakeEngine:
         self.kept = {"probs": probs, "ranks": ranks, "tokens": tokens}
 
     def change(self, changes: Mapping[str, object]) -> Settings:
-        new = self.settings.with_(changes)
+        new = with_substitute(self.settings.with_(changes), changes, self.profile)
         check_needs(new, self.profile)
         check_allowed(new, SHAPE, self.profile)
         diff = self.settings.diff(new)
@@ -239,6 +241,7 @@ class FakeEngine:
                 assignments=sum(s.assignments for s in every),
                 seed=sampling.seed,
                 closeness=self.closeness,
+                weights=self.weights,
                 audit=self._to_score(every),
                 stop=stop.found,
             ),

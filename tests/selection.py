@@ -4,6 +4,8 @@
 `--until TIME` skips, by name, each long test that would not be over by then. Under xdist the browser tests are one unit
 of work, as they share a server and a browser, and come first; then the longest files, then those with most tests.
 
+`-m gpu` reads tests/gpu alone, where these tests are, and needs what the engine needs, and pytest.
+
 A pytest plugin that imports nothing heavy; tests/conftest.py takes its hooks over.
 """
 
@@ -14,13 +16,20 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # a machine to try a GPU on may have no more than what the engine needs
+    settings = None  # type: ignore[assignment, misc]
 
 FEWER = 40  # examples; 100 are usual
 BROWSER = "tests/browser"
+TESTS = Path(__file__).resolve().parent
+GPU = TESTS / "gpu"
 LONGEST = (  # files of few tests that take long: last, they would leave the other workers idle
     "tests/fuzz/test_fuzz.py",
     "tests/memory/test_kernels.py",
@@ -69,13 +78,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"no time was left for {item.nodeid}, about {minutes} min")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """For `-m gpu`, all other tests: what they import may be absent."""
+    if config.getoption("markexpr", "") != "gpu" or collection_path in (TESTS, *GPU.parents):
+        return None
+    return True if collection_path.is_relative_to(TESTS) and not collection_path.is_relative_to(GPU) else None
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "not used without pytest-timeout")
     parser.addoption("--all", action="store_true", help="also run the tests marked `long`")
     parser.addoption("--until", type=float, help="begin no `long` test that would not end by then (Unix time)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # while libraries and tests are imported, of which nothing is to be collected: a sixth of the time
+    if settings is None:
+        return
     unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("all", unhurried)
     settings.register_profile("first layer", unhurried, max_examples=FEWER)

@@ -6,6 +6,7 @@ import ast
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,26 @@ def test_every_requirement_is_bounded_and_understood() -> None:
         parsed = Requirement(requirement)
         assert parsed.name == launch.name_of(requirement)
         assert sorted(s.operator for s in parsed.specifier) == ["<", ">="], requirement
+
+
+@pytest.mark.parametrize("system", ["Linux", "Windows", "Darwin"])
+def test_markers_mean_to_it_what_they_mean_to_pip(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tomllib.loads((launch.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = [Requirement(r) for r in (*project["dependencies"], *project["optional-dependencies"]["test"])]
+    wanted = {r.name for r in declared if r.marker is None or r.marker.evaluate({"platform_system": system})}
+    monkeypatch.setattr(launch.platform, "system", lambda: system)
+    assert {launch.name_of(r) for r in launch.requirements("test")} == wanted
+    assert ("triton-windows" in wanted) == (system == "Windows") and ("triton" in wanted) == (system == "Linux")
+
+
+def test_windows_needs_a_triton_made_for_its_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.platform, "system", lambda: "Windows")
+    found = {"torch": "2.12.0+cu128", "triton-windows": ""}
+    monkeypatch.setattr(launch, "installed", lambda name: found.get(name, "1.0"))
+    assert "triton-windows" in {launch.name_of(r) for r in launch.missing("chat")}
+    for version, fits in (("3.6.0.post26", True), ("3.7.0.post26", True), ("3.5.1.post24", False), ("3.8.0", False)):
+        found["triton-windows"] = version
+        assert ("triton-windows" not in {launch.name_of(r) for r in launch.missing("chat")}) is fits
 
 
 def test_a_command_lacks_only_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,8 @@ def record(
     """A trace writer for the routing of `engine`, with the enabled EXTRAS; without a path a null context."""
     if path is None:
         return nullcontext()
+    from core.prediction.shadows import recorded
+
     if any(extras.values()):
         engine.keep(**extras)
     predictor = spec.settings.prefetch.predictor if extras["ranks"] else None
@@ -113,6 +115,7 @@ def record(
         model_hash=hashed,
         probs=extras["probs"],
         predictor=predictor,
+        beside=recorded(spec.settings, engine.profile),
     )
 
 
@@ -258,7 +261,8 @@ class ChatSession:
         if where == options.DRAW:
             self.sampling = Sampling.checked(**self.sampling.settings | {name: checked})
         else:
-            if self.trace is not None and self.trace.predictor is not None and name.startswith("predictor"):
+            named = self.trace is not None and (self.trace.predictor is not None or self.trace.beside)
+            if named and name.startswith(("predictor", "record_lab")):
                 raise MoestroError(
                     "The prefetcher's predictions are being recorded, so it cannot be changed. Restart with "
                     "another prefetcher and another file."

@@ -128,6 +128,8 @@ def problems(found: dict[str, Any]) -> list[str]:
             "There is an NVIDIA GPU, but this torch cannot use it: it is a CPU build, or the driver is too "
             "old for it. Update the driver, delete .venv and run `python launch.py` again."
         )
+    if any(gpu["usable"] for gpu in found["gpus"]) and (problem := probes.kernels()):
+        wrong.append(problem)
     if problem := found["disk"].get("problem"):
         wrong.append(f"The data directory cannot be written: {problem}. Let MOESTRO_HOME name another.")
     return wrong

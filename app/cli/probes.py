@@ -53,10 +53,21 @@ def gpus() -> list[dict[str, Any]]:
     return found or nvml_alone()
 
 
+def kernels() -> str:
+    """What stands in the way of the GPU's kernels; "" = nothing."""
+    import torch
+
+    from core.memory.codec.kernels import notice
+
+    return notice(torch.device("cuda"))
+
+
 def nvml(uuid: str, index: int) -> dict[str, Any]:
     """PCIe generation and width (current and maximum) and driver of one GPU; empty when NVML does not answer."""
-    import pynvml as nv
-
+    try:
+        import pynvml as nv
+    except ImportError:
+        return {}
     try:
         nv.nvmlInit()
         handle = nv.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") if uuid else nv.nvmlDeviceGetHandleByIndex(index)
@@ -75,8 +86,10 @@ def nvml(uuid: str, index: int) -> dict[str, Any]:
 
 def nvml_alone() -> list[dict[str, Any]]:
     """NVIDIA GPUs reported by the driver that this torch cannot use."""
-    import pynvml as nv
-
+    try:
+        import pynvml as nv
+    except ImportError:
+        return []
     try:
         nv.nvmlInit()
         handles = [nv.nvmlDeviceGetHandleByIndex(i) for i in range(nv.nvmlDeviceGetCount())]

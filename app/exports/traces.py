@@ -28,7 +28,13 @@ def write(trace: StoredTrace, path: Path) -> Path:
         private_folder(path.parent)
         try:
             with TraceWriter(
-                part, trace.layers, trace.experts, trace.top_k, model=trace.model, model_hash=trace.model_hash
+                part,
+                trace.layers,
+                trace.experts,
+                trace.top_k,
+                model=trace.model,
+                model_hash=trace.model_hash,
+                beside=trace.beside,
             ) as writer:
                 for chunk in trace.chunks():
                     writer.write(chunk)

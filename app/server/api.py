@@ -13,7 +13,7 @@ from fastapi.responses import FileResponse, PlainTextResponse
 from starlette.background import BackgroundTask
 
 from app.exports import archive
-from app.server import errors, frames, prometheus, trace_files
+from app.server import chat_list, errors, frames, prometheus, trace_files, transcripts
 from app.server.bodies import Bodies, RowId
 from app.server.security.access import Access
 from app.server.security.gate import Gate
@@ -132,6 +132,8 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
         )
 
     app.include_router(trace_files.router(host.store))
+    app.include_router(transcripts.router(host.store))
+    app.include_router(chat_list.router(host))
 
     def sheet(name: str, text: str | None, done: str = "simulated") -> Response:
         if text is None:

@@ -15,7 +15,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.services.answer_times import QueueFullError
 from app.services.crash import log_crash
-from core.errors import BusyError, ContextError, ModelError, MoestroError, PromptError
+from core.errors import (
+    BusyError,
+    ContextError,
+    DeviceError,
+    DeviceFullError,
+    ModelError,
+    MoestroError,
+    PromptError,
+)
 
 log = logging.getLogger("moestro.app")
 API = "/v1"
@@ -64,6 +72,8 @@ def moestro_error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, ApiError):
         return problem(error.status, str(error), param=error.param, code=error.code)
     status = 409 if isinstance(error, (BusyError, ModelError)) and not isinstance(error, PromptError) else 400
+    if isinstance(error, (DeviceError, DeviceFullError)):
+        status = 503
     too_long = isinstance(error, ContextError)
     return problem(
         status,

@@ -36,6 +36,7 @@ def router(host: Host) -> APIRouter:
             "jobs": jobs_state(host),
             "stamp": told,
             "answer": answer_state(running, answer, since),
+            "chats": host.store.chats.version,
         }
 
     return routes
@@ -52,6 +53,7 @@ def host_state(host: Host) -> dict[str, Any]:
         "busy": host.busy,
         "lossy": host.models.settings.lossy.active,
         "closeness": host.models.closeness,
+        "weights": host.models.weights,
     }
     if loading is not None and not loading.finished:
         return {
@@ -74,8 +76,9 @@ def import_state(host: Host) -> dict[str, Any] | None:
     job = host.importer.job
     if job is None:
         return None
+    gone = job.state == "done" and job.out is not None and not job.out.exists()  # deleted since
     return {
-        "state": job.state,
+        "state": "none" if gone else job.state,
         "name": name_of(job.source),
         "text": job.error or job.text,
         "share": job.share,
@@ -134,4 +137,5 @@ def answer_state(answer: Answer | None, known: int | None, since: int) -> dict[s
         "tokens": answer.n_tokens,
         "ttft_ms": round(answer.ttft_ms),
         "unsaved": answer.unsaved,
+        "opened": answer.opens_reasoning,
     }

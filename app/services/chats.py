@@ -8,6 +8,7 @@ from app.services.answer_queue import AnswerQueue, Request
 from app.services.engine_protocol import Asked
 from app.services.model_manager import ModelManager
 from app.services.progress import Answer
+from app.services.prompts import prompt_of
 from app.services.remembered import Remembered
 from app.services.writer import Writer
 from app.store import Message, Store
@@ -16,6 +17,7 @@ from core.settings.sampling import Sampling
 from core.types import Chat
 
 REMEMBERED = 100  # ended answers whose outcome is still available
+SYSTEM = "system"  # under which the default of new chats is remembered
 EMPTY = "The message is empty. Write something first."
 
 
@@ -39,26 +41,51 @@ class Chats:
         """Number of queued answers."""
         return self._queue.waiting
 
-    def ask(self, chat_id: int | None, text: str) -> Answer:
-        """Ask in a chat (None: a new one); the answer is written whether or not a page watches it."""
-        return self._begin(chat_id, self._clean(text), None)
+    @property
+    def default_system(self) -> str:
+        """What models are told before the first message of a chat that begins now."""
+        return self._store.db.get(SYSTEM, str) or ""
 
-    def regenerate(self, chat_id: int) -> Answer:
-        """Write the last answer of a chat again. The old one is restored if the new one fails before its first
-        token.
+    @default_system.setter
+    def default_system(self, text: str) -> None:
+        self._remembered.put(SYSTEM, self._told(text))
+
+    def tell(self, chat_id: int, system: str) -> None:
+        """Change what the model is told before the first message of a chat; from the next answer on."""
+        self._store.chats.tell(chat_id, self._told(system))
+
+    def ask(self, chat_id: int | None, text: str, system: str | None = None) -> Answer:
+        """Ask in a chat; the answer is written whether or not a page watches it. None: in a new chat, which is told
+        `system`, or the default.
+        """
+        text, system = self._clean(text), self.default_system if system is None else self._told(system)
+        return self._begin(chat_id, text, None, system)
+
+    def regenerate(self, chat_id: int, message: int | None = None) -> Answer:
+        """Write an answer that is shown again, by default the last one, as another branch of the chat. It is undone if
+        it fails before its first token.
         """
         messages = self.messages(chat_id)
         if not messages:
             raise MoestroError("There is no answer to regenerate: this chat is empty.")
-        last = messages[-1]
+        last = next((m for m in messages if m.id == message), None) if message is not None else messages[-1]
+        if last is None or (message is not None and last.role != "assistant"):
+            raise MoestroError("That answer is not shown any more. Reload the page.")
         return self._begin(chat_id, None, last.id if last.role == "assistant" else None)
 
-    def edit(self, chat_id: int, index: int, text: str) -> Answer:
-        """Replace user message `index` (counted from 0) and everything after it, and answer the new text."""
-        messages = self.messages(chat_id)
-        if not 0 <= index < len(messages) or messages[index].role != "user":
+    def edit(self, chat_id: int, message: int, text: str) -> Answer:
+        """Ask `text` in place of one of the user's messages that are shown, as another branch of the chat."""
+        if not any(m.id == message and m.role == "user" for m in self.messages(chat_id)):
             raise MoestroError("Only your own messages can be edited. Pick one of them.")
-        return self._begin(chat_id, self._clean(text), messages[index].id)
+        return self._begin(chat_id, self._clean(text), message)
+
+    def show(self, chat_id: int, message: int) -> None:
+        """Show the branch of a chat that a message is in."""
+        with self._lock:
+            if self.answer(chat_id) is not None:
+                raise BusyError("This chat is being answered. Stop the answer, then look at another branch.")
+            self._writer.unsaved.save(chat_id)  # what is kept for the branch that is left
+            self._store.chats.show(chat_id, message)
 
     def complete(self, prompt: Asked, sampling: Sampling) -> Answer:
         """Answer a prompt that belongs to no chat (from the HTTP API), in queue order.
@@ -126,33 +153,26 @@ class Chats:
         """Give a chat another title."""
         self._store.chats.rename(chat_id, title)
 
-    def count_tokens(self, chat_id: int | None, text: str = "") -> int | None:
-        """Tokens of a chat with `text` added, for the context gauge; None while no model is loaded."""
-        prompt = self._prompt(self.messages(chat_id)) if chat_id is not None else []
-        if text.strip():
-            prompt.append({"role": "user", "content": text})
-        return self._models.count_tokens(prompt)
-
-    def _begin(self, chat_id: int | None, text: str | None, replaces_from: int | None) -> Answer:
+    def _begin(self, chat_id: int | None, text: str | None, instead_of: int | None, system: str = "") -> Answer:
         with self._lock, self._models.held() as model:
             if self.answer(chat_id) is not None:
                 raise BusyError("This chat is already being answered. Stop that answer or let it end, then ask again.")
             self._queue.require_place()
             model.engine.check_length(text or "")
             self._writer.unsaved.save(chat_id)  # before newer text
-            chat_id, message = self._store.chats.begin(chat_id, text, model.spec.model, replaces_from)
+            chat_id, message = self._store.chats.begin(chat_id, text, model.spec.model, instead_of, system)
             ended = [chat for chat, answer in self._answers.items() if answer.finished]
             for old in ended[:-REMEMBERED]:
                 del self._answers[old]
             self._answers.pop(chat_id, None)  # re-inserted as the newest
             self._answers[chat_id] = answer = Answer(chat_id, message)
-            prompt = self._prompt(self._store.chats.messages(chat_id)[:-1])
+            told = self._store.chats.find(chat_id)
+            prompt = prompt_of(
+                self._store.chats.messages(chat_id)[:-1], told.system if told else "", model.engine.takes_chats
+            )
+            answer.opens_reasoning = not isinstance(prompt, str) and model.engine.opens_reasoning
             self._queue.put(Request(answer, prompt, self.sampling, model))
             return answer
-
-    @staticmethod
-    def _prompt(messages: list[Message]) -> list[dict[str, str]]:
-        return [{"role": m.role, "content": m.text} for m in messages]
 
     @staticmethod
     def _clean(text: str) -> str:
@@ -160,6 +180,11 @@ class Chats:
             raise MoestroError(EMPTY)
         _require_whole(text)
         return text.strip()
+
+    @staticmethod
+    def _told(system: str) -> str:
+        _require_whole(system)
+        return system.strip()
 
     def set_sampling(self, **values: object) -> str:
         """Change the sampling settings from the next answer on; returns the problem, or ""."""

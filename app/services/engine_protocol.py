@@ -46,10 +46,19 @@ class EngineProtocol(Protocol):
     def version(self) -> int: ...
 
     @property
+    def weights(self) -> str:
+        """The format that weights were rounded to; "" = they are the checkpoint's own."""
+
+    @property
     def closeness(self) -> float:
         """Largest difference of exact logits from transformers' own, as a share of the largest logit; 0.0 =
         bit-identical.
         """
+        ...
+
+    @property
+    def takes_chats(self) -> bool:
+        """Whether the model has a chat template; one without goes on with texts."""
         ...
 
     @property

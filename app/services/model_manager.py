@@ -89,6 +89,11 @@ class ModelManager:
         return loaded.engine.context if (loaded := self._loaded) is not None else None
 
     @property
+    def weights(self) -> str:
+        """The format that the loaded model's weights were rounded to; "" = they are its own, or no model is loaded."""
+        return loaded.engine.weights if (loaded := self._loaded) is not None else ""
+
+    @property
     def closeness(self) -> float:
         """Largest difference of the loaded model's exact logits from transformers' own, as a share of the largest
         logit; 0.0 = bit-identical, or no model loaded.

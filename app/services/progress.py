@@ -82,6 +82,7 @@ class Answer(Live):
         self.prefill_total = 0  # prompt positions in all
         self.prefill_cached = 0  # prompt positions taken over from an earlier answer
         self.n_tokens = 0
+        self.opens_reasoning = False  # its text starts in the middle of the model's reasoning
         self.logprobs: tuple[TokenLogprob, ...] = ()  # of its tokens, where the request asked for them
         self.stats: AnswerStats | None = None
         self.undone = False

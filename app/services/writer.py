@@ -160,6 +160,8 @@ class Writer:
         if answer.stats is not None:
             sampling = {**request.sampling.settings, "seed": answer.stats.seed}
             stats = {**answer.stats.as_dict(), "queued_ms": answer.queued_ms, "sampling": sampling}
+        if stats and answer.opens_reasoning:
+            stats["opens_reasoning"] = True
         if stats and answer.unrecorded:
             stats["unrecorded"] = answer.unrecorded
         try:

@@ -14,11 +14,23 @@ from app.store.check import Check
 from app.store.database import Database
 from app.store.home import data_dir
 from app.store.schema import DamagedError, FullError, StoreError
+from app.store.search import Found, search_chats
 from app.store.steps import Load, Steps
 from app.store.traces import StoredTrace, stored_traces
 from core.types import StepRecord
 
-__all__ = ["Chat", "DamagedError", "FullError", "Load", "Message", "Store", "StoreError", "StoredTrace", "data_dir"]
+__all__ = [
+    "Chat",
+    "DamagedError",
+    "Found",
+    "FullError",
+    "Load",
+    "Message",
+    "Store",
+    "StoreError",
+    "StoredTrace",
+    "data_dir",
+]
 log = logging.getLogger("moestro.store")
 RESERVE = 32 << 20  # free bytes of the disk that are reserved for text
 ASK_EVERY = 32  # passes between two checks of the free space
@@ -93,6 +105,10 @@ class Store:
                 log.warning("the disk of %s is nearly full: passes are not recorded until it has room", self.folder)
         self._passes += 1
         return self._recording
+
+    def search_chats(self, query: str, most: int = 200) -> list[Found]:
+        """The chats whose title or one of whose messages has all words of the query; see `app.store.search`."""
+        return search_chats(self.db, query, most)
 
     def traces(self, chat: int | None, load: int | None = None) -> list[StoredTrace]:
         """The routing recorded in a chat, one trace per model in order of use; without a chat, under a load."""

@@ -1,4 +1,8 @@
-"""Chats and messages. An answer is begun, extended token by token, and finished; or undone without a trace."""
+"""Chats and messages. An answer is begun, extended token by token, and finished; or undone without a trace.
+
+A chat is a tree: a message follows its `parent`, and an edit or a regeneration is another child of the same parent.
+What is shown and asked is the path from the first message to the chat's `leaf`. A parent is older than its children.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +20,37 @@ from core.errors import MoestroError
 log = logging.getLogger("moestro.store")
 State = Literal["writing", "done", "stopped", "error", "interrupted"]
 TITLE_CHARS = 60
+LINE = "c.id, c.title, c.model, c.created, CASE typeof(c.system) WHEN 'text' THEN c.system ELSE '' END AS system"
+UP = "UNION ALL SELECT m.id, m.parent FROM path JOIN messages m ON m.id = path.parent AND m.id < path.id"
+SUMS = f"""coalesce((SELECT max(created) FROM messages WHERE chat = c.id), c.created) AS updated,
+    (WITH RECURSIVE path(id, parent) AS (SELECT id, parent FROM messages WHERE id = c.leaf {UP})
+     SELECT count(*) FROM path) AS messages,
+    (SELECT count(*) FROM steps WHERE chat = c.id AND phase = 'decode') AS tokens"""
+FIELDS = "m.id, m.role, m.text, m.state, m.error, m.stats, m.created, m.quality, m.parent"
+SHOWN = f"""WITH RECURSIVE path(id, parent) AS (
+    SELECT id, parent FROM messages WHERE id = (SELECT leaf FROM chats WHERE id = ?) AND chat = ? {UP})
+    SELECT {FIELDS} FROM path JOIN messages m ON m.id = path.id ORDER BY m.id"""
+EVERY = f"SELECT {FIELDS} FROM messages m WHERE m.chat = ? ORDER BY m.id"
+NEWEST = """WITH RECURSIVE under(id) AS (
+    SELECT id FROM messages WHERE id = ? AND chat = ?
+    UNION ALL SELECT m.id FROM under JOIN messages m ON m.chat = ? AND m.parent = under.id AND m.id > under.id)
+    SELECT max(id) AS id FROM under"""
+GONE = "That chat no longer exists. Pick another one, or start a new chat."
+NO_BRANCH = "That branch no longer exists. Reload the page."
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """One line of the history. `created` and `updated` are seconds since the epoch; `tokens` = decoded tokens."""
+    """One line of the history. `created` and `updated` are seconds since the epoch; `messages` = those of the branch
+    that is shown; `tokens` = decoded tokens; `system` = what the model is told before the first message.
+    """
 
     id: int
     title: str
     model: str
     created: float
     updated: float
+    system: str
     messages: int
     tokens: int
 
@@ -35,7 +59,7 @@ class Chat:
 class Message:
     """One message as shown. `stats`, for a finished answer: the fields of `core.types.AnswerStats`, and `queued_ms`.
     `quality`, for one scored against the exact model: the fields of `core.quality.report.Quality`. `unsaved`: why its
-    text is only in memory.
+    text is only in memory. `branches`: the messages at its place in the chat, by age, itself included.
     """
 
     id: int
@@ -47,102 +71,115 @@ class Message:
     created: float
     quality: dict[str, Any] | None = None
     unsaved: str = ""
+    parent: int | None = None
+    branches: tuple[int, ...] = ()
 
 
 class Chats:
-    """All chats of one database."""
+    """All chats of one database. `version` changes whenever the list of chats does."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
+        self.version = int(time.time() * 1000)  # differs after a restart, too
         self._told: set[int] = set()  # messages whose damaged figures have been logged
         for row in db.rows("SELECT id, asked FROM messages WHERE state = 'writing'"):  # left by a crash
             if row["asked"] is None and not self._written(row["id"]):
                 self.undo(row["id"])  # a regeneration without any text: the previous answer is restored
             else:
                 self.finish(row["id"], "interrupted")
+        lost = db.rows(
+            "SELECT id FROM chats c WHERE NOT EXISTS (SELECT 1 FROM messages WHERE id = c.leaf AND chat = c.id)"
+        )
+        if lost:  # as no version of Moestro leaves it: the newest message is shown
+            with db.tx() as tx:
+                tx.executemany(
+                    "UPDATE chats SET leaf = (SELECT max(id) FROM messages WHERE chat = chats.id) WHERE id = ?",
+                    [(row["id"],) for row in lost],
+                )
 
     def all(self) -> list[Chat]:
         """Every chat, most recently changed first."""
         return [
             Chat(**dict(row))
-            for row in self._db.rows(
-                """SELECT c.id, c.title, c.model, c.created,
-                      coalesce((SELECT max(created) FROM messages WHERE chat = c.id), c.created) AS updated,
-                      (SELECT count(*) FROM messages WHERE chat = c.id AND replaced_by IS NULL) AS messages,
-                      (SELECT count(*) FROM steps WHERE chat = c.id AND phase = 'decode') AS tokens
-               FROM chats c ORDER BY updated DESC, c.id DESC"""
-            )
+            for row in self._db.rows(f"SELECT {LINE}, {SUMS} FROM chats c ORDER BY updated DESC, c.id DESC")
         ]
 
+    def find(self, chat: int) -> Chat | None:
+        """A chat's line in the history; None if there is no such chat."""
+        found = self._db.rows(f"SELECT {LINE}, {SUMS} FROM chats c WHERE c.id = ?", chat)
+        return Chat(**dict(found[0])) if found else None
+
     def messages(self, chat: int, writing: str | None = None) -> list[Message]:
-        """The messages of a chat, oldest first. Raises MoestroError if there is no such chat.
+        """The messages of a chat's shown branch, oldest first. Raises MoestroError if there is no such chat.
 
         `writing` = the text so far of the answer being written, if the caller has it; avoids reading every piece.
         """
         with self._db.tx():  # all queries see one state
             self.require(chat)
-            found = self._db.rows(
-                "SELECT id, role, text, state, error, stats, created, quality FROM messages "
-                "WHERE chat = ? AND replaced_by IS NULL ORDER BY id",
-                chat,
-            )
-            return [
-                Message(
-                    **{
-                        **dict(row),
-                        **self._figures(row),
-                        "text": row["text"]
-                        if row["state"] != "writing"
-                        else writing
-                        if writing is not None
-                        else self._written(row["id"]),
-                    }
-                )
-                for row in found
-            ]
+            return self._read(chat, self._db.rows(SHOWN, chat, chat), writing)
+
+    def tree(self, chat: int) -> list[Message]:
+        """The messages of all branches of a chat, oldest first. Raises MoestroError if there is no such chat."""
+        with self._db.tx():
+            self.require(chat)
+            return self._read(chat, self._db.rows(EVERY, chat), None)
 
     def require(self, chat: int) -> None:
         """Raises MoestroError if there is no such chat."""
         if not self._db.rows("SELECT 1 FROM chats WHERE id = ?", chat):
-            raise MoestroError("That chat no longer exists. Pick another one, or start a new chat.")
+            raise MoestroError(GONE)
 
     def begin(
-        self, chat: int | None, text: str | None, model: str, replaces_from: int | None = None
+        self, chat: int | None, text: str | None, model: str, instead_of: int | None = None, system: str = ""
     ) -> tuple[int, int]:
         """Start an answer, after a new user message when `text` is given; returns (chat, answer) ids.
 
-        `chat` None creates a chat titled by `text`. Messages from id `replaces_from` on are removed from the chat in
-        the same transaction, and restored if the answer is undone.
+        `chat` None creates a chat titled by `text` and told `system`. What is begun follows the last message shown, or
+        is another branch beside message `instead_of`; it is shown from now on, until the answer is undone.
         """
         now = time.time()
         with self._db.tx() as db:
             if chat is None:
                 title = " ".join((text or "New chat").split())
                 title = title if len(title) <= TITLE_CHARS else title[: TITLE_CHARS - 1].rstrip() + "…"
-                chat = int(
-                    db.execute(
-                        "INSERT INTO chats (title, model, created) VALUES (?, ?, ?)", (title, model, now)
-                    ).lastrowid
-                    or 0
-                )
+                values = (title, model, now, system)
+                made = db.execute("INSERT INTO chats (title, model, created, system) VALUES (?, ?, ?, ?)", values)
+                chat = int(made.lastrowid or 0)
             self.require(chat)
-            old = (
-                [
-                    row["id"]
-                    for row in self._db.rows(
-                        "SELECT id FROM messages WHERE chat = ? AND replaced_by IS NULL AND id >= ?",
-                        chat,
-                        replaces_from,
-                    )
-                ]
-                if replaces_from is not None
-                else []
-            )
-            insert = "INSERT INTO messages (chat, role, text, state, created, asked) VALUES (?, ?, ?, ?, ?, ?)"
-            asked = None if text is None else db.execute(insert, (chat, "user", text, "done", now, None)).lastrowid
-            answer = int(db.execute(insert, (chat, "assistant", "", "writing", now, asked)).lastrowid or 0)
-            db.executemany("UPDATE messages SET replaced_by = ? WHERE id = ?", [(answer, one) for one in old])
+            leaf = self._db.rows("SELECT leaf FROM chats WHERE id = ?", chat)[0]["leaf"]
+            parent = leaf
+            if instead_of is not None:
+                found = self._db.rows("SELECT parent FROM messages WHERE id = ? AND chat = ?", instead_of, chat)
+                if not found:
+                    raise MoestroError(NO_BRANCH)
+                parent = found[0]["parent"]
+            insert = """INSERT INTO messages (chat, role, text, state, created, asked, parent, leaf_before)
+                VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+            asked = None
+            if text is not None:
+                parent = asked = db.execute(insert, (chat, "user", text, "done", now, None, parent, None)).lastrowid
+            begun = db.execute(insert, (chat, "assistant", "", "writing", now, asked, parent, leaf))
+            answer = int(begun.lastrowid or 0)
+            db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (answer, chat))
+            self.version += 1
             return chat, answer
+
+    def show(self, chat: int, message: int) -> None:
+        """Show the branch that a message is in, down to the newest message under it. Raises MoestroError if there is no
+        such message.
+        """
+        with self._db.tx() as db:
+            self.require(chat)
+            newest = self._db.rows(NEWEST, message, chat, chat)[0]["id"]
+            if newest is None:
+                raise MoestroError(NO_BRANCH)
+            db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (newest, chat))
+
+    def tell(self, chat: int, system: str) -> None:
+        """Set what the model is told before the first message of a chat."""
+        with self._db.tx() as db:
+            self.require(chat)
+            db.execute("UPDATE chats SET system = ? WHERE id = ?", (system, chat))
 
     def append(self, answer: int, seq: int, text: str) -> None:
         """Add a token's text to an answer being written."""
@@ -166,11 +203,14 @@ class Chats:
     def undo(self, answer: int) -> None:
         """Restore the chat to its state before `begin`: for an answer that failed before its first token."""
         with self._db.tx() as db:
-            chat, asked = db.execute("SELECT chat, asked FROM messages WHERE id = ?", (answer,)).fetchone()
-            db.execute("UPDATE messages SET replaced_by = NULL WHERE replaced_by = ?", (answer,))
+            chat, asked, leaf = db.execute(
+                "SELECT chat, asked, leaf_before FROM messages WHERE id = ?", (answer,)
+            ).fetchone()
+            db.execute("UPDATE chats SET leaf = ? WHERE id = ? AND leaf = ?", (leaf, chat, answer))
             db.execute("DELETE FROM messages WHERE id IN (?, ?)", (answer, asked))
             if not self._db.rows("SELECT 1 FROM messages WHERE chat = ?", chat):
                 db.execute("DELETE FROM chats WHERE id = ?", (chat,))
+            self.version += 1
 
     def rename(self, chat: int, title: str) -> None:
         """Set a chat's title. Raises MoestroError if the title is empty or the chat does not exist."""
@@ -180,6 +220,7 @@ class Chats:
         self.require(chat)
         with self._db.tx() as db:
             db.execute("UPDATE chats SET title = ? WHERE id = ?", (clean[:200], chat))
+            self.version += 1
 
     def delete(self, chat: int) -> None:
         """Delete a chat with its messages and its statistics. Raises MoestroError if it does not exist."""
@@ -187,6 +228,27 @@ class Chats:
         with self._db.tx() as db:
             db.execute("UPDATE changes SET chat = NULL WHERE chat = ?", (chat,))  # they explain other chats' figures
             db.execute("DELETE FROM chats WHERE id = ?", (chat,))
+            self.version += 1
+
+    def _read(self, chat: int, found: list[sqlite3.Row], writing: str | None) -> list[Message]:
+        beside: dict[int | None, list[int]] = {}
+        for row in self._db.rows("SELECT id, parent FROM messages WHERE chat = ? ORDER BY id", chat):
+            beside.setdefault(row["parent"], []).append(row["id"])
+        return [
+            Message(
+                **{
+                    **dict(row),
+                    **self._figures(row),
+                    "branches": tuple(beside[row["parent"]]),
+                    "text": row["text"]
+                    if row["state"] != "writing"
+                    else writing
+                    if writing is not None
+                    else self._written(row["id"]),
+                }
+            )
+            for row in found
+        ]
 
     def _figures(self, row: sqlite3.Row) -> dict[str, Any]:
         """The statistics and the quality of a message; None where damaged, which is logged once."""

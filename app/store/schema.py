@@ -80,6 +80,27 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE steps ADD COLUMN changed INTEGER NOT NULL DEFAULT 0;     -- assignments that were not the router's ...
     ALTER TABLE steps ADD COLUMN choices BLOB NOT NULL DEFAULT x'';      -- ... and every event, as core.choices.CHOICE
     """,
+    "ALTER TABLE steps ADD COLUMN named BLOB NOT NULL DEFAULT x''",  # for the lab: app/store/named.py
+    # A chat is a tree. Before, a message that an edit or a regeneration had replaced was only hidden: of the messages
+    # that were shown when one was begun, the last is its parent. `replaced_by` is not written any more.
+    """
+    ALTER TABLE messages ADD COLUMN parent INTEGER;       -- the message that it follows; NULL: it begins the chat
+    ALTER TABLE messages ADD COLUMN leaf_before INTEGER;  -- of an answer: its chat's leaf when it was begun, to undo it
+    ALTER TABLE chats ADD COLUMN leaf INTEGER;            -- the last message of the branch that is shown
+    ALTER TABLE chats ADD COLUMN system TEXT NOT NULL DEFAULT '';
+    UPDATE messages SET parent = CASE WHEN asked IS NOT NULL THEN asked ELSE (
+        SELECT max(o.id) FROM messages o WHERE o.chat = messages.chat AND o.id < messages.id AND (
+            o.replaced_by IS NULL OR o.replaced_by > coalesce(
+                (SELECT a.id FROM messages a WHERE a.chat = messages.chat AND a.asked = messages.id), messages.id)))
+        END;
+    UPDATE messages SET leaf_before = coalesce(
+            (SELECT max(o.id) FROM messages o WHERE o.chat = messages.chat AND o.replaced_by = messages.id),
+            (SELECT u.parent FROM messages u WHERE u.id = messages.asked), parent)
+        WHERE state = 'writing';
+    UPDATE chats SET leaf = (SELECT max(id) FROM messages WHERE chat = chats.id AND replaced_by IS NULL);
+    DROP INDEX messages_chat;
+    CREATE INDEX messages_chat ON messages(chat, parent);
+    """,
 )
 
 

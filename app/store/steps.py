@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.store.database import Database
+from app.store.named import packed
 from app.store.schema import StoreError
 from app.store.stored import Unfit, fields, moment, shape_of, text
 from core.metrics import COUNTED
@@ -53,6 +54,7 @@ _COLUMNS = (
     "transfers",
     "changed",
     "choices",
+    "named",
 )
 _CHANGED = "INSERT INTO changes (load, chat, step, time, name, old, new) VALUES (?, ?, ?, ?, ?, ?, ?)"
 _INSERT = f"INSERT INTO steps ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
@@ -176,6 +178,7 @@ class Steps:
                     _transfers(step.transfers),
                     step.changed,
                     step.lossy.choices.tobytes() if step.lossy is not None else b"",
+                    packed(step.beside),
                 ),
             )
             if step.changes:

@@ -39,6 +39,7 @@ LATER_STATS = {  # further fields, which earlier versions did not write
     "queued_ms": NUMBER,
     "unrecorded": WHOLE,
     "cached_tokens": WHOLE,
+    "opens_reasoning": FLAG,
 }
 QUALITY = {  # of core.quality.report.Quality
     "scored": WHOLE,

@@ -5,10 +5,9 @@ A field that may be missing is annotated with None. There are no defaults: they 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Literal
 
 import gradio as gr
-from pydantic import Field
 
 
 class Renewed(gr.EventData):
@@ -30,6 +29,12 @@ class PolicyPicked(gr.EventData):
     policy: str
 
 
+class BestPicked(gr.EventData):
+    """The button of the sentence that says what is best (app/ui/best.py)."""
+
+    best: str
+
+
 class RowPicked(gr.EventData):
     """A row of the library, `again` if it was only redrawn; or a column header (assets/ui/library.js)."""
 
@@ -38,16 +43,19 @@ class RowPicked(gr.EventData):
     sort: str | None
 
 
-class ExamplePicked(gr.SelectData):
-    """A suggestion of the empty chat."""
+class MessageAction(gr.EventData):
+    """What the user did to a message (assets/ui/chat/view.js): `id` = the message that is edited or regenerated, or one
+    of the branch to `show`; `text` = of an edit, or of a suggestion to `ask`.
+    """
 
-    index: Any
-    value: dict[str, Any]
+    do: Literal["ask", "edit", "regenerate", "show"]
+    id: int | None
+    text: str | None
 
 
-class MessageEdited(gr.EditData):
-    """A chat message edited by the user, identified by its index."""
+class ChatAction(gr.EventData):
+    """What the user did in the list of chats (assets/ui/chat/list.js): `text` = the new name."""
 
-    index: int | Annotated[list[int], Field(min_length=1)]
-    previous_value: Any
-    value: str
+    do: Literal["open", "rename"]
+    id: int
+    text: str | None

@@ -9,7 +9,9 @@ from gradio.components import Component
 
 from core.settings.param import Param, Value
 
-MOST_STEPS = 20_000  # numbers with more steps than this get a text field, not a slider
+MOST_STEPS = 40_000  # numbers with more steps than this get a text field, not a slider
+WIDE = "wide-range"  # class of a slider that assets/ui/sidebar.js makes logarithmic
+DECADES = 100  # a slider whose ends are further apart than this factor is logarithmic
 # For every event of the dashboard: no queue (so no open connection), the last of a fast series wins, not in the API.
 LIVE: dict[str, Any] = {
     "queue": False,
@@ -20,26 +22,43 @@ LIVE: dict[str, Any] = {
 ONCE: dict[str, Any] = {**LIVE, "trigger_mode": "once"}
 
 
-def control(param: Param, value: Value, choices: list[tuple[str, str]] | None = None) -> Component:
-    """The control for `param`, showing `value`; `choices` overrides the display names of a choice."""
+def control(
+    param: Param, value: Value, choices: list[tuple[str, str]] | None = None, *, simple: bool = False
+) -> Component:
+    """The control for `param`, showing `value`; `choices` overrides the display names of a choice. `simple`: it is
+    shown in Simple, too.
+    """
+    classes = [] if simple else ["advanced"]
     common: dict[str, Any] = {
         "value": value,
         "label": label(param),
         "info": param.help,
         "elem_id": element_id(param.name),
-        "elem_classes": ["advanced"] if param.advanced else [],
+        "elem_classes": classes,
         "interactive": True,
     }
     if param.type == "bool":
         return gr.Checkbox(**common)
     if param.type == "choice":
-        return gr.Dropdown(choices or [(name, name) for name in param.choices], filterable=False, **common)
+        return gr.Dropdown(choices or titled(param), filterable=False, **common)
     if param.type == "text":
         return gr.Textbox(max_lines=1, **common)
     low, high, step = param.low, param.high, param.step or 1
+    if is_wide(low, high, step):
+        common["elem_classes"] = [*classes, WIDE]
     if low is None or high is None or (high - low) / step > MOST_STEPS:
         return gr.Number(minimum=low, maximum=high, step=step, precision=0 if param.type == "int" else None, **common)
     return gr.Slider(low, high, step=step, buttons=[], **common)
+
+
+def titled(param: Param) -> list[tuple[str, str]]:
+    """(what the page calls it, its name) of every choice."""
+    return list(zip(param.choice_titles or param.choices, param.choices, strict=True))
+
+
+def is_wide(low: float | None, high: float | None, step: float) -> bool:
+    """Whether a slider from `low` to `high` is better logarithmic."""
+    return low is not None and high is not None and low >= 0 and high / (low or step) > DECADES
 
 
 def html(value: str = "", elem_id: str | None = None, advanced: bool = False) -> gr.HTML:

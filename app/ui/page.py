@@ -100,8 +100,9 @@ def create_ui(host: Host) -> gr.Blocks:
         settled = [*cache.outputs, *substitution.outputs, *sampling.outputs, model.fit]
         moved = known.apply(settings_moved, now, redrawn, **LIVE)
         moved.then(None, redrawn, [known, *settled], js=SETTLE_JS, **LIVE)
-        cache.chosen.then(substitution.values, None, substitution.outputs, **LIVE)
-        known.edit(library.values, [known, library.list], library.moved, **LIVE)
+        for chosen in cache.chosen:
+            chosen.then(substitution.values, None, substitution.outputs, **LIVE)
+        known.edit(library.values, library.moving, library.moved, **LIVE)
         ui.load(open_page, chat.pulse, [*chat.page, *model.form_outputs], js=OPEN_JS, **LIVE)
         ui.load(None, None, mode, js=SCRIPT, **LIVE)
         mode.input(None, mode, None, js="(mode) => window.moestroMode(mode)", **LIVE)

@@ -16,8 +16,20 @@ from starlette.types import Scope
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {"/ui/deck": ROOT / "app" / "ui" / "deck", "/ui": ROOT / "assets" / "ui"}
 HEAD = """<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="stylesheet" href="/ui/app.css"><link rel="stylesheet" href="/ui/deck/deck.css">
-<link rel="stylesheet" href="/ui/deck/lossy.css"><link rel="stylesheet" href="/ui/jobs.css">"""
+<link rel="stylesheet" href="/ui/app.css"><link rel="stylesheet" href="/ui/chat/chat.css">
+<link rel="stylesheet" href="/ui/chat/list.css"><link rel="stylesheet" href="/ui/deck/deck.css">
+<link rel="stylesheet" href="/ui/deck/lossy.css"><link rel="stylesheet" href="/ui/jobs.css">
+<link rel="stylesheet" href="/ui/simple.css">"""
+
+
+def head() -> str:
+    """The page's head: our style sheets, and where KaTeX is among the assets of the installed Gradio (its names change
+    with every version). Without it, formulas are shown as they were written.
+    """
+    assets = Path(gr.__file__).parent / "templates" / "frontend" / "assets"
+    found = [next((one.name for one in sorted(assets.glob(f"katex-*.{kind}"))), "") for kind in ("js", "css")]
+    katex = " ".join(f"/assets/{name}" for name in found) if all(found) else ""
+    return f'{HEAD}\n<meta name="katex" content="{katex}">'
 
 
 class Fresh(StaticFiles):

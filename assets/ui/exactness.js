@@ -2,14 +2,15 @@
 // of them holds from now on; the deck's frames say how much was changed.
 
 const WINDOW = 64; // passes that the rate is over, where no frame has said
-const now = { lossy: null, closeness: 0, rate: null, of: 0, window: WINDOW, before: false, quality: null };
+const now = { lossy: null, closeness: 0, weights: "", rate: null, of: 0, window: WINDOW, before: false, quality: null };
 
 /** News: `lossy` (null = no model is loaded), how far exact logits may be from transformers' own (`closeness`, a share of
- *  the largest; 0 = no bit differs), `rate` of the `of` assignments of the last `window` passes that was changed,
+ *  the largest; 0 = no bit differs), the format that `weights` were rounded to ("" = none), `rate` of the `of` assignments of the last `window` passes that was changed,
  *  whether the last pass `before` was changed, and the `quality` of the answers that were scored. */
 export function tell(news) {
   Object.assign(now, news);
-  const { lossy, closeness, rate } = now, exact = closeness ? "EXACT UP TO ROUNDING" : "EXACT";
+  const { lossy, closeness, weights, rate } = now;
+  const exact = (closeness ? "EXACT UP TO ROUNDING" : "EXACT") + (weights ? ` for ${weights} weights` : "");
   const words = lossy === null ? "" : lossy ? `LOSSY${rate === null ? "" : ` ${percent(rate)}`}` : exact;
   for (const badge of document.querySelectorAll("[data-exactness]")) {
     if (badge.textContent !== words) badge.textContent = words;
@@ -21,7 +22,8 @@ export function tell(news) {
 }
 
 function explain() {
-  const { lossy, closeness, rate, of, window, before, quality } = now, last = before ? " The last answer was not." : "";
+  const { lossy, closeness, weights, rate, of, window, before, quality } = now;
+  const last = (before ? " The last answer was not." : "") + (weights ? ` The model is that of the ${weights} weights; the original ones may answer otherwise.` : "");
   if (!lossy && closeness) return `Nothing is substituted, dropped or predicted.${last} Logits may differ from transformers' own in the last bits: by no more than ${closeness.toExponential(0)} of the largest in fp32, as found with a tiny random model of this type.`;
   if (!lossy) return `Nothing is substituted, dropped or predicted: every token is the model's own.${last}`;
   const share = rate === null ? "" : ` Of the experts that the router chose for the last ${window} passes, ${percent(rate)}${of ? ` of ${of}` : ""} were substituted, dropped or predicted.`;

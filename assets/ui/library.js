@@ -1,4 +1,7 @@
-// The table of models: a click, or Enter on a row, chooses it; a column's head sorts. Python draws the table anew.
+// The table of models: a click, or Enter on a row, chooses it; a column's head sorts. Python draws the table anew, also
+// between press and release, which the browser then takes for no click.
+
+import { answered } from "/ui/pulse.js";
 
 const NARROW = 900;
 
@@ -6,16 +9,19 @@ const NARROW = 900;
 export function start(element, props, trigger, watch) {
   if (element.dataset.started) return;
   element.dataset.started = "1";
-  let chosen = "", sorted = "", fresh = false;
+  let chosen = "", sorted = "", fresh = false, pressed = "";
   const row = (path) => [...element.querySelectorAll("[data-path]")].find((one) => one.dataset.path === path);
-  const act = (target) => {
-    const sort = target.closest("[data-sort]"), model = target.closest("[data-path]");
+  const meant = (target) => target.closest("[data-sort], [data-path]")?.dataset ?? {};
+  const key = ({ sort = "", path = "" }) => sort || path;
+  const act = ({ sort, path }) => {
     if (sort) {
-      sorted = sort.dataset.sort;
-      trigger("select", { sort: sorted });
-    } else if (model) {
-      [chosen, fresh] = [model.dataset.path, true];
-      trigger("select", { entry: chosen });
+      sorted = sort;
+      trigger("select", { sort });
+    } else if (path) {
+      [chosen, fresh] = [path, true];
+      for (const one of element.querySelectorAll("[data-path]")) one.ariaSelected = String(one.dataset.path === path);
+      // not while a redraw is on its way: it would take the card away again, from under the pointer
+      answered().then(() => { if (chosen === path) trigger("select", { entry: path }); });
     }
   };
   watch("value", () => {
@@ -28,12 +34,14 @@ export function start(element, props, trigger, watch) {
     if (fresh) row(chosen)?.focus({ preventScroll: true });
     fresh = false;
   });
-  element.addEventListener("click", (event) => act(event.target));
+  element.addEventListener("pointerdown", ({ button, target }) => { pressed = button ? "" : key(meant(target)); });
+  element.addEventListener("pointerup", ({ target }) => { if (pressed && key(meant(target)) === pressed) act(meant(target)); });
+  element.addEventListener("click", ({ detail, target }) => { if (!detail) act(meant(target)); }); // of no pointer
   element.addEventListener("keydown", (event) => {
     const here = event.target.closest("[data-path]");
     if (!here) return;
     const next = { ArrowDown: here.nextElementSibling, ArrowUp: here.previousElementSibling }[event.key];
-    if (event.key === "Enter" || event.key === " ") act(here);
+    if (event.key === "Enter" || event.key === " ") act(here.dataset);
     else if (!next) return;
     next?.focus();
     event.preventDefault();

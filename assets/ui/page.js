@@ -15,6 +15,7 @@
     if (innerWidth < 900) document.querySelector(".sidebar.open .toggle-button")?.click();
   });
   if (innerWidth < 900) document.querySelector(".sidebar .toggle-button")?.click();
+  import("/ui/sidebar.js").then((m) => m.start(document.getElementById("sidebar")));
   const mode = localStorage.moestroMode === "Advanced" ? "Advanced" : "Simple";
   window.moestroMode(mode);
   return mode;

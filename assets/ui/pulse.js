@@ -1,10 +1,13 @@
 // Follows the server: the answer being written (the tail under the chat), the load's progress, what changed elsewhere.
 // The page's state shows as attributes of <body>: data-host = empty | loading | ready, data-answering = 0 | 1.
 
+import { AnswerView } from "/ui/chat/answer.js";
+import { Draft } from "/ui/chat/draft.js";
+import { start as listen } from "/ui/chat/keys.js";
 import { tell } from "/ui/exactness.js";
 
 // HANDS_OFF_MS: the controls of the sidebar are not redrawn under a hand that is turning one
-const FAST_MS = 100, SLOW_MS = 400, RETRY_MS = 1500, AGAIN_MS = 3000, HANDS_OFF_MS = 700, SPEED_MS = 3000;
+const FAST_MS = 100, SLOW_MS = 400, RETRY_MS = 1500, AGAIN_MS = 3000, HANDS_OFF_MS = 700, SPEED_MS = 3000, WAIT_MS = 20;
 const sleep = (ms) => new Promise((done) => { setTimeout(done, ms); });
 
 let known = null; // the component that holds the host's stamps as this page shows them
@@ -28,10 +31,15 @@ window.fetch = async (what, ...how) => {
   }
 };
 
+/** When the server has answered all events of this page: an answer to what comes then is not overtaken by theirs. */
+export async function answered() { while (events) await sleep(WAIT_MS); }
+
 class Pulse {
   constructor(element, props, trigger) {
     Object.assign(this, { element, props, trigger, id: null, text: "", speed: [], read: null, fired: {}, seen: {}, now: null, past: new Set() });
     this.part = (name) => element.querySelector(`[data-t="${name}"]`);
+    this.draft = new Draft();
+    listen();
     this.stick(element.closest("#talk"));
     const touch = () => { this.touched = performance.now(); };
     window.moestroSettle = (redrawn) => this.settle(redrawn);
@@ -70,6 +78,7 @@ class Pulse {
     document.dispatchEvent(new CustomEvent("moestro:state", { detail: state })); // for the tabs, see jobs.js
     if (!this.shown.open) return true;
     this.address(chat);
+    this.draft.look(chat, Boolean(this.shown.sent));
     this.over = this.id !== null && !state.answer;
     if (state.answer) this.follow(state.answer);
     else if (this.over && state.stamp === this.shown.stamp) this.clear();
@@ -78,16 +87,16 @@ class Pulse {
     return Boolean(state.answer) || state.host.state === "loading";
   }
 
-  host({ state, busy, lossy, closeness, text, share, stamp, settings, library }) {
+  host({ state, busy, lossy, closeness, weights, text, share, stamp, settings, library }) {
     Object.assign(document.body.dataset, { host: state, busy: busy ? "1" : "0", lossy: lossy ? "1" : "0" });
-    tell({ lossy: state === "ready" ? lossy : null, closeness });
+    tell({ lossy: state === "ready" ? lossy : null, closeness, weights });
     const bar = document.querySelector("#load-progress [role=progressbar]");
     if (bar && state === "loading") fill(bar, share, `${text} · ${Math.round(100 * share)} %`);
     if (!this.shown.open || !known) return;
     const { trigger, props } = known, idle = !events && !(performance.now() - this.touched < HANDS_OFF_MS);
     if (stamp !== props.value.stamp) this.fire(trigger, "tick", stamp);
     else if (settings !== props.value.settings && idle) this.fire(trigger, "apply", settings);
-    else if (library !== props.value.library) this.fire(trigger, "edit", library);
+    else if (library !== props.value.library && !events) this.fire(trigger, "edit", library);
   }
 
   /** The controls' values as a redraw has them; none if a hand has turned one since it was asked for: it would turn that
@@ -102,6 +111,7 @@ class Pulse {
   address(chat) {
     if (this.seen.chat === chat) return;
     this.seen.chat = chat;
+    document.body.dataset.chat = chat ?? "";
     const url = new URL(location.href);
     if (chat === null) url.searchParams.delete("chat");
     else url.searchParams.set("chat", chat);
@@ -112,7 +122,8 @@ class Pulse {
     if (answer.id !== this.id) { this.clear(); this.id = answer.id; }
     if (answer.from !== this.text.length) return;
     this.text += answer.text;
-    if (answer.text) this.part("text").append(answer.text);
+    this.view ??= new AnswerView(this.part("text"));
+    this.view.show(this.text, answer.opened, false);
     this.element.firstElementChild.dataset.state = answer.state;
     this.line(answer);
   }
@@ -167,7 +178,7 @@ class Pulse {
 
   clear() {
     this.over = false;
-    Object.assign(this, { id: null, text: "", speed: [], read: null });
+    Object.assign(this, { id: null, text: "", speed: [], read: null, view: null });
     this.part("text").replaceChildren();
     this.part("line").textContent = "";
     this.part("prefill").hidden = true;

@@ -102,9 +102,9 @@ class Client(threading.Thread):
             page.set("message", question)
             page.fire("message", "submit")
         elif how == "regenerated":
-            page.fire("chat", "retry", {"index": [-1, 0], "value": ""})
+            page.fire("chat", "select", {"do": "regenerate"})
         else:
-            page.fire("chat", "edit", {"index": 0, "value": question, "previous_value": ""})
+            page.fire("chat", "select", {"do": "edit", "id": page.value("chat")["messages"][0]["id"], "text": question})
         if page.value("chat-alert"):
             page.set("chat-alert", "")
             self._turns = TURNS  # for example a full context: the next one is another chat

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from core.cache.lease import Counts
 from core.memory.slot import Slot
-from core.memory.ticket import QUEUED, Link, Ticket
+from core.memory.ticket import LANDED, QUEUED, Link, Ticket
 from core.policy.eviction import MakePolicy
 from core.types import Origin, Outcome, Segment
 
@@ -87,6 +87,10 @@ class Copies:
     def flying(self) -> set[int]:
         """Experts with a copy that has not landed. Safe to call from any thread."""
         return {eid for eid, ticket in self.tickets.copy().items() if not self.link.landed(ticket)}
+
+    def targets(self) -> list[Slot]:
+        """The slots of copies that a copy thread has yet to issue, or is issuing."""
+        return [slot for ticket in self.tickets.values() if ticket.state != LANDED for slot in ticket.slots]
 
     def quiet(self) -> bool:
         """Whether no copy is queued or under way."""

@@ -1,6 +1,7 @@
 """The cache mechanism over ids: which expert is in which slots, which are in use, and which one leaves for another.
 
 An expert consists of equal blocks, and a slot holds one of them, so that any slot of a pool serves any of its experts.
+It is computed with all of them; what a layer keeps of it when others need slots is its top, the first of its blocks.
 The core knows no bytes, copies or devices. A slot is whatever its owner puts into the pools: memory in the engine
 (`core.memory.slot.Slot`), a row of host memory in the host tier, a number where the cache is only simulated. Every
 decision follows from the requests, so with the same requests all of these hit, miss and evict alike.
@@ -10,6 +11,12 @@ Without transit slots a missing expert displaces another before it is computed, 
 setting bypass) it is computed in one that its pool is lent, and the slot is given back when the layer's leases have
 ended, by the expert that is worth least then: the newcomer itself, if all others are worth more. Slots are alike, so
 nothing is copied for it. One layer is computed at a time, so that all pools share the same few.
+
+With tops shorter than experts (MoEpic section 3) the transit slots are also the buffer beside the cache: a bottom that
+a layer needs goes there, and so does what is fetched ahead, which nobody leaves for. When slots are given back, the
+experts that are longer than a top are cut to it, those worth least first, before any leaves. So a layer keeps no more
+blocks than its pool has, in the end the tops of as many experts as it has room for; and with tops as long as experts
+nothing is ever cut, which is the cache of whole experts.
 """
 
 from __future__ import annotations
@@ -19,12 +26,15 @@ from typing import Generic
 
 import numpy as np
 
+from core.cache.block_table import BlockTable
 from core.cache.pool import Pool, S, empty_pools, first
 from core.policy.eviction import GONE, ExpertIndex, MakePolicy, victim
 from core.policy.hints import Hints
 
+CUT = -1  # in place of the expert that left: one only lost its bottom
 
-def _ignore(eid: int) -> None:
+
+def _ignore(*_: int) -> None:
     pass
 
 
@@ -33,10 +43,10 @@ def _any(eid: int) -> bool:
 
 
 class CacheCore(Generic[S]):
-    """One thread at a time. A pass over a layer: `lease` its experts, `admit` those missing, `release` them all.
+    """One thread at a time. A pass over a layer: `lease` its experts, `admit` those missing, `use` them, `release` all.
 
     Changed by its owner between two passes: `now`, the tokens of all passes up to the coming one, and `pinned`,
-    experts that leave only if nothing else can.
+    experts that are cut or leave only if no other can.
     """
 
     def __init__(
@@ -48,13 +58,15 @@ class CacheCore(Generic[S]):
         hints: Hints | None = None,
         on_evict: Callable[[int], None] = _ignore,
         blocks: int = 1,
+        on_cut: Callable[[int, int], None] = _ignore,
     ) -> None:
-        """`pools`: one per layer, or one for all. `on_evict(eid)` is called before an expert loses its slots; every
-        expert has `blocks` blocks."""
+        """`pools`: one per layer, or one for all. `on_evict(eid)` is called before an expert loses its slots, and
+        `on_cut(eid, kept)` before it loses those after its first `kept`; every expert has `blocks` blocks."""
         self.layers, self.experts, self.blocks = layers, experts, blocks
         self.pools = pools
         self.transit: list[S] = []  # slots of no pool that are not lent to one
-        self.table: list[tuple[S, ...]] = [()] * (layers * experts)  # eid -> the slots of its blocks: the only such map
+        self.held: BlockTable[S] = BlockTable(layers, experts, blocks)
+        self.table = self.held.slots  # eid -> the slots of its blocks: the only such map
         self.hints = hints or Hints(layers, experts)
         self.policy = make_policy(ExpertIndex(layers, experts, hints=self.hints))
         self.pinned: frozenset[int] = frozenset()
@@ -62,16 +74,19 @@ class CacheCore(Generic[S]):
         self.last_used = [-1] * len(self.table)  # `now` of the last request
         self.now = self.tick = self.layer = 0  # tick: requests and admissions so far; layer: the one being computed
         self.displaced = -1  # the expert that the last `admit` evicted, or -1
-        self._on_evict = on_evict
+        self._on_evict, self._on_cut = on_evict, on_cut
 
     def pool(self, layer: int) -> Pool[S]:
         """The pool whose slots `layer` uses."""
         return self.pools[layer] if len(self.pools) > 1 else self.pools[0]
 
     def room(self, layer: int) -> int:
-        """Experts that fit into that pool beside the pinned ones, at least one."""
+        """Experts that fit into that pool beside the pinned ones, at least one; with the buffer, if they are split."""
         pool = self.pool(layer)
-        return max(1, pool.capacity // self.blocks - sum(eid in pool.eids for eid in self.pinned))
+        slots = pool.capacity
+        if self.held.tops[layer] < self.blocks:
+            slots += len(self.transit) + sum(self.blocks - had for had in self.held.buffered.values())
+        return max(1, slots // self.blocks - sum(eid in pool.eids for eid in self.pinned))
 
     def residents(self, pool: Pool[S]) -> list[int]:
         """The experts that have slots of `pool`, in ascending order."""
@@ -82,19 +97,22 @@ class CacheCore(Generic[S]):
         return bool(self.table[eid])
 
     def lease(self, layer: int, eids: Iterable[int]) -> list[int]:
-        """`layer` requests `eids`, all distinct: none of them can be evicted until `release`, and residents count as
-        used, in this order -> those missing, each to be admitted."""
+        """`layer` requests `eids`, all distinct: none of them can be evicted or cut until `release`, and those with all
+        blocks count as used, in this order -> those missing, whole or in part, each to be admitted and then used."""
         table, leased, used, last_used = self.table, self.leased, self.policy.used, self.last_used
-        now, tick = self.now, self.tick
+        now, tick, blocks, buffered = self.now, self.tick, self.blocks, self.held.buffered
         self.layer = layer
         self.hints.reached(layer)
         missing: list[int] = []
         for eid in eids:
             leased[eid] = leased.get(eid, 0) + 1
-            if not table[eid]:
+            if len(table[eid]) < blocks:
                 missing.append(eid)
                 continue
             tick += 1
+            if buffered and eid in buffered:
+                self._take_over(eid, tick)
+                tick += 1
             used(eid, tick, now)
             last_used[eid] = now
         self.tick = tick
@@ -107,18 +125,21 @@ class CacheCore(Generic[S]):
         in_transit: bool = False,
         may_displace: Callable[[int], bool] = _any,
     ) -> tuple[S, ...] | None:
-        """Give a missing expert slots, one per block: free ones, if it may be `in_transit` those that its pool is lent,
-        or those of the expert which the policy evicts among those in no container of `blocked`, a pinned one only when
-        there is no other. None when there are too few, or that expert is one which it may not displace."""
-        pool = self.pool(eid // self.experts)
-        if in_transit and len(pool.free) < self.blocks <= len(self.transit):
-            pool.free += [self.transit.pop() for _ in range(self.blocks)]
-            pool.lent += self.blocks
-        if not self._vacate(pool, self.blocks, *blocked, may_displace=may_displace):
+        """Give a missing expert slots for the blocks it lacks: free ones, if it may be `in_transit` those that its pool
+        is lent, or those of experts that are cut or that the policy evicts among those in no container of `blocked`, a
+        pinned one only when there is no other -> these slots. None when there are too few, or the policy evicts one
+        which it may not displace."""
+        had = self.table[eid]
+        pool, lacks = self.pool(eid // self.experts), self.blocks - len(had)
+        if in_transit and (more := lacks - len(pool.free)) > 0:
+            self._lend(pool, more)
+        if not self._vacate(pool, lacks, *blocked, *([{eid}] if had else ()), may_displace=may_displace):
             return None
-        self.table[eid] = slots = tuple([pool.free.pop() for _ in range(self.blocks)])
+        slots = tuple([pool.free.pop() for _ in range(lacks)])
+        self.held.complete(eid, slots)
         self.tick += 1
-        self.policy.admitted(eid, self.tick, self.now)
+        if not had:
+            self.policy.admitted(eid, self.tick, self.now)
         return slots
 
     def use(self, eid: int) -> None:
@@ -126,6 +147,35 @@ class CacheCore(Generic[S]):
         self.tick += 1
         self.policy.used(eid, self.tick, self.now)
         self.last_used[eid] = self.now
+
+    def buffer(self, eid: int) -> tuple[S, ...] | None:
+        """Give an expert that is not leased slots for the blocks it lacks, out of the transit slots: these blocks are
+        beside the cache until its layer leases it, and nobody leaves for them -> the slots. None when there are too
+        few."""
+        lacks = self.blocks - len(self.table[eid])
+        assert lacks and eid not in self.leased, "it is there already"
+        if len(self.transit) < lacks:
+            return None
+        slots = tuple([self.transit.pop() for _ in range(lacks)])
+        self.held.complete(eid, slots, beside=True)
+        return slots
+
+    def arrive(self, layer: int, eids: Collection[int]) -> None:
+        """The routing of `layer` is known: what is buffered for it and none of `eids` gives its slots back."""
+        low, high = layer * self.experts, (layer + 1) * self.experts
+        for eid in [eid for eid in self.held.buffered if low <= eid < high and eid not in eids]:
+            self._drop(eid)
+
+    def empty_buffer(self) -> None:
+        """Everything buffered gives its slots back; what the cache has of these experts stays."""
+        for eid in [*self.held.buffered]:
+            self._drop(eid)
+
+    def split(self, tops: Sequence[int]) -> None:
+        """Keep the first `tops` blocks of experts, by layer, where others need slots: all of them, or a part, or 0 for
+        none. Nothing is cut, evicted or to be fetched because of it. Tops shorter than experts need transit slots for
+        the bottoms of a token's experts. Between two passes."""
+        self.held.split(tops)
 
     def release(self, eids: Sequence[int]) -> None:
         """End a lease of a layer: its experts may be evicted again, and are at once if the policy does not retain any.
@@ -148,12 +198,18 @@ class CacheCore(Generic[S]):
 
     def evict(self, eid: int) -> None:
         """A resident loses its slots."""
-        slots = self.table[eid]
-        assert slots
-        self._on_evict(eid)
-        self.table[eid] = ()
-        self.policy.left(eid)
-        self.pool(eid // self.experts).free.extend(slots)
+        assert self.table[eid]
+        if eid in self.held.buffered:
+            self._drop(eid)
+        if self.table[eid]:
+            self.pool(eid // self.experts).free.extend(self._cut(eid, 0))
+            self.policy.left(eid)
+
+    def cut(self, eid: int) -> None:
+        """A resident that is longer than its layer's top loses the slots of the rest."""
+        assert eid in self.held.long
+        layer = eid // self.experts
+        self.pool(layer).free.extend(self._cut(eid, self.held.tops[layer]))
 
     def evict_all(self) -> None:
         """Every resident loses its slots."""
@@ -181,11 +237,12 @@ class CacheCore(Generic[S]):
     def rebuild(self, make_policy: MakePolicy, capacities: Sequence[int]) -> list[S]:
         """Begin anew with another policy and other pools: pinned residents stay, then others by last use, as far as
         there is room. Pools get up to `capacities` slots of those that there are -> the slots left over."""
+        self.empty_buffer()
         old = sorted(
             (eid for eid, slots in enumerate(self.table) if slots),
             key=lambda eid: (eid not in self.pinned, -self.last_used[eid], eid),
         )
-        keep = first(old, [capacity // self.blocks for capacity in capacities], self.experts)
+        keep = first(old, capacities, self.experts, lambda eid: len(self.table[eid]))
         kept = set().union(*keep)
         for eid in old:
             if eid not in kept:
@@ -194,7 +251,7 @@ class CacheCore(Generic[S]):
         self.policy = make_policy(ExpertIndex(self.layers, self.experts, hints=self.hints))
         self.pools = empty_pools(len(self.table), len(keep))
         for pool, eids in zip(self.pools, keep, strict=True):
-            pool.capacity = len(eids) * self.blocks
+            pool.capacity = sum(len(self.table[eid]) for eid in eids)
             for eid in reversed(eids):
                 self.tick += 1
                 self.policy.admitted(eid, self.tick, self.now)
@@ -205,54 +262,106 @@ class CacheCore(Generic[S]):
 
     def over_same_slots(self, make_policy: MakePolicy) -> CacheCore[S]:
         """A second core with a policy, hints, pins and time of its own over the same pools and slots. Only one of the
-        two is in use at a time; what it evicts, the other must be told."""
+        two is in use at a time; what it evicts, the other must be told. The buffer is emptied for it."""
+        self.empty_buffer()
         other = CacheCore(
-            self.layers, self.experts, make_policy, self.pools, on_evict=self._on_evict, blocks=self.blocks
+            self.layers,
+            self.experts,
+            make_policy,
+            self.pools,
+            on_evict=self._on_evict,
+            blocks=self.blocks,
+            on_cut=self._on_cut,
         )
-        other.table, other.transit, other.last_used = self.table, self.transit, self.last_used[:]
+        other.held, other.table, other.transit = self.held, self.table, self.transit
+        other.last_used = self.last_used[:]
         other.now, other.tick, other.layer = self.now, self.tick, self.layer
         return other
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every invariant holds. Call it between two passes."""
-        held = [eid for eid, slots in enumerate(self.table) if slots]
-        assert all(len(self.table[eid]) == self.blocks for eid in held), "an expert without all of its blocks"
-        taken = [len(self.residents(pool)) * self.blocks for pool in self.pools]
+        self.held.check()
+        sizes = self.held.sizes()
+        taken = [sum(sizes.get(eid, 0) for eid in pool.eids) for pool in self.pools]
         assert all(n + len(p.free) == p.capacity for n, p in zip(taken, self.pools, strict=True)), (
             "a slot was lost or found"
         )
         assert not any(pool.lent for pool in self.pools), "a transit slot was not given back"
-        assert held == np.flatnonzero(self.policy.score != GONE).tolist(), "the policy and the map disagree"
-        assert self.leased.keys() <= set(held), "a lease without a slot"
+        assert sorted(sizes) == np.flatnonzero(self.policy.score != GONE).tolist(), "the policy and the map disagree"
+        assert self.leased.keys() <= sizes.keys(), "a lease without a slot"
 
     def _vacate(
         self, pool: Pool[S], slots: int, *blocked: Collection[int], may_displace: Callable[[int], bool] = _any
     ) -> bool:
-        """Have that many slots of the pool free, evicting an expert if need be; at most as many as one has."""
+        """Have that many slots of the pool free, cutting or evicting experts if need be."""
         self.displaced = -1
-        if len(pool.free) >= slots:
-            return True
-        gone = self._victim(pool, *blocked)
-        if gone is None or not may_displace(gone):
-            return False
-        self.evict(gone)
-        self.displaced = gone
+        while len(pool.free) < slots:
+            gone = self._make_way(pool, *blocked, may_displace=may_displace)
+            if gone is None:
+                return False
+            self.displaced = gone if gone != CUT else self.displaced
         return True
 
+    def _make_way(
+        self, pool: Pool[S], *blocked: Collection[int], may_displace: Callable[[int], bool] = _any
+    ) -> int | None:
+        """Of the experts in no container of `blocked`, cut that one of the `long` ones which is worth least, or else
+        evict whom the policy evicts next, pinned ones if there is no other -> CUT, or the expert evicted; None when
+        nobody may be."""
+        spares: tuple[Collection[int], ...] = (self.pinned, ()) if self.pinned else ((),)
+        for spared in spares:
+            if self.held.long and (eid := self._to_cut(pool, *blocked, spared)) is not None:
+                self.cut(eid)
+                return CUT
+            gone = victim(self.policy, pool.part, self.now, self.layer, *blocked, spared)
+            if gone is not None:
+                if not may_displace(gone):
+                    return None
+                self.evict(gone)
+                return gone
+        return None
+
+    def _to_cut(self, pool: Pool[S], *blocked: Collection[int]) -> int | None:
+        """Of the experts that can be cut, the one that the policy would evict first; None when there is none."""
+        eids = [eid for eid in self.held.long if eid in pool.eids and not any(eid in some for some in blocked)]
+        if not eids:
+            return None
+        scores = self.policy.scores(pool.part, self.now, self.layer)
+        return min(eids, key=lambda eid: (scores[eid - pool.part.start], eid))
+
+    def _lend(self, pool: Pool[S], slots: int) -> None:
+        """Lend a pool as many transit slots, or as many as there are. What is buffered gives up its own for this, the
+        newest first."""
+        while len(self.transit) < slots and self.held.buffered:
+            self._drop(next(reversed(self.held.buffered)))
+        lent = min(slots, len(self.transit))
+        pool.free += [self.transit.pop() for _ in range(lent)]
+        pool.lent += lent
+
     def _take_back(self, pool: Pool[S]) -> None:
-        """Take lent slots back: free ones, then those of the experts that the policy evicts."""
+        """Take lent slots back: free ones, then those that experts lose or leave."""
         while pool.lent:
             if not pool.free:
-                gone = self._victim(pool)
+                gone = self._make_way(pool)
                 assert gone is not None, "a transit slot was lost"
-                self.evict(gone)
             self.transit.append(pool.free.pop())
             pool.lent -= 1
 
-    def _victim(self, pool: Pool[S], *blocked: Collection[int]) -> int | None:
-        """Whom the policy evicts next among those in no container of `blocked`; a pinned expert if there is no
-        other."""
-        gone = victim(self.policy, pool.part, self.now, self.layer, *blocked, self.pinned)
-        if gone is None and self.pinned:
-            gone = victim(self.policy, pool.part, self.now, self.layer, *blocked)
-        return gone
+    def _take_over(self, eid: int, tick: int) -> None:
+        """What was buffered is requested: it is in the cache now, in slots that are lent to its pool."""
+        had = self.held.take_over(eid)
+        self.pool(eid // self.experts).lent += self.blocks - had
+        if not had:
+            self.policy.admitted(eid, tick, self.now)
+
+    def _drop(self, eid: int) -> None:
+        """What is buffered of an expert gives its slots back."""
+        self.transit.extend(self._cut(eid, self.held.buffered[eid]))
+
+    def _cut(self, eid: int, kept: int) -> tuple[S, ...]:
+        """An expert loses its blocks but the first `kept` -> their slots."""
+        if kept:
+            self._on_cut(eid, kept)
+        else:
+            self._on_evict(eid)
+        return self.held.cut(eid, kept)

@@ -300,7 +300,9 @@ class ExpertCache:
         return [slots]
 
     def _resize(self) -> None:
+        self.arena.expect(self.slots)
         try:
             resize(self.core, self._capacities(), self.transit, self.arena)
         finally:
             self.slots = len(self.arena)  # fewer than requested if the device ran full
+        self.arena.pack(self.copies.targets())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -54,11 +54,14 @@ def fitting(predictions: Sequence[Prediction], capacities: Sequence[int], expert
     return found
 
 
-def first(eids: Sequence[int], capacities: Sequence[int], experts: int) -> list[list[int]]:
-    """The first eids that each pool has room for, in order; one pool per layer, or one for all."""
+def first(eids: Sequence[int], capacities: Sequence[int], experts: int, slots: Callable[[int], int]) -> list[list[int]]:
+    """The first eids that each pool has room for with the `slots` of each, in order; one pool per layer, or one for
+    all."""
     kept: list[list[int]] = [[] for _ in capacities]
+    left = [*capacities]
     for eid in eids:
         at = eid // experts if len(capacities) > 1 else 0
-        if len(kept[at]) < capacities[at]:
+        if slots(eid) <= left[at]:
             kept[at].append(eid)
+            left[at] -= slots(eid)
     return kept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from core.cache.core import CacheCore
@@ -13,8 +13,10 @@ from core.memory.slot import Slot
 class Slots(Protocol):
     """The interface to an arena: `core.memory.arena.Arena`, or a simulated one."""
 
+    def expect(self, count: int) -> None: ...
     def allocate(self) -> Slot: ...
     def free(self, slot: Slot) -> None: ...
+    def pack(self, busy: Iterable[Slot]) -> None: ...
     def __len__(self) -> int: ...
 
 
@@ -23,6 +25,7 @@ def resize(core: CacheCore[Slot], capacities: Sequence[int], transit: int, arena
     exceeds the larger of its old and new sizes. Raises BudgetError when the device is full; the pools are then as large
     as there was room. Nothing may be leased."""
     sizes = list(zip(core.pools, capacities, strict=True))
+    core.empty_buffer()
     while len(core.transit) > transit:
         arena.free(core.transit.pop())
     for pool, capacity in sizes:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from core.calibrate.hit_curves import POLICY
 from core.calibrate.nets import NETS
 from core.calibrate.observe import Observer
 from core.calibrate.paths import Paths
@@ -65,9 +66,9 @@ def calibrate(
     restored, and it gives the same logits. Which experts are resident changes, as with any prompt.
 
     Host memory, L layers of E experts, k active, width H: 24 L E^2 + 655360 L (entropies) + 4 L E H (default vectors) +
-    4000 (L E + H) (maps) + 128 MiB (estimator) + 256 (4 L + 2 E) H (likeness) bytes, 4 bytes per token of text, and 4
-    per token that the path net learns from; training that net takes about 50 kB * L E more. Device memory: that of a
-    prompt, and 4 (2 T k + E) H bytes for a chunk of T tokens.
+    4000 (L E + H) (maps) + 8 L E^2 + 3000 L E (curves) + 128 MiB (estimator) + 256 (4 L + 2 E) H (likeness) bytes, 4
+    bytes per token of text, and 4 per token that the path net learns from; training that net takes about 50 kB * L E
+    more. Device memory: that of a prompt, and 4 (2 T k + E) H bytes for a chunk of T tokens.
 
     Raises SettingError for unknown parts or when there is nothing to read, ProfileError for a trace of another model or
     a disk without room for the training data, BusyError, Cancelled.
@@ -189,6 +190,8 @@ def _gather(
     settings |= {name: about[name] for name in ("format", "dtype", "device", "device_name", "versions")}
     settings |= {"recall": recall} if recall else {}
     settings |= {"pairs": {"warmup": warmup}} if warmup and "pairs" in wanted else {}
+    if seen.hits is not None:
+        settings["curves"] = {"tokens": seen.hits.tokens, "eviction": POLICY}
     profile = Profile(
         engine.model_name,
         engine.model_hash,
@@ -278,6 +281,8 @@ def _results(seen: Observer, wanted: set[str]) -> dict[str, Any]:
         found["peaks"] = seen.peaks.most()
     if seen.ahead is not None:
         found |= {"gate_recall": seen.ahead.recall(), "similarity": seen.ahead.similarity()}
+    if seen.hits is not None:
+        found |= seen.hits.arrays()
     if seen.maps is not None:
         found |= {"maps": seen.maps.maps(), "map_keys": seen.maps.keys()}
     return found

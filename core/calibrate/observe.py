@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from core.calibrate.gate_recall import GateAhead
+from core.calibrate.hit_curves import HitCurves
 from core.calibrate.likeness import Likeness
 from core.calibrate.maps import MapCollection
 from core.calibrate.outputs import Norms, Outputs, Peaks
@@ -53,6 +54,7 @@ class Observer:
         self.peaks = Peaks(layers, experts) if "peaks" in parts else None
         self.likeness = Likeness(layers, experts, hidden) if "likeness" in parts else None
         self.ahead = GateAhead(bench.sites) if "gate_recall" in parts else None
+        self.hits = HitCurves(bench.sites, bench.shape) if "curves" in parts else None
         self.maps = MapCollection(layers, experts, hidden) if "maps" in parts else None
         self.states = states
         self._embedded: list[torch.Tensor] = []
@@ -127,7 +129,7 @@ class Observer:
         for outputs in (self.outputs, self.norms, self.peaks):
             if outputs is not None:
                 outputs.add(run.seen.layer, run.ids, run.outs)
-        for each in (self.ahead, self.states, self.likeness):
+        for each in (self.ahead, self.hits, self.states, self.likeness):
             if each is not None:
                 each.add(run)
         if self.maps is not None:

@@ -96,7 +96,7 @@ def copies_gbps(plan: Plan) -> float:
 
 def _foretell(plan: Plan, slots: int, seen: Seen) -> Forecast:
     """The forecast, from speeds that are measured once per codec, device and pack."""
-    speeds = measure_speeds(plan.codec, plan.format, plan.outline.hidden)
+    speeds = measure_speeds(plan.codec, plan.format, plan.outline.hidden, plan.sizes.shape.top_k)
     link = _link(plan, speeds, seen.link)
     where = "over an emulated link" if link.emulated else "over the link" if plan.device.type == "cuda" else "in memory"
     if plan.tier.kind != "all" and not link.emulated:

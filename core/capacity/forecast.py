@@ -18,6 +18,7 @@ import torch
 from core.capacity.sizes import Sizes
 from core.errors import MoestroError
 from core.memory.codec import Codec
+from core.memory.codec.kernels import make_kernels
 from core.memory.link import Link
 from core.policy.allocation.slot_allocation import check_needs
 from core.profile import Profile
@@ -166,30 +167,53 @@ def _chunk(ids: Trace) -> Chunk:
 _measured: dict[tuple[object, ...], Speeds] = {}
 
 
-def measure_speeds(codec: Codec, format: str, hidden: int) -> Speeds:
-    """This device's speeds for one expert format and size; takes a fraction of a second, once per process."""
-    key = format, hidden, codec.slot_bytes, codec.dtype, codec.device
+def measure_speeds(codec: Codec, format: str, hidden: int, top_k: int) -> Speeds:
+    """This device's speeds for one expert format and size; takes a fraction of a second, once per process. A GPU is
+    timed with its kernels, `top_k` experts at a time, where they run: the first time they are compiled."""
+    key = format, hidden, codec.slot_bytes, codec.dtype, codec.device, top_k
     if key not in _measured:
-        _measured[key] = _measure(codec, hidden)
+        _measured[key] = _measure(codec, hidden, top_k)
     return _measured[key]
 
 
 @torch.inference_mode()
-def _measure(codec: Codec, hidden: int) -> Speeds:
+def _measure(codec: Codec, hidden: int, top_k: int) -> Speeds:
     device, dtype = codec.device, codec.dtype
     count = min(256, max(2, COLD // codec.slot_bytes))
-    slots = [codec.views(torch.zeros(codec.slot_bytes, dtype=torch.uint8, device=device)) for _ in range(count)]
+    raw = [torch.zeros(codec.slot_bytes, dtype=torch.uint8, device=device) for _ in range(count)]
+    slots = [codec.views(one) for one in raw]
     inputs = {part: torch.zeros(1, codec.out_in(part)[1], dtype=dtype, device=device) for part in slots[0].weights}
 
     def expert(i: int) -> None:
         for part, x in inputs.items():
             codec.linear(slots[i % count], part, x)
 
+    expert_s = _by_kernels(codec, raw, inputs, top_k) if device.type == "cuda" else None
+
     matrices = min(32, max(2, COLD // (4 * hidden * hidden * dtype.itemsize)))
     dense = torch.zeros(matrices, hidden, 4 * hidden, dtype=dtype, device=device)
     x = torch.zeros(1, hidden, dtype=dtype, device=device)
     dense_s = _seconds(lambda i: torch.mm(x, dense[i % matrices]), device)
-    return Speeds(_seconds(expert, device) * 1e3, dense[0].numel() * dtype.itemsize / dense_s / 1e9)
+    expert_s = _seconds(expert, device) if expert_s is None else expert_s
+    return Speeds(expert_s * 1e3, dense[0].numel() * dtype.itemsize / dense_s / 1e9)
+
+
+def _by_kernels(codec: Codec, slots: list[torch.Tensor], inputs: dict[str, torch.Tensor], top_k: int) -> float | None:
+    """Seconds of one expert's products as the GPU's kernels compute them, `top_k` at a time; None where they do not
+    run."""
+    kernels = make_kernels(codec)
+    if kernels is None:
+        return None
+
+    def experts(i: int) -> None:
+        some = [slots[(i * top_k + at) % len(slots)] for at in range(top_k)]
+        for part, x in inputs.items():
+            kernels.multiply(part, some, x)
+
+    try:
+        return _seconds(experts, codec.device) / top_k
+    except Exception:  # of a compiler or driver: the load will find out, and say so
+        return None
 
 
 def _seconds(work: Callable[[int], object], device: torch.device) -> float:

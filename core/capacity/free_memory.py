@@ -17,6 +17,14 @@ def free_bytes(device: torch.device) -> tuple[int, int]:
     return memory.available, memory.total
 
 
+def give_back(device: torch.device) -> None:
+    """Return to the system what torch keeps of freed memory: of a GPU's, of pinned memory, and for its products."""
+    if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        torch._C._host_emptyCache()
+
+
 def device_free(device: torch.device, instead_of: Memory | None = None) -> int:
     """Free bytes of the memory that `device` computes in, plus those that the model loaded now
     (`instead_of`) would free."""

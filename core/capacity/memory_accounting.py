@@ -29,7 +29,7 @@ class Ledger:
     ) -> None:
         self._sizes, self._arena, self._kv, self._device = sizes, arena, kv, device
         self._kept_bytes = kept_bytes
-        self._peak = 0
+        self._peak, self._exceeded = 0, False
         self.budget_bytes = sizes.budget_bytes(budget)
 
     def hold_to(self, budget: Budget) -> None:
@@ -37,19 +37,24 @@ class Ledger:
         self.budget_bytes = self._sizes.budget_bytes(budget)
 
     def begin(self) -> None:
-        """A forward pass begins: on CUDA, resets torch's peak so that the pass's own is measured."""
+        """A forward pass begins: on CUDA, resets torch's peak so that the pass's own is measured. What earlier passes
+        left reserved beyond the budget is given back first."""
         if self._device.type == "cuda":
+            if self._exceeded:
+                torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def used(self) -> int:
-        """Device bytes in use, with the workspace as reserved; on CUDA, torch's measured peak if that is more."""
+        """Device bytes in use, with the workspace as reserved; on CUDA, the most that torch had reserved since the pass
+        began if that is more: with what its allocator keeps, and what products need for themselves."""
         used = self._sizes.dense + self._arena.bytes + self._kv.bytes + self._sizes.workspace
         if self._device.type == "cuda":
-            used = max(used, torch.cuda.max_memory_allocated(self._device))
+            used = max(used, torch.cuda.max_memory_reserved(self._device))
+            self._exceeded = used > self.budget_bytes
         self._peak = max(self._peak, used)
         return used
 
-    def memory(self, host_bytes: int) -> Memory:
+    def memory(self, host_bytes: int, unpinned_bytes: int = 0) -> Memory:
         """Everything that the memory bar shows."""
         used, kv, experts, dense = self.used(), self._kv.bytes, self._arena.bytes, self._sizes.dense
         free, total = free_bytes(self._device)
@@ -65,4 +70,5 @@ class Ledger:
             host=host_bytes,
             peak=self._peak,
             kept=self._kept_bytes(),
+            unpinned=unpinned_bytes,
         )

@@ -17,8 +17,10 @@ from core.errors import BudgetError, ContextError, ModelError
 from core.hf import ExpertsSite, Outline, check_model, meta_skeleton, outline, rounded_bytes
 from core.hf.files import ModelFiles
 from core.memory.codec import Codec, PartSpec, make_codec
+from core.memory.codec.kernels import notice
 from core.memory.pack import Manifest, pack_at
 from core.memory.pack.verify import check
+from core.settings.formats import FORMATS
 from core.settings.loading import LoadSpec
 from core.types import Memory
 
@@ -68,7 +70,14 @@ class Plan:
         parts = self.outline.left_out
         verb = "are" if len(parts) > 1 else "is"
         text = f"Text only: {', '.join(parts)} of this model {verb} not loaded." if parts else ""
-        return " ".join(filter(None, (text, CLOSE.format(self.closeness) if self.closeness else "")))
+        close = CLOSE.format(self.closeness) if self.closeness else ""
+        return " ".join(filter(None, (text, close, notice(self.device))))
+
+    @property
+    def weights(self) -> str:
+        """The format of what is kept in fewer bits than the checkpoint's own numbers, experts first; "" = nothing."""
+        coded = [one for one in (self.format, self.spec.dense) if one in FORMATS and not FORMATS[one].is_plain]
+        return coded[0] if coded else ""
 
     @property
     def closeness(self) -> float:

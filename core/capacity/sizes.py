@@ -12,8 +12,9 @@ from typing import Any
 from core.hf import Outline
 from core.memory.codec import Codec
 from core.memory.codec.grouped import Grouped
-from core.memory.codec.kernels import scratch_bytes
+from core.memory.codec.kernels import available, scratch_bytes
 from core.memory.pages import page_up
+from core.memory.slabs import slot_cost
 from core.runtime.compute import AT_ONCE
 from core.settings.budget import Budget
 from core.system.text_config import text_config
@@ -23,6 +24,7 @@ PREFILL_CHUNK = 2048  # most prompt positions computed in one forward pass
 SHORT_CHUNK = 512  # ... however small the budget, and by passes that are measured
 WORTH_SHARED, WORTH_BYTES = 1 / 4, 1 / 16  # of the slots' bytes: what longer chunks may add to the workspace, with a
 # budget that is a share of the experts, and with one in bytes, where the workspace takes from the slots
+LIBRARIES = 64 << 20  # on a GPU: what its libraries take for themselves, and what its allocator leaves unused
 SCORES_LIMIT = 256 << 20  # chunks are halved while attention scores or layers' states would take more than this
 
 
@@ -117,9 +119,12 @@ def sizes_of(
     """Sizes for one context and expert format. `paged`: slots are whole pages (core.memory.arena); `rounded` =
     core.hf.rounded_bytes of dense layers kept as codes. The longest chunks are those that `budget` pays for."""
     slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
+    if codec.device.type == "cuda":
+        slot = slot_cost(codec.slot_bytes)
     site, text = outline.sites[0], text_config(config)
     shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot * codec.blocks)
     states, scores = outline.states, _scores_bytes(text, context)
+    libraries = LIBRARIES if codec.device.type == "cuda" else 0
 
     def sizes(chunk: int) -> Sizes:
         """With chunks of so many positions."""
@@ -128,7 +133,7 @@ def sizes_of(
             shape,
             outline.dense_bytes - rounded[0],
             outline.kv_bytes(context),
-            max(states.bytes(chunk) + (1 << 20), computing + max(_unpacked(codec), rounded[1])),
+            max(states.bytes(chunk) + (1 << 20), computing + max(_unpacked(codec), rounded[1])) + libraries,
             slot,
             codec.blob_bytes,
             chunk,
@@ -155,7 +160,7 @@ def _pays(longer: Sizes, shorter: Sizes, budget: Budget) -> bool:
 def _unpacked(codec: Codec) -> int:
     """Bytes of weights unpacked to compute a prompt when slots hold codes: one whole matrix at a time, or on a GPU as
     many as its kernels take at once."""
-    if codec.device.type == "cuda":
+    if codec.device.type == "cuda" and available(codec.device):
         return scratch_bytes(codec)
     return codec.unpacked_bytes if isinstance(codec, Grouped) else 0
 

@@ -35,6 +35,7 @@ FIGURES: dict[str, tuple[str, str]] = {
     "saved": ("share", "link bytes less than exact mode's at the same residency"),
     "tok_s": ("tokens per second", "decoded"),
     "tpot_ms": ("ms per token", "compute + stall + idle"),
+    "tpot_ms_se": ("ms per token", "its standard error, from runs of eight tokens"),
     "compute_ms": ("ms per token", "the device was busy with the model"),
     "stall_ms": ("ms per token", "computing waited for a copy"),
     "idle_ms": ("ms per token", "neither"),
@@ -71,6 +72,7 @@ class EvaluationRow:
     saved: float | None = None
     tok_s: float | None = None
     tpot_ms: float | None = None
+    tpot_ms_se: float | None = None
     compute_ms: float | None = None
     stall_ms: float | None = None
     idle_ms: float | None = None
@@ -132,6 +134,7 @@ def row(
         prefetch_bytes=tally.mean("prefetch_bytes"),
         tok_s=1e3 / tpot_ms if tpot_ms else None,
         tpot_ms=tpot_ms,
+        tpot_ms_se=tally.total_ms_se,
         compute_ms=tally.mean("compute_ms"),
         stall_ms=tally.mean("stall_ms"),
         idle_ms=tally.mean("idle_ms"),

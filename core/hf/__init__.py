@@ -10,7 +10,7 @@ from core.hf.files import check_model
 from core.hf.hooks import Installed, install, probe_router
 from core.hf.outline import KvLayer, Outline, outline
 from core.hf.quantized_linear import round_linears, rounded_bytes
-from core.hf.skeleton import load_skeleton, meta_skeleton
+from core.hf.skeleton import load_skeleton, meta_skeleton, release_weights
 
 __all__ = [
     "CheckpointReader",
@@ -27,6 +27,7 @@ __all__ = [
     "outline",
     "probe_router",
     "read_router",
+    "release_weights",
     "round_linears",
     "rounded_bytes",
 ]

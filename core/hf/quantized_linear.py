@@ -16,7 +16,7 @@ from torch import nn
 
 from core.errors import ModelError
 from core.hf.discover import ExpertsSite
-from core.memory.codec import Codec, PartSpec, format_of, make_codec
+from core.memory.codec import Codec, PartSpec, SlotParts, format_of, make_codec
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import SlotKernels, available, make_kernels, portable, say_unavailable
 
@@ -108,6 +108,10 @@ class QuantizedLinear(nn.Module):
             if self._bias is not None:
                 y.add_(self._bias)
         return y
+
+    def release(self) -> None:
+        """Give the codes up; it cannot compute any more."""
+        self._raw, self._parts, self._bias = self._raw.new_empty(0), SlotParts({}, {}), None
 
     @property
     def weight(self) -> torch.Tensor:

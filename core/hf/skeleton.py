@@ -22,6 +22,7 @@ from core.hf.adapters.marks import CONVERSIONS
 from core.hf.discover import find_experts, strip
 from core.hf.files import ModelFiles, ModelPath, check_model
 from core.hf.hooks import NAME, register
+from core.hf.quantized_linear import QuantizedLinear
 from core.hf.text_only import keep_text, text_class
 from core.system.wording import reason
 
@@ -84,6 +85,19 @@ def load_skeleton(
     model.__class__ = kind
     model.save_pretrained = _blocked
     return model.to(device).eval()
+
+
+def release_weights(model: torch.nn.Module) -> None:
+    """Free the memory of everything that a model computes with, whoever still has the model or a part of it."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.new_empty(0)
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear):
+            module.release()
+        for values in (module._buffers, vars(module)):
+            for name, value in values.items():
+                if isinstance(value, torch.Tensor):
+                    values[name] = value.new_empty(0)
 
 
 def meta_skeleton(path: ModelPath, dtype: torch.dtype | None = None) -> Any:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from core.memory.codec import Codec
+from core.memory.host_memory import HostMemory
 from core.memory.pack import PackReader
 from core.memory.pages import aligned
-from core.memory.store import slabs
 from core.types import Origin
 
 TRIED = 32 << 20  # bytes read to measure the speed of a disk
@@ -27,7 +27,8 @@ class PackStore:
 
     def __init__(self, reader: PackReader, codec: Codec, rows: int, pin: bool) -> None:
         self._reader, self._codec = reader, codec
-        self._rows = slabs(rows, reader.padded_bytes, pin)
+        self._memory = HostMemory(rows, reader.padded_bytes, pin)
+        self._rows = self._memory.rows
 
     @property
     def blob_bytes(self) -> int:
@@ -35,7 +36,11 @@ class PackStore:
 
     @property
     def bytes(self) -> int:
-        return len(self._rows) * self._reader.padded_bytes
+        return self._memory.bytes
+
+    @property
+    def unpinned_bytes(self) -> int:
+        return self._memory.unpinned_bytes
 
     def use_policy(self, make_policy: Callable[[Any], Any], usual: Any) -> None:
         pass
@@ -45,10 +50,7 @@ class PackStore:
 
     def close(self) -> None:
         self._reader.close()
-        self._rows.clear()
-
-    def _place(self, row: torch.Tensor, slot: torch.Tensor) -> None:
-        self._codec.place(row[: self.blob_bytes], slot)
+        self._memory.close()
 
 
 class DiskStore(PackStore):
@@ -74,7 +76,7 @@ class DiskStore(PackStore):
             row = self._free.get()
             try:
                 self._reader.read_into(eid, row)
-                self._place(row, slot)
+                self._codec.place(row[: self.blob_bytes], slot)
             finally:
                 self._free.put(row)
         return self._reader.padded_bytes
@@ -103,7 +105,6 @@ class HostCache(PackStore):
         self._lock = threading.Lock()  # of `rows`
         self._held = rows
         self._placed: dict[int, Any] = {}  # row -> CUDA event after the last copy from it
-        self._pin = pin
 
     def use_policy(self, make_policy: Callable[[Any], Any], usual: Any) -> None:
         with self._lock:
@@ -127,8 +128,7 @@ class HostCache(PackStore):
                     event.synchronize()
                 self._reader.read_into(eid, self._rows[row])
                 read = self._reader.padded_bytes
-            self._place(self._rows[row], slot)
-            if self._pin:
+            if self._memory.place(row, self._rows[row][: self.blob_bytes], self._codec, slot):
                 self._placed[row] = event = torch.cuda.Event()
                 event.record()
         except BaseException:

@@ -90,7 +90,11 @@ def measure_gbps(device: torch.device, size_bytes: int = 16 << 20, repeats: int 
     import torch
 
     cuda = device.type == "cuda"
-    source = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=cuda).fill_(1)
+    try:
+        source = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=cuda)
+    except RuntimeError:  # the system lets no more be pinned
+        source = torch.empty(size_bytes, dtype=torch.uint8)
+    source.fill_(1)
     target = torch.empty(size_bytes, dtype=torch.uint8, device=device).fill_(0)
     best = 0.0
     for _ in range(repeats):

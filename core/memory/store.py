@@ -12,10 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from core.memory.codec import Codec
-from core.memory.pages import aligned
+from core.memory.host_memory import HostMemory
 from core.types import Origin
-
-SLAB_BYTES = 256 << 20  # a power of two, because pinning rounds allocations up to one
 
 
 class Cancelled(Exception):
@@ -28,6 +26,10 @@ class ExpertStore(Protocol):
     @property
     def bytes(self) -> int:
         """Host bytes in use."""
+
+    @property
+    def unpinned_bytes(self) -> int:
+        """How much of that the system did not let be pinned for a GPU; 0 without one."""
 
     @property
     def blob_bytes(self) -> int:
@@ -53,22 +55,13 @@ class ExpertStore(Protocol):
         """Release files and memory. No fetch may be running."""
 
 
-def slabs(count: int, row_bytes: int, pin: bool) -> list[torch.Tensor]:
-    """`count` rows of host memory [row_bytes] uint8, in a few large allocations (pinned for a GPU)."""
-    per_slab = max(1, SLAB_BYTES // row_bytes)
-    sizes = [min(per_slab, count - start) for start in range(0, count, per_slab)]
-    made = (
-        torch.empty(n * row_bytes, dtype=torch.uint8, pin_memory=True) if pin else aligned(n * row_bytes) for n in sizes
-    )
-    return [row for slab in made for row in slab.view(-1, row_bytes)]
-
-
 class HostStore:
     """All experts in host memory, encoded once at load; immutable after `fill`."""
 
     def __init__(self, codec: Codec, count: int, pin: bool) -> None:
         self._codec = codec
-        self._blobs = slabs(count, codec.blob_bytes, pin)
+        self._memory = HostMemory(count, codec.blob_bytes, pin)
+        self._blobs = self._memory.rows
 
     def fill(
         self,
@@ -104,7 +97,7 @@ class HostStore:
         return "host"
 
     def fetch(self, eid: int, slot: torch.Tensor) -> int:
-        self._codec.place(self._blobs[eid], slot)
+        self._memory.place(eid, self._blobs[eid], self._codec, slot)
         return 0
 
     @property
@@ -113,7 +106,11 @@ class HostStore:
 
     @property
     def bytes(self) -> int:
-        return len(self._blobs) * self.blob_bytes
+        return self._memory.bytes
+
+    @property
+    def unpinned_bytes(self) -> int:
+        return self._memory.unpinned_bytes
 
     def close(self) -> None:
-        self._blobs.clear()
+        self._memory.close()

@@ -3,7 +3,8 @@
 One worker thread serves the queue when experts come from host memory, two when they are read from disk. No prefetch
 starts while a demand is queued or in flight. On a CPU, a thread that waits for a queued copy performs it itself instead
 of blocking; on CUDA the workers issue copies on a separate stream, and the compute stream (not the host) waits for
-their events.
+their events. A copy that fails is an error to whoever waits for it, and nothing else; an error of the device ends the
+workers, and every copy that is not done fails.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from core.errors import MoestroError
+from core.errors import DeviceError, MoestroError
 from core.memory.link import Pace, sleep_until
 from core.memory.ticket import CANCELLED, LANDED, QUEUED, STARTED, Queue, Ticket
 
@@ -40,6 +41,7 @@ class TransferEngine:
         self._spans: deque[float] = deque(maxlen=SPANS)  # durations of the last copies, seconds
         self._lock = threading.Condition()
         self._closing = False
+        self._lost: BaseException | None = None  # why the device can copy nothing more
         self._finished: deque[Ticket] = deque(maxlen=65536)
         self._stalls: list[tuple[Any, Any, bool]] = []
         self._threads = [
@@ -49,9 +51,12 @@ class TransferEngine:
             thread.start()
 
     def submit(self, ticket: Ticket) -> Ticket:
-        """Queue a copy; a demand precedes every queued prefetch."""
+        """Queue a copy; a demand precedes every queued prefetch. Where the device is lost, it has failed."""
         with self._lock:
             ticket.submitted_s = time.perf_counter()
+            if self._lost is not None:
+                _fail(ticket, self._lost)
+                return ticket
             self._queue.push(ticket)
             self._lock.notify()
         return ticket
@@ -119,16 +124,18 @@ class TransferEngine:
     def wait(self, ticket: Ticket) -> float:
         """Return when computation may read the slot; returns the seconds that this thread was blocked.
 
-        On CUDA the compute stream waits instead, and `device_stall_s` reports for how long. Raises the store's error
-        when the copy failed.
+        On CUDA the compute stream waits instead, and `device_stall_s` reports for how long. When the copy failed,
+        raises the store's error, torch.OutOfMemoryError, or DeviceError.
         """
         begin = time.perf_counter()
         if self._steal(ticket):
             self._copy(ticket)
         ticket.done.wait()
-        if isinstance(ticket.error, MoestroError):
+        if isinstance(ticket.error, MoestroError | torch.OutOfMemoryError):
             raise ticket.error
         if ticket.error is not None:
+            if self._cuda and isinstance(ticket.error, RuntimeError):
+                raise DeviceError.of(ticket.error) from ticket.error
             raise RuntimeError("A copy of expert weights failed.") from ticket.error
         if self._cuda:
             before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -248,7 +255,7 @@ class TransferEngine:
         """Block until there is a copy to start; None when closing. While the link is busy, copies stay queued and so
         cancellable."""
         with self._lock:
-            while not self._closing:
+            while not self._closing and self._lost is None:
                 busy = self.pace.free_s - time.perf_counter() if self.pace and not self.hurried else 0.0
                 if busy > 0:
                     self._lock.wait(busy)
@@ -261,6 +268,18 @@ class TransferEngine:
             return None
 
     def _serve(self) -> None:
+        try:
+            self._serve_all()
+        except BaseException as error:  # of a CUDA call: nobody else is told
+            with self._lock:
+                self._lost = self._lost or error
+                left = [*self._queue.demand, *self._queue.prefetch, *self._flying]
+                self._queue = Queue()
+                for ticket in left:
+                    _fail(ticket, self._lost)
+                self._lock.notify_all()
+
+    def _serve_all(self) -> None:
         previous: Any = None  # the event of the copy before
         while (ticket := self._next()) is not None:
             self._copy(ticket)
@@ -270,3 +289,10 @@ class TransferEngine:
                     waited.synchronize()
                 previous = ticket.event
             del ticket  # or an idle worker would keep the memory of a slot that was freed since
+
+
+def _fail(ticket: Ticket, error: BaseException) -> None:
+    """A copy that will never be made."""
+    if not ticket.done.is_set():
+        ticket.error, ticket.state = error, LANDED
+        ticket.done.set()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,14 @@ def metric(unit: str, help: str, **more: Any) -> dict[str, Metric]:
     return {"metric": Metric("", unit, float, help, **more)}
 
 
+class Beside(NamedTuple):
+    """What predictors named in a pass that were asked beside the one in use: nothing of it was fetched."""
+
+    predictors: tuple[tuple[str, Mapping[str, Any]], ...]  # name and parameters of each
+    ranked: npt.NDArray[Any]  # core.trace.chunk.BESIDE
+    maps: npt.NDArray[Any]  # core.trace.chunk.beside_map_type
+
+
 @dataclass(slots=True)
 class StepRecord:
     """Everything about one forward pass: a prefill chunk or one decoded token. compute + stall + idle = total."""
@@ -112,6 +120,14 @@ class StepRecord:
             "The prefetcher's own time on the computing thread, in milliseconds: part of compute, and of idle what it "
             "takes before the pass, a wait for its answer included.",
             frame=True,
+        ),
+    )
+    record_ms: float = field(
+        default=0.0,
+        metadata=metric(
+            "ms",
+            "Asking other prefetchers for the lab, in milliseconds: part of compute, and of idle what it takes before "
+            "the pass.",
         ),
     )
     net_ms: float = field(  # core.cache.prefetch_cost
@@ -179,6 +195,7 @@ class StepRecord:
     maps: Sequence[tuple[int, int, npt.NDArray[np.float32]]] | None = None  # the maps that the predictor found, if
     # captured and it finds any: the layer in which each was there, its layer, and its distribution [E]
     tok: npt.NDArray[np.int32] | None = None  # [tokens] their ids, if captured
+    beside: Beside | None = None  # what predictors named that were asked beside the one in use, if any were
     lossy: Lossy | None = None  # what lossy options did; None while all are off
 
     def spent(self, total_s: float) -> None:

@@ -63,13 +63,21 @@ class PredictorHost:
     def use(self, name: str, params: Mapping[str, Value], profile: Profile | None) -> None:
         """Switch to another predictor or profile; the profile must contain what the predictor needs."""
         fresh: Predictor = create("predictor", name, params)
-        self.close()
-        self.profile, self.predictor = profile, fresh
         fresh.wait = self.answer_wait = AnswerWait()
+        self.install(fresh, profile)
+        self.employ(fresh)
+
+    def install(self, predictor: Predictor, profile: Profile | None) -> None:
+        """Ask `predictor` from now on, which sees the profile."""
+        self.close()
+        self.profile, self.predictor = profile, predictor
         self._listen()
-        task = fresh.task(EngineView(self, -1, (), None, None))
+
+    def employ(self, predictor: Predictor) -> None:
+        """Start the worker of a predictor that sees the profile installed, if it has one."""
+        task = predictor.task(EngineView(self, -1, (), None, None))
         if task is not None:
-            fresh.worker = ProcessWorker(task)
+            predictor.worker = ProcessWorker(task)
 
     def close(self) -> None:
         """Stop the predictor and remove its hooks from the model; nothing is predicted until the next `use`."""

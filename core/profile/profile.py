@@ -15,6 +15,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 
 from core.errors import ProfileError
+from core.policy.allocation.cache_plan import CachePlan
+from core.policy.allocation.curves import Curves
 from core.policy.substitute.entropy import TEMPERATURES
 from core.profile.file import DAMAGED, error_text, read, write
 from core.profile.sound import check_arrays, check_head, check_nets
@@ -49,11 +51,12 @@ PARTS: dict[str, tuple[str, ...]] = {
     "norms": ("norms",),
     "peaks": ("peaks",),
     "first_table": ("first_table",),
+    "curves": ("curve_hit", "curve_chosen", "curve_cached"),
     "times": ("times",),
     "estimator": (),
     "path": (),
 }
-# Array -> (dtype in the file, its dimensions: L layers, E experts, K top-k, H hidden, - any).
+# Array -> (dtype in the file, its dimensions: L layers, E experts, C experts + 1, K top-k, H hidden, - any).
 ARRAYS: dict[str, tuple[str, str]] = {
     "counts": ("int64", "LE"),
     "pairs": ("float32", "LEE"),
@@ -68,6 +71,9 @@ ARRAYS: dict[str, tuple[str, str]] = {
     "likeness": ("float16", "LEE"),
     "norms": ("float32", "LE"),
     "peaks": ("float32", "LE"),
+    "curve_hit": ("float32", "LC"),
+    "curve_chosen": ("float32", "L-"),
+    "curve_cached": ("float32", "LC-"),
     "first_tokens": ("int32", "-"),
     "first_experts": ("int16", "-K"),
 }
@@ -100,12 +106,18 @@ class Profile:
     maps: Floats | None = None  # float16 [N, L, E] router distributions of single tokens ...
     map_keys: Floats | None = None  # float16 [N, H] ... and the output of the embedding for them
     first_table: FirstTable | None = None
+    curve_hit: Floats | None = None  # float32 [L, E + 1] the arrays of core.policy.allocation.curves.Curves
+    curve_chosen: Floats | None = None  # float32 [L, Y]
+    curve_cached: Floats | None = None  # float32 [L, E + 1, Y]
     times: dict[str, float] | None = None  # ms: "att" and "moe" of one layer, "head", "load" of one expert
     nets: dict[str, Tensor] = field(default_factory=dict)  # weights "estimator.*" and "path.*"
     settings: dict[str, object] = field(default_factory=dict)  # the nets' configurations, and the basis of the times
+    plan: CachePlan | None = None  # of the cache, made from what was measured
 
     def has(self, part: str) -> bool:
-        """Whether a part (a name of PARTS) was gathered. Raises KeyError for any other name."""
+        """Whether a part (a name of PARTS) was gathered, or a "plan" made. Raises KeyError for any other name."""
+        if part == "plan":
+            return self.plan is not None
         names = PARTS[part]
         if not names:
             return any(name.startswith(f"{part}.") for name in self.nets)
@@ -125,6 +137,15 @@ class Profile:
         }
         return {key: int(value) for key, value in config.items()}, weights
 
+    def curves(self) -> Curves | None:
+        """The statistics that a cache is planned from; None where they were not measured."""
+        if self.curve_hit is None or self.curve_chosen is None or self.curve_cached is None:
+            return None
+        about = self.settings.get("curves")
+        tokens = about.get("tokens") if isinstance(about, Mapping) else None
+        arrays = (np.asarray(one, np.float64) for one in (self.curve_hit, self.curve_chosen, self.curve_cached))
+        return Curves(self.top_k, tokens if isinstance(tokens, int) else self.tokens, *arrays)
+
     def over(self, old: Profile) -> Profile:
         """This profile, with missing parts taken from an older one of the same model."""
         check_model(old, self.model_hash, self.model)
@@ -141,6 +162,7 @@ class Profile:
                     mine if isinstance(mine, dict) else {}
                 )
         values |= {} if self.tokens else {"tokens": old.tokens, "source": old.source}  # only times were measured
+        values["plan"] = self.plan or old.plan
         return replace(self, **values, nets={**nets, **self.nets}, settings=settings)
 
 
@@ -161,6 +183,8 @@ def profile_path(data_dir: Path, model_hash: str) -> Path:
 def save(profile: Profile, path: Path) -> None:
     """Writes a profile atomically. Raises ProfileError, keeping the old file."""
     head = {f.name: getattr(profile, f.name) for f in fields(profile) if f.name in _PLAIN}
+    if profile.plan is not None:
+        head["plan"] = profile.plan.as_json()
     try:
         write(path, KEY, head, _arrays(profile), VERSION)
     except (OSError, SafetensorError) as error:
@@ -220,6 +244,7 @@ def _profile(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
         "L": plain["layers"],
         "l": plain["layers"] - 1,
         "E": plain["experts"],
+        "C": plain["experts"] + 1,
         "K": plain["top_k"],
         "H": plain["hidden"],
         "P": 101,
@@ -240,6 +265,8 @@ def _profile(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
     check_nets(plain["settings"], nets, defaults="defaults" in values)
     if "first_tokens" in values:
         values["first_table"] = FirstTable(values.pop("first_tokens"), values.pop("first_experts"))
+    if head.get("plan") is not None:
+        values["plan"] = CachePlan.from_json(head["plan"], plain["layers"], plain["experts"])
     return Profile(**plain, **values, nets=_nets(arrays))
 
 

@@ -16,6 +16,7 @@ TOGETHER = (
     ("gate_recall", "similarity"),
     ("maps", "map_keys"),
     ("first_tokens", "first_experts"),
+    ("curve_hit", "curve_chosen", "curve_cached"),
 )  # arrays of one part
 
 
@@ -40,7 +41,7 @@ def check_arrays(arrays: Mapping[str, Any], experts: int) -> None:
     """Raises ValueError for values that calibration cannot have measured. Shapes are checked before."""
     for names in TOGETHER[1:]:
         if len({name in arrays for name in names}) > 1:
-            raise ValueError(f"it has only one of {names[0]} and {names[1]}")
+            raise ValueError(f"it does not have all of {' and '.join(names)}")
     if "pairs_weighted" in arrays and "pairs" not in arrays:
         raise ValueError("it has only one of pairs and pairs_weighted")
     if "tae_tempered" in arrays and "tae" not in arrays:
@@ -55,6 +56,11 @@ def check_arrays(arrays: Mapping[str, Any], experts: int) -> None:
             raise ValueError(f"{name} has numbers that are infinite or none")
     if "counts" in arrays and (arrays["counts"] < 0).any():
         raise ValueError("it counts fewer than no tokens")
+    for name in TOGETHER[-1] if TOGETHER[-1][0] in arrays else ():
+        if not ((arrays[name] >= 0) & (arrays[name] <= 1)).all():
+            raise ValueError(f"{name} has shares that are none")
+    if "curve_hit" in arrays and arrays["curve_cached"].shape[2:] != arrays["curve_chosen"].shape[1:]:
+        raise ValueError("curve_chosen and curve_cached are not of equally many predictions")
     if "peaks" in arrays and (arrays["peaks"] < 0).any():
         raise ValueError("peaks has sizes below 0")
     if (

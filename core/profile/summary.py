@@ -21,6 +21,7 @@ TITLES = {
     "norms": "Output norms",
     "peaks": "Super experts",
     "first_table": "First-layer table",
+    "curves": "Hit curves",
     "times": "Measured times",
     "estimator": "Estimator",
     "path": "Routing-path predictor",
@@ -118,6 +119,16 @@ def _table(profile: Profile) -> str:
     return f"{len(profile.first_table.tokens)} token ids"
 
 
+def _curves(profile: Profile) -> str:
+    curves = profile.curves()
+    assert curves is not None
+    half = curves.hit[:, curves.experts // 2]
+    return (
+        f"with half of its experts cached, a layer hits {half.min():.1%} to {half.max():.1%} of its requests; its "
+        f"router, run early, is right in {curves.recall.min():.1%} to {curves.recall.max():.1%} of them"
+    )
+
+
 def _times(profile: Profile) -> str:
     assert profile.times is not None
     description, at = profile.settings.get("times"), profile.times
@@ -165,6 +176,7 @@ _SAID: dict[str, Callable[[Profile], str]] = {
     "norms": _norms,
     "peaks": _peaks,
     "first_table": _table,
+    "curves": _curves,
     "times": _times,
     "estimator": _trained("estimator"),
     "path": _trained("path"),

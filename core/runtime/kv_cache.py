@@ -4,7 +4,7 @@ copied to host memory, and put back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +119,14 @@ class KVCache:
             layer.clear()
         return self._held(SequenceKV(self._empty()))
 
+    def release(self) -> None:
+        """Give the memory up for good, when the model is unloaded: whoever has a sequence's KV has none any more."""
+        if self.holder is not None:
+            self.holder.give_up()
+        self.holder = None
+        self._own.clear()
+        self._layers.clear()
+
     # ------------------------------------------------------------------ what is there already
 
     def cuttable(self, kv: SequenceKV) -> bool:
@@ -141,6 +149,25 @@ class KVCache:
         after.cut_to(length)
         kv.give_up()
         return self._held(after)
+
+    def taken_back(self, kv: SequenceKV, moments: Sequence[Moment] = ()) -> bool:
+        """After a pass that broke off: the holder goes on, with the tokens of before that pass. False where that cannot
+        be done: what cannot be cut is lost, unless one of `moments` is of that length."""
+        assert kv is self.holder
+        if kv.whole:
+            return True
+        if kv.length == 0:
+            for layer in self._own:
+                layer.clear()
+        else:
+            moment = next((one for one in moments if one.length == kv.length), None)
+            if moment is None and not self.cuttable(kv):
+                return False
+            for layer in self._own:
+                layer.cut(kv.length)
+            self._put_moment(moment)
+        kv.whole = True
+        return True
 
     @torch.inference_mode()
     def moment(self, kv: SequenceKV) -> Moment | None:

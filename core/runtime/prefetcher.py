@@ -44,6 +44,8 @@ class Prefetcher:
             began_s = time.perf_counter()
             self._predictor_host.announce(tokens, request)
             self._metrics.predicted(time.perf_counter() - began_s)
+        if self._capture.shadows.on:
+            self._capture.shadows.announce(tokens, request)
 
     def begin(self, batch: Batch) -> None:
         """A pass begins: prefetch what the predictor names before the first routing. Predictors follow one request at a
@@ -54,6 +56,8 @@ class Prefetcher:
             began_s = time.perf_counter()
             self._fetch(self._predictor_host.predict_first(), -1)
             self._metrics.predicted(time.perf_counter() - began_s)
+        if self._capture.shadows.on:
+            self._capture.shadows.begin(share.tokens, share.request)
 
     def look_ahead(self, layer: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None) -> None:
         """`layer` computes the experts `chosen` [T][k] with `weights` [T, k]: predict for later layers."""
@@ -64,6 +68,8 @@ class Prefetcher:
             if not paused:
                 self._fetch(predictions, layer)
             self._metrics.predicted(time.perf_counter() - began_s)
+        if self._capture.shadows.on:
+            self._capture.shadows.look(layer, chosen, weights)
 
     def _fetch(self, predictions: Sequence[Prediction], at: int) -> None:
         predictor = self._predictor_host.predictor

@@ -1,4 +1,6 @@
-"""Captures what a trace needs beside the routing: token ids, the router's distributions, and the predictions."""
+"""Captures what a trace needs beside the routing: token ids, the router's distributions, and the predictions of the
+predictor in use and of those asked beside it.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,17 @@ import torch
 from core.hf.discover import ExpertsSite
 from core.hf.watch import Seen, Watch, watch
 from core.policy.predict import LayerMap, Prediction
+from core.prediction.shadows import Shadows
 from core.runtime.batch import Batch
 from core.trace.chunk import RANKED
-from core.types import StepRecord
+from core.types import ModelShape, StepRecord
 
 
 class TraceCapture:
     """For one model; captures nothing until called. Then `take` adds each pass's data to its step record."""
 
-    def __init__(self, model: Any, sites: Sequence[ExpertsSite]) -> None:
+    def __init__(self, model: Any, sites: Sequence[ExpertsSite], shape: ModelShape) -> None:
+        self.shadows = Shadows(model, sites, shape)  # predictors asked beside the one in use
         self._watch_routers: Callable[[], Watch] = lambda: watch(model, sites, self._keep)
         self._layers = len(sites)
         self._watch: Watch | None = None
@@ -62,6 +66,9 @@ class TraceCapture:
         if self._named is not None:
             step.ranked = np.array([(0, at, *prediction) for at, named in self._named for prediction in named], RANKED)
             step.maps = None if self._maps is None else [(at, *one) for at, one in self._maps]
+        if self.shadows.on:
+            step.beside, seconds = self.shadows.take()
+            step.record_ms = seconds * 1e3
         if self._tokens is not None and len(self._tokens) == step.tokens:
             step.tok = np.array(self._tokens, np.int32)
 

@@ -64,9 +64,11 @@ class AnswerBuilder:
         token."""
         return self.steps[-1] if self._sequence.ended and self.steps[-1].phase == "decode" else None
 
-    def stats(self, memory: Memory, seed: int, audit: int = 0, closeness: float = 0.0) -> AnswerStats:
-        """The statistics of the line under the answer. `audit` = the number under which its quality will be
-        reported."""
+    def stats(
+        self, memory: Memory, seed: int, audit: int = 0, closeness: float = 0.0, weights: str = ""
+    ) -> AnswerStats:
+        """The statistics of the line under the answer. `audit` = the number under which its quality will be reported;
+        `closeness` and `weights` as in core.capacity.plan.Plan."""
         decode = [s for s in self.steps if s.phase == "decode"]
         tpot_ms = sum(s.total_ms for s in decode) / len(decode) if decode else 0.0
         figures = reduced(self.steps)
@@ -86,6 +88,7 @@ class AnswerBuilder:
             stop=self._stop.found,
             audit=audit,
             closeness=closeness,
+            weights=weights,
             more={name: value for name, value in figures.items() if name not in named},
             **{name: value for name, value in figures.items() if name in named},
         )

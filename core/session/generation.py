@@ -10,9 +10,11 @@ from contextlib import suppress
 
 import torch
 
+from core.errors import DeviceError, DeviceFullError
 from core.quality.meter import Meter
 from core.runtime.batch import Batch
 from core.runtime.kv_cache import KVCache
+from core.runtime.out_of_memory import shortage
 from core.runtime.pipeline import Pipeline, Stopped
 from core.session.answer import AnswerBuilder
 from core.session.constraint import Constraints
@@ -24,6 +26,13 @@ from core.session.sequence import Sequence, Stop
 from core.session.settings_controller import EngineParts, SettingsController
 from core.settings.sampling import Sampling
 from core.types import AnswerStats, Phase, Piece, StepRecord
+
+Work = tuple[tuple[Sequence, int], ...]
+"""The next tokens, so many of each sequence, that one pass computes."""
+FULL = (
+    "The device ran out of memory: it has no room for {}. Lower the context or the budget, or close what else uses the "
+    "device."
+)
 
 
 class Generation:
@@ -113,10 +122,11 @@ class Generation:
     def _stats(self, sequence: Sequence, answer: AnswerBuilder, seed: int) -> AnswerStats:
         given, drawn = sequence.ids[: sequence.prompt], sequence.ids[sequence.prompt :]
         return answer.stats(
-            self._parts.ledger.memory(self._loaded.store.bytes),
+            self._parts.ledger.memory(self._loaded.store.bytes, self._loaded.store.unpinned_bytes),
             seed,
             self._meter.end(sequence.sample, given, drawn, answer.steps),
             self._loaded.plan.closeness,
+            self._loaded.plan.weights,
         )
 
     def _read(self, sequence: Sequence, answer: AnswerBuilder, total: int) -> Generator[Piece, None, int | None]:
@@ -144,7 +154,43 @@ class Generation:
     @torch.inference_mode()
     def _pass(self, phase: Phase, *work: tuple[Sequence, int], total: int = 0) -> tuple[list[int | None], StepRecord]:
         """Compute the next tokens, so many of each sequence, in one forward pass; draw the token that follows where all
-        of a sequence's are computed. `total` = tokens of a prompt that is read in several passes."""
+        of a sequence's are computed. `total` = tokens of a prompt that is read in several passes.
+
+        When the device runs out of memory, some slots are freed and the pass is made once more. Raises DeviceFullError
+        when that does not help, and DeviceError for other errors that a GPU reports.
+        """
+        try:
+            return self._once(phase, work, total)
+        except RuntimeError as error:
+            lack = self._shortage(error)
+        # the error is gone by now, and with it what the frames of the pass held
+        self._make_room(work, lack)
+        try:
+            return self._once(phase, work, total)
+        except RuntimeError as error:
+            raise DeviceFullError(FULL.format(self._shortage(error))) from error
+
+    def _shortage(self, error: RuntimeError) -> str:
+        """What the device had no memory for. Any other error is raised."""
+        lack = shortage(error)
+        if lack:
+            return lack
+        if self._loaded.device.type == "cuda" and "CUDA error" in str(error):
+            raise DeviceError.of(error) from error
+        raise error
+
+    def _make_room(self, work: Work, lack: str) -> None:
+        """After a pass that broke off: take back what it did, and free some slots. Raises DeviceFullError when there
+        are none to free, or what it did cannot be taken back."""
+        self._parts.expert_cache.abandon()
+        for sequence, _ in work:
+            if not self._kv.taken_back(sequence.kv, sequence.moments):
+                raise DeviceFullError(FULL.format(lack))
+        if not self._controller.make_room(self._parts):
+            raise DeviceFullError(FULL.format(lack))
+
+    def _once(self, phase: Phase, work: Work, total: int) -> tuple[list[int | None], StepRecord]:
+        """One forward pass, as `_pass` describes it."""
         started_s, parts, device = time.perf_counter(), self._parts, self._loaded.device
         self._controller.apply(parts)
         parts.ledger.begin()

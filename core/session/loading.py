@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from core.capacity.fit import fit_of
 from core.capacity.plan import Plan
-from core.capacity.sizes import Sizes
+from core.capacity.sizes import Sizes, human
 from core.capacity.tier import open_store
 from core.errors import BudgetError, ModelError, ProfileError
 from core.hf import CheckpointReader, ExpertsSite, chat_template, find_experts, load_skeleton, round_linears
@@ -44,6 +44,7 @@ class LoadedModel:
     store: ExpertStore  # the experts
     sites: tuple[ExpertsSite, ...]
     model_hash: str
+    beside: int = 0  # bytes of the GPU that were reserved for something else before it was loaded
 
     @property
     def sizes(self) -> Sizes:
@@ -67,6 +68,7 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
         raise BudgetError(problem)
     if plan.note:
         log.warning("%s", plan.note)
+    beside = torch.cuda.memory_reserved(plan.device) if plan.device.type == "cuda" else 0
     progress("Reading dense weights", 0.0)
     tokenizer = load_tokenizer(plan.files.path)
     model = _dense(plan)
@@ -76,7 +78,13 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
         round_linears(model, plan.outline.linears, plan.spec.dense, plan.dtype, plan.device)
         model.to(plan.device)
     release_memory()
-    return found
+    if unpinned := found.store.unpinned_bytes:
+        log.warning(
+            "The system lets %s of the experts' %s of host memory be pinned. The others take longer to copy.",
+            human(found.store.bytes - unpinned),
+            human(found.store.bytes),
+        )
+    return replace(found, beside=beside)
 
 
 def with_buddies(loaded: LoadedModel, profile: Profile | None) -> Profile | None:

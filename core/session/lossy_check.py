@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -12,6 +12,15 @@ from core.policy.allocation.slot_allocation import HOW
 from core.settings.config import Settings
 from core.settings.registry import variant, variants
 from core.types import ModelShape
+
+WITHOUT_PROFILE = "router_ranked"  # the substitute that serves every model
+
+
+class Measured(Protocol):
+    """The part of a profile (core.profile.Profile) that says what is in it."""
+
+    def has(self, part: str, /) -> bool:
+        """Whether this part was measured."""
 
 
 class LossyProfile(Protocol):
@@ -40,7 +49,7 @@ def check_allowed(settings: Settings, shape: ModelShape, profile: LossyProfile |
     if lossy.gate == "percentile" and (profile is None or profile.tae is None):
         what = "" if profile is None else " that has tae"
         raise SettingError(
-            f"Token gate 'percentile' needs a profile of this model{what}: {HOW}, then choose it again. "
+            f"Token gate “percentile” needs a profile of this model{what}: {HOW}, then choose it again. "
             "A threshold (tau) needs none."
         )
     if lossy.gate == "percentile" and lossy.gate_temperature != 1.0 and profile and profile.tae_tempered is None:
@@ -50,6 +59,17 @@ def check_allowed(settings: Settings, shape: ModelShape, profile: LossyProfile |
         )
     norms = profile.norms if profile is not None else None
     lossy.protect.eids(shape.layers, shape.experts, norms, "protect")
+
+
+def with_substitute(settings: Settings, changes: Mapping[str, object], profile: Measured | None) -> Settings:
+    """Settings after `changes`, with the router's next best as substitute where they turn substituting on and the
+    one that was chosen before needs a profile that is not there. One that `changes` name is left, to be refused."""
+    if "miss" not in changes or "substitute" in changes or not settings.lossy.substitutes:
+        return settings
+    needs = variant("substitute", settings.lossy.substitute.name).needs
+    if all(profile is not None and profile.has(part) for part in needs):
+        return settings
+    return settings.with_({"substitute": WITHOUT_PROFILE})
 
 
 def _check_executes(predictor: str) -> None:

@@ -22,15 +22,17 @@ from core.memory.transfer import TransferEngine
 from core.policy.allocation.slot_allocation import Placement, check_needs, place
 from core.policy.prefetch.throttle import PrefetchThrottle
 from core.prediction.predictor_host import PredictorHost
+from core.prediction.shadows import Shadows
 from core.profile import Profile
 from core.runtime.miss import MissPolicy
 from core.runtime.recorder import Recorder
 from core.runtime.telemetry import Telemetry
 from core.session.kept import KeptKVs
-from core.session.lossy_check import check_allowed, check_weighable
+from core.session.lossy_check import check_allowed, check_weighable, with_substitute
 from core.settings.config import Settings
 
 Rules = Callable[[], Sequence[Rule | None]]
+ROOM_BYTES = 256 << 20  # of slots, freed at once when the device is out of memory
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class EngineParts:
     recorder: Recorder
     ledger: Ledger
     predictor_host: PredictorHost
+    shadows: Shadows
     miss: MissPolicy
     throttle: PrefetchThrottle
     link: LinkEmulation
@@ -66,9 +69,10 @@ class SettingsController:
         self._turn = threading.Lock()
 
     def ask(self, changes: Mapping[str, object], check: Callable[[Settings], None]) -> Settings:
-        """Request changed settings. Raises SettingError, or what `check` raises, and then requests nothing."""
+        """Request changed settings, as `with_substitute` has them. Raises SettingError, or what `check` raises, and
+        then requests nothing."""
         with self._turn:
-            new = self.wanted.with_(changes)
+            new = with_substitute(self.wanted.with_(changes), changes, self.profile)
             check(new)
             self._checked(new, self.profile)
             self.wanted = new
@@ -115,7 +119,8 @@ class SettingsController:
             self.placed = self._placement(new, profile)
         changed = old.diff(new)
         for name, value in changed.items():
-            to.telemetry.mark(to.recorder.index, f"{name} {old[name]} → {value}")
+            turned = ("on" if value else "off") if isinstance(value, bool) else f"{old[name]} → {value}"
+            to.telemetry.mark(to.recorder.index, f"{name} {turned}")
         self._pending |= changed
         to.ledger.hold_to(new.cache.budget)
         to.recorder.configure(old.telemetry, new.telemetry)
@@ -131,6 +136,7 @@ class SettingsController:
         anew = to.predictor_host.configure(old.prefetch, new.prefetch, profile)
         if anew:
             to.expert_cache.hints.forget()  # what another predictor told
+        to.shadows.configure(new, profile)
         to.miss.configure(None if anew else old.lossy, new.lossy, profile)
         to.expert_cache.configure(old.cache, new.cache, None if self.placed is before else self.placed)
         if old.cache.budget != new.cache.budget:
@@ -138,16 +144,32 @@ class SettingsController:
         if self.placed.pinned or self.placed is not before:
             to.expert_cache.pin(self.placed.pinned)
 
+    def make_room(self, to: EngineParts) -> bool:
+        """The device ran out of memory in a pass: free some slots, as if a lower budget had been requested. False when
+        no token could do with fewer. Only between two passes, on the compute thread."""
+        cache = to.expert_cache
+        fewer = max(cache.slots // 16, -(-ROOM_BYTES // to.sizes.slot))
+        slots = max(to.sizes.slots_min(self.applied.cache.scope), cache.slots - fewer)
+        if slots >= cache.slots or self.placed.problem(slots):
+            return False
+        cache.reshape(slots=slots)
+        self._hold(to, "the device ran out of memory: fewer experts are kept on it")
+        return True
+
     def _resize(self, settings: Settings, to: EngineParts) -> None:
         try:
             to.expert_cache.reshape(slots=to.sizes.slots(settings.cache.budget))
         except BudgetError as error:  # the device ran full while growing: keep the size reached, and report it
-            held = {"budget": str(to.sizes.bytes(to.expert_cache.slots))}
-            self.applied = settings.with_(held)
-            to.ledger.hold_to(self.applied.cache.budget)
-            with self._turn:
-                self.wanted = self.wanted.with_(held)
-            to.telemetry.mark(to.recorder.index, str(error))
+            self._hold(to, str(error))
+
+    def _hold(self, to: EngineParts, because: str) -> None:
+        """The budget is what the slots take now."""
+        held = {"budget": str(to.sizes.bytes(to.expert_cache.slots))}
+        self.applied = self.applied.with_(held)
+        to.ledger.hold_to(self.applied.cache.budget)
+        with self._turn:
+            self.wanted = self.wanted.with_(held)
+        to.telemetry.mark(to.recorder.index, because)
 
 
 def begin(settings: Settings, to: EngineParts) -> None:
@@ -157,6 +179,7 @@ def begin(settings: Settings, to: EngineParts) -> None:
     to.expert_cache.prefetch_queue.configure(None, settings.prefetch)
     to.throttle.configure(None, settings.prefetch)
     to.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
+    to.shadows.configure(settings, to.predictor_host.profile)
     to.miss.configure(None, settings.lossy, to.predictor_host.profile)
 
 

@@ -40,6 +40,7 @@ from core.runtime.warmup import SHORT, Threads, choose_threads, short_prompt, ti
 from core.session.kept import KeptKVs
 from core.session.loading import LoadedModel, with_buddies
 from core.session.settings_controller import EngineParts, SettingsController, begin
+from core.session.trial_passes import with_measured_workspace
 
 Profiles = Callable[[str], Profile | None]
 """Finds the profile of the model with this hash, if there is one."""
@@ -90,6 +91,8 @@ def wire(loaded: LoadedModel, profiles: Profiles | None) -> Wiring:
     SettingError or BudgetError, after releasing the experts' memory."""
     transfers = TransferEngine(loaded.device, loaded.store.fetch, workers=loaded.plan.tier.readers)
     try:
+        kv = KVCache(loaded.model, loaded.plan.context)
+        loaded = with_measured_workspace(loaded, transfers, kv)
         settings = loaded.plan.spec.settings
         controller = SettingsController(
             settings,
@@ -97,25 +100,24 @@ def wire(loaded: LoadedModel, profiles: Profiles | None) -> Wiring:
             with_buddies(loaded, profiles(loaded.model_hash) if profiles is not None else None),
             lambda: rules_of(loaded.model, loaded.sites),
         )
-        return _around(loaded, transfers, controller)
+        return _around(loaded, transfers, controller, kv)
     except BaseException:
         transfers.close()
         loaded.store.close()
         raise
 
 
-def _around(loaded: LoadedModel, transfers: TransferEngine, controller: SettingsController) -> Wiring:
+def _around(loaded: LoadedModel, transfers: TransferEngine, controller: SettingsController, kv: KVCache) -> Wiring:
     plan, model, sites, device = loaded.plan, loaded.model, loaded.sites, loaded.device
     settings, sizes, shape = plan.spec.settings, loaded.sizes, loaded.shape
     link_gbps = copies_gbps(plan)
     arena = Arena(plan.codec, device, plan.paged)
     expert_cache = _cache(loaded, arena, transfers, controller)
-    kv = KVCache(model, plan.context)
     kept = KeptKVs(kv, settings.kv, sizes.carried, lambda: free_bytes(torch.device("cpu"))[0])
     ledger = Ledger(sizes, arena, kv, device, settings.cache.budget, lambda: kept.bytes)
     meter = Meter(device, expert_cache, lambda: 1e3 * (transfers.copy_s(sizes.blob) or sizes.blob / (link_gbps * 1e9)))
 
-    throttle, capture = PrefetchThrottle(), TraceCapture(model, sites)
+    throttle, capture = PrefetchThrottle(), TraceCapture(model, sites, shape)
     predictor_host = PredictorHost(model, sites, shape)
     miss = MissPolicy(shape, expert_cache, predictor_host, device)
     telemetry, recorder = (
@@ -146,7 +148,18 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     layer_ms = pass_ms / shape.layers if plan.spec.model == "demo" else 0.0
     link = LinkEmulation(transfers, sizes.blob, layer_ms)
     parts = EngineParts(
-        sizes, expert_cache, transfers, telemetry, recorder, ledger, predictor_host, miss, throttle, link, kept
+        sizes,
+        expert_cache,
+        transfers,
+        telemetry,
+        recorder,
+        ledger,
+        predictor_host,
+        capture.shadows,
+        miss,
+        throttle,
+        link,
+        kept,
     )
     begin(settings, parts)
     return Wiring(

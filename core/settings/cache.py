@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from core.settings.budget import Budget
 from core.settings.param import Choice, Param
@@ -13,6 +13,8 @@ from core.settings.pins import Pins
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
     """Which experts have a slot."""
+
+    TITLE: ClassVar[str] = "Cache"
 
     budget: Annotated[
         Budget,

@@ -16,13 +16,13 @@ from core.settings.cache import CacheSettings
 from core.settings.kv import KVSettings
 from core.settings.link import LinkSettings
 from core.settings.lossy import LossySettings
-from core.settings.param import Choice, Param, Value, declared
+from core.settings.param import Choice, Group, Param, Value, declared
 from core.settings.prefetch import PrefetchSettings
 from core.settings.registry import variant, variants
 from core.settings.telemetry import TelemetrySettings
 
 G = TypeVar("G")
-GROUPS: tuple[type, ...] = (
+GROUPS: tuple[type[Group], ...] = (
     CacheSettings,
     PrefetchSettings,
     LinkSettings,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from core.settings.param import Param
 
@@ -11,6 +11,8 @@ from core.settings.param import Param
 @dataclass(frozen=True, slots=True)
 class KVSettings:
     """What of a chat is kept, so that its next turn need not read it again."""
+
+    TITLE: ClassVar[str] = "Chats kept ready"
 
     chats: Annotated[
         int,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from core.settings.param import Param
 
@@ -11,6 +11,8 @@ from core.settings.param import Param
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
     """This machine's own link, or an emulated one."""
+
+    TITLE: ClassVar[str] = "Link"
 
     kind: Annotated[
         Literal["auto", "own", "emulated"],

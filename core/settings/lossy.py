@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from core.settings.param import Choice, Param, When
+from core.settings.param import Choice, Param, Value, When
 from core.settings.pins import Pins
 
 GATES = "Holds for substituting and for dropping."
@@ -16,9 +17,14 @@ SUBSTITUTABLE: When = {"miss": ("wait", "substitute", "substitute_drop")}  # cho
 DROPS: When = {"miss": ("drop", "substitute_drop")}
 
 
+EXACT: Mapping[str, Value] = {"miss": "wait", "execute": "off"}  # makes answers exact, whatever else is set
+
+
 @dataclass(frozen=True, slots=True)
 class LossySettings:
     """What is done about missing experts, what gates it, and how its effect on answers is measured."""
+
+    TITLE: ClassVar[str] = "Substitution"
 
     miss: Annotated[
         Literal["wait", "substitute", "drop", "substitute_drop"],
@@ -26,8 +32,10 @@ class LossySettings:
             "What to do about an expert that is needed and not on the device. wait = fetch it, "
             "which is exact. substitute = compute another one that is resident in its place. drop = leave it out. "
             "substitute_drop = drop what cannot be substituted. What the gates below do not allow is waited for. "
-            "A copy that is under way is always waited for.",
-            title="On a miss",
+            "A copy that is under way is always waited for. Turned on without the profile that the chosen substitute "
+            "needs, the router's next best is substituted.",
+            title="When an expert is missing",
+            choice_titles=("Wait for it (exact)", "Use another", "Leave it out", "Use another, else leave out"),
         ),
     ] = "wait"
     substitute: Annotated[

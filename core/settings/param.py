@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, get_args, get_origin
 
 from core.errors import SettingError
 
@@ -43,9 +43,10 @@ class Param:
     high: float | None = None
     step: float | None = None
     choices: tuple[str, ...] = ()
+    choice_titles: tuple[str, ...] = ()  # what the dashboard calls them, in their order; by default as they are
     unit: str = ""
     parse: Callable[[str], Any] | None = field(default=None, compare=False, repr=False)  # a text -> the field's type
-    advanced: bool = False  # hidden by the dashboard unless everything is shown
+    advanced: bool = False  # on the command line, listed by --help-all alone
     active_when: When | None = field(default=None, compare=False)  # it has an effect while ...; None: always
     variants_active_when: When | None = field(default=None, compare=False)  # of a kind: its variants' own parameters do
     resets_comparison: bool = True  # a change starts the live comparison of cache policies anew
@@ -86,6 +87,12 @@ class Param:
                 f"{self.name} must lie between {_short(low)} and {_short(high)}{unit}, not {_short(number)}."
             )
         return int(number) if self.type == "int" else float(number)
+
+
+class Group(Protocol):
+    """A dataclass of settings."""
+
+    TITLE: ClassVar[str]  # over its controls
 
 
 _DECLARED: dict[type[Any], Mapping[str, Param]] = {}

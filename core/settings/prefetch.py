@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from core.settings.param import Choice, Param
 
@@ -11,6 +11,8 @@ from core.settings.param import Choice, Param
 @dataclass(frozen=True, slots=True)
 class PrefetchSettings:
     """What is fetched before it is needed."""
+
+    TITLE: ClassVar[str] = "Prefetching"
 
     predictor: Annotated[Choice, Param("Which experts are fetched before they are needed.", title="Prefetcher")] = (
         Choice("none")

@@ -96,8 +96,8 @@ class Sampling:
     max_new_tokens: Annotated[
         int,
         Param(
-            "The longest answer, in tokens.",
-            title="Longest answer",
+            "The answer stops here. Takes effect with the next answer.",
+            title="Maximum answer length",
             low=1,
             high=32768,
             step=1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from core.settings.param import Param
 
@@ -11,6 +11,8 @@ from core.settings.param import Param
 @dataclass(frozen=True, slots=True)
 class TelemetrySettings:
     """Timings and counters, and the live comparison of cache policies."""
+
+    TITLE: ClassVar[str] = "Measuring"
 
     enabled: Annotated[
         bool,
@@ -22,6 +24,18 @@ class TelemetrySettings:
             resets_comparison=False,
         ),
     ] = True
+    record_lab: Annotated[
+        bool,
+        Param(
+            "Ask every prefetcher that recorded routing alone cannot replay, beside the one in use, and record what "
+            "each would have fetched, so that the predictor lab can test all of them on one session. Answers stay the "
+            "same and nothing more is fetched, but tokens take longer: by record_ms in the exports.",
+            title="Record for the lab",
+            advanced=True,
+            active_when={"telemetry": (True,)},
+            resets_comparison=False,
+        ),
+    ] = False
     regret: Annotated[
         bool,
         Param(
@@ -37,7 +51,7 @@ class TelemetrySettings:
         int,
         Param(
             "How many of the last tokens are compared.",
-            title="Tokens to compare",
+            title="Window for the comparison",
             low=32,
             high=4096,
             step=32,

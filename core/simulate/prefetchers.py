@@ -6,15 +6,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from core.errors import SettingError, TraceError
 from core.metrics import METRICS
 from core.policy.allocation.slot_allocation import AllocationProfile, check_need
 from core.policy.predict import Oracle, Predictor
-from core.policy.predict.base import PredictorProfile
+from core.policy.predict.base import PredictorProfile, has_worker
 from core.settings.param import Value
 from core.settings.registry import create, variant
+from core.simulate.blocks import Block
 from core.simulate.clock import Clock
 from core.simulate.processes import here, spread
 from core.simulate.replayed import Replayed
@@ -49,7 +50,8 @@ class TimedResult:
     `figures`: sums of every metric that a replay counts, under its name in core.metrics. `recall_by_layer`: share of a
     layer's requests that were among the first k of its last prediction. `replayed`: the predictions are those recorded
     with the trace, each in the layer in which it was there. `waited_for`: the predictor's worker, which in the engine
-    nothing waits for, was; so what this predictor does here is a bound.
+    nothing waits for, was; so what this predictor does here is a bound. `blocks`: milliseconds per token in each part
+    of the trace.
     """
 
     timed: TimedConfig
@@ -57,6 +59,7 @@ class TimedResult:
     recall_by_layer: tuple[float | None, ...]
     replayed: bool = False
     waited_for: bool = False
+    blocks: tuple[Block, ...] = ()
 
     def per_token(self, name: str) -> float | None:
         """A figure per decoded token; None = there were none."""
@@ -143,34 +146,44 @@ def timed(
 def predictor_for(config: TimedConfig, trace: Trace, *, waited_for: bool = False) -> Predictor:
     """The predictor of a configuration; one that needs more than ids is replaced by its predictions recorded with the
     trace. So is one with a worker, where there are any: only they tell when its answers came. Run on the trace instead
-    (also when `waited_for`, which asks for it), it is waited for.
+    (also when `waited_for`, which asks for it where it was the one in use), it is waited for.
 
     Raises SettingError for an unknown name, TraceError when no predictions of it were recorded.
     """
     if config.predictor == ORACLE:
         return Oracle((ids for ids, *_ in passes(trace)), trace.layers)
     predictor: Predictor = create("predictor", config.predictor, config.params)
-    name, params = trace.predictor if isinstance(trace, FileTrace) and trace.predictor else ("", {})
-    known = variant("predictor", config.predictor).params
-    asked, had = ({p.name: p.check(of.get(p.name, p.default)) for p in known} for of in (config.params, params))
-    recorded = name == config.predictor and had == asked
-    if not predictor.asks and not (recorded and has_worker(type(predictor)) and not waited_for):
+    own = [trace.predictor] if isinstance(trace, FileTrace) and trace.predictor else []
+    beside = list(trace.beside) if isinstance(trace, FileTrace) else []
+    in_use = any(_is(config, one) for one in own)
+    if in_use and (predictor.asks or (has_worker(type(predictor)) and not waited_for)):
+        return Replayed(maps=predictor.maps)
+    by = next((at for at, one in enumerate(beside) if _is(config, one)), None)
+    if by is not None:
+        return Replayed(maps=predictor.maps, by=by)
+    if not predictor.asks:
         predictor.patient = True
         return predictor
-    if not recorded:
-        has = f"it has those of {name} with {_words(params)}" if name else "it has none"
-        raise TraceError(
-            f"The prefetcher {config.predictor} looks at the model's hidden states. Without the model it "
-            "can only be replayed from what it named, and this trace does not have that for these "
-            f"settings: {has}. Record it: chat --predictor {config.predictor} --record FILE "
-            "--record-ranks."
-        )
-    return Replayed(maps=predictor.maps)
+    same = [one for one in (*own, *beside) if one[0] == config.predictor] or own
+    had = " and ".join(f"{name} with {_words(params)}" for name, params in same) or ", ".join(
+        name for name, _ in beside
+    )
+    raise TraceError(
+        f"The prefetcher {config.predictor} looks at the model's hidden states. Without the model it "
+        "can only be replayed from what it named, and this trace does not have that for these "
+        f"settings: it has {f'those of {had}' if had else 'none'}. Record it: turn on “Record for the lab” (Advanced, "
+        f"Measuring) and ask the model something; or chat --predictor {config.predictor} --record FILE --record-ranks."
+    )
 
 
-def has_worker(kind: Any) -> bool:
-    """Whether predictors of this class give work to a worker, so that their answers may come late."""
-    return bool(getattr(kind, "task", Predictor.task) is not Predictor.task)
+def _is(config: TimedConfig, recorded: tuple[str, Mapping[str, Value]]) -> bool:
+    """Whether a recorded predictor is the one of a configuration, with the same parameters."""
+    name, params = recorded
+    if name != config.predictor:
+        return False
+    known = variant("predictor", name).params
+    asked, had = ({p.name: p.check(of.get(p.name, p.default)) for p in known} for of in (config.params, params))
+    return had == asked
 
 
 def follow(
@@ -203,7 +216,8 @@ def follow(
 
 def _result(config: TimedConfig, sums: Sums, replay: TimedReplay, replayed: bool) -> TimedResult:
     recalls = tuple(_ratio(*pair) for pair in replay.recalled.T.tolist())
-    return TimedResult(config, sums.figures(), recalls, replayed, not replayed and has_worker(type(replay.predictor)))
+    waited_for = not replayed and has_worker(type(replay.predictor))
+    return TimedResult(config, sums.figures(), recalls, replayed, waited_for, replay.blocks())
 
 
 def _ratio(number: float, of: float) -> float | None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from core.policy.eviction import NEVER, Belady, Eviction, ExpertIndex
 from core.policy.hints import Hints
+from core.simulate.blocks import BLOCKS, block_of
 from core.simulate.cache import Cache
 from core.trace import Chunk, Trace
 
@@ -27,7 +28,8 @@ class Tally:
     by_misses: Ints  # [copies, layers, k + 1] decoded tokens that missed 0 ... k experts
     first: Ints  # [2, layers] first requests of an expert in the trace
     by_rank: Ints  # [copies, layers, k] misses of decoded tokens by the rank of the expert in the router's order
-    ranked: int = 0  # decoded tokens that these are of: all whose experts are distinct
+    by_block: Ints  # [BLOCKS, copies, layers, k + 1] as `by_misses`, of each part of the trace (core.simulate.blocks)
+    ranked: int = 0  # decoded tokens that `by_rank` is of: all whose experts are distinct
 
     @classmethod
     def empty(cls, copies: int, layers: int, k: int) -> Tally:
@@ -39,6 +41,7 @@ class Tally:
             np.zeros((copies, layers, k + 1), np.int64),
             np.zeros((2, layers), np.int64),
             np.zeros((copies, layers, k), np.int64),
+            np.zeros((BLOCKS, copies, layers, k + 1), np.int64),
         )
 
 
@@ -74,7 +77,8 @@ class Replay:
         future = upcoming(self.trace) if isinstance(self.cache.policy, Belady) else None
         at = 0
         for chunk in self.trace.chunks():
-            self.feed(chunk, None if future is None else future[at : at + len(chunk.ids)])
+            _, misses = self.feed(chunk, None if future is None else future[at : at + len(chunk.ids)])
+            self._count_blocks(chunk, misses, at)
             at += len(chunk.ids)
         return self.tally
 
@@ -148,6 +152,16 @@ class Replay:
         decode = misses[chunk.decode & (chunk.sizes == 1)]
         for count in range(tally.by_misses.shape[2]):
             tally.by_misses[..., count] += (decode == count).sum(0)
+
+    def _count_blocks(self, chunk: Chunk, misses: Ints, first: int) -> None:
+        """`misses` [passes, copies * layers] of a chunk whose first token is number `first` of the trace."""
+        by_block, decode = self.tally.by_block, chunk.decode & (chunk.sizes == 1)
+        block = block_of(first + (chunk.sizes.cumsum() - chunk.sizes)[decode].astype(np.int64), self.trace.tokens)
+        rows = misses[decode].reshape(-1, *by_block.shape[1:3])
+        for number in np.unique(block):
+            of = rows[block == number]
+            for count in range(by_block.shape[3]):
+                by_block[number, ..., count] += (of == count).sum(0)
 
     def _note_first(self, chunk: Chunk) -> None:
         """Counts the first requests of each expert: no cache that starts empty can hit them."""

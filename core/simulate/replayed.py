@@ -10,7 +10,9 @@ import numpy.typing as npt
 
 from core.policy.predict import LayerMap, Prediction, Predictor, View
 from core.trace import Chunk
+from core.trace.chunk import RANKED
 
+Rows = npt.NDArray[Any]
 CERTAIN = 1.0 - 2.0**-30  # a score above has lost its p to rounding
 
 
@@ -19,21 +21,32 @@ class Replayed(Predictor):
 
     starts: ClassVar[bool] = True
 
-    def __init__(self, maps: bool = False) -> None:
+    def __init__(self, maps: bool = False, by: int | None = None) -> None:
         """`maps`: the predictions come from maps of whole layers. Where a trace does not hold those, they are made up
-        again from the predictions."""
-        self._maps = maps
+        again from the predictions. `by`: the place, among the predictors that were asked beside the one in use, of the
+        one to replay; None = the one in use."""
+        self._maps, self._by = maps, by
+        self._chunk: Chunk | None = None  # that the following are of
+        self._rows: tuple[Rows | None, Rows | None] = None, None  # its predictions and its maps
         self._predicted: dict[int, list[Prediction]] = {}
         self._recorded: dict[int, list[LayerMap]] | None = None  # None = not in the trace
         self._found: list[LayerMap] = []
 
     def follow(self, chunk: Chunk, number: int) -> None:
         """Pass `number` of a chunk begins."""
-        if chunk.ranked is not None:
-            self.recall(
-                chunk.ranked[chunk.ranked["of"] == number],
-                None if chunk.maps is None else chunk.maps[chunk.maps["of"] == number],
-            )
+        if chunk is not self._chunk:
+            self._chunk, self._rows = chunk, self._of(chunk)
+        ranked, maps = ((None if rows is None else rows[rows["of"] == number]) for rows in self._rows)
+        self.recall(np.empty(0, RANKED) if ranked is None else ranked, maps)
+
+    def _of(self, chunk: Chunk) -> tuple[Rows | None, Rows | None]:
+        if self._by is None:
+            return chunk.ranked, chunk.maps
+        ranked, maps = (
+            None if rows is None else rows[rows["by"] == self._by][[*(rows.dtype.names or ())[1:]]]
+            for rows in (chunk.beside, chunk.beside_maps)
+        )
+        return ranked, maps if self._maps else None
 
     def recall(self, ranked: npt.NDArray[Any], maps: npt.NDArray[Any] | None = None) -> None:
         """Sets what was recorded of the pass that begins, in order: predictions (RANKED), and maps (map_type)."""

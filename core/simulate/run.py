@@ -6,6 +6,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from core.errors import SettingError
 from core.policy.allocation.slot_allocation import AllocationProfile, place
 from core.policy.eviction import Belady, ExpertIndex, MakePolicy, policy_maker
@@ -13,6 +16,7 @@ from core.policy.hints import Hints
 from core.settings.config import Settings
 from core.settings.param import Choice, Value
 from core.settings.registry import variant
+from core.simulate.blocks import Block
 from core.simulate.cache import Cache
 from core.simulate.clock import Clock
 from core.simulate.processes import here, spread
@@ -90,6 +94,7 @@ class Result:
     layer_hit_rate: tuple[float | None, ...]
     tpot_ms: float | None = None  # predicted, when a clock was given
     rank_hit_rate: tuple[float | None, ...] = ()  # of the router's first choice, its second ...
+    blocks: tuple[Block, ...] = ()  # of each part of the trace: milliseconds per token, without a clock misses
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +198,16 @@ def _result(config: Config, tally: Tally, copy: int, clock: Clock | None) -> Res
         tuple(_rate(r, m) for r, m in zip(requests[1], misses[1], strict=True)),
         clock.tpot_ms(by_misses) if clock else None,
         tuple(_rate(tally.ranked * len(by_misses), m) for m in tally.by_rank[copy].sum(0)),
+        tuple(_block(part, clock) for part in tally.by_block[:, copy]),
     )
+
+
+def _block(by_misses: npt.NDArray[np.int64], clock: Clock | None) -> Block:
+    """`by_misses` [layers, k + 1] of one part of the trace."""
+    tokens = int(by_misses[0].sum())
+    if clock is not None:
+        return Block(tokens, clock.tpot_ms(by_misses))
+    return Block(tokens, float((by_misses * range(by_misses.shape[1])).sum()) / tokens if tokens else 0.0)
 
 
 def _rate(requests: int, misses: int) -> float | None:

@@ -21,6 +21,7 @@ from core.metrics import METRICS
 from core.policy.predict import Prediction, Predictor
 from core.policy.predict.base import PredictorProfile
 from core.settings.prefetch import PrefetchSettings
+from core.simulate.blocks import BLOCKS, Block, block_of
 from core.simulate.clock import Clock
 from core.simulate.replayed import Replayed
 from core.simulate.run import Config, maker
@@ -98,6 +99,8 @@ class TimedReplay:
         self.link.restart()
         self.link.load_s = clock.load_ms / 1e3
         self.sums: dict[Phase, Sums] = {"prefill": Sums(), "decode": Sums()}
+        self.pass_ms = list[tuple[int, float]]()  # (its number in the trace, milliseconds) of every decoded token
+        self._token = 0  # the number of the next one
         self.recalled = np.zeros((2, trace.layers))  # [predicted and chosen, chosen] of decoded tokens by layer
         self._layer_s = clock.layer_ms(trace.layers, trace.top_k) / 1e3
         self._prefetch_cost = PrefetchCost()
@@ -112,6 +115,14 @@ class TimedReplay:
             self._pass(distinct(ids), ids, view, "decode" if chunk.decode[at] else "prefill")
         self.predictor.close()
         return self.sums
+
+    def blocks(self) -> tuple[Block, ...]:
+        """Milliseconds per decoded token in each part of the trace."""
+        tokens, took_ms = np.zeros(BLOCKS, np.int64), np.zeros(BLOCKS)
+        at = block_of(np.array([token for token, _ in self.pass_ms], np.int64), self.trace.tokens)
+        np.add.at(tokens, at, 1)
+        np.add.at(took_ms, at, [ms for _, ms in self.pass_ms])
+        return tuple(Block(n, ms / max(1, n)) for n, ms in zip(tokens.tolist(), took_ms.tolist(), strict=True))
 
     def _pass(self, wanted: list[list[list[int]]], ids: Ints, view: TraceView, phase: Phase) -> None:
         expert_cache, link, sums = self.expert_cache, self.link, self.sums[phase]
@@ -138,6 +149,9 @@ class TimedReplay:
         link.advance(self.clock.head_ms / 1e3)
         sums.passes, sums.tokens = sums.passes + 1, sums.tokens + len(ids)
         sums.compute_s += link.now_s() - began_s - (sums.stall_s - stalled_s)
+        if phase == "decode" and len(ids) == 1:
+            self.pass_ms.append((self._token, (link.now_s() - began_s) * 1e3))
+        self._token += len(ids)
         counts = expert_cache.take_counts()
         sums.counts.add(counts)
         sums.net_ms += self._prefetch_cost.net_ms(

@@ -79,5 +79,5 @@ class TraceView:
     def _blind(self) -> TraceError:
         return TraceError(
             "This prefetcher looks at the model's hidden states, which no trace has. Record what it "
-            "names with `chat --predictor NAME --record FILE --record-ranks`, and simulate it on that."
+            "names with `chat --record-lab on --record FILE`, and simulate it on that."
         )

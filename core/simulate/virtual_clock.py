@@ -30,6 +30,12 @@ class VirtualSlots:
         """Gives a slot back."""
         self._count -= 1
 
+    def expect(self, count: int) -> None:
+        """Does nothing: slots have no memory to be allocated together."""
+
+    def pack(self, busy: Iterable[Slot]) -> None:
+        """Does nothing: slots have no memory that others could use."""
+
     def __len__(self) -> int:
         return self._count
 

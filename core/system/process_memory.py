@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 
 PRODUCTS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
@@ -37,6 +38,15 @@ def bound_caches() -> None:
         for name, (option, value) in ALLOCATOR.items():
             if name not in os.environ:
                 mallopt(option, value)
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Drop the local variables of the calls that `error` ended, and of those that ended in what caused it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def release_memory() -> None:

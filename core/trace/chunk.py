@@ -16,10 +16,19 @@ first), and what it was: an expert, its layer, and how likely it is asked for. A
 answer is there, so that one that comes late stands at the layer in which it came."""
 
 
+BESIDE = np.dtype([("by", "<i2"), *RANKED.descr])
+"""The same of predictors that were asked beside the one in use: `by` is the predictor's place in their list."""
+
+
 def map_type(experts: int) -> np.dtype[Any]:
     """What a search found for a whole layer: in which pass and layer its answer came, the layer, and its distribution
     [experts]. Also of layers that were already passed when it came, for which there is no prediction."""
     return np.dtype([("of", "<i4"), ("at", "<i2"), ("layer", "<i2"), ("distribution", "<f4", (experts,))])
+
+
+def beside_map_type(experts: int) -> np.dtype[Any]:
+    """The same of predictors that were asked beside the one in use."""
+    return np.dtype([("by", "<i2"), *map_type(experts).descr])
 
 
 def id_type(experts: int) -> Any:
@@ -41,6 +50,8 @@ class Chunk:
     probs: npt.NDArray[np.float16] | None = None  # [n, layers, E] the router's full distributions
     ranked: npt.NDArray[Any] | None = None  # RANKED [g] the running predictor's predictions, in its order
     maps: npt.NDArray[Any] | None = None  # map_type [m] the maps that the running predictor found, in their order
+    beside: npt.NDArray[Any] | None = None  # BESIDE [b] predictions of those asked beside it, of each in its order
+    beside_maps: npt.NDArray[Any] | None = None  # beside_map_type [c] the maps that those found
 
 
 class Trace(Protocol):

@@ -23,16 +23,19 @@ from core.errors import TraceError
 from core.settings.param import Value
 from core.system.reading import open_regular, parse_json
 from core.trace.chunk import CHUNK, Chunk, Trace, id_type, map_type
-from core.trace.sound import TooLarge, predictor_of, problem_of, require_bounded, text, whole
+from core.trace.sound import TooLarge, predictor_of, predictors_of, problem_of, require_bounded, text, whole
 from core.types import StepRecord
 
 MAGIC = b"moestro-trace\n"
-VERSION = 2  # 2: router distributions and predictions; a file with neither is written as version 1
+VERSION = 3  # 2: router distributions and predictions; 3: predictions of several; without any, 1 is written
 PENDING_BYTES = 16 << 20  # pending bytes at which a frame is written at the latest
 FRAME = struct.Struct("<4sIIQ")  # mark, tokens, passes, bytes
 MARK = b"pass"
 HEAD_BYTES = 1 << 20  # most bytes of a head
 LIMITS = {"layers": 10_000, "experts": 2**15, "top_k": 2**15}
+PREDICTED = {"ranked", "maps", "beside", "beside_maps"}  # arrays whose rows name their pass
+OPTIONAL = ("tok", "weights", "probs", "ranked", "maps", "beside", "beside_maps")
+Named = tuple[str, Mapping[str, Value]]  # a predictor and its parameters
 PACKED_MOST = 1100  # an .npz compresses at most this many bytes into one
 
 
@@ -55,17 +58,19 @@ class TraceWriter:
         model_hash: str = "",
         packed: bool = True,
         probs: bool = False,
-        predictor: tuple[str, Mapping[str, Value]] | None = None,
+        predictor: Named | None = None,
+        beside: Sequence[Named] = (),
     ) -> None:
         """`packed` = compressed. `probs`: passes include the router's distributions. `predictor`: name and parameters
-        of the predictor whose predictions the passes include. Raises TraceError when the file cannot be created."""
+        of the predictor whose predictions the passes include; `beside`: of those that were asked beside it. Raises
+        TraceError when the file cannot be created."""
         self._ids_type, self._packed = id_type(experts), packed
         self._shape, self._experts = (layers, top_k), experts
         self._pending: list[Chunk] = []
         self._tokens = self._bytes = 0
-        self.probs, self.predictor = probs, predictor
+        self.probs, self.predictor, self.beside = probs, predictor, tuple(beside)
         head: dict[str, Any] = {
-            "version": 2 if probs or predictor else 1,
+            "version": 3 if beside else 2 if probs or predictor else 1,
             "layers": layers,
             "experts": experts,
             "top_k": top_k,
@@ -73,7 +78,9 @@ class TraceWriter:
             "model_hash": model_hash,
         }
         if predictor:
-            head["predictor"] = {"name": predictor[0], "params": dict(predictor[1])}
+            head["predictor"] = _stated(predictor)
+        if beside:
+            head["beside"] = [_stated(one) for one in beside]
         try:
             self._file: BinaryIO = open(path, "wb", opener=_private)  # noqa: SIM115
         except OSError as error:
@@ -96,6 +103,8 @@ class TraceWriter:
             maps = None
             if self.predictor and step.maps is not None:
                 maps = np.array([(0, *one) for one in step.maps], map_type(self._experts))
+            mine = step.beside is not None and step.beside.predictors == self.beside
+            beside = step.beside if self.beside and mine else None
             tok = step.tok if tok is None else tok
             self.write(
                 Chunk(
@@ -108,6 +117,8 @@ class TraceWriter:
                     probs,
                     ranked,
                     maps,
+                    beside.ranked if beside is not None else None,
+                    beside.maps if beside is not None else None,
                 )
             )
 
@@ -137,7 +148,7 @@ class TraceWriter:
         names = ["ids", "sizes", "decode", "rid", *_extras(self._pending[0])]
         arrays: dict[str, Any] = {name: np.concatenate([getattr(c, name) for c in self._pending]) for name in names}
         arrays["ids"] = arrays["ids"].astype(self._ids_type)
-        for name in {"ranked", "maps"} & arrays.keys():
+        for name in PREDICTED & arrays.keys():
             arrays[name] = _joined(self._pending, name)
         data = io.BytesIO()
         (np.savez_compressed if self._packed else np.savez)(data, **arrays)
@@ -184,6 +195,7 @@ class FileTrace:
                 self.layers, self.experts, self.top_k = (whole(head[name], most) for name, most in LIMITS.items())
                 self.model, self.model_hash = text(head["model"]), text(head["model_hash"])
                 self.predictor = predictor_of(head.get("predictor"))
+                self.beside = predictors_of(head.get("beside"))
             except (ValueError, KeyError, TypeError) as error:
                 raise TraceError(f"{path} is damaged: its second line is not the head of a trace.") from error
             self._frames, self.cut = self._scan(file)
@@ -231,7 +243,7 @@ class FileTrace:
             raise TraceError(
                 f"{self.path} is damaged: a frame cannot be unpacked. Record or export it again."
             ) from error
-        if problem := problem_of(chunk, (tokens, self.layers, self.top_k), self.experts):
+        if problem := problem_of(chunk, (tokens, self.layers, self.top_k), self.experts, len(self.beside)):
             raise TraceError(f"{self.path} is damaged: {problem}. Record or export it again.")
         return chunk
 
@@ -249,6 +261,7 @@ def save(trace: Trace, path: Path, *, packed: bool = True) -> FileTrace:
         model=trace.model,
         packed=packed,
         predictor=own_predictor,
+        beside=getattr(trace, "beside", ()),
         probs=first is not None and first.probs is not None,
     ) as writer:
         for chunk in () if first is None else chain([first], chunks):
@@ -257,7 +270,12 @@ def save(trace: Trace, path: Path, *, packed: bool = True) -> FileTrace:
 
 
 def _extras(chunk: Chunk) -> list[str]:
-    return [name for name in ("tok", "weights", "probs", "ranked", "maps") if getattr(chunk, name) is not None]
+    return [name for name in OPTIONAL if getattr(chunk, name) is not None]
+
+
+def _stated(predictor: Named) -> dict[str, object]:
+    name, params = predictor
+    return {"name": name, "params": dict(params)}
 
 
 def _joined(chunks: Sequence[Chunk], name: str) -> npt.NDArray[Any]:

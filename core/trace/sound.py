@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.settings.param import Value
-from core.trace.chunk import RANKED, Chunk, map_type
+from core.trace.chunk import BESIDE, RANKED, Chunk, beside_map_type, map_type
 
 UNPACKED_BYTES = 4 << 30  # most unpacked bytes of the arrays of one frame, or of an `.npz`
 
@@ -54,8 +54,16 @@ def predictor_of(stated: Any) -> tuple[str, dict[str, Value]] | None:
     return text(stated["name"]), params
 
 
-def problem_of(chunk: Chunk, shape: tuple[int, int, int], experts: int) -> str:
-    """What is wrong with the arrays of a frame whose ids should have this shape [tokens, layers, k], or ""."""
+def predictors_of(stated: Any) -> tuple[tuple[str, dict[str, Value]], ...]:
+    """The predictors that were asked beside the one in use. Raises ValueError, KeyError or TypeError."""
+    if not isinstance(stated, list | None) or None in (found := [predictor_of(one) for one in stated or ()]):
+        raise ValueError
+    return tuple(one for one in found if one is not None)
+
+
+def problem_of(chunk: Chunk, shape: tuple[int, int, int], experts: int, beside: int) -> str:
+    """What is wrong with the arrays of a frame whose ids should have this shape [tokens, layers, k], or "". `beside`:
+    how many predictors were asked beside the one in use."""
     (tokens, layers, _), ids, passes = shape, chunk.ids, chunk.sizes.size
     wanted: dict[str, tuple[str, tuple[int, ...]]] = {
         "ids": ("iu", shape),
@@ -79,11 +87,17 @@ def problem_of(chunk: Chunk, shape: tuple[int, int, int], experts: int) -> str:
     bounds = {"of": (0, passes), "at": (-1, layers), "layer": (0, layers)}
     if chunk.ranked is not None and not _sound(chunk.ranked, RANKED, bounds | {"expert": (0, experts)}):
         return "it has predictions for layers or experts that do not exist"
-    if chunk.maps is not None:
-        if not _sound(chunk.maps, map_type(experts), bounds):
+    by = {"by": (0, beside)}
+    if chunk.beside is not None and not _sound(chunk.beside, BESIDE, bounds | by | {"expert": (0, experts)}):
+        return "it has predictions for layers or experts, or by predictors, that do not exist"
+    for maps, kind, within in (
+        (chunk.maps, map_type(experts), bounds),
+        (chunk.beside_maps, beside_map_type(experts), bounds | by),
+    ):
+        if maps is not None and not _sound(maps, kind, within):
             return "it has maps of layers that do not exist"
-        if not ((chunk.maps["distribution"] >= 0.0) & (chunk.maps["distribution"] <= 1.01)).all():  # with rounding
-            return "it has maps that are no probabilities"
+        if maps is not None and not ((maps["distribution"] >= 0.0) & (maps["distribution"] <= 1.01)).all():
+            return "it has maps that are no probabilities"  # with rounding
     return ""
 
 

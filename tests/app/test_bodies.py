@@ -191,7 +191,7 @@ def test_the_store_says_so_of_numbers_it_has_no_room_for(host: Host, chat: int) 
         lambda: host.chats.messages(chat),
         lambda: host.chats.rename(chat, "x"),
         lambda: host.chats.delete(chat),
-        lambda: host.chats.edit(chat, 0, "x"),
+        lambda: host.chats.edit(chat, 1, "x"),
         lambda: host.chats.ask(chat, "x"),
     ):
         with pytest.raises(StoreError, match="no number so large"):

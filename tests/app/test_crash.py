@@ -112,7 +112,7 @@ def test_a_route_that_fails_leaves_no_words_in_the_log(
 def test_an_event_of_the_page_that_fails_tells_the_page_and_leaves_no_words_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Chats, "ask", lambda self, chat, text: {}[text])
+    monkeypatch.setattr(Chats, "ask", lambda self, chat, text, system: {}[text])
     host = open_host(tmp_path)
     with TestClient(build(host), base_url=HOME, raise_server_exceptions=False) as client:
         config = client.get("/config").json()
@@ -121,7 +121,7 @@ def test_an_event_of_the_page_that_fails_tells_the_page_and_leaves_no_words_in_t
         reply = client.post(
             "/gradio_api/run/predict",
             json={
-                "data": [CANARY, {"open": True, "chat": None, "stamp": "", "turn": ""}],
+                "data": [CANARY, {"open": True, "chat": None, "stamp": "", "turn": "", "sent": False}, ""],
                 "fn_index": send["id"],
                 "session_hash": "me",
             },

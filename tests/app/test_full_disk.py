@@ -90,7 +90,7 @@ def test_an_answer_goes_on_is_shown_whole_and_is_saved_when_there_is_room(
     assert (ended(answer).state, answer.error, answer.n_tokens) == ("done", "", 12)
     chat = answer.chat_id
     assert texts(full, chat)[1] == ("assistant", answer.text, "done")
-    assert "Not saved: The disk is full" in str(shown(full.chats.messages(chat or 0))[1]["content"])
+    assert "Not saved: The disk is full" in str(shown(full.chats.messages(chat or 0))["messages"][1]["line"])
     before = stamp(full, chat)
     with pytest.raises(FullError, match="disk is full"):  # nothing newer gets before it, and nothing changes
         full.chats.ask(chat, "more")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import unescape
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from app.services.analysis.lab import Lab, Run, to_csv
+from app.services.analysis.whatif import Table
 from app.ui.tabs import analysis_figures, analysis_views, calibrate_figures, calibrate_views, lab_views
 from app.words import size
 from core.errors import SettingError
@@ -17,6 +19,7 @@ from core.policy.substitute.buddies import cut, rank
 from core.policy.substitute.list_lengths import LayerLists, ListRule
 from core.profile import PARTS
 from core.settings.calibration import CalibrationSettings
+from core.simulate.blocks import Block
 from tests.app.test_whatif import ABOUT, row, table
 from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_profile
@@ -101,16 +104,21 @@ def test_names_from_elsewhere_are_text() -> None:
         assert "<hidden>" not in text
 
 
+def costing(told: Mapping[str, Sequence[float]]) -> Table:
+    """The table with a token's cost by policy in the parts of a trace, ten tokens each."""
+    parts = {policy: tuple(Block(10, cost) for cost in costs) for policy, costs in told.items()}
+    return replace(table(), rows=tuple(replace(row, blocks=parts[row.policy]) for row in table().rows))
+
+
 def test_the_cards_show_what_is_in_use_and_the_best() -> None:
     text = analysis_views.summary(table())
     assert "LRU, in use" in text
     assert "LFU, first of these, but not clearly ahead of the one in use" in text, "how sure it is, is not known"
-    told = {"lru": (0.4, 0.5), "lfu": (0.42, 0.52)}
-    clear = replace(table(), rows=tuple(replace(row, by_layer=told[row.policy]) for row in table().rows))
-    assert "LFU, best of these" in analysis_views.summary(clear), "two points more in both layers"
-    told["lfu"] = (0.2, 0.74)
-    chance = replace(table(), rows=tuple(replace(row, by_layer=told[row.policy]) for row in table().rows))
-    assert "not clearly ahead" in analysis_views.summary(chance), "as many more, all in one layer"
+    same = [1.0, 2.0, 1.5, 2.5, 2.0]  # what a token costs in five parts of the trace
+    told = {"lru": same, "lfu": [cost - 0.2 for cost in same]}
+    assert "LFU, best of these" in analysis_views.summary(costing(told)), "as much less in every part"
+    told["lfu"] = [same[0] - 1.0, *same[1:]]
+    assert "not clearly ahead" in analysis_views.summary(costing(told)), "as much less, all in one part"
     assert "62.5 %" in text, "the cliff"
     unnamed = analysis_views.summary(replace(table(), about=replace(ABOUT, chosen=("gone", "none", 8))))
     assert "in use" not in unnamed

@@ -37,23 +37,37 @@ def shown(section: CacheSection, values: list[Any]) -> dict[Any, Any]:
 def test_choosing_a_preset_applies_all_its_values(section: CacheSection, one: Any) -> None:
     assert section.host.models.change_many({"eviction": "random", "scope": "global", "budget": "70%"}) == ""
     now = shown(section, section._choose_preset(one.name))
-    assert now[section.alert] == "" and now[section.preset] == one.name and one.source in now[section.about_preset]
+    assert now[section.alert] == "" and now[section.preset.menu] == one.name and one.source in now[section.preset.about]
     assert all(section.host.models.settings[name] == value for name, value in one.values.items())
     assert section.host.models.settings["budget"] == "70%"
     for name in ("eviction", "scope", "predictor"):
         assert now[section.setting_controls.controls[name]] == one.values[name]
 
 
-def test_moving_a_knob_afterwards_shows_custom_and_moving_it_back_the_preset(section: CacheSection) -> None:
+def titles(section: CacheSection) -> list[str]:
+    """The entries of the preset menu."""
+    menu = dict(zip(section.outputs, section.values(), strict=True))[section.preset.menu]
+    return [title for title, _ in menu["choices"]]
+
+
+def test_a_knob_moved_afterwards_is_named_and_one_click_resets_it(section: CacheSection) -> None:
+    now = shown(section, section.values())
+    assert now[section.preset.menu] == CUSTOM and "Your own settings" in now[section.preset.about]
+    assert titles(section)[0] == "Auto" and titles(section)[-1] == "Custom"
     section._choose_preset("mixtral_offloading")
     assert section.host.models.change("predictor.gate.width", 3) == ""
     now = shown(section, section.values())
-    assert now[section.preset] == CUSTOM and "Your own settings" in now[section.about_preset]
-    assert section.host.models.change("predictor.gate.width", 0) == ""
-    assert shown(section, section.values())[section.preset] == "mixtral_offloading"
+    assert now[section.preset.menu] == CUSTOM and now[section.preset.reset] == "Reset to Mixtral-offloading"
+    assert titles(section)[-1] == "Mixtral-offloading, changed: Width"
     before = section.host.models.settings
-    assert shown(section, section._choose_preset(CUSTOM))[section.preset] == "mixtral_offloading"
+    assert shown(section, section._choose_preset(CUSTOM))[section.preset.menu] == CUSTOM
     assert section.host.models.settings == before
+    assert section.host.models.change_many({"bypass": True, "prefetch_auto": True}) == ""
+    assert titles(section)[-1] == "Mixtral-offloading, changed: Bypass and 2 more"
+    assert shown(section, section._reset_preset())[section.preset.menu] == "mixtral_offloading"
+    assert matching(section.host.models.settings) is preset("mixtral_offloading")
+    assert section.host.models.change("budget", "70%") == "", "the budget is no part of a preset"
+    assert shown(section, section.values())[section.preset.menu] == "mixtral_offloading"
 
 
 def test_a_refused_preset_is_told_and_changes_nothing(section: CacheSection) -> None:
@@ -61,7 +75,7 @@ def test_a_refused_preset_is_told_and_changes_nothing(section: CacheSection) -> 
     before = dict(section.host.models.settings)
     for one in (p for p in PRESETS if p.needs):
         now = shown(section, section._choose_preset(one.name))
-        assert "needs a profile of this model" in now[section.alert] and now[section.preset] == "moe_infinity"
+        assert "needs a profile of this model" in now[section.alert] and now[section.preset.menu] == "moe_infinity"
         assert dict(section.host.models.settings) == before
     assert "Needs a profile of the model." in preset("adapmoe").help
 

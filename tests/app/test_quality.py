@@ -272,7 +272,8 @@ def test_percentages(share: float, text: str) -> None:
 def test_the_words_of_a_line() -> None:
     assert lossy({"exact": True}) == lossy({"exact": True, "closeness": 0.0}) == "EXACT"
     assert lossy({"exact": True, "closeness": 1e-6}) == "EXACT UP TO ROUNDING"
-    assert lossy({"exact": False, "closeness": 1e-6}) == "LOSSY"
+    assert lossy({"exact": True, "weights": "int8"}) == "EXACT for int8 weights"
+    assert lossy({"exact": False, "closeness": 1e-6, "weights": "int8"}) == "LOSSY"
     assert lossy({"exact": False}) == "LOSSY", "stored before the rate was"
     assert lossy({"exact": False, "changed": 0, "assignments": 100}) == "LOSSY 0 %"
     assert scored(None) == []

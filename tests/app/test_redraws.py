@@ -41,13 +41,27 @@ def test_a_redraw_of_the_library_leaves_what_was_said_of_the_import_s_form(host:
     with gr.Blocks():
         made = LibraryTab(host, ModelSection(host, gr.HTML({})), gr.Tabs())
     at, now = made.moved.index(made.failed), made.list.value
-    assert made.values({}, now)[at] == gr.skip()
+    assert made.values({}, now, "demo")[at] == gr.skip()
     job = ImportJob("somewhere/model", Path("packs/model"), "auto", False)
     job.state, job.error = "error", "No luck."
     host.jobs.recall(job)
-    redrawn = made.values({}, now)
+    redrawn = made.values({}, now, "demo")
     assert "No luck." in redrawn[at]
-    assert made.values(redrawn[made.moved.index(made.known)], now)[at] == gr.skip()
+    assert made.values(redrawn[made.moved.index(made.known)], now, "demo")[at] == gr.skip()
+
+
+def test_a_model_that_was_used_and_deleted_makes_way_in_the_form(host: Host, tmp_path: Path) -> None:
+    folder = tmp_path / "pack"
+    folder.mkdir()
+    assert host.loader.load(host.loader.plan(str(folder))).join(WAIT_S)
+    with gr.Blocks():
+        section = ModelSection(host, gr.HTML({}))
+    host.models.unload()
+    there = section.offer(str(folder))
+    assert "value" not in there and str(folder) in [path for _, path in there["choices"]]
+    folder.rmdir()
+    gone = section.offer(str(folder))
+    assert gone["value"] == "demo" and str(folder) not in [path for _, path in gone["choices"]]
 
 
 def test_a_redraw_of_the_sidebar_leaves_what_was_said_of_the_load_s_form(host: Host) -> None:

@@ -118,16 +118,29 @@ def test_a_variants_own_parameters_show_while_it_substitutes(section: Substituti
 
 
 def test_a_refusal_stays_until_something_changes_and_offers_the_way(section: SubstitutionSection) -> None:
-    shown, told, *_ = section.setting_controls.turn("miss")("substitute")
-    assert shown == "wait" and "Buddies&#x27; needs a profile" in told and 'data-open="tab-calibrate"' in told
+    assert section.host.models.change_many({"miss": "substitute", "substitute": "router_ranked"}) == ""
+    shown, told, *_ = section.setting_controls.turn("substitute")("buddy")
+    assert shown == "router_ranked" and "“Buddies” needs a profile" in told and 'data-open="tab-calibrate"' in told
     assert section.values()[0] == gr.skip()
     section.host.models.loaded.engine.use_profile(fake_profile())  # type: ignore[union-attr]
     assert section.values()[0] == ""
-    assert (
-        section.setting_controls.turn("miss")("substitute")[1] == ""
-        and section.host.models.settings["miss"] == "substitute"
-    )
+    assert section.setting_controls.turn("substitute")("buddy")[1] == ""
+    assert section.host.models.settings["substitute"] == "buddy"
     assert "button" not in notice("protect 'x' is not understood.")
+
+
+def test_substituting_without_a_profile_takes_what_needs_none_and_says_so(section: SubstitutionSection) -> None:
+    models = section.host.models
+    shown, told, *_ = section.setting_controls.turn("miss")("substitute")
+    assert (models.settings["miss"], models.settings["substitute"]) == ("substitute", "router_ranked")
+    assert shown == gr.skip() and "“Router&#x27;s next best” is used" in told.replace("’", "&#x27;")
+    assert "notice info" in told and 'data-open="tab-calibrate"' in told
+    assert section.setting_controls.turn("rho")(2)[1] == ""
+    section._exact()
+    models.loaded.engine.use_profile(fake_profile())  # type: ignore[union-attr]
+    assert models.change("substitute", "buddy") == ""
+    assert section.setting_controls.turn("miss")("substitute_drop")[1] == ""
+    assert models.settings["substitute"] == "buddy", "what the profile serves stays"
 
 
 def test_exact_again_is_one_click_and_a_preset_turns_the_section(section: SubstitutionSection) -> None:

@@ -12,7 +12,13 @@ from tests.engine.profiles import drawn_profile
 
 
 def figures(total_ms: float, predict_ms: float, stall_ms: float = 0.0) -> dict[str, float]:
-    return {"total_ms": total_ms, "compute_ms": total_ms - stall_ms, "stall_ms": stall_ms, "predict_ms": predict_ms}
+    return {
+        "total_ms": total_ms,
+        "compute_ms": total_ms - stall_ms,
+        "stall_ms": stall_ms,
+        "predict_ms": predict_ms,
+        "record_ms": 0.0,
+    }
 
 
 def test_what_a_predictor_adds_is_compared_pair_by_pair_by_hand() -> None:
@@ -33,10 +39,12 @@ def test_more_than_its_own_time_and_waiting_are_told() -> None:
 @pytest.mark.long(0.2)
 def test_all_of_it_on_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overhead, "calibrate", lambda engine, texts, limit: drawn_profile(engine))
-    monkeypatch.setattr(overhead, "subjects", lambda: ["gate", "expert_map"])
+    asked = {name: changes for name, changes in overhead.subjects().items() if name in ("gate", "record_lab")}
+    monkeypatch.setattr(overhead, "subjects", lambda: asked)
     result: Any = json.loads(json.dumps(overhead.run(small=True, say=lambda text: None)))
-    assert result["predictors"].keys() == {"gate", "expert_map"}
-    for one in result["predictors"].values():
-        assert one["total_ms"] > one["compute_ms"] > one["predict_ms"] > 0 and one["stall_ms"] == 0
+    assert result["predictors"].keys() == {"gate", "record_lab"}
+    for name, figure in (("gate", "predict_ms"), ("record_lab", "record_ms")):
+        one = result["predictors"][name]
+        assert one["total_ms"] > one["compute_ms"] > one[figure] > 0 and one["stall_ms"] == 0
     text = overhead.table(result)
-    assert "none blocks the compute path" in text and "expert_map" in text
+    assert "none blocks the compute path" in text and "record_lab" in text

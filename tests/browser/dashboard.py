@@ -124,6 +124,7 @@ class Dashboard:
 
     def choose(self, element_id: str, title: str) -> None:
         """Pick from a dropdown. The menu of another one may still be fading away."""
+        self.reach(element_id)
         box = self.page.locator(f"#{element_id} input")
         box.click()
         menu = self.page.locator(f"#{box.get_attribute('aria-controls')}")
@@ -131,6 +132,7 @@ class Dashboard:
 
     def type_in(self, element_id: str, text: str) -> None:
         """Write into a field and leave it, both in one moment: no redraw that was on its way comes in between."""
+        self.reach(element_id)
         self.page.wait_for_selector(f"#{element_id}", state="visible")
         self.page.evaluate(
             """([id, text]) => { const box = document.querySelector(`#${id} :is(input:not([type=range]), textarea)`);
@@ -150,6 +152,11 @@ class Dashboard:
 
     def advanced(self) -> None:
         self.page.locator("#mode").get_by_text("Advanced", exact=True).click()
+
+    def reach(self, element_id: str) -> None:
+        """Switch to Advanced for a control that Simple does not show."""
+        if not self.page.is_visible(f"#{element_id}"):
+            self.advanced()
 
     def value(self, selector: str) -> str:
         return str(self.page.input_value(selector))

@@ -28,7 +28,11 @@ from tests.fakes import FakeEngine
 
 
 class SlowEngine(FakeEngine):
-    """Loads in int4-g64 until it is cancelled, so that progress can be seen. Answers as long as asked."""
+    """Loads in int4-g64 until it is cancelled, so that progress can be seen. Answers as long as asked. With
+    MOESTRO_TEST_BASE=1 it has no chat template.
+    """
+
+    takes_chats = os.environ.get("MOESTRO_TEST_BASE") != "1"
 
     @classmethod
     def load(

@@ -36,11 +36,11 @@ def test_stop_keeps_what_was_written(dashboard: Dashboard) -> None:
     assert "stopped by you" in answer
 
 
-def test_regenerate_replaces_the_last_answer(dashboard: Dashboard) -> None:
+def test_regenerate_puts_another_in_place_of_the_last_answer(dashboard: Dashboard) -> None:
     dashboard.ask("Once more").streaming()
     dashboard.stop()
     before = dashboard.page.evaluate("location.search")
-    dashboard.page.get_by_role("button", name="Retry").click()
+    dashboard.page.get_by_role("button", name="Regenerate").click()
     dashboard.streaming()
     dashboard.stop()
     assert len(dashboard.answers()) == 1
@@ -52,7 +52,7 @@ def test_an_edited_message_is_answered_anew(dashboard: Dashboard) -> None:
     dashboard.stop()
     dashboard.page.get_by_role("button", name="Edit").first.click()
     dashboard.page.locator("#chat textarea").fill("Second wording")
-    dashboard.page.get_by_role("button", name="Submit").click()
+    dashboard.page.locator("#chat").get_by_role("button", name="Send").click()
     dashboard.streaming()
     dashboard.stop()
     assert dashboard.page.locator("#chat [data-testid=user]").all_inner_texts() == ["Second wording"]

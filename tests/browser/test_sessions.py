@@ -16,7 +16,7 @@ def _begin(dashboard: Dashboard, text: str) -> None:
 
 def test_measurements_download_as_csv(dashboard: Dashboard) -> None:
     _begin(dashboard, "Measure me")
-    dashboard.page.wait_for_selector("#csv")
+    dashboard.page.click("#export-menu")
     with dashboard.page.expect_download() as download:
         dashboard.page.click("#csv")
     with zipfile.ZipFile(download.value.path()) as archive:
@@ -49,6 +49,34 @@ def test_rename_open_and_delete(dashboard: Dashboard) -> None:
     page.wait_for_function("!document.querySelector('#chats')?.innerText.includes('Renamed chat')")
     page.get_by_role("tab", name="Chat + Live").click()
     dashboard.wait_text("#chat-alert", "no longer exists")
+
+
+def test_a_chat_is_found_by_what_was_said_in_it(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    for text in ("The walrus and the carpenter", "Cabbages, 100% of kings"):
+        _begin(dashboard, text)
+        page.click("#new-chat")
+        page.wait_for_function("document.body.dataset.empty === '1'")
+    page.get_by_role("tab", name="Sessions").click()
+    dashboard.wait_text("#chats", "walrus")
+    search, count = (
+        page.locator("#chat-search").get_by_role("textbox"),
+        "document.querySelectorAll('#chats label').length",
+    )
+    search.fill("WALRUS carp")
+    page.wait_for_function(f"{count} === 1")
+    assert "walrus" in dashboard.text("#chats")
+    page.locator("#chats label").click()
+    page.wait_for_selector("#chat-card")
+    search.fill("100% king")
+    page.wait_for_selector("#chat-card", state="hidden")
+    dashboard.wait_text("#chats", "Cabbages")
+    search.fill("walrus 100%")
+    dashboard.wait_text("#no-chats", "No chat has these words")
+    page.get_by_role("tab", name="Chat + Live").click()
+    page.get_by_role("tab", name="Sessions").click()
+    page.wait_for_function(f"{count} > 1")
+    assert search.input_value() == ""
 
 
 def test_routing_downloads_as_a_trace_and_is_deleted_apart(dashboard: Dashboard, tmp_path: Path) -> None:

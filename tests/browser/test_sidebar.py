@@ -21,7 +21,7 @@ def test_unload_and_load(dashboard: Dashboard) -> None:
     dashboard.wait_text("#model-status", "No model loaded")
     dashboard.page.wait_for_function("document.querySelector('.deck').dataset.state === 'empty'")
     dashboard.page.wait_for_function("document.querySelector('#send').disabled")
-    dashboard.wait_text("#chat", "Load a model to begin")
+    dashboard.wait_text("#chat-empty", "Load a model to begin")
     dashboard.page.click("#load")
     dashboard.page.wait_for_function("document.body.dataset.host === 'ready'")
     dashboard.settled()
@@ -91,7 +91,7 @@ def _refused(dashboard: Dashboard, kind: str, title: str) -> None:
     """What needs a profile says so, and the menu goes back to what is in force."""
     before = dashboard.value(f"#set-{kind} input")
     dashboard.choose(f"set-{kind}", title)
-    dashboard.wait_text("#cache-alert", f"'{title}' needs a profile of this model")
+    dashboard.wait_text("#cache-alert", f"“{title}” needs a profile of this model")
     dashboard.page.wait_for_function(
         "([id, was]) => document.querySelector(`#${id} input`).value === was", arg=[f"set-{kind}", before]
     )
@@ -159,6 +159,7 @@ def test_a_warning_can_be_overridden_and_a_hard_problem_cannot(dashboard: Dashbo
 
 
 def test_a_budget_can_be_typed_and_a_bad_one_is_explained(dashboard: Dashboard) -> None:
+    dashboard.advanced()
     box = dashboard.page.locator("#set-budget-text").get_by_role("textbox")
     box.fill("lots")
     box.press("Enter")
@@ -199,7 +200,6 @@ def test_a_second_tab_sees_the_settings_as_they_are(dashboard: Dashboard, open_p
 
 
 def test_sampling_takes_effect_with_the_next_answer(dashboard: Dashboard) -> None:
-    dashboard.page.get_by_role("button", name="Sampling").click()
     before = dashboard.value("#set-sampling-max_new_tokens input")
 
     def take(value: str) -> None:
@@ -249,21 +249,23 @@ def test_a_preset_applies_all_its_values_and_moving_a_knob_makes_it_custom(dashb
     page.wait_for_selector("#set-layer_slots", state="hidden")
     page.wait_for_selector("#set-predictor-expert_map-distance", state="visible")
     dashboard.choose("set-eviction", "LRU")
-    preset_shows("Custom")
-    dashboard.wait_text("#about-preset", "Your own settings")
-    dashboard.choose("set-eviction", "FineMoE")
+    preset_shows("FineMoE, changed: Cache policy")
+    page.wait_for_selector("#reset-preset", state="visible")
+    page.click("#reset-preset")
     preset_shows("FineMoE")
+    page.wait_for_selector("#reset-preset", state="hidden")
+    assert dashboard.value("#set-eviction input") == "FineMoE"
     dashboard.choose("set-preset", "MoEpic")
     page.wait_for_selector("#set-layer_slots", state="visible")
     dashboard.wait_text("#about-preset", "here experts are whole")
     assert "Needs a profile" not in dashboard.text("#about-preset")
     dashboard.choose("set-preset", "AdapMoE")
-    dashboard.wait_text("#cache-alert", "'AdapMoE' needs a profile of this model")
+    dashboard.wait_text("#cache-alert", "“AdapMoE” needs a profile of this model")
     preset_shows("MoEpic")
     dashboard.choose("set-preset", "Mixtral-offloading")
     preset_shows("Mixtral-offloading")
     dashboard.choose("set-predictor", "None")  # the settings are the server's: other files' tests begin without one
-    preset_shows("Custom")
+    preset_shows("Mixtral-offloading, changed: Prefetcher")
 
 
 def test_pins_show_in_the_residency_map_and_bad_ones_are_explained_and_put_back(dashboard: Dashboard) -> None:

@@ -40,7 +40,7 @@ def refused(dashboard: Dashboard, name: str, value: str, why: str) -> None:
 def exact_again(dashboard: Dashboard) -> None:
     dashboard.page.click("#exact-again")
     dashboard.page.wait_for_selector("#exact-again", state="hidden")
-    shows(dashboard, "miss", "wait")
+    shows(dashboard, "miss", "Wait for it (exact)")
 
 
 def defaults(dashboard: Dashboard) -> None:
@@ -48,7 +48,7 @@ def defaults(dashboard: Dashboard) -> None:
     dashboard.choose("set-preset", "Mixtral-offloading")
     shows(dashboard, "substitute", "Buddies")
     dashboard.choose("set-predictor", "None")
-    shows(dashboard, "preset", "Custom")
+    shows(dashboard, "preset", "Mixtral-offloading, changed: Prefetcher")
 
 
 @pytest.mark.long(0.5)
@@ -72,11 +72,12 @@ def test_every_control_moves_its_setting_while_tokens_stream(dashboard: Dashboar
         moved.add(name)
         dashboard.expect_mark(lambda: page.click(f"#set-{name} input"), name)
 
-    refused(dashboard, "miss", "substitute", "'Buddies' needs a profile of this model")
-    choose("substitute", "Router's next best")
-    choose("miss", "substitute_drop")
+    choose("miss", "Use another, else leave out")
+    dashboard.wait_text("#substitution-alert", "“Router's next best” is used")
+    shows(dashboard, "substitute", "Router's next best")
+    moved.add("substitute")
     page.wait_for_selector("#may-change", state="visible")
-    refused(dashboard, "substitute", "Most alike", "'Most alike' needs a profile of this model")
+    refused(dashboard, "substitute", "Most alike", "“Most alike” needs a profile of this model")
     ways = [v for v in variants("substitute") if not v.needs]
     for one in ways:
         if one.name != "router_ranked":
@@ -85,7 +86,7 @@ def test_every_control_moves_its_setting_while_tokens_stream(dashboard: Dashboar
             page.wait_for_selector(f"#set-substitute-{one.name}-{param.name}", state="visible")
     slide("rho", 2)
     choose("rho_order", "heaviest")
-    refused(dashboard, "gate", "percentile", "'percentile' needs a profile of this model")
+    refused(dashboard, "gate", "percentile", "“percentile” needs a profile of this model")
     choose("gate", "tau")
     for name, value in (("gate_tau", 0.3), ("gate_temperature", 1.1), ("gate_margin", 0.9)):
         slide(name, value)
@@ -122,7 +123,7 @@ def test_the_badge_and_the_panels_tell_what_is_changed_until_it_is_exact_again(d
     page.wait_for_function(f"{BADGES}.length === 3 && {BADGES}.every((text) => text === 'EXACT')")
     assert not page.is_visible("canvas[data-c=changed]") and "lossy" in dashboard.frame()
     assert dashboard.frame()["lossy"] is None
-    dashboard.choose("set-miss", "drop")
+    dashboard.choose("set-miss", "Leave it out")
     dashboard.ask("Drop").streaming()
     page.wait_for_function(f"{BADGES}.every((text) => /^LOSSY [1-9]/.test(text))")
     assert "dropped" in str(page.get_attribute("[data-k=exact]", "title"))
@@ -149,7 +150,7 @@ def test_the_badge_and_the_panels_tell_what_is_changed_until_it_is_exact_again(d
     page.wait_for_selector("canvas[data-c=changed]", state="hidden")
     page.wait_for_function("!document.querySelector('[data-k=regret-note]').textContent.includes('fetched')")
     dashboard.stop()
-    dashboard.choose("set-miss", "drop")
+    dashboard.choose("set-miss", "Leave it out")
     dashboard.wait_text("[data-k=quality]", "96.0 %")
     dashboard.wait_text("[data-k=quality-text]", "tokens checked")
     dashboard.wait_text("[data-k=agreement-of]", "95 %: ")  # how sure that is, and the colour that it bears
@@ -165,19 +166,22 @@ def test_the_badge_and_the_panels_tell_what_is_changed_until_it_is_exact_again(d
 def test_what_needs_a_profile_leads_to_one_and_its_preset_turns_the_section(dashboard: Dashboard) -> None:
     page = dashboard.page
     open_section(dashboard)
-    refused(dashboard, "miss", "substitute", "'Buddies' needs a profile of this model")
+    dashboard.choose("set-miss", "Use another")
+    dashboard.wait_text("#substitution-alert", "“Router's next best” is used")
+    shows(dashboard, "substitute", "Router's next best")
+    refused(dashboard, "substitute", "Buddies", "“Buddies” needs a profile of this model")
     page.click("#substitution-alert [data-open]")
     page.wait_for_selector("#calibration-go", state="visible")
     page.click("#calibration-go")
     dashboard.wait_text("#calibration-head", "Profile of Demo model")
     page.get_by_role("tab", name="Chat + Live").click()
     dashboard.choose("set-preset", "BuddyMoE")
-    shows(dashboard, "miss", "substitute")
+    shows(dashboard, "miss", "Use another")
     shows(dashboard, "gate", "percentile")
     page.wait_for_selector("#may-change", state="visible")
     dashboard.ask("Buddies").streaming()
     dashboard.expect_mark(lambda: dashboard.slide("set-gate_percentile", 30), "gate_percentile")
-    shows(dashboard, "preset", "Custom")
+    shows(dashboard, "preset", "BuddyMoE, changed: Peaked tokens left alone")
     dashboard.expect_mark(lambda: dashboard.slide("set-gate_percentile", 15), "gate_percentile")
     shows(dashboard, "preset", "BuddyMoE")
     dashboard.expect_mark(lambda: dashboard.type_in("set-substitute-buddy-alpha", "0.8"), "substitute.buddy.alpha")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from app import cli
 from app.cli import doctor, probes
+from core.memory.codec import kernels
 
 GPU = {
     "name": "NVIDIA Test",
@@ -50,6 +52,41 @@ def test_the_text_shows_a_gpu_and_its_link(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setattr(probes, "gpus", lambda: [GPU])
     cli.main(["doctor"])
     assert "NVIDIA Test, 11.0 GB free of 12.0 GB, PCIe 1 x8 now, at most 4 x16" in capsys.readouterr().out
+
+
+def test_without_nvml_there_is_less_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert probes.nvml("", 0) == {} and probes.nvml_alone() == []
+
+
+@pytest.mark.parametrize(("tool", "said"), [("gcc", "a C compiler"), ("Python.h", "Python's headers")])
+def test_what_the_kernels_cannot_start_without_is_a_problem(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tool: str, said: str
+) -> None:
+    include, found = tmp_path / "include", {"gcc": "/usr/bin/gcc"}
+    include.mkdir()
+    (include / "Python.h").touch()
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(kernels, "why_not", lambda device: "")
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: found.get(Path(name).name))
+    monkeypatch.setattr(kernels.sysconfig, "get_paths", lambda scheme=None: {"include": str(include)})
+    monkeypatch.setattr(kernels.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(probes, "gpus", lambda: [GPU])
+    cli.main(["doctor"])
+    assert "Triton needs" not in capsys.readouterr().out
+    found.pop(tool, None)
+    (include / tool).unlink(missing_ok=True)
+    assert cli.main(["doctor"]) == 1
+    assert f"Triton needs {said} to start the GPU's kernels" in capsys.readouterr().out
+    monkeypatch.setattr(kernels.platform, "system", lambda: "Windows")  # where the package has a compiler
+    assert kernels.notice(torch.device("cuda")) == ""
+
+
+def test_a_compiler_that_is_named_and_absent_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "why_not", lambda device: "")
+    monkeypatch.setenv("CC", "no-such-compiler -O3")
+    assert "a C compiler" in kernels.notice(torch.device("cuda"))
+    assert kernels.notice(torch.device("cpu")) == ""
 
 
 def test_a_gpu_that_torch_cannot_use_is_a_problem(
@@ -105,11 +142,3 @@ def test_a_folder_that_cannot_be_written_is_a_problem(monkeypatch: pytest.Monkey
 def test_the_folder_need_not_exist_yet(tmp_path: Path) -> None:
     assert probes.disk(tmp_path / "not" / "yet")["path"] == str(tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_real_gpu() -> None:
-    gpu = probes.gpus()[0]
-    assert gpu["usable"] and gpu["pcie"]["width_max"] > 0
-    assert probes.link(5, 64 * probes.MB)["gbps"] > 1

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.selection import GPU
+
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
 import pytest
@@ -88,6 +90,32 @@ def test_only_what_was_asked_for_is_selected(selected: dict[str, list[str]], opt
 
 def test_without_time_long_tests_are_skipped_by_name(selected: dict[str, list[str]]) -> None:
     assert selected["in time"] == ["gpu", "long, about 1 min", "long_gpu, about 1 min", "plain"]
+
+
+def test_tests_that_need_a_gpu_are_where_they_are_looked_for() -> None:
+    others = [file for file in (ROOT / "tests").rglob("test_*.py") if not file.is_relative_to(GPU)]
+    mark = "pytest.mark." + "gpu"
+    assert [file.name for file in others if mark in file.read_text(encoding="utf-8")] == [Path(__file__).name]
+    assert all(mark in file.read_text(encoding="utf-8") for file in GPU.glob("test_*.py"))
+
+
+@pytest.mark.long(0.5)
+def test_those_need_no_more_than_the_engine_and_pytest(tmp_path: Path) -> None:
+    absent = "hypothesis xdist pytest_timeout gradio fastapi starlette uvicorn httpx plotly pydantic llvmlite gguf "
+    absent += "llguidance pynvml playwright openai anthropic"
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({absent.split()})\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--collect-only"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line} == {
+        file.relative_to(ROOT).as_posix() for file in GPU.glob("test_*.py")
+    }
 
 
 def test_no_example_fails_for_being_slow() -> None:

@@ -340,8 +340,24 @@ def test_what_cannot_be_is_refused_and_changes_nothing(engine: Engine, settings:
     assert engine.settings is before
 
 
+def test_without_a_profile_the_next_best_of_the_router_is_substituted(engine: Engine) -> None:
+    profile = engine.profile
+    engine.use_profile(None)
+    try:
+        changed = engine.change({"miss": "substitute"})
+        assert (changed["miss"], changed["substitute"]) == ("substitute", "router_ranked")
+    finally:
+        engine.change({"miss": "wait"})
+        engine.use_profile(profile)
+
+
 @pytest.mark.parametrize(
-    "settings", [{"miss": "substitute"}, {"miss": "drop", "gate": "percentile"}, {"miss": "drop", "protect": "top:1"}]
+    "settings",
+    [
+        {"miss": "substitute", "substitute": "buddy"},
+        {"miss": "drop", "gate": "percentile"},
+        {"miss": "drop", "protect": "top:1"},
+    ],
 )
 def test_without_a_profile_the_way_to_one_is_told(engine: Engine, settings: dict[str, object]) -> None:
     profile = engine.profile

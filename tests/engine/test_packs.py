@@ -237,5 +237,5 @@ def test_buddy_lists_travel_with_the_pack(
     engine = load(pack)
     assert engine.profile is None and "another" in caplog.text
     with pytest.raises(SettingError, match="needs a profile"):
-        engine.change({"miss": "substitute"})
+        engine.change({"miss": "substitute", "substitute": "buddy"})
     engine.unload()

@@ -92,7 +92,7 @@ def test_slots_move_to_the_layers_that_gain_most_and_follow_the_budget(engine: E
 
 
 def test_what_needs_a_profile_is_refused_without_one_and_keeps_its_profile(engine: Engine) -> None:
-    with pytest.raises(SettingError, match=r"Slots per layer 'AdapMoE' needs a profile"):
+    with pytest.raises(SettingError, match=r"Slots per layer “AdapMoE” needs a profile"):
         engine.change({"layer_slots": "adapmoe", "budget": "60%"})
     assert engine.settings["layer_slots"] == "uniform" and engine.settings["budget"] == "50%"
     engine.use_profile(profile_of(engine))

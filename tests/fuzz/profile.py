@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from core.errors import SettingError
+from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.slot_allocation import check_needs, place
 from core.profile import FirstTable, Profile, load, save
 from core.profile.file import SUM, checksum
@@ -200,11 +201,16 @@ def whole(some: Profile) -> Profile:
         peaks=numbers(s.layers, s.experts),
         likeness=numbers(s.layers, s.experts, s.experts, dtype="float16"),
         first_table=FirstTable(np.array([3, 9], np.int32), np.array([[1, 0], [7, -1]], np.int16)),
+        curve_hit=numbers(s.layers, s.experts + 1),
+        curve_chosen=numbers(s.layers, 3),
+        curve_cached=numbers(s.layers, s.experts + 1, 3),
+        plan=CachePlan((1.5,) * s.layers, (3,) * s.layers, (0.5,) * s.layers, (0.1,) * s.layers, 2.0, 1),
         nets={"estimator.a": torch.from_numpy(numbers(3, 4)), "path.tokens": torch.tensor([5, 6])},
         settings={
             "estimator": {"width": 4},
             "path": {"d_model": 2},
             "times": {"link": "emulated"},
+            "curves": {"tokens": 10, "eviction": "lcp"},
             "gathered": {"counts": {"tokens": 10}},
         },
     )

@@ -55,6 +55,12 @@ STATEMENTS = (
     "INSERT INTO {table} DEFAULT VALUES",
 )
 
+SHOWN = """WITH RECURSIVE path(id, parent) AS (
+    SELECT m.id, m.parent FROM messages m JOIN chats c ON m.chat = c.id WHERE c.id = ? AND m.id = coalesce(
+        (SELECT id FROM messages WHERE id = c.leaf AND chat = c.id), (SELECT max(id) FROM messages WHERE chat = c.id))
+    UNION ALL SELECT m.id, m.parent FROM path JOIN messages m ON m.id = path.parent AND m.id < path.id)
+    SELECT role, text FROM messages JOIN path USING (id) ORDER BY id"""
+
 
 @act("sql")
 def run_sql(file: Path, change: Mapping[str, Any]) -> None:
@@ -176,7 +182,7 @@ class Stores:
                     [
                         list(row)
                         for row in db.execute(
-                            "SELECT role, text FROM messages WHERE chat = ? AND replaced_by IS NULL ORDER BY id",
+                            SHOWN,
                             (chat,),
                         )
                     ]

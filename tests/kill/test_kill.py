@@ -99,7 +99,7 @@ def test_in_an_answer_nothing_is_lost_that_was_shown(crashing: Crashing, moment:
     page, dice = crashing.page, crashing.dice
     crashing.turn()
     if page.value("tail").get("chat") and dice.random() < 0.4:
-        page.fire("chat", "retry", {"index": [-1, 0], "value": ""})
+        page.fire("chat", "select", {"do": "regenerate"})
     else:
         page.fire("new-chat", "click")
         page.set("message", f"Question {moment}: what does heapq do?")
@@ -117,7 +117,7 @@ def test_in_an_answer_nothing_is_lost_that_was_shown(crashing: Crashing, moment:
     crashing.start()
     if answer is not None:
         assert crashing.texts[answer].startswith(seen), (seen, crashing.texts[answer])
-    crashing.page.set("tail", {"open": True, "chat": chat, "stamp": "", "turn": ""})
+    crashing.page.set("tail", {"open": True, "chat": chat, "stamp": "", "turn": "", "sent": False})
     crashing.page.fire("tail", "end")
     assert seen.strip() in str(crashing.page.value("chat")), "what is stored is shown"
 

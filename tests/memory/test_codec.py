@@ -237,31 +237,3 @@ def test_sizes_are_what_a_format_promises() -> None:
         scales = (8 if name == "mxfp4" else 32 if format.zero else 16) / (format.group or 512)
         assert codec.blob_bytes * 8 / weights < (format.bits or 16) + scales + 0.01
         assert codec.slot_bytes <= 2 * weights, "a slot larger than bf16 weights"
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("transposed", [False, True])
-def test_on_a_gpu(name: str, transposed: bool) -> None:
-    """Slots on the device, blobs on the host, with the same numbers as on a CPU."""
-    device, parts = torch.device("cuda"), gpt_oss_like()
-    if not transposed:
-        parts = {n: t.t().contiguous() if t.dim() == 2 else t for n, t in parts.items()}
-    for dtype in DTYPES:
-        codec = make_codec(
-            name, specs=specs_of(parts), dtype=dtype, device=device, is_transposed=transposed, stored=HALF
-        )
-        blob = codec.encode(parts)
-        slot = torch.empty(codec.slot_bytes, dtype=torch.uint8, device=device)
-        codec.place(blob.pin_memory(), slot)
-        views = codec.views(slot)
-        here = make(name, parts, torch.float32, transposed, HALF)
-        raw = torch.empty(here.slot_bytes, dtype=torch.uint8)
-        here.place(blob, raw)
-        for part, width in (("gate_up_proj", 128), ("down_proj", 256)):
-            x = torch.randn(5, width).to(dtype)
-            want = reference(codec, views, part, x.to(device), transposed)
-            assert relative(codec.linear(views, part, x.to(device)), want) < 1e-2
-            assert relative(codec.dequantize(views, part).cpu(), here.dequantize(here.views(raw), part)) < 3e-3
-        assert views.plain["down_proj_bias"].device.type == "cuda"

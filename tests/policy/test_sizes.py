@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from core.policy.allocation.slots import proportional
 from core.policy.allocation.weights import Allocation, AllocationInputs, adapmoe_loads, gains, greedy, hit_curves
 from core.settings.registry import create, variants
 
@@ -119,8 +120,20 @@ def test_adapmoe_gives_slots_to_the_layers_that_are_hard_to_predict() -> None:
 @given(counts=counted, slots=st.integers(0, LAYERS * EXPERTS))
 @settings(max_examples=50)
 def test_every_way_adds_up_and_repeats(name: str, counts: Any, slots: int) -> None:
-    facts = AllocationInputs(EXPERTS, 1, (1,) * LAYERS, counts, np.array([np.nan, 0.2, 0.9]))
+    plan = tuple(map(float, counts.sum(1)))
+    facts = AllocationInputs(EXPERTS, 1, (1,) * LAYERS, counts, np.array([np.nan, 0.2, 0.9]), plan)
     sizes = create("layer_slots", name, {}, facts=facts)(slots)
     assert sum(sizes) == slots and len(sizes) == LAYERS and max(sizes) <= EXPERTS
     assert slots < LAYERS or min(sizes) >= 1
     assert create("layer_slots", name, {}, facts=facts)(slots) == sizes
+
+
+def test_a_plans_proportions_in_whole_slots() -> None:
+    assert proportional([6.0, 3.0, 1.0], 10, [1, 1, 1], 9) == [6, 3, 1]
+    assert proportional([6.0, 3.0, 1.0], 20, [1, 1, 1], 9) == [9, 8, 3]  # 12 there is no room for
+    assert proportional([6.0, 3.0, 1.0], 5, [2, 2, 1], 9) == [2, 2, 1]
+    assert proportional([1.0, 1.0, 1.0], 8, [0, 0, 0], 9) == [3, 3, 2]  # what is left over: earlier ones first
+    assert proportional([0.0, 0.0, 0.0], 7, [1, 1, 1], 9) == [3, 2, 2]
+    assert proportional([5.0, 1.0, 1.0], 4, [2, 2, 2], 9) == [2, 1, 1]  # too few for all: evenly
+    with_plan = AllocationInputs(8, 2, (2, 2), plan=(14.0, 6.0))
+    assert create("layer_slots", "moepic", {}, facts=with_plan)(10) == [7, 3]

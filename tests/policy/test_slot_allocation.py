@@ -24,6 +24,7 @@ class AllocationProfile:
 
     counts: Any = None
     gate_recall: Any = None
+    plan: Any = None
 
     def has(self, part: str) -> bool:
         return getattr(self, part) is not None
@@ -109,11 +110,11 @@ def test_what_needs_a_profile_says_so() -> None:
     assert placed(9).divide(9) == [3, 3, 3] and placed(9).usual.tolist() == [0.0] * 18
     with pytest.raises(
         SettingError,
-        match=r"Slots per layer 'By use' needs a profile of this model: run python "
+        match=r"Slots per layer “By use” needs a profile of this model: run python "
         r"launch.py calibrate, or open the Calibrate tab",
     ):
         placed(9, layer_slots="profile")
-    with pytest.raises(SettingError, match="'AdapMoE' needs a profile of this model that has gate_recall"):
+    with pytest.raises(SettingError, match="“AdapMoE” needs a profile of this model that has gate_recall"):
         placed(9, AllocationProfile(COUNTS), layer_slots="adapmoe")
     whole = AllocationProfile(COUNTS, np.array([np.nan, 0.5, 0.9]))
     assert sum(placed(9, whole, layer_slots="adapmoe").divide(9)) == 9

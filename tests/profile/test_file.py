@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from core.errors import ProfileError
+from core.policy.allocation.cache_plan import CachePlan
 from core.profile import PARTS, FirstTable, Profile, check_model, load, profile_path, save
 from core.profile.file import SUM, checksum
 from core.profile.profile import KEY
@@ -56,6 +57,9 @@ def whole(seed: int = 0) -> Profile:
         norms=some(L, E),
         peaks=some(L, E),
         first_table=FirstTable(np.array([3, 9], np.int32), np.array([[1, 0], [7, -1]], np.int16)),
+        curve_hit=some(L, E + 1),
+        curve_chosen=some(L, K),
+        curve_cached=some(L, E + 1, K),
         times={"att": 0.1, "moe": 0.25, "head": 1.5, "load": 2.0},
         nets={
             "estimator.a": torch.from_numpy(some(3, 4)),
@@ -69,6 +73,7 @@ def whole(seed: int = 0) -> Profile:
             "times": {"link": "emulated"},
             "gathered": {part: {"tokens": seed} for part in PARTS},
         },
+        plan=CachePlan((2.5, 1.0, 0.5), (5, 2, 1), (0.5, 0.5, 0.5), (0.0, 1.25, seed + 0.5), 4.0, 3),
     )
 
 
@@ -125,7 +130,8 @@ def test_a_newer_profile_goes_over_an_older_one() -> None:
         settings={"path": {"d_model": 3}, "gathered": {"counts": {"tokens": 1}}},
     )
     both, old = fresh.over(whole(0)), whole(0)
-    assert both.tokens == 7 and both.counts is fresh.counts
+    assert both.tokens == 7 and both.counts is fresh.counts and both.plan == fresh.plan != old.plan
+    assert replace(fresh, plan=None).over(old).plan == old.plan and not replace(old, plan=None).has("plan")
     np.testing.assert_array_equal(both.defaults, old.defaults)
     assert set(both.nets) == {"estimator.a", "path.b"} and torch.equal(both.nets["path.b"], torch.ones(2))
     assert both.settings["path"] == {"d_model": 3} and both.settings["estimator"] == {"width": 4}
@@ -211,9 +217,9 @@ def test_a_later_version_and_wrong_shapes_are_refused(tmp_path: Path) -> None:
         ({}, {"tae": np.full((L, 101), np.nan, np.float32)}, "tae"),
         ({}, {"tae": None}, "only one of tae and tae_tempered"),
         ({}, {"tae_tempered": np.zeros((L, 4, 101), np.float32)}, "tae_tempered"),
-        ({}, {"similarity": None}, "only one"),
+        ({}, {"similarity": None}, "not have all of gate_recall and similarity"),
         ({}, {"map_keys": np.ones((N + 1, H), np.float16)}, "equally many"),
-        ({}, {"first_experts": None}, "only one"),
+        ({}, {"first_experts": None}, "not have all of first_tokens and first_experts"),
         ({}, {"first_experts": np.array([[1, 0], [E, -1]], np.int16)}, "not there"),
         ({}, {"first_tokens": np.array([9, 3], np.int32)}, "rise"),
     ],

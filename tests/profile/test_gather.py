@@ -16,8 +16,14 @@ from core.engine import Engine
 from core.policy.substitute.entropy import entropy
 from core.profile import Profile
 from core.settings.calibration import CalibrationSettings
+from core.simulate import Config
+from core.simulate.curves import measure_curves
+from core.simulate.run import maker
+from core.trace import Chunk
+from core.trace.chunk import RANKED
 from tests.profile.conftest import MakeEngine
 from tests.profile.oracle import Oracle, Passed
+from tests.simulate.test_curves import Recorded
 
 LONG = "The quick brown fox jumps over the lazy dog, and over the fence behind it. " * 2  # two windows of 128
 TEXTS: list[Any] = [
@@ -26,7 +32,19 @@ TEXTS: list[Any] = [
     [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4, of course."}],
 ]
 BRIEF = CalibrationSettings(path_tokens=120, path_answer=20)
-GATHERED = {"counts", "pairs", "defaults", "gate_recall", "tae", "maps", "likeness", "norms", "peaks", "first_table"}
+GATHERED = {
+    "counts",
+    "pairs",
+    "defaults",
+    "gate_recall",
+    "tae",
+    "maps",
+    "likeness",
+    "norms",
+    "peaks",
+    "first_table",
+    "curves",
+}
 L, E, K, H, WINDOW = 3, 8, 4, 64, 128
 
 
@@ -129,6 +147,29 @@ def test_the_first_tokens_of_every_window_count_less(engine: Engine, truth: Orac
                 expected[np.ix_(chosen, chosen)] += min(1.0, (at + 1) / 10)
         np.fill_diagonal(expected, 0.0)
         np.testing.assert_allclose(profile.pairs[layer], expected, rtol=1e-5)
+
+
+def test_hit_curves_are_those_of_the_tokens_one_by_one(
+    gathered: tuple[Profile, list[list[int]], list[Passed]], truth: Oracle
+) -> None:
+    """The routing and what the routers say early, as a trace, through the same measurement."""
+    profile, _, passed = gathered
+    ids = torch.stack([joined(passed, "ids", layer) for layer in range(L)], 1).numpy()
+    last = joined(passed, "hidden", L - 1)
+    rows = []
+    for layer in range(L):
+        states = joined(passed, "hidden", layer - 1) if layer else torch.cat([last[:1], last[:-1]])
+        order = truth.route(truth.blocks[layer], states)[0].argsort(dim=-1, descending=True, stable=True).tolist()
+        for token in range(0 if layer else 1, len(ids)):
+            rows += [(token, -1, layer, expert, 1 - rank / E) for rank, expert in enumerate(order[token])]
+    some = np.ones(len(ids), np.int32)
+    chunk = Chunk(ids.astype(np.uint8), some, some > 0, some, ranked=np.array(rows, RANKED))
+    expected = measure_curves(Recorded([chunk], L, E, K), maker(Config("lcp", K)))
+    found = profile.curves()
+    assert found is not None and found.tokens == len(ids) == expected.tokens
+    np.testing.assert_allclose(found.hit, expected.hit, atol=1e-6)
+    np.testing.assert_allclose(found.chosen, expected.chosen, atol=0.02)
+    np.testing.assert_allclose(found.cached, expected.cached, atol=0.02)
 
 
 def test_gate_recall_and_similarity(gathered: tuple[Profile, list[list[int]], list[Passed]], truth: Oracle) -> None:

@@ -10,7 +10,8 @@ from fastapi.testclient import TestClient
 from app.services.host import Host
 from tests.app.conftest import ended
 
-FAR = {"open": True, "chat": 1e30, "stamp": "", "turn": ""}  # what a page begins with whose address says ?chat=1e30
+# What a page begins with whose address says ?chat=1e30.
+FAR = {"open": True, "chat": 1e30, "stamp": "", "turn": "", "sent": False}
 JSON = {"content-type": "application/json"}
 
 
@@ -30,8 +31,8 @@ def test_every_event_refuses_what_nothing_behind_it_could_take(client: TestClien
 @pytest.mark.parametrize(
     ("element", "event", "data"),
     [
-        ("message", "submit", ["hello", FAR]),
-        ("chat", "retry", [FAR]),
+        ("message", "submit", ["hello", FAR, ""]),
+        ("chat", "select", [FAR, ""]),
         ("tail", "end", [FAR, ""]),
         ("stop", "click", [FAR]),
     ],
@@ -42,7 +43,8 @@ def test_a_chat_of_a_number_beyond_all_is_told_on_the_page(
     config = client.get("/config").json()
     component = next(c["id"] for c in config["components"] if c["props"].get("elem_id") == element)
     found = next(one for one in config["dependencies"] if [component, event] in one["targets"])
-    reply = client.post("/gradio_api/run/predict", json={"data": data, "fn_index": found["id"], "session_hash": "me"})
+    body = {"data": data, "fn_index": found["id"], "session_hash": "me", "event_data": {"do": "regenerate", "id": 1}}
+    reply = client.post("/gradio_api/run/predict", json=body)
     assert reply.status_code == 200, reply.text
     assert element == "stop" or "no number so large" in reply.text or "no longer exists" in reply.text
     ended(host.chats.ask(None, "hello"))

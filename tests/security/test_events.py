@@ -21,10 +21,11 @@ EVENT_DATA = {
     "dark": True,
     "budget": "50%",
     "policy": "lru",
+    "best": "",
     "sort": "name",
-    "index": 0,
-    "value": "x",
-    "previous_value": "y",
+    "do": "edit",
+    "id": 1,
+    "text": "x",
 }
 PREDICT = "/gradio_api/run/predict"
 MALFORMED: dict[str, Callable[[Body], Any]] = {
@@ -91,16 +92,16 @@ def events(page: FastAPI) -> Events:
     return Events(mounted.app.get_blocks())
 
 
-def example(body: Body) -> Body:
-    """The suggestion of the chat carries an object where an edited message carries a text."""
-    return {**body, "event_data": {**EVENT_DATA, "value": {"text": "x"}}}
+def listed(body: Body) -> Body:
+    """What is done in the list of chats, where an action on a message is meant."""
+    return {**body, "event_data": {**EVENT_DATA, "do": "open"}}
 
 
 def test_what_the_page_sends_after_it_was_opened_is_taken(client: TestClient, events: Events) -> None:
     bodies = sent(client)
     assert len(bodies) > 150
     for body in bodies:
-        assert "" in (events.wrong(body), events.wrong(example(body))), (body["fn_index"], events.wrong(body))
+        assert "" in (events.wrong(body), events.wrong(listed(body))), (body["fn_index"], events.wrong(body))
 
 
 def test_every_event_refuses_what_is_malformed(client: TestClient, events: Events, quiet: Callable[[], bool]) -> None:
@@ -132,7 +133,7 @@ def test_every_input_refuses_values_of_other_types(
 def test_inputs_that_are_empty_are_told_or_refused(client: TestClient, quiet: Callable[[], bool]) -> None:
     for body in sent(client):
         if body["data"]:
-            status, told = post(client, example({**body, "data": [None] * len(body["data"])}))
+            status, told = post(client, listed({**body, "data": [None] * len(body["data"])}))
             assert status == 200 or (status == 400 and told), (body["fn_index"], told)
     assert quiet()
 
@@ -141,10 +142,10 @@ def test_event_data_is_needed_where_a_handler_takes_it(
     client: TestClient, events: Events, quiet: Callable[[], bool]
 ) -> None:
     taking = {one["id"] for one in client.get("/config").json()["dependencies"] if one["collects_event_data"]}
-    assert len(taking) == 8
+    assert len(taking) == 13
     for body in sent(client):
         if body["fn_index"] in taking:
-            for data in (None, [EVENT_DATA], "\0", {"stamp": 1, "dark": 1, "entry": 1, "value": 1}, {"sort": ["name"]}):
+            for data in (None, [EVENT_DATA], "\0", {"stamp": 1, "dark": 1, "entry": 1, "do": 1}, {"sort": ["name"]}):
                 status, told = post(client, {**body, "event_data": data})
                 assert status == 400 and "event_data" in told, (body["fn_index"], data)
         else:  # as the page sends when boxes were ticked, and when a slider is let go
@@ -168,7 +169,11 @@ def find(client: TestClient, element: str) -> tuple[Body, int]:
         ("set-budget", None, "“Budget (% of experts)” needs a number."),
         ("set-eviction", "nrf", "does not offer 'nrf' any more. Reload the page."),
         ("models", {"html": "", "sort": "used"}, "has to be as the page holds it."),
-        ("tail", {"open": False, "chat": "1", "stamp": "", "turn": ""}, "has to be as the page holds it."),
+        (
+            "tail",
+            {"open": False, "chat": "1", "stamp": "", "turn": "", "sent": False},
+            "has to be as the page holds it.",
+        ),
         ("import-download", 1, "has to be true or false."),
         ("whatif-policies", "lru", "has to be a list of its choices."),
         ("chats", True, "has to be a choice."),

@@ -181,6 +181,15 @@ def test_a_gradio_that_does_not_check_is_not_used() -> None:
     assert not gradio_guard.uploaded("/etc/hostname")
 
 
+def test_the_queue_that_nothing_is_put_into_rests(page: FastAPI) -> None:
+    queue = page.routes[-1].app.blocks._queue  # type: ignore[attr-defined]
+    assert queue.sleep_when_free == queue.progress_update_sleep_when_free == gradio_guard.IDLE_S
+    with gr.Blocks() as blocks:
+        gr.Button().click(lambda: None, None, None)
+    with pytest.raises(RuntimeError, match="queue=False"):
+        gradio_guard.rest_queue(blocks)
+
+
 def test_pages_of_the_past_are_not_kept_for_ever(client: TestClient, page: FastAPI) -> None:
     held = page.routes[-1].app.state_holder  # type: ignore[attr-defined]
     for number in range(2 * PAGES):

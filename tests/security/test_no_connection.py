@@ -41,9 +41,9 @@ def test_the_page_and_a_chat_need_no_connection(tmp_path: Any, tried: list[str])
         with TestClient(build(host), base_url=HOME) as client:
             for path in ("/", "/config", "/theme.css", "/live/state", "/live/frame", "/favicon.ico"):
                 assert client.get(path).status_code == 200
-            page = {"open": False, "chat": None, "stamp": "", "turn": ""}
+            page = {"open": False, "chat": None, "stamp": "", "turn": "", "sent": False}
             events = {event["api_name"]: event for event in client.get("/config").json()["dependencies"]}
-            for name, data in (("open_page", [page]), ("_send", ["hello", page])):
+            for name, data in (("open_page", [page]), ("_send", ["hello", page, ""])):
                 reply = client.post(
                     "/gradio_api/run/predict", json={"data": data, "fn_index": events[name]["id"], "session_hash": "me"}
                 )

@@ -37,6 +37,7 @@ ROUTES = {
 FOLDERS = ("/assets/", "/static/")
 FILE = "/gradio_api/file="
 NO_EVENT = "This is not an event of the dashboard."
+IDLE_S = 60.0
 FORWARDED = (b"x-forwarded-", b"forwarded")  # Gradio would build its links from them, whoever sent them
 
 
@@ -47,6 +48,16 @@ def mark_launched(blocks: Any) -> None:
     if not hasattr(blocks, "has_launched"):
         raise RuntimeError("This version of Gradio does not say when it checks files; install one below 7.")
     blocks.has_launched = True
+
+
+def rest_queue(blocks: Any) -> None:
+    """Have Gradio's event queue look for work once in `IDLE_S`: nothing is ever queued, as every event of the dashboard
+    goes around the queue and its routes are not served. By default it looks a thousand times a second, which costs an
+    idle server more than everything else. Raises RuntimeError if `blocks` has events that need the queue.
+    """
+    if any(event.queue for event in blocks.fns.values() if event.fn is not None):
+        raise RuntimeError("An event of the page is queued, but Gradio's queue rests: give it queue=False.")
+    blocks._queue.sleep_when_free = blocks._queue.progress_update_sleep_when_free = IDLE_S
 
 
 def guard(app: FastAPI, events: Events) -> None:

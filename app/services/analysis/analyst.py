@@ -121,7 +121,7 @@ class Analyst:
     def _routing(self, job: Analysis, question: Question) -> Routing:
         source, target = question.source, self._folder / "routing.trace"
         if source.kind != "file":
-            return sources.from_store(self.store, source, target, question.limit)
+            return sources.from_store(self.store, source, target, question.limit, lab=question.needs_recording)
         read: list[Routing] = []
         work = workers.here if Path(source.path).expanduser().stat().st_size <= SMALL_BYTES else workers.run
         work(

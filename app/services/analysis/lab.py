@@ -15,6 +15,7 @@ from core.profile import Profile
 from core.profile.summary import TITLES
 from core.settings.registry import variant
 from core.simulate import Clock
+from core.simulate.blocks import Block
 from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
 from core.simulate.recall import recall
 from core.trace import FileTrace
@@ -39,6 +40,7 @@ class Run:
     replayed: bool = False  # from predictions recorded with the trace
     waited_for: bool = False  # its worker was, as nothing does in the engine: a bound
     more: Mapping[str, float] = field(default_factory=dict)  # other metrics by name
+    blocks: tuple[Block, ...] = ()  # milliseconds per token in each part of the routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,14 @@ class Lab:
     def read(cls, kept: Mapping[str, Any]) -> Lab:
         """Read from `dump`. Raises TypeError or KeyError for a format of another version."""
         runs = tuple(
-            Run(**{**run, "recall": tuple(run["recall"]), "recall_most": tuple(run["recall_most"])})
+            Run(
+                **{
+                    **run,
+                    "recall": tuple(run["recall"]),
+                    "recall_most": tuple(run["recall_most"]),
+                    "blocks": tuple(Block(*one) for one in run.get("blocks", ())),
+                }
+            )
             for run in kept["runs"]
         )
         return cls(About.read(kept["about"]), kept["most"], runs)
@@ -107,6 +116,7 @@ def _run(found: TimedResult, wide: tuple[float | None, ...], sized: bool) -> Run
         found.replayed,
         found.waited_for,
         found.more(SHOWN, sized=sized),
+        found.blocks,
     )
 
 

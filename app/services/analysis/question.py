@@ -8,9 +8,11 @@ from typing import Literal
 
 from app.services.analysis.sources import Routing, RoutingSource
 from app.services.analysis.whatif import AUTO, NONE
+from core.policy.predict.base import needs_recording
 from core.profile import Profile
 from core.settings.config import Settings
 from core.settings.param import Value
+from core.settings.registry import variant
 from core.simulate import Clock, Config
 from core.types import ModelShape
 
@@ -55,6 +57,11 @@ class Question:
         """The loaded model's profile if the routing is of that model, else None."""
         profile = self.profile
         return profile if profile is not None and profile.model_hash == routing.model_hash else None
+
+    @property
+    def needs_recording(self) -> bool:
+        """Whether it asks for prefetchers that routing alone cannot replay."""
+        return any(needs_recording(variant("predictor", name).make) for name in self.predictors)
 
     @property
     def bypass(self) -> bool:

@@ -15,7 +15,7 @@ from app.words import count, name_of
 from core.errors import TraceError
 from core.memory.link import Link
 from core.trace import Chunk, FileTrace, Trace, TraceWriter, open_trace
-from core.trace.file import save
+from core.trace.file import PREDICTED, save
 from core.types import Outcome
 
 TIMED = 4000  # passes, the last ones, that the clock is fitted to
@@ -104,10 +104,11 @@ def from_file(source: RoutingSource, target: str, limit: int = 0) -> Routing:
     )
 
 
-def from_store(store: Store, source: RoutingSource, target: Path, limit: int = 0) -> Routing:
+def from_store(store: Store, source: RoutingSource, target: Path, limit: int = 0, *, lab: bool = False) -> Routing:
     """Write the recorded routing of a load or a chat as a trace; for a chat with several models, that of the last one.
 
-    `limit`: the last so many tokens, 0 = all. Raises TraceError when there is none.
+    `limit`: the last so many tokens, 0 = all. `lab`: where some were recorded for the lab, those alone, so that all
+    prefetchers are compared on the same tokens. Raises TraceError when there is none.
     """
     found = store.traces(*((source.id, None) if source.kind == "chat" else (None, source.id)))
     if not found:
@@ -119,6 +120,10 @@ def from_store(store: Store, source: RoutingSource, target: Path, limit: int = 0
         if found[:-1]
         else []
     )
+    named = stored.recorded_for_lab() if lab else None
+    if named is not None and named.tokens < stored.tokens:
+        notes.append(f"Only the {count(named.tokens)} of {count(stored.tokens)} tokens recorded for the lab are used.")
+    stored = named or stored
     whole = cast(Trace, stored)  # the cast only hides that its sizes are read-only
     if limit and stored.tokens > limit:
         notes.append(_limited(limit, stored.tokens))
@@ -157,6 +162,7 @@ def shortened(trace: Trace, tokens: int, target: Path) -> FileTrace:
         model_hash=getattr(trace, "model_hash", ""),
         probs=getattr(trace, "probs", False),
         predictor=getattr(trace, "predictor", None),
+        beside=getattr(trace, "beside", ()),
     ) as writer:
         at = 0
         for chunk in trace.chunks():
@@ -170,7 +176,7 @@ def _from_pass(chunk: Chunk, first: int) -> Chunk:
     if not first:
         return chunk
     part = slice(int(chunk.sizes[:first].sum()), None)
-    predicted = {name: array for name in ("ranked", "maps") if (array := getattr(chunk, name)) is not None}
+    predicted = {name: array for name in PREDICTED if (array := getattr(chunk, name)) is not None}
     for name, rows in predicted.items():
         predicted[name] = rows[rows["of"] >= first].copy()
         predicted[name]["of"] -= first
@@ -205,8 +211,8 @@ def _passes(store: Store, stored: StoredTrace) -> list[Pass]:
     where, values = (" AND chat = ?", (stored.chat,)) if stored.chat is not None else ("", ())
     with store.db.reader() as db:
         rows = db.execute(
-            "SELECT total_ms, stall_ms, layer, outcome, transfers FROM steps WHERE layers > 0 AND "
-            f"phase = 'decode' AND load IN ({marks}){where} ORDER BY id DESC LIMIT ?",
+            "SELECT total_ms - record_ms AS total_ms, stall_ms, layer, outcome, transfers FROM steps "
+            f"WHERE layers > 0 AND phase = 'decode' AND load IN ({marks}){where} ORDER BY id DESC LIMIT ?",
             (*stored.loads, *values, TIMED),
         )
         return [as_pass(row, stored.layers) for row in rows]

@@ -9,9 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 from core.errors import SettingError
-from core.quality.interval import mean_error, surely_more
 from core.settings.registry import variant
 from core.simulate import BELADY, BELADY_BYPASS, Clock, Result
+from core.simulate.blocks import Block
 from core.simulate.prefetchers import TimedResult
 
 AUTO = "auto"
@@ -74,13 +74,12 @@ class Row:
     stall_ms: float | None = None
     saved_ms: float | None = None  # TPOT of the same cache without a prefetcher minus this one's
     more: Mapping[str, float] = field(default_factory=dict)  # with a prefetcher: other metrics by name, per token
-    by_layer: tuple[float, ...] = ()  # hit rate of each layer; () = not known
+    blocks: tuple[Block, ...] = ()  # what tokens cost in each part of the routing (core.simulate.blocks)
 
-    def surely_above(self, other: Row) -> bool:
-        """Whether it hits more than `other` on the same tokens by more than its noise, from how much their difference
-        varies between layers. False where that is not known."""
-        pairs = zip(self.by_layer, other.by_layer, strict=False)
-        return surely_more(*mean_error([high - low for high, low in pairs]))
+    @classmethod
+    def read(cls, kept: Mapping[str, Any]) -> Row:
+        """Read from JSON. Raises TypeError for a format of another version."""
+        return cls(**{**kept, "blocks": tuple(Block(*one) for one in kept.get("blocks", ()))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,7 @@ class Table:
         """Read from `dump`. Raises TypeError or KeyError for a format of another version."""
         return cls(
             About.read(kept["about"]),
-            tuple(Row(**{**row, "by_layer": tuple(row.get("by_layer", ()))}) for row in kept["rows"]),
+            tuple(Row.read(row) for row in kept["rows"]),
             tuple(Bound(**bound) for bound in kept["bounds"]),
         )
 
@@ -186,7 +185,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
             one.tpot_ms,
             one.misses_per_token,
             0.0 if one.misses_per_token is not None else None,
-            by_layer=tuple(rate for rate in one.layer_hit_rate if rate is not None),
+            blocks=one.blocks,
         )
         for one in results
         if one.config.policy not in (BELADY, BELADY_BYPASS)
@@ -234,6 +233,7 @@ def prefetched(found: TimedResult, blob_bytes: int, plain: Row | None, *, sized:
         found.per_token("stall_ms"),
         less(plain.tpot_ms if plain is not None else None, found.tpot_ms),
         found.more(SHOWN, sized=sized),
+        found.blocks,
     )
 
 

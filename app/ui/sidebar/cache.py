@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from html import escape
 from typing import Any
 
 import gradio as gr
@@ -13,32 +12,31 @@ from app.services.host import Host
 from app.ui.carried import BudgetPicked
 from app.ui.controls import LIVE, html
 from app.ui.sidebar.model import Card
+from app.ui.sidebar.preset_menu import CUSTOM, PresetMenu
 from app.ui.sidebar.setting_controls import SettingControls
+from core.settings import config
 from core.settings.config import general
 from core.settings.lossy import LossySettings
 from core.settings.param import Param
-from core.settings.presets import PRESETS, Preset, matching, preset
 
 LOWEST, STEP = 5, 1  # of the budget slider, in percent
-CUSTOM = "custom"  # shown when the settings match no preset
 
 
 class CacheSection:
     """Builds the section; every control takes effect at once, also while tokens stream. `refit` estimates the fit
-    again; `chosen` is the event of the preset menu, which also changes what other sections show.
+    again; `chosen` are the events of the preset menu, which also change what other sections show.
     """
 
     def __init__(self, host: Host, form: list[Component], fit: gr.HTML, refit: Callable[..., Card]) -> None:
         self.host, self._form, self._fit, self._refit = host, form, fit, refit
         with gr.Accordion("Cache and prefetch", open=True, elem_classes="section"):
             self.alert = html(elem_id="cache-alert")
-            self._build_preset()
+            self.preset = PresetMenu(host)
             self._build_budget()
-            self.setting_controls = SettingControls(host, [name for name in exact() if name != "budget"])
+            self.setting_controls = SettingControls(host, sections())
         self.outputs: list[Component] = [
             self.alert,
-            self.preset,
-            self.about_preset,
+            *self.preset.outputs,
             self.slider,
             self.exact_budget,
             *self.setting_controls.outputs,
@@ -47,30 +45,14 @@ class CacheSection:
 
     def values(self) -> list[Any]:
         """Every control with the engine's current value."""
-        settings = self.host.models.settings
-        percent, like = self._percent(), matching(settings)
+        settings, percent = self.host.models.settings, self._percent()
         return [
             self.setting_controls.redrawn_notice(),
-            like.name if like is not None else CUSTOM,
-            about(like),
+            *self.preset.values(),
             gr.skip() if percent is None else percent,
             str(settings.cache.budget),
             *self.setting_controls.values(),
         ]
-
-    def _build_preset(self) -> None:
-        like = matching(self.host.models.settings)
-        self.preset = gr.Dropdown(
-            [*((one.title, one.name) for one in PRESETS), ("Custom", CUSTOM)],
-            value=like.name if like is not None else CUSTOM,
-            label="Preset",
-            info="A published system, as values of the settings below and of Substitution. They apply at once, "
-            "and you can change each of them.",
-            filterable=False,
-            interactive=True,
-            elem_id="set-preset",
-        )
-        self.about_preset = html(about(like), elem_id="about-preset")
 
     def _build_budget(self) -> None:
         param = exact()["budget"]
@@ -89,6 +71,7 @@ class CacheSection:
             label="Exact budget",
             max_lines=1,
             elem_id="set-budget-text",
+            elem_classes=["advanced"],
             info="50%, all, 6.5GB or 800 MiB. Press Enter.",
         )
 
@@ -101,14 +84,21 @@ class CacheSection:
         ]
         for event in moved:  # the setting takes effect at once; the slower fit estimate follows
             event.then(self._refit, self._form, self._fit, **LIVE)
-        self.chosen = self.preset.input(self._choose_preset, self.preset, self.outputs, **LIVE)
+        self.chosen = [
+            self.preset.menu.input(self._choose_preset, self.preset.menu, self.outputs, **LIVE),
+            self.preset.reset.click(self._reset_preset, None, self.outputs, **LIVE),
+        ]
         turned = self.setting_controls.wire(self.alert)
         turned["scope"].then(self._refit, self._form, self._fit, **LIVE)
 
     def _choose_preset(self, name: str) -> list[Any]:
-        """Apply all of a preset's values or none; "custom" stands for the current settings."""
-        problem = self.host.models.change_many(preset(name).values) if name != CUSTOM else ""
+        """Apply all of a preset's values or none; CUSTOM stands for the current settings."""
+        problem = self.preset.choose(name)
         return [self.setting_controls.tell(problem), *self.values()[1:]]
+
+    def _reset_preset(self) -> list[Any]:
+        base = self.preset.base()
+        return self._choose_preset(base.name if base is not None else CUSTOM)
 
     def _slide(self, percent: float) -> list[Any]:
         typed, problem, _ = self._budget(f"{percent:g}%")
@@ -136,13 +126,12 @@ class CacheSection:
         return None if share is None else round(share * 100, 1)
 
 
+def sections() -> dict[str, list[str]]:
+    """The accordions of Advanced: title -> settings, all that keep answers exact but the budget, which stands above."""
+    exactly = [group for group in config.GROUPS if group is not LossySettings]
+    return {group.TITLE: [name for name in general(group) if name != "budget"] for group in exactly}
+
+
 def exact() -> dict[str, Param]:
     """Every live setting that keeps answers exact."""
     return {name: param for name, param in general().items() if name not in general(LossySettings)}
-
-
-def about(chosen: Preset | None) -> str:
-    """Description and requirements of a preset."""
-    if chosen is None:
-        return '<p class="about">Your own settings.</p>'
-    return f'<p class="about">{escape(chosen.help)} <cite>{escape(chosen.source)}</cite></p>'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -12,7 +13,7 @@ from gradio.components import Component
 from app.server.live_state import host_state
 from app.services.candidates import MANIFEST, is_pack
 from app.services.host import Host
-from app.ui.controls import LIVE, ONCE, control, html, progress
+from app.ui.controls import LIVE, ONCE, WIDE, control, html, progress
 from app.ui.news import Shown, news
 from app.ui.text import exactness, fit_card, fit_error, notice
 from app.words import name_of
@@ -116,6 +117,11 @@ class ModelSection:
         limits = {"format": fit.format if is_pack(fit.model) else "", "context": fit.context_limit}
         return {"of": of, "html": fit_card(fit, str(self.host.models.settings.cache.budget)), "limits": limits}
 
+    def offer(self, model: str) -> Any:
+        """The menu of models as they are now; a chosen `model` whose folder is gone makes way for another."""
+        spec = self._offered()
+        return gr.update(choices=self._models(spec), **({"value": spec.model} if is_gone(model) else {}))
+
     def open(self, path: str, known: Shown) -> list[Any]:
         """Start loading the model at a path and show it in the form; returns the values of `opened`. Raises
         MoestroError.
@@ -214,16 +220,13 @@ class ModelSection:
         )
 
     def _offered(self) -> LoadSpec:
-        """The spec that the form shows when a page opens: the loaded model, the failed load, or the last one loaded."""
-        failed = (
-            self.host.loader.loading.model
-            if self.host.loader.loading is not None and self.host.models.spec is None
-            else ""
-        )
+        """The spec that the form shows when a page opens: the loaded model, the failed load, or the last one loaded, if
+        it is still there."""
+        loading, last = self.host.loader.loading, self.host.loader.last_spec()
         return (
             self.host.models.spec
-            or (self.host.loader.plan(failed) if failed else None)
-            or self.host.loader.last_spec()
+            or (self.host.loader.plan(loading.model) if loading is not None and loading.state != "done" else None)
+            or (last if last is not None and not is_gone(last.model) else None)
             or self.host.loader.plan("demo")
         )
 
@@ -233,7 +236,8 @@ class ModelSection:
     def _models(self, spec: LoadSpec) -> list[tuple[str, str]]:
         """The menu of models: the demo, recently loaded ones, and the packs in their default folder."""
         packs = sorted(str(found.parent) for found in self.host.library.packs.glob(f"*/{MANIFEST}"))
-        known = dict.fromkeys(["demo", spec.model, *map(str, self.host.store.db.get("recent", list) or []), *packs])
+        recent = [one for one in map(str, self.host.store.db.get("recent", list) or []) if not is_gone(one)]
+        known = dict.fromkeys(["demo", spec.model, *recent, *packs])
         return [(name_of(model), model) for model in known]
 
     def _remember(self, model: str) -> None:
@@ -251,5 +255,15 @@ class ModelSection:
             label=f"{param.title} ({param.unit})",
             info=param.help,
             elem_id="set-context",
+            elem_classes=["advanced", WIDE],
             buttons=[],
         )
+
+
+def is_gone(model: str) -> bool:
+    """Whether this is the path of a model that is no longer there."""
+    try:
+        path = Path(model).expanduser()
+        return path.is_absolute() and not path.exists()
+    except (OSError, RuntimeError, ValueError):  # no path at all
+        return False

@@ -15,16 +15,20 @@ from app.ui.text import notice
 from core.settings.param import declared
 from core.settings.sampling import Sampling
 
+SIMPLE = ("temperature", "max_new_tokens")  # the others are shown in Advanced
+
 
 class SamplingSection:
     """Builds the section from `core.settings.sampling.Sampling`."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        with gr.Accordion("Sampling", open=False, elem_classes="section"):
+        with gr.Accordion("Sampling", open=True, elem_classes="section"):
             self.alert = html(elem_id="sampling-alert")
             self._controls: dict[str, Component] = {
-                name: control(replace(param, name=f"sampling.{name}"), getattr(host.chats.sampling, name))
+                name: control(
+                    replace(param, name=f"sampling.{name}"), getattr(host.chats.sampling, name), simple=name in SIMPLE
+                )
                 for name, param in declared(Sampling).items()
             }
         for name, made in self._controls.items():

@@ -5,7 +5,8 @@ Every control takes effect at once, also while tokens stream. Settings without e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -17,28 +18,31 @@ from gradio.events import Dependency
 
 from app.services.host import Host
 from app.ui.controls import LIVE, control, html, turned
-from app.ui.text import notice
-from core.settings.config import KINDS, params
+from app.ui.text import PROFILED, notice
+from core.settings.config import KINDS, Settings, params
 from core.settings.param import Value, When
 from core.settings.registry import variant, variants
 
 
 class SettingControls:
-    """Builds the controls of `shown` where it is created. `outputs` and `values()` show their current engine values;
+    """Builds the controls of each of `sections` where it is created, one with a title in an accordion of that name;
+    all are shown in Advanced. `outputs` and `values()` show their current engine values;
     `wire` attaches their events.
     """
 
-    def __init__(self, host: Host, shown: Iterable[str]) -> None:
+    def __init__(self, host: Host, sections: Mapping[str, Iterable[str]]) -> None:
         self.host, self._params = host, params()
         self._refused: object = None  # the state in which a change was refused last
         self.controls: dict[str, Component] = {}
         self.notes: dict[str, gr.HTML] = {}
         self.groups: dict[tuple[str, str], gr.Column] = {}  # (kind, variant) -> the variant's own controls
-        for name in shown:
-            if name in KINDS:
-                self._build_kind(name)
-            else:
-                self._build(name)
+        for title, names in sections.items():
+            with gr.Accordion(title, open=True, elem_classes=["group", "advanced"]) if title else nullcontext():
+                for name in names:
+                    if name in KINDS:
+                        self._build_kind(name)
+                    else:
+                        self._build(name)
         self.outputs: list[Component] = [*self.controls.values(), *self.notes.values(), *self.groups.values()]
 
     def values(self) -> list[Any]:
@@ -68,16 +72,19 @@ class SettingControls:
         """
 
         def turned_to(value: Value | None) -> list[Any]:
+            before = self.host.models.settings
             problem = self.host.models.change(name, value)
-            shown = self.host.models.settings[name] if problem else gr.skip()
-            return [shown, self.tell(problem), *(look() for look in looks)]
+            after = self.host.models.settings
+            shown = after[name] if problem else gr.skip()
+            said = self.tell(problem) if problem else self.tell(instead(before, after), "info")
+            return [shown, said, *(look() for look in looks)]
 
         return turned_to
 
-    def tell(self, problem: str) -> str:
-        """The notice that a change was refused; "" as `problem` clears it."""
+    def tell(self, problem: str, kind: str = "error") -> str:
+        """The notice that a change was refused, or what else it changed; "" as `problem` clears it."""
         self._refused = self._state() if problem else None
-        return notice(problem)
+        return notice(problem, kind)
 
     def redrawn_notice(self) -> Any:
         """The notice in a redraw: cleared when something has changed since. A redraw computed before the notice but
@@ -109,13 +116,15 @@ class SettingControls:
         chosen, param = str(self.host.models.settings[kind]), self._params[kind]
         titles = [(v.title, v.name) for v in variants(kind)]
         self.controls[kind] = control(param, chosen, titles)
-        self.notes[kind] = html(about(kind, chosen), elem_id=f"about-{kind}", advanced=param.advanced)
+        self.notes[kind] = html(about(kind, chosen), elem_id=f"about-{kind}", advanced=True)
         self.controls[kind].visible = self.notes[kind].visible = self.acts(kind)
         for choice in variants(kind):
             if not choice.params:
                 continue
             with gr.Column(
-                visible=self._group_acts(kind, choice.name), elem_classes="own", elem_id=f"own-{kind}-{choice.name}"
+                visible=self._group_acts(kind, choice.name),
+                elem_classes=["own", "advanced"],
+                elem_id=f"own-{kind}-{choice.name}",
             ) as group:
                 for own in choice.params:
                     self._build(choice.full_name(own.name))
@@ -149,6 +158,17 @@ class SettingControls:
     def _group_acts(self, kind: str, name: str) -> bool:
         chosen = self.host.models.settings[kind] == name and self.acts(kind)
         return chosen and self._holds(self._params[kind].variants_active_when)
+
+
+def instead(before: Settings, after: Settings) -> str:
+    """What to say where turning substituting on took another substitute than the one shown; "" where it did not."""
+    old, new = (variant("substitute", one.lossy.substitute.name) for one in (before, after))
+    if before.lossy.miss == after.lossy.miss or old.name == new.name:
+        return ""
+    return (
+        f"{old.title} needs a profile of this model, so that “{new.title}” is used, which needs none. Calibrate the "
+        f"model in {PROFILED} to choose {old.title}."
+    )
 
 
 def about(kind: str, name: str) -> str:

@@ -13,14 +13,15 @@ from app.services.host import Host
 from app.ui.controls import LIVE, html
 from app.ui.sidebar.setting_controls import SettingControls
 from core.settings.config import general
-from core.settings.lossy import LossySettings
+from core.settings.lossy import EXACT, LossySettings
 
-EXACT = {"miss": "wait", "execute": "off"}  # with these values answers are exact, whatever else is set
 BADGE = '<em title="A lossy option is on: answers may differ from those of the model itself">may change output</em>'
 
 
 class SubstitutionSection:
-    """Builds the section. Its badge and its reset button show while a lossy setting is on (data-lossy of <body>)."""
+    """Builds the section. Its badge and its reset button show while a lossy setting is on (data-lossy of <body>), in
+    Simple, too, where the section is hidden otherwise.
+    """
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -29,7 +30,7 @@ class SubstitutionSection:
             with gr.Accordion("Substitution", open=False, elem_classes="section"):
                 self.alert = html(elem_id="substitution-alert")
                 self.exact = gr.Button("Back to exact", size="sm", elem_id="exact-again")
-                self.setting_controls = SettingControls(host, general(LossySettings))
+                self.setting_controls = SettingControls(host, {"": general(LossySettings)})
         self.outputs: list[Component] = [self.alert, *self.setting_controls.outputs]
         self.setting_controls.wire(self.alert)
         self.exact.click(self._exact, None, self.outputs, **LIVE)

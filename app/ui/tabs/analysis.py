@@ -49,9 +49,9 @@ class AnalysisTab:
     def _build_answer(self) -> None:
         with gr.Tabs(elem_id="answers") as self.tabs:
             with gr.Tab("What-if", id="whatif"):
-                self.whatif = WhatIfAnswer(self.host.analyst)
+                self.whatif = WhatIfAnswer(self.host)
             with gr.Tab("Predictor lab", id="lab"):
-                self.lab = LabAnswer(self.host.analyst)
+                self.lab = LabAnswer(self.host)
             with gr.Tab("Systems", id="systems"):
                 self.systems = SystemsAnswer()
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import gradio as gr
 
-from app.services.analysis.analyst import Analyst
+from app.services.analysis.best import of_lab, of_table
 from app.services.analysis.whatif import Table
+from app.services.host import Host
+from app.ui.best import BestLine
 from app.ui.controls import LIVE, html
 from app.ui.job_tab import SORTED
 from app.ui.tabs import lab_views
@@ -27,11 +29,12 @@ SYSTEMS_EMPTY = (
 class WhatIfAnswer:
     """Curves over budgets, and every policy and prefetcher at one budget. `values` fills `outputs`."""
 
-    def __init__(self, analyst: Analyst) -> None:
-        self.analyst = analyst
+    def __init__(self, host: Host) -> None:
+        self.analyst = analyst = host.analyst
         self.empty = html(EMPTY, elem_id="whatif-empty")
         with gr.Column(visible=False, elem_id="whatif-answer") as self.answer:
             self.head = html(elem_id="whatif-head")
+            self.best = BestLine(host, "whatif-best", lambda: of_table(analyst.table) if analyst.table else None)
             self.legend = html(elem_id="whatif-legend")
             with gr.Row(elem_classes="plots"):
                 self.hits = gr.Plot(show_label=False, elem_id="whatif-hits", min_width=320)
@@ -50,6 +53,7 @@ class WhatIfAnswer:
             self.empty,
             self.answer,
             self.head,
+            self.best.line,
             self.legend,
             self.hits,
             self.tpot,
@@ -62,7 +66,7 @@ class WhatIfAnswer:
         """The last result, at `budget` if it was simulated."""
         table = self.analyst.table
         if table is None:
-            return [gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 7]
+            return [gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 8]
         offered = budgets(table)
         slots = budget if budget in [n for _, n in offered] else nearest(table, table.about.chosen[2])
         timed = table.resident_ms is not None
@@ -70,6 +74,7 @@ class WhatIfAnswer:
             gr.update(visible=False),
             gr.update(visible=True),
             summary(table),
+            self.best.value(),
             legend(table, dark),
             budget_curve(table, "hit_rate", dark),
             gr.update(value=budget_curve(table, "tpot_ms", dark) if timed else None, visible=timed),
@@ -101,11 +106,12 @@ def at_budget(table: Table, slots: int, dark: bool) -> list[Any]:
 class LabAnswer:
     """Recall by layer, and the time saved by each prefetcher. `values` fills `outputs`."""
 
-    def __init__(self, analyst: Analyst) -> None:
-        self.analyst = analyst
+    def __init__(self, host: Host) -> None:
+        self.analyst = analyst = host.analyst
         self.empty = html(lab_views.EMPTY, elem_id="lab-empty")
         with gr.Column(visible=False, elem_id="lab-answer") as self.answer:
             self.head = html(elem_id="lab-head")
+            self.best = BestLine(host, "lab-best", lambda: of_lab(analyst.lab) if analyst.lab else None)
             self.recall = gr.Plot(show_label=False, elem_id="lab-recall")
             self.most = gr.Plot(show_label=False, elem_id="lab-most")
             with gr.Row(elem_classes="plots"):
@@ -116,13 +122,23 @@ class LabAnswer:
                 elem_id="lab-link",
             )
             self.table = gr.HTML(elem_id="lab-table", apply_default_css=False, js_on_load=SORTED)
-        self.outputs = [self.empty, self.answer, self.head, self.recall, self.most, self.worth, self.bars, self.table]
+        self.outputs = [
+            self.empty,
+            self.answer,
+            self.head,
+            self.best.line,
+            self.recall,
+            self.most,
+            self.worth,
+            self.bars,
+            self.table,
+        ]
 
     def values(self, dark: bool) -> list[Any]:
         """The last result."""
         lab = self.analyst.lab
         if lab is None:
-            return [gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 6]
+            return [gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 7]
         plots = [
             lab_views.recall_map(lab, dark),
             lab_views.recall_map(lab, dark, most=True),
@@ -133,6 +149,7 @@ class LabAnswer:
             gr.update(visible=False),
             gr.update(visible=True),
             lab_views.summary(lab),
+            self.best.value(),
             *(gr.update(value=plot, visible=plot is not None) for plot in plots),
             lab_views.listing(lab),
         ]

@@ -8,7 +8,9 @@ from html import escape
 from app.services.analysis.whatif import BOUNDS, NONE, Row, Table, less, lru_cliff, times, title
 from app.ui.tabs.analysis_figures import colours
 from app.words import count, name_of, size
+from core.quality.interval import surely_more
 from core.simulate import BELADY, BELADY_BYPASS
+from core.simulate.blocks import gain
 
 EMPTY = (
     "<div class='empty-note'><b>Nothing compared yet</b><span>Choose recorded routing and press Compare: its "
@@ -54,6 +56,12 @@ def summary(table: Table) -> str:
     )
 
 
+def _ahead(row: Row, other: Row) -> bool:
+    """Whether a token costs less in `row`, beyond noise; not where no parts of the tokens are known."""
+    less_cost = gain(row.blocks, other.blocks)
+    return less_cost is not None and surely_more(*less_cost)
+
+
 def cards(table: Table) -> list[str]:
     """At the current budget: the policy in use, the best one, Belady's; and the position of LRU's cliff."""
     policy, predictor, _ = table.about.chosen
@@ -69,7 +77,7 @@ def cards(table: Table) -> list[str]:
         found.append(card(f"{named(mine)}, in use", rate(mine.hit_rate), milliseconds(mine.tpot_ms), share))
     if rows:
         best = min(rows, key=lambda row: (row.tpot_ms if row.tpot_ms is not None else 0.0, -(row.hit_rate or 0.0)))
-        clear = mine is None or best is mine or best.surely_above(mine)
+        clear = mine is None or best is mine or _ahead(best, mine)
         said = "best of these" if clear else "first of these, but not clearly ahead of the one in use"
         found.append(card(f"{named(best)}, {said}", rate(best.hit_rate), milliseconds(best.tpot_ms), share))
     found.append(card(BOUNDS[BELADY], rate(bound.hit_rate), milliseconds(bound.tpot_ms), share))

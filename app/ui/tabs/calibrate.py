@@ -10,8 +10,10 @@ from typing import Any
 import gradio as gr
 from gradio.components import Component
 
+from app.services.analysis.best import of_profile
 from app.services.calibrator import Reading
 from app.services.host import Host
+from app.ui.best import BestLine
 from app.ui.carried import Renewed
 from app.ui.controls import LIVE, ONCE, control, html, turned, whole
 from app.ui.job_tab import JobTab
@@ -47,6 +49,7 @@ class CalibrateTab:
             self.empty,
             self.found,
             self.head,
+            self.best.line,
             self.confirm,
             self.question,
             self.counts,
@@ -94,7 +97,7 @@ class CalibrateTab:
         )
         with gr.Column(elem_id="calibration-estimator") as self.estimator:
             self.settings = [
-                control(replace(param, name=f"calibration.{name}"), param.default)
+                control(replace(param, name=f"calibration.{name}"), param.default, simple=True)
                 for name, param in declared(CalibrationSettings).items()
             ]
         self.rough = html(elem_id="calibration-rough")
@@ -104,6 +107,10 @@ class CalibrateTab:
         self.empty = html(EMPTY, elem_id="calibration-empty")
         with gr.Column(visible=False, elem_id="calibration-found") as self.found:
             self.head = html(elem_id="calibration-head")
+            models = self.host.models
+            self.best = BestLine(
+                self.host, "calibration-best", lambda: of_profile(models.profile) if models.profile else None
+            )
             with gr.Row(elem_classes="buttons"):
                 self.delete = gr.Button("Delete…", size="sm", elem_id="profile-delete", min_width=80, scale=0)
             with gr.Row(visible=False, elem_classes="confirm", elem_id="profile-confirm") as self.confirm:
@@ -206,7 +213,7 @@ class CalibrateTab:
                 *head,
                 gr.update(value=empty, visible=True),
                 gr.update(visible=False),
-                *[gr.skip()] * (8 + len(self.buddies.outputs)),
+                *[gr.skip()] * (9 + len(self.buddies.outputs)),
                 ready,
                 kinds,
             ]
@@ -225,6 +232,7 @@ class CalibrateTab:
             gr.update(visible=False),
             gr.update(visible=True),
             summary(profile, path.stat().st_size if path.exists() else 0),
+            self.best.value(),
             gr.update(visible=False),
             "",
             drawn[0],

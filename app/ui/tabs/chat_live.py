@@ -1,6 +1,4 @@
-"""Tab Chat + Live: the chat with its streaming tail, composer and context gauge on the left, the live deck on the
-right.
-"""
+"""Tab Chat + Live: the chats, the shown one with its streaming tail, composer and context gauge, and the live deck."""
 
 from __future__ import annotations
 
@@ -16,25 +14,40 @@ from app.server.live_state import stamp
 from app.services.crash import log_crash
 from app.services.host import Host
 from app.services.progress import Answer
-from app.store import Message
-from app.ui.carried import ExamplePicked, MessageEdited, PolicyPicked
+from app.store import Chat, Message
+from app.ui.carried import ChatAction, MessageAction, PolicyPicked
 from app.ui.controls import LIVE, ONCE, html
 from app.ui.deck import deck
-from app.ui.tabs.chat_views import gauge, model, placeholder, suggestions, title
+from app.ui.tabs.chat_views import (
+    LIST,
+    MORE,
+    TOOLS,
+    ask_for,
+    empty,
+    gauge,
+    model,
+    no_template,
+    shortcuts,
+    title,
+)
 from app.ui.tabs.messages import shown
 from app.ui.text import notice
 from core.errors import MoestroError
 
 TAIL = """<div class="tail" data-state="none" aria-live="off"><div data-t="text"></div>
 <div class="bar thin" data-t="prefill" hidden><i></i></div><p data-t="line" role="status"></p></div>"""
+MESSAGES = '<div class="messages" role="log" aria-live="off" aria-label="Messages"></div>'
 REMEMBERED = 32  # chats whose ended answer can still be queried by a page
 ENDING_S = 2.0  # an answer that left no trace reports its error within this time
 
 UNEXPECTED = "That did not work because of an error inside Moestro. Its details are in the log; you can try again."
+ALERT, TEXT, SYSTEM = 4, 5, 6  # places in `ChatLive.page`
+NO_CHAT = "There is no chat here yet. Write a message first."
 log = logging.getLogger("moestro.app")
 
 # State of a page: its "chat" (id or None) and the "stamp" of its messages; "open" once that is known. "turn" names the
 # last thing its user did: a redraw has that of when it was asked for, so that the page sees when it comes too late.
+# "sent": that was a message, so what stands in the composer since is for this chat.
 Shown = dict[str, Any]
 
 
@@ -47,7 +60,7 @@ def reporting(event: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
             return event(chat, *sent)
         except Exception as error:
             log_crash(log, error, "unexpected error in an event of the chat")
-            return [*[gr.skip()] * 4, notice(UNEXPECTED), gr.skip()]
+            return [*[gr.skip()] * ALERT, notice(UNEXPECTED), *[gr.skip()] * 2]
 
     return run
 
@@ -62,31 +75,41 @@ class ChatLive:
         self.host = host
         self._asked: dict[int, tuple[Answer, str]] = {}
         with gr.Row(equal_height=False, elem_id="chat-live"):
+            with gr.Column(scale=0, min_width=0, elem_id="chat-list-column"):
+                self.list = _drawn("chat-list", LIST, "list")
             with gr.Column(scale=5, min_width=320, elem_id="chat-column"):
                 with gr.Row(elem_id="chat-head"):
+                    html(TOOLS, elem_id="chat-tools")
                     self.title = html(title(host, None), elem_id="chat-title")
                     self.model = html(model(host), elem_id="chat-model")
+                    html(MORE, elem_id="chat-more")
                     self.new = gr.Button("New chat", size="sm", elem_id="new-chat", min_width=90, scale=0)
-                with gr.Column(elem_id="talk"):
-                    self.chat = gr.Chatbot(
-                        height=None,
-                        show_label=False,
-                        elem_id="chat",
-                        buttons=["copy"],
-                        editable="user",
-                        autoscroll=False,
-                        feedback_options=None,
-                        layout="bubble",
-                        placeholder=placeholder(host),
+                with gr.Column(elem_id="system-panel"):
+                    self.system = gr.Textbox(
+                        host.chats.default_system,
+                        label="System prompt",
+                        info="Told to the model before the first message of this chat, from the next answer on.",
+                        lines=3,
+                        max_lines=10,
+                        elem_id="system",
                     )
+                    with gr.Row(elem_classes="buttons"):
+                        self.default = gr.Button(
+                            "Use for new chats", size="sm", elem_id="system-default", min_width=140
+                        )
+                        self.told = html(elem_id="system-said")
+                with gr.Column(elem_id="talk"):
+                    self.chat = _drawn("chat", MESSAGES, "view", {"messages": []})
+                    self.empty = _drawn("chat-empty", "${value}", "suggestions", empty(host))
                     self.pulse = gr.HTML(
-                        {"open": False, "chat": None, "stamp": "", "turn": ""},
+                        {"open": False, "chat": None, "stamp": "", "turn": "", "sent": False},
                         html_template=TAIL,
                         elem_id="tail",
                         apply_default_css=False,
                         js_on_load='import("/ui/pulse.js").then((m) => m.start(element, props, trigger, watch));',
                     )
                 self.alert = html(elem_id="chat-alert")
+                self.plain = html(no_template(host), elem_id="chat-plain")
                 with gr.Row(elem_id="composer"):
                     self.text = gr.Textbox(
                         "",
@@ -97,16 +120,17 @@ class ChatLive:
                         scale=8,
                         elem_id="message",
                         autofocus=True,
-                        placeholder="Ask something",
+                        placeholder=ask_for(host),
                         label="Message",
                     )
                     self.send = gr.Button("Send", variant="primary", elem_id="send", scale=0, min_width=84)
                     self.stop = gr.Button("Stop", variant="stop", elem_id="stop", scale=0, min_width=84)
                 self.gauge = html(gauge(host, []), elem_id="context")
+                html(shortcuts(), elem_id="chat-dialogs")
             with gr.Column(scale=6, min_width=320, elem_id="deck-column"):
                 self.deck = deck()
-        self.page = [self.pulse, self.chat, self.title, self.gauge, self.alert, self.text]
-        self.outputs = [self.send, self.text, self.chat, self.gauge, self.model]
+        self.page = [self.pulse, self.chat, self.title, self.gauge, self.alert, self.text, self.system]
+        self.outputs = [self.send, self.text, self.empty, self.gauge, self.model, self.plain]
         self._wire()
 
     def values(self, now: Shown) -> list[Any]:
@@ -114,59 +138,103 @@ class ChatLive:
         ready = self.host.models.model is not None
         return [
             gr.update(interactive=ready),
-            gr.update(placeholder="Ask something" if ready else "Load a model first"),
-            gr.update(placeholder=placeholder(self.host), examples=suggestions(self.host)),
+            gr.update(placeholder=ask_for(self.host)),
+            empty(self.host),
             gauge(self.host, self._messages(now.get("chat"))),
             model(self.host),
+            no_template(self.host),
         ]
 
     def open(self, chat: int | None) -> list[Any]:
         """The page for this chat as stored; for a deleted chat an empty page with a notice."""
+        problem, messages = "", list[Message]()
+        found: Chat | None = None
         try:
             messages = self.host.chats.messages(chat) if chat is not None else []
+            found = self.host.store.chats.find(chat) if chat is not None else None
         except MoestroError as error:
-            empty = [self._shown(None), [], title(self.host, None), gauge(self.host, [])]
-            return [*empty, notice(str(error), "info"), gr.skip()]
-        return [self._shown(chat), shown(messages), title(self.host, chat), gauge(self.host, messages), "", gr.skip()]
+            problem, chat = notice(str(error), "info"), None
+        system = found.system if found is not None else self.host.chats.default_system
+        head, used = title(self.host, chat), gauge(self.host, messages)
+        return [self._shown(chat), shown(messages), head, used, problem, gr.skip(), system]
 
     def _wire(self) -> None:
-        gr.on([self.text.submit, self.send.click], self._send, [self.text, self.pulse], self.page, **ONCE)
+        now = [self.pulse, self.system]
+        gr.on([self.text.submit, self.send.click], self._send, [self.text, *now], self.page, **ONCE)
         self.stop.click(self._stop, self.pulse, None, **ONCE)
         self.new.click(lambda: self.open(None), None, self.page, **ONCE)
-        self.chat.retry(self._regenerate, self.pulse, self.page, **ONCE)
-        self.chat.edit(self._edit, self.pulse, self.page, **ONCE)
-        self.chat.example_select(self._suggested, self.pulse, self.page, **ONCE)
+        self.chat.select(self._act, now, self.page, **ONCE)
+        self.empty.select(self._act, now, self.page, **ONCE)
+        self.list.select(self._pick, self.pulse, self.page, **ONCE)
+        self.system.blur(self._tell, now, self.told, **ONCE)
+        self.default.click(self._tell_new_chats, self.system, self.told, **ONCE)
         self.deck.select(self._use_policy, None, self.alert, **ONCE)
         self.pulse.end(self._refresh, [self.pulse, self.text], self.page, **LIVE)
 
     @reporting
-    def _send(self, text: str, now: Shown) -> list[Any]:
+    def _send(self, text: str, now: Shown, system: str) -> list[Any]:
+        chat = now.get("chat")
         try:
-            answer = self.host.chats.ask(now.get("chat"), text)
+            self._tell_chat(now, system)
+            answer = self.host.chats.ask(chat, text, system if now["open"] else None)
         except MoestroError as error:
             return self._refused(error)
-        return self._begun(answer, text)
+        return self._begun(answer, text, sent=True)
 
     @reporting
-    def _suggested(self, now: Shown, picked: ExamplePicked) -> list[Any]:
-        return self._send(str(picked.value.get("text", "")), now)
-
-    @reporting
-    def _regenerate(self, now: Shown) -> list[Any]:
+    def _act(self, now: Shown, system: str, action: MessageAction) -> list[Any]:
+        message, text = getattr(action, "id", None), getattr(action, "text", None) or ""
+        if action.do == "ask":
+            return self._send(text, now, system)
+        if now.get("chat") is None or (message is None and action.do != "regenerate"):
+            return self._refused(MoestroError(NO_CHAT))
+        chat = int(now["chat"])
         try:
-            answer = self.host.chats.regenerate(int(now["chat"]))
-        except (MoestroError, KeyError, TypeError) as error:
+            if message is not None and action.do == "show":
+                self.host.chats.show(chat, message)
+                return [*self.open(chat)[:SYSTEM], gr.skip()]
+            self._tell_chat(now, system)
+            if message is not None and action.do == "edit":
+                return self._begun(self.host.chats.edit(chat, message, text), text)
+            return self._begun(self.host.chats.regenerate(chat, message), "")
+        except MoestroError as error:
             return self._refused(error, now)
-        return self._begun(answer, "")
 
     @reporting
-    def _edit(self, now: Shown, edited: MessageEdited) -> list[Any]:
-        index = edited.index[0] if isinstance(edited.index, list) else edited.index
+    def _pick(self, now: Shown, action: ChatAction) -> list[Any]:
+        """Open a chat of the list, or give it another name."""
+        if action.do == "open":
+            return self.open(action.id)
+        page: list[Any] = [gr.skip()] * len(self.page)
         try:
-            answer = self.host.chats.edit(int(now["chat"]), index, edited.value)
-        except (MoestroError, KeyError, TypeError) as error:
-            return self._refused(error, now)
-        return self._begun(answer, edited.value)
+            self.host.chats.rename(action.id, getattr(action, "text", None) or "")
+            page[2], page[ALERT] = title(self.host, now.get("chat")), ""
+        except MoestroError as error:
+            page[ALERT] = notice(str(error))
+        return page
+
+    def _tell(self, now: Shown, system: str) -> Any:
+        """The system prompt's field was left."""
+        try:
+            self._tell_chat(now, system)
+        except MoestroError as error:
+            return notice(str(error))
+        return gr.skip()  # a button that was pressed instead may have said something
+
+    def _tell_chat(self, now: Shown, system: str) -> None:
+        """What this page shows as the chat's system prompt is so from now on."""
+        chat = now.get("chat")
+        found = self.host.store.chats.find(chat) if chat is not None and now["open"] else None
+        if found is not None and found.system != system.strip():
+            self.host.chats.tell(found.id, system)
+
+    def _tell_new_chats(self, system: str) -> str:
+        try:
+            self.host.chats.default_system = system
+        except MoestroError as error:
+            return notice(str(error))
+        begin = "New chats begin with this system prompt." if system.strip() else "New chats begin without one."
+        return notice(begin, "info")
 
     def _stop(self, now: Shown) -> None:
         if now.get("chat") is not None:
@@ -183,38 +251,51 @@ class ChatLive:
         """
         chat = now.get("chat")
         page = self.open(chat)
-        page[0]["turn"] = now["turn"]
-        page[4] = page[4] or gr.skip()  # what was said of a message stays
+        page[0] |= {"turn": now["turn"], "sent": now["sent"]}
+        page[ALERT] = page[ALERT] or gr.skip()  # what was said of a message stays
+        page[SYSTEM] = gr.skip() if page[0]["chat"] == chat else page[SYSTEM]
         answer, asked = self._asked.get(chat, (None, "")) if chat is not None else (None, "")
         if answer is not None and answer.message_id not in [m.id for m in self._messages(chat)]:
             answer.join(ENDING_S)
             if answer.undone:
-                page[4:] = [notice(answer.error), typed or asked]
+                page[ALERT], page[TEXT] = notice(answer.error), typed or asked
         if chat is not None and answer is not None and answer.finished:
             self._asked.pop(chat, None)
         return page
 
-    def _begun(self, answer: Answer, text: str) -> list[Any]:
+    def _begun(self, answer: Answer, text: str, sent: bool = False) -> list[Any]:
+        """The page of an answer that was begun; `text` = the question, to be given back if it leads to nothing."""
         assert answer.chat_id is not None
         ended = [chat for chat, (one, _) in list(self._asked.items()) if one.finished]
         for chat in ended[:-REMEMBERED]:  # no page shows them any more
             self._asked.pop(chat, None)
         self._asked[answer.chat_id] = (answer, text)
         page = self.open(answer.chat_id)
-        page[5] = "" if text else gr.skip()
+        page[0]["sent"] = sent
+        page[TEXT], page[SYSTEM] = "" if sent else gr.skip(), gr.skip()
         return page
 
-    def _refused(self, error: Exception, now: Shown | None = None) -> list[Any]:
-        text = str(error) if isinstance(error, MoestroError) else "There is no chat here yet. Write a message first."
-        page = self.open(now.get("chat")) if now else [gr.skip()] * 6
-        page[4] = notice(text)
+    def _refused(self, error: MoestroError, now: Shown | None = None) -> list[Any]:
+        page = self.open(now.get("chat")) if now else [gr.skip()] * len(self.page)
+        page[ALERT], page[SYSTEM] = notice(str(error)), gr.skip()
         return page
 
     def _shown(self, chat: int | None) -> Shown:
-        return {"open": True, "chat": chat, "stamp": stamp(self.host, chat), "turn": uuid4().hex}
+        return {"open": True, "chat": chat, "stamp": stamp(self.host, chat), "turn": uuid4().hex, "sent": False}
 
     def _messages(self, chat: int | None) -> list[Message]:
         try:
             return self.host.chats.messages(chat) if chat is not None else []
         except MoestroError:
             return []
+
+
+def _drawn(elem_id: str, template: str, script: str, value: object = None) -> gr.HTML:
+    """A component drawn by a script of assets/ui/chat, whose `select` event carries what the user did."""
+    return gr.HTML(
+        value,
+        html_template=template,
+        elem_id=elem_id,
+        apply_default_css=False,
+        js_on_load=f'import("/ui/chat/{script}.js").then((m) => m.start(element, props, trigger, watch));',
+    )

@@ -1,4 +1,4 @@
-"""The parts around the chat: its title, the context gauge, the placeholder and suggestions of an empty chat."""
+"""The parts around the chat: its head and exports, the context gauge, the list of shortcuts, an empty chat."""
 
 from __future__ import annotations
 
@@ -8,27 +8,88 @@ from html import escape
 from app.services.host import Host
 from app.store import Message
 from app.ui.tabs.messages import used_tokens
-from app.ui.text import exactness
+from app.ui.text import exactness, notice
 from app.ui.theme import ROOT
 from app.words import name_of
 
 SUGGESTIONS = ROOT / "assets" / "demo" / "questions.jsonl"
 MOST_SUGGESTIONS = 6
 LOAD_FIRST = (
-    "### Load a model to begin\nChoose one in the sidebar and press **Load**. The bundled demo is ready at once."
+    "Load a model to begin",
+    "Choose one in the sidebar and press <b>Load</b>. The bundled demo is ready at once.",
 )
-ASK = "### Ask something\nWatch which experts are used, and change any setting while it answers."
+ASK = ("Ask something", "Watch which experts are used, and change any setting while it answers.")
+GO_ON = ("Begin a text", "The model goes on with it. Watch which experts are used, and change any setting meanwhile.")
+
+
+TOOLS = """<div class="chat-tools"><button type="button" data-chats aria-controls="chat-list" aria-expanded="false"
+ title="Chats (Alt+K)">☰<span> Chats</span></button></div>"""
+MORE = """<div class="chat-tools"><button type="button" data-system aria-controls="system-panel" aria-expanded="false"
+ title="System prompt (Alt+S)">System</button><button type="button" data-keys aria-haspopup="dialog"
+ aria-label="Keyboard shortcuts" title="Keyboard shortcuts (?)">?</button></div>"""
+LIST = """<nav aria-label="Chats"><input type="search" placeholder="Search the chats" aria-label="Search the chats"
+ maxlength="200"><ul></ul><p class="minor" role="status" data-said></p></nav>"""
+KEYS = (
+    ("Enter", "Send the message"),
+    ("Shift+Enter", "Begin a line in the message"),
+    ("Esc", "Stop the answer; close a panel; leave an edit"),
+    ("/", "Write a message"),
+    ("Alt+N", "New chat"),
+    ("Alt+K", "Search the chats"),
+    ("Alt+S", "System prompt"),
+    ("Alt+R", "Regenerate the last answer"),
+    ("Alt+E", "Edit the last message"),
+    ("Alt+C", "Copy the last answer"),
+    ("Alt+, and Alt+.", "Earlier and later branch of the last message that has several"),
+    ("?", "This list"),
+)
+NO_TEMPLATE = (
+    "This model has no chat template: it does not answer, it goes on with your text (plain completion), and a system "
+    "prompt is not used. For answers, load an instruction-tuned model."
+)
 
 
 def title(host: Host, chat: int | None) -> str:
-    """The chat's name and the link to its measurements."""
-    found = next((c for c in host.store.chats.all() if c.id == chat), None) if chat is not None else None
+    """The chat's name and its exports."""
+    found = host.store.chats.find(chat) if chat is not None else None
     if found is None:
         return '<div class="chat-title"><b>New chat</b></div>'
-    return (
-        f'<div class="chat-title"><b>{escape(found.title)}</b><a href="/export/{found.id}.zip" download id="csv" '
-        f'title="Every token, request and copy of this chat as CSV files">CSV</a></div>'
+    links = "".join(
+        f'<a href="/export/{found.id}.{ending}" download id="{name}" title="{about}">{said}</a>'
+        for ending, name, said, about in (
+            ("md", "export-markdown", "Markdown", "The messages shown, as a text to read"),
+            ("json", "export-json", "JSON", "All messages with their branches and statistics"),
+            ("zip", "csv", "CSV", "Every token, request and copy of this chat as CSV files"),
+        )
     )
+    return (
+        f'<div class="chat-title"><b title="{escape(found.title, quote=True)}">{escape(found.title)}</b>'
+        f'<details class="menu"><summary id="export-menu">Export</summary><div>{links}</div></details></div>'
+    )
+
+
+def shortcuts() -> str:
+    """The dialog that "?" opens."""
+    rows = "".join(f"<dt><kbd>{escape(key)}</kbd></dt><dd>{escape(does)}</dd>" for key, does in KEYS)
+    return (
+        '<dialog id="shortcuts" aria-labelledby="shortcuts-head"><div><h2 id="shortcuts-head">Keyboard shortcuts</h2>'
+        f'<dl>{rows}</dl><button type="button" data-close>Close</button></div></dialog>'
+        '<p id="chat-said" class="unseen" role="status"></p>'
+    )
+
+
+def no_template(host: Host) -> str:
+    """Said above the composer of a model without a chat template."""
+    loaded = host.models.loaded
+    return notice(NO_TEMPLATE, "info") if loaded is not None and not loaded.engine.takes_chats else ""
+
+
+def ask_for(host: Host) -> str:
+    """The placeholder of the composer."""
+    loaded = host.models.loaded
+    if loaded is None:
+        return "Load a model first"
+    return "Ask something" if loaded.engine.takes_chats else "Begin a text that the model goes on with"
 
 
 def model(host: Host) -> str:
@@ -51,14 +112,20 @@ def gauge(host: Host, messages: list[Message]) -> str:
     )
 
 
-def placeholder(host: Host) -> str:
-    """The text of an empty chat."""
-    return ASK if host.models.model is not None else LOAD_FIRST
+def empty(host: Host) -> str:
+    """What an empty chat shows: what to do, and questions to begin with."""
+    loaded = host.models.loaded
+    head, text = LOAD_FIRST if loaded is None else ASK if loaded.engine.takes_chats else GO_ON
+    ways = "".join(
+        f'<button type="button" data-ask="{escape(one, quote=True)}">{escape(one)}</button>'
+        for one in suggestions(host)
+    )
+    return f'<div class="empty-chat"><h3>{head}</h3><p>{text}</p>{f"<div>{ways}</div>" if ways else ""}</div>'
 
 
-def suggestions(host: Host) -> list[dict[str, str]]:
-    """Clickable questions that the bundled demo model can answer."""
+def suggestions(host: Host) -> list[str]:
+    """Questions that the bundled demo model can answer."""
     if host.models.model != "demo" or not SUGGESTIONS.exists():
         return []
     rows = [json.loads(line) for line in SUGGESTIONS.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return [{"text": str(row["question"])} for row in rows if row.get("suggest")][:MOST_SUGGESTIONS]
+    return [str(row["question"]) for row in rows if row.get("suggest")][:MOST_SUGGESTIONS]

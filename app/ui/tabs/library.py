@@ -13,6 +13,7 @@ from app.ui.carried import RowPicked
 from app.ui.controls import LIVE, ONCE, html, progress
 from app.ui.news import Shown, news, noticed
 from app.ui.sidebar import ModelSection
+from app.ui.sidebar.model import is_gone
 from app.ui.tabs.library_views import COLUMNS, about, question, table
 from app.ui.text import notice
 from app.words import name_of, size
@@ -27,7 +28,7 @@ class LibraryTab:
     """The list and the chosen model on the left and right, the import below. `outputs` are those of `show`."""
 
     def __init__(self, host: Host, model: ModelSection, tabs: gr.Tabs) -> None:
-        self.host, self.known = host, model.known
+        self.host, self.known, self.model = host, model.known, model
         with gr.Row(elem_id="library", equal_height=False):
             with gr.Column(scale=7, min_width=320, elem_id="library-list"):
                 with gr.Row(elem_classes="head-row"):
@@ -169,8 +170,10 @@ class LibraryTab:
         """The components that `look` updates."""
         return [self.known, *self.outputs, self.folders]
 
-    def values(self, known: Shown, now: List) -> list[Any]:
-        """Update after a change on the server: an import ended, another tab deleted an entry. Outputs: `moved`."""
+    def values(self, known: Shown, now: List, chosen: str | None) -> list[Any]:
+        """Update after a change on the server: an import ended, another tab deleted an entry; `chosen` = the model in
+        the sidebar. Outputs: `moved`.
+        """
         stamp, job = host_state(self.host)["library"], self.host.importer.job  # the stamp first: never too new
         text, kind, kept = "", "info", ""
         if job is not None and job.can_resume:
@@ -179,15 +182,20 @@ class LibraryTab:
             text, kind = job.error.replace("add --download", "tick Allow download") + kept, "error"
         elif job is not None and job.state == "cancelled":
             text = f"The import of {name_of(job.source)} was stopped.{kept}"
-        elif job is not None and job.state == "done":
+        elif job is not None and job.state == "done" and not is_gone(self._made()):
             text = f"{name_of(job.source)} is imported, and in the list. The pack is {job.out}."
         mark, update = news(known.get("imported", ""), job, notice(text, kind))
-        return [{**known, "library": stamp, "imported": mark}, update, *self.show(now)]
+        return [{**known, "library": stamp, "imported": mark}, update, self.model.offer(chosen or ""), *self.show(now)]
+
+    @property
+    def moving(self) -> list[Any]:
+        """The components that `values` reads."""
+        return [self.known, self.list, self.model.model]
 
     @property
     def moved(self) -> list[Any]:
         """The components that `values` updates."""
-        return [self.known, self.failed, *self.outputs]
+        return [self.known, self.failed, self.model.model, *self.outputs]
 
     def _wire(self, model: ModelSection, tabs: gr.Tabs) -> None:
         self.list.select(self._pick, self.list, self.outputs, **LIVE)

@@ -1,10 +1,10 @@
-"""Stored messages as displayed by the chat: the answer's text and, below it, its statistics."""
+"""Stored messages as displayed by the chat: the text, the line of statistics, and the branches beside it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from app.server.security.markup import html_as_text
+from app.exports.transcript import opened
 from app.store import Message
 from app.words import lossy, scored, size
 
@@ -17,21 +17,24 @@ REASONS = {
 STATES = {"stopped": "stopped by you", "interrupted": "interrupted: Moestro ended while it was being written"}
 
 
-def shown(messages: list[Message]) -> list[dict[str, Any]]:
-    """For `gr.Chatbot`: one entry per finished message, in order; the one being written is in the tail."""
-    return [
-        {"role": m.role, "content": m.text if m.role == "user" else answer(m)} for m in messages if m.state != "writing"
-    ]
-
-
-def answer(message: Message) -> str:
-    """An answer as Markdown, its HTML escaped. The last paragraph, all in emphasis, is the line of statistics (styled
-    by `#chat`).
+def shown(messages: list[Message]) -> dict[str, Any]:
+    """The value of the chat, drawn by assets/ui/chat/view.js: its finished messages in order; the one being written is
+    in the tail. `line` = the statistics of an answer, `opened` = it starts in the middle of its reasoning.
     """
-    text = message.text.rstrip() or "(no text)"
-    if text.count("```") % 2:
-        text += "\n```"
-    return html_as_text(f"{text}\n\n*{statistics(message)}*")
+    return {
+        "messages": [
+            {
+                "id": m.id,
+                "role": m.role,
+                "text": m.text,
+                "line": "" if m.role == "user" else statistics(m),
+                "opened": opened(m),
+                "branches": list(m.branches),
+            }
+            for m in messages
+            if m.state != "writing"
+        ]
+    }
 
 
 def statistics(message: Message) -> str:
@@ -40,9 +43,9 @@ def statistics(message: Message) -> str:
         return (
             f"Not saved: {message.unsaved} This answer stays here and is saved as soon as possible, unless "
             f"Moestro is closed before."
-        ).replace("*", "")
+        )
     if message.error:
-        return f"Ended early: {message.error}".replace("*", "")
+        return f"Ended early: {message.error}"
     if (stats := message.stats) is None:
         return STATES.get(message.state, "no statistics")
     spent = stats["compute_ms"] + stats["stall_ms"] + stats["idle_ms"]

@@ -7,8 +7,10 @@ from typing import Any
 import gradio as gr
 from gradio.components import Component
 
+from app.services.analysis.best import of_quality
 from app.services.analysis.quality import MODES, QUESTIONS, RESIDENCIES, TOKENS, QualityForm
 from app.services.host import Host
+from app.ui.best import BestLine
 from app.ui.carried import Renewed
 from app.ui.controls import ONCE, html, whole
 from app.ui.job_tab import SORTED, JobTab
@@ -32,7 +34,7 @@ class QualityTab:
             self._build_answer,
         )
         self.alert = tab.alert
-        answer = [self.empty, self.found, self.head, self.plot, self.table, *tab.starts]
+        answer = [self.empty, self.found, self.head, self.best.line, self.plot, self.table, *tab.starts]
         self.outputs = [tab.news, tab.alert, *answer]
         tab.on_news(self._renew, [], answer)
         tab.on_start(self._start)
@@ -83,6 +85,10 @@ class QualityTab:
         self.empty = html(views.EMPTY, elem_id="evaluation-empty")
         with gr.Column(visible=False, elem_id="evaluation-found") as self.found:
             self.head = html(elem_id="evaluation-head")
+            evaluator = self.host.evaluator
+            self.best = BestLine(
+                self.host, "evaluation-best", lambda: of_quality(evaluator.answer) if evaluator.answer else None
+            )
             self.plot = gr.Plot(show_label=False, elem_id="evaluation-plot")
             html(
                 "<a href='/export/quality.csv' download id='evaluation-csv'>Download the table (CSV)</a>",
@@ -100,13 +106,14 @@ class QualityTab:
         head = self.tab.head(now, event, self.host.evaluator.job, cancelled)
         ready = gr.update(interactive=self.host.models.model is not None)
         if answer is None:
-            return [*head, gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 3, ready]
+            return [*head, gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 4, ready]
         plot = views.plot(answer, event.dark)
         return [
             *head,
             gr.update(visible=False),
             gr.update(visible=True),
             views.summary(answer),
+            self.best.value(),
             gr.update(value=plot, visible=plot is not None),
             views.listing(answer),
             ready,

@@ -21,6 +21,7 @@ EMPTY = (
     "<div class='empty-note'><b>No chats yet</b>"
     "<span>Your chats are kept here, with their measurements, until you delete them.</span></div>"
 )
+NOT_FOUND = "<div class='empty-note'><b>No chat has these words</b><span>Names and messages are searched.</span></div>"
 NO_TRACE = "<p class='minor'>No routing was recorded. It is recorded while Telemetry is on.</p>"
 
 
@@ -31,6 +32,13 @@ class Sessions:
         self.host = host
         with gr.Row(elem_id="sessions", equal_height=False):
             with gr.Column(scale=3, min_width=320):
+                self.search = gr.Textbox(
+                    "",
+                    label="Search",
+                    placeholder="Words of a name or of a message",
+                    max_lines=1,
+                    elem_id="chat-search",
+                )
                 self.none = html(EMPTY, elem_id="no-chats")
                 self.list = gr.Radio([], label="Chats, newest first", elem_id="chats", show_label=True)
             with gr.Column(scale=2, min_width=300, visible=False, elem_id="chat-card") as self.card:
@@ -55,6 +63,7 @@ class Sessions:
                     self.strip_no = gr.Button("Keep", size="sm", elem_id="recording-no", min_width=80)
                 self.alert = html(elem_id="sessions-alert")
         self.outputs = [
+            self.search,
             self.none,
             self.list,
             self.card,
@@ -67,15 +76,20 @@ class Sessions:
         ]
         self._wire(chat, tabs)
 
-    def show(self, chosen: int | None, problem: str = "", confirm: str = "") -> list[Any]:
-        """The list with `chosen` selected (if it still exists). `confirm`: ask before deleting the "chat", or its
-        recorded data ("recording").
+    def show(self, chosen: int | None, words: str | None = None, problem: str = "", confirm: str = "") -> list[Any]:
+        """The chats that have `words` (None: all, and the search is emptied), with `chosen` selected if it is one of
+        them. `confirm`: ask before deleting the "chat", or its recorded data ("recording").
         """
-        chats = self.host.store.chats.all()
+        every = self.host.store.chats.all()
+        chats = every
+        if words and words.strip():
+            having = {one.chat for one in self.host.store.search_chats(words, len(every))}
+            chats = [chat for chat in every if chat.id in having]
         found = next((c for c in chats if c.id == chosen), None)
         traces = self.host.store.traces(found.id) if found else []
         return [
-            gr.update(visible=not chats),
+            "" if words is None else gr.skip(),
+            gr.update(value=NOT_FOUND if every else EMPTY, visible=not chats),
             gr.update(choices=[(line(c), c.id) for c in chats], value=chosen if found else None, visible=bool(chats)),
             gr.update(visible=found is not None),
             about(found, traces) if found else "",
@@ -87,37 +101,39 @@ class Sessions:
         ]
 
     def _wire(self, chat: ChatLive, tabs: gr.Tabs) -> None:
-        self.list.input(self.show, self.list, self.outputs, **LIVE)
+        now = [self.list, self.search]
+        self.search.change(self.show, now, self.outputs, **LIVE)  # its input event knows of keys only, not of pasting
+        self.list.input(self.show, now, self.outputs, **LIVE)
         self.open.click(
             lambda chosen: [*chat.open(chosen), gr.Tabs(selected="chat")], self.list, [*chat.page, tabs], **ONCE
         )
-        gr.on([self.rename.click, self.name.submit], self._rename, [self.list, self.name], self.outputs, **ONCE)
-        self.delete.click(lambda chosen: self.show(chosen, confirm="chat"), self.list, self.outputs, **ONCE)
-        self.strip.click(lambda chosen: self.show(chosen, confirm="recording"), self.list, self.outputs, **ONCE)
-        gr.on([self.no.click, self.strip_no.click], self.show, self.list, self.outputs, **ONCE)
-        self.yes.click(self._delete, self.list, self.outputs, **ONCE)
-        self.strip_yes.click(self._delete_recording, self.list, self.outputs, **ONCE)
+        gr.on([self.rename.click, self.name.submit], self._rename, [*now, self.name], self.outputs, **ONCE)
+        self.delete.click(lambda chosen, words: self.show(chosen, words, confirm="chat"), now, self.outputs, **ONCE)
+        self.strip.click(lambda chosen, words: self.show(chosen, words, confirm="recording"), now, self.outputs, **ONCE)
+        gr.on([self.no.click, self.strip_no.click], self.show, now, self.outputs, **ONCE)
+        self.yes.click(self._delete, now, self.outputs, **ONCE)
+        self.strip_yes.click(self._delete_recording, now, self.outputs, **ONCE)
 
-    def _rename(self, chosen: int, name: str) -> list[Any]:
+    def _rename(self, chosen: int, words: str, name: str) -> list[Any]:
         try:
             self.host.chats.rename(chosen, name)
         except MoestroError as error:
-            return self.show(chosen, str(error))
-        return self.show(chosen)
+            return self.show(chosen, words, str(error))
+        return self.show(chosen, words)
 
-    def _delete(self, chosen: int) -> list[Any]:
+    def _delete(self, chosen: int, words: str) -> list[Any]:
         try:
             self.host.chats.delete(chosen)
         except MoestroError as error:
-            return self.show(chosen, str(error))
-        return self.show(None)
+            return self.show(chosen, words, str(error))
+        return self.show(None, words)
 
-    def _delete_recording(self, chosen: int) -> list[Any]:
+    def _delete_recording(self, chosen: int, words: str) -> list[Any]:
         try:
             self.host.chats.delete_recording(chosen)
         except MoestroError as error:
-            return self.show(chosen, str(error))
-        return self.show(chosen)
+            return self.show(chosen, words, str(error))
+        return self.show(chosen, words)
 
 
 def line(chat: Chat) -> str:

@@ -17,6 +17,8 @@ from core.memory.codec.formats import FORMATS, Format, Numbers
 from core.memory.codec.quantize import CHUNK, QuantizedMatrix, quantize
 
 STEP = 256  # rows dequantised at a time on a CPU: fits in its cache
+CUDA_CHUNK = 1 << 22  # weights rounded or dequantised at a time on a GPU: 16 MiB in fp32, several times over
+CHUNK_BYTES = 24  # a weight's share of what is held meanwhile, at most
 
 
 class Grouped(Base):
@@ -63,7 +65,7 @@ class Grouped(Base):
                 self._write(views, name, slice(None), QuantizedMatrix(given.codes, given.scale, given.zero))
                 continue
             out, columns = self.out_in(name)
-            step = max(1, CHUNK // columns) if self.device.type == "cpu" else out
+            step = max(1, (CHUNK if self.device.type == "cpu" else CUDA_CHUNK) // columns)
             for start in range(0, out, step):
                 at = slice(start, start + step)
                 self._write(views, name, at, quantize(self.rows(given, at), self.format, self.numbers))
@@ -91,7 +93,10 @@ class Grouped(Base):
 
     @property
     def unpacked_bytes(self) -> int:
-        """Peak bytes while a matrix is dequantised, on a CPU."""
+        """Peak bytes while a matrix is dequantised."""
+        if self.device.type != "cpu":
+            sizes = [out * columns for out, columns in map(self.out_in, self.weights)]
+            return max(n * self.dtype.itemsize + min(n, CUDA_CHUNK) * CHUNK_BYTES for n in sizes)
         return max(
             out * columns * self.dtype.itemsize + 4 * STEP * columns * 4
             for out, columns in map(self.out_in, self.weights)
@@ -104,9 +109,22 @@ class Grouped(Base):
     def weight(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """[out, in] in the compute dtype."""
         rows = tensors[0].shape[0]
-        if self.device.type != "cpu" or rows <= STEP:
+        if self.device.type != "cpu":
+            return self._weight_in_chunks(tensors, rows)
+        if rows <= STEP:
             return self._weight(tensors)
         return torch.cat([self._weight(tuple(t[at : at + STEP] for t in tensors)) for at in range(0, rows, STEP)])
+
+    def _weight_in_chunks(self, tensors: tuple[torch.Tensor, ...], rows: int) -> torch.Tensor:
+        """The same on a GPU, without a second copy of the whole."""
+        columns = tensors[0].shape[-1] * 8 // PLANES[self.format.bits][0]
+        step = max(1, CUDA_CHUNK // columns)
+        if rows <= step:
+            return self._weight(tensors)
+        whole = torch.empty(rows, columns, dtype=self.dtype, device=tensors[0].device)
+        for at in range(0, rows, step):
+            whole[at : at + step] = self._weight(tuple(t[at : at + step] for t in tensors))
+        return whole
 
     def _weight(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         planes = len(PLANES[self.format.bits])

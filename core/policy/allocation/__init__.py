@@ -1,5 +1,5 @@
 """How the slots of a budget are divided among layers."""
 
-from core.policy.allocation.weights import AdapMoE, ByUse, Uniform
+from core.policy.allocation.weights import AdapMoE, ByUse, Planned, Uniform
 
-__all__ = ["AdapMoE", "ByUse", "Uniform"]
+__all__ = ["AdapMoE", "ByUse", "Planned", "Uniform"]

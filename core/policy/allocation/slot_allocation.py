@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from core.errors import SettingError
+from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.weights import AllocationInputs
 from core.settings.cache import CacheSettings
 from core.settings.config import KINDS, Settings, general
 from core.settings.registry import create, variant
 
 HOW = "run python launch.py calibrate, or open the Calibrate tab"
+HOW_PLANNED = "run python launch.py plan --save"
 
 
 class AllocationProfile(Protocol):
@@ -30,8 +32,12 @@ class AllocationProfile(Protocol):
     def gate_recall(self) -> npt.NDArray[Any] | None:
         """[layers] recall@k of the next-layer gate; [0] is NaN."""
 
+    @property
+    def plan(self) -> CachePlan | None:
+        """The plan that was saved with it."""
+
     def has(self, part: str) -> bool:
-        """Whether a part (a name of core.profile.PARTS) was measured."""
+        """Whether it has a part: a name of core.profile.PARTS, or "plan"."""
 
 
 def check_needs(settings: Settings, profile: AllocationProfile | None) -> None:
@@ -47,8 +53,8 @@ def check_need(kind: str, name: str, profile: AllocationProfile | None) -> None:
     if lacks := [part for part in chosen.needs if profile is None or not profile.has(part)]:
         what = "" if profile is None else f" that has {' and '.join(lacks)}"
         raise SettingError(
-            f"{general()[kind].title} {chosen.title!r} needs a profile of this model{what}: {HOW}, "
-            "then choose it again."
+            f"{general()[kind].title} “{chosen.title}” needs a profile of this model{what}: "
+            f"{HOW_PLANNED if 'plan' in lacks else HOW}, then choose it again."
         )
 
 
@@ -98,7 +104,8 @@ def place(
     pinned = settings.pins.eids(layers, experts, counts)
     held = Counter(eid // experts for eid in pinned)
     least = tuple(min(experts, top_k + held[layer]) for layer in range(layers))
-    divide = create("layer_slots", name, {}, facts=AllocationInputs(experts, top_k, least, counts, recall))
+    plan = profile.plan.slots if profile is not None and profile.plan is not None else None
+    divide = create("layer_slots", name, {}, facts=AllocationInputs(experts, top_k, least, counts, recall, plan))
     usual = np.zeros(layers * experts) if counts is None else np.asarray(counts, np.float64).ravel()
     transit = top_k if settings.bypass and scope == "layer" else 0
     return Placement(layers, experts, top_k, scope, divide, pinned, usual, transit)

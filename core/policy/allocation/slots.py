@@ -12,6 +12,22 @@ def shares(slots: int, pools: int) -> list[int]:
     return [slots // pools + (1 if i < slots % pools else 0) for i in range(pools)]
 
 
+def proportional(wanted: Sequence[float], slots: int, least: Sequence[int], most: int) -> list[int]:
+    """Split `slots` in the proportions `wanted`, as near as whole slots from `least` to `most` allow, evenly where
+    nothing is wanted. What rounding leaves goes to the pools that lack most of it, earlier ones first. There must be
+    room for all slots."""
+    if slots < sum(least):
+        return shares(slots, len(wanted))
+    total = sum(wanted)
+    aim = [each * slots / total if total else slots / len(wanted) for each in wanted]
+    sizes = [min(max(int(each), low), most) for each, low in zip(aim, least, strict=True)]
+    while (over := sum(sizes) - slots) != 0:
+        step = -1 if over > 0 else 1
+        may = [i for i, size in enumerate(sizes) if (size > least[i] if over > 0 else size < most)]
+        sizes[max(may, key=lambda i: (step * (aim[i] - sizes[i]), -i))] += step
+    return sizes
+
+
 def waves(wanted: Sequence[int], capacity: int, is_resident: Callable[[int], bool]) -> list[list[int]]:
     """Split experts of one layer into groups that fit a pool: while one group is computed, later ones are copied.
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from core.policy.allocation.slots import shares
+from core.policy.allocation.slots import proportional, shares
 from core.settings.registry import register
 
 Floats = npt.NDArray[np.float64]
@@ -30,6 +30,7 @@ class AllocationInputs:
     least: tuple[int, ...]
     counts: npt.NDArray[Any] | None = None  # [layers, experts] how often a profile saw each expert used
     gate_recall: npt.NDArray[Any] | None = None  # [layers] of the next-layer gate; NaN = cannot be predicted
+    plan: tuple[float, ...] | None = None  # [layers] slots that a plan gives each layer of its budget
 
 
 def gains(counts: npt.NDArray[Any]) -> Floats:
@@ -191,3 +192,21 @@ class AdapMoE(Division):
 
     def __call__(self, slots: int) -> list[int]:
         return self._best(slots)
+
+
+@register(
+    "layer_slots",
+    "moepic",
+    title="MoEpic's plan",
+    help="As `launch.py plan --save` divided them: by the waiting that a model of the machine's times and of the "
+    "layers' hit rates expects. Another budget is divided in the same proportions.",
+    source="MoEpic section 3.4, its algorithm 1",
+)
+class Planned(Division):
+    """The plan's proportions. Its experts are whole here, whatever part of them the plan would keep."""
+
+    needs = ("plan",)
+
+    def __call__(self, slots: int) -> list[int]:
+        assert self.facts.plan is not None
+        return proportional(self.facts.plan, slots, self.facts.least, self.facts.experts)

@@ -168,6 +168,16 @@ class Predictor(Protocol):
         return
 
 
+def has_worker(kind: Any) -> bool:
+    """Whether predictors of this class give work to a worker, so that their answers may come late."""
+    return bool(getattr(kind, "task", Predictor.task) is not Predictor.task)
+
+
+def needs_recording(kind: Any) -> bool:
+    """Whether recorded routing alone does not tell what predictors of this class would have named, and when."""
+    return bool(getattr(kind, "asks", False)) or has_worker(kind)
+
+
 def union(logs: Any, top_k: int) -> npt.NDArray[np.float64]:
     """Probability that some token requests an expert: 1 - (1 - p)^k for one token that draws k experts by p, over all
     tokens.

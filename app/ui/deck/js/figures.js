@@ -84,7 +84,7 @@ export class Figures {
     this.find("limit").style.left = `${((100 * m.budget) / full).toFixed(2)}%`;
     bar.setAttribute("aria-valuemax", m.budget);
     bar.setAttribute("aria-valuenow", used);
-    this.text("mem-text", `${bytes(used, full)} in use, most since loading ${bytes(m.peak, full)}, budget ${bytes(m.budget, full)}, device free ${bytes(m.device_free)}${m.host ? `, experts in host memory ${bytes(m.host)}` : ""}${m.kept ? `, earlier chats in host memory ${bytes(m.kept)}` : ""}`);
+    this.text("mem-text", `${bytes(used, full)} in use, most since loading ${bytes(m.peak, full)}, budget ${bytes(m.budget, full)}, device free ${bytes(m.device_free)}${m.host ? `, experts in host memory ${bytes(m.host)}` : ""}${m.unpinned ? `, of which ${bytes(m.unpinned)} could not be pinned and take longer to copy` : ""}${m.kept ? `, earlier chats in host memory ${bytes(m.kept)}` : ""}`);
     this.legend("mem-legend", [["dense", "dense", bytes(m.dense, full)], ["experts", "experts", bytes(m.experts, full)], ["kv", "KV", bytes(m.kv, full)],
       ["work", "workspace", bytes(m.workspace, full)], ["reserved", "reserved", bytes(reserved, full)], ["free", "free", bytes(free, full)]]);
   }

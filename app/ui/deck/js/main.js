@@ -112,7 +112,10 @@ class Deck {
 
   key(panel, event) {
     if (event.key === "Enter" && panel === this.residency && panel.cursor) return this.select(panel.cursor.row);
-    if (event.key === "Escape") return this.point(panel, null);
+    if (event.key === "Escape" && (panel.cursor ?? null) !== null) {
+      event.preventDefault(); // it would stop the answer
+      return this.point(panel, null);
+    }
     const step = MOVES[event.key];
     if (!step || !panel.ready) return;
     event.preventDefault();

@@ -14,13 +14,26 @@ import functools
 import importlib.util
 import logging
 import os
+import platform
+import shutil
+import sysconfig
+from pathlib import Path
 
 import torch
 
 from core.memory.codec.base import Base, Codec
 from core.memory.codec.kernels.products import LANES_MOST, SlotKernels, portable, scratch_bytes
 
-__all__ = ["LANES_MOST", "SlotKernels", "available", "make_kernels", "portable", "say_unavailable", "scratch_bytes"]
+__all__ = [
+    "LANES_MOST",
+    "SlotKernels",
+    "available",
+    "make_kernels",
+    "notice",
+    "portable",
+    "say_unavailable",
+    "scratch_bytes",
+]
 
 log = logging.getLogger("moestro.kernels")
 
@@ -46,6 +59,35 @@ def why_not(device: torch.device) -> str:
 def available(device: torch.device) -> bool:
     """Whether the kernels can be tried on a device."""
     return not why_not(device)
+
+
+def lacking() -> str:
+    """What Triton needs beside itself to start a kernel for the first time, and does not find here; "" = nothing. On
+    Windows its package brings a compiler along."""
+    if platform.system() == "Windows":
+        return ""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or ""
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as Triton looks for headers
+    lacks = []
+    if not compiler or shutil.which(compiler.split()[0]) is None:
+        lacks.append("a C compiler")
+    if not (Path(sysconfig.get_paths(scheme)["include"]) / "Python.h").is_file():
+        lacks.append("Python's headers")
+    return " and ".join(lacks)
+
+
+def notice(device: torch.device) -> str:
+    """What the user should know of a GPU that computes without the kernels; "" where nothing stands in their way."""
+    if device.type != "cuda":
+        return ""
+    if reason := why_not(device):
+        return f"Experts are computed one at a time on this GPU, more slowly, because {reason}."
+    if lacks := lacking():
+        return (
+            f"Triton needs {lacks} to start the GPU's kernels, and does not find them here: experts are then computed "
+            "one at a time, more slowly. On Debian and Ubuntu: apt install gcc python3-dev."
+        )
+    return ""
 
 
 def make_kernels(codec: Codec) -> SlotKernels | None:

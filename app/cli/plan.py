@@ -1,0 +1,202 @@
+"""`plan`: divides a budget among layers, and says which part of how many experts each should keep, by the waiting that
+this is predicted to save; or finds the least budget for a speed. From recorded routing or a profile, without a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from app.cli import options
+from app.cli.plan_inputs import TIMES, budgeted, found_profile, model_of, policy, statistics, times_of
+from app.cli.plan_report import PLANNED, Answer, report, summary
+from app.cli.simulate import positive
+from app.store.home import data_dir
+from app.store.private import private_folder
+from core.errors import ProfileError, SettingError
+from core.policy.allocation.cache_plan import CachePlan
+from core.policy.allocation.configurator import WHOLE, ZETA, least_budget, plan_adapmoe, plan_cache, plan_even
+from core.policy.allocation.curves import Curves
+from core.policy.allocation.expert_split import LayerTimes
+from core.policy.eviction import policy_maker
+from core.profile import Profile, profile_path, save
+from core.settings.budget import Budget
+from core.simulate.split_replay import SplitReplay, SplitResult
+from core.trace import Trace, open_trace
+
+TOKENS = 5000  # of a trace: as many as MoEpic plans from (section 4.1)
+BLOCKS = 16  # of an expert, in a replay
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    known = parser.add_argument_group("what is known", "At least one of these; a model's profile is found by itself.")
+    known.add_argument("--trace", type=Path, metavar="FILE", help="recorded routing of the model, as for simulate")
+    known.add_argument("--profile", type=Path, metavar="FILE", help="a profile of the model")
+    known.add_argument("--model", metavar="NAME", help='"demo", or a folder with the model: budgets in bytes need it')
+    parser.add_argument(
+        "--budget",
+        type=Budget.parse,
+        metavar="TEXT",
+        help="a share of all experts (50%%), or with --model total bytes (6.5GB) (default: 50%%)",
+    )
+    parser.add_argument(
+        "--tpot", type=milliseconds, metavar="TIME", help="find the least budget for a token in this time: 40ms"
+    )
+    parser.add_argument(
+        "--theta",
+        type=split,
+        default=None,
+        metavar="X",
+        help="keep this part of every cached expert, 1 = whole experts (default: each layer's best)",
+    )
+    parser.add_argument(
+        "--zeta",
+        type=share,
+        default=ZETA,
+        metavar="X",
+        help=f"part of the budget that one move takes (default: {ZETA})",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=TOKENS,
+        metavar="N",
+        help=f"plan from the last N tokens of the trace, 0 = all (default: {TOKENS})",
+    )
+    parser.add_argument("--eviction", default="lcp", metavar="NAME", help="the cache policy (default: lcp)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        type=options.pair,
+        dest="pairs",
+        help="set a parameter of the policy, or how the model is loaded, for example context=4096",
+    )
+    parser.add_argument("--experts", type=int, default=0, metavar="N", help="experts in a layer, as for simulate")
+    clock = parser.add_argument_group("times", "Milliseconds; those not given are the profile's.")
+    for name, what in TIMES.items():
+        clock.add_argument(f"--{name}-ms", type=positive, metavar="X", help=what)
+    parser.add_argument(
+        "--replay", action="store_true", help="also run the trace through these caches in virtual time; takes a while"
+    )
+    parser.add_argument("--save", action="store_true", help="keep the plan in the profile")
+    parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    began_s = time.perf_counter()
+    for where, name, _ in args.pairs:
+        if where != options.LOAD and not name.startswith("eviction."):
+            raise SettingError(f"plan has no use for {name}: it takes parameters of cache policies, and how to load.")
+    size, model_hash, budget = model_of(args)
+    trace = open_trace(args.trace, args.experts) if args.trace else None
+    profile = found_profile(args, trace, model_hash)
+    curves, basis = statistics(args, trace, profile)
+    if size is not None and size.shape != (curves.layers, curves.experts):
+        raise SettingError(
+            f"{args.model} has {size.shape[0]} layers of {size.shape[1]} experts, and what is known is of "
+            f"{curves.layers} of {curves.experts}. Name a trace and a profile of this model."
+        )
+    times, measured = times_of(args, profile)
+    least = float(curves.top_k) if args.theta == WHOLE else 0.0  # the engine's own cache has no buffer
+    aside = curves.top_k  # the prefetch buffer
+    total = curves.layers * curves.experts
+    if args.tpot is not None:
+        plan = least_budget(curves, times, args.tpot, zeta=args.zeta, theta=args.theta, least=least)
+        experts = min(total, math.ceil(plan.budget - 1e-6) + aside)
+    else:
+        experts = budgeted(budget, size, total)
+        if experts < aside:
+            raise SettingError(
+                f"This budget pays for {experts} experts, but a token uses {aside} in a layer. Raise the budget."
+            )
+        plan = plan_cache(curves, times, experts - aside, zeta=args.zeta, theta=args.theta, least=least)
+    others = compared(curves, times, experts - aside)
+    answer = Answer(
+        plan,
+        others,
+        replayed(args, trace, {PLANNED: plan, **others}, times) if args.replay else {},
+        curves,
+        times,
+        experts,
+        aside,
+        None if size is None else size.fixed_bytes + experts * size.expert_bytes,
+        args.tpot,
+        basis,
+        measured,
+    )
+    print(report(answer))
+    if args.save:
+        print(f"Saved in {keep(args, profile, plan)}.")
+    if args.json:
+        print(json.dumps(summary(answer) | {"seconds": round(time.perf_counter() - began_s, 3)}))
+    return 0
+
+
+def compared(curves: Curves, times: LayerTimes, experts: int) -> dict[str, CachePlan]:
+    """Other divisions of the same slots."""
+    return {
+        "even, each layer's best split": plan_even(curves, times, experts),
+        "even, halves": plan_even(curves, times, experts, 0.5),
+        "even, whole experts": plan_even(curves, times, experts, WHOLE),
+        "AdapMoE, whole experts": plan_adapmoe(curves, times, experts),
+    }
+
+
+def replayed(
+    args: argparse.Namespace, trace: Trace | None, plans: Mapping[str, CachePlan], times: LayerTimes
+) -> dict[str, SplitResult]:
+    """What each of these caches, with the buffer, takes on the trace in virtual time. Raises SettingError without
+    one."""
+    if trace is None:
+        raise SettingError("--replay needs a --trace.")
+    return {
+        name: SplitReplay(trace, plan.in_blocks(BLOCKS), BLOCKS, trace.top_k, times, policy_maker(policy(args))).run(
+            trace.tokens // 4
+        )
+        for name, plan in plans.items()
+    }
+
+
+def keep(args: argparse.Namespace, profile: Profile | None, plan: CachePlan) -> Path:
+    """Save the plan with the profile -> the file. Raises ProfileError when there is none."""
+    if profile is None:
+        raise ProfileError("There is no profile to keep the plan in. Calibrate the model, or name a --profile.")
+    file: Path = args.profile or profile_path(private_folder(data_dir()), profile.model_hash)
+    save(replace(profile, plan=plan), file)
+    return file
+
+
+def milliseconds(text: str) -> float:
+    """Reads 40ms, 0.04s or 40."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s)?\s*", text)
+    if not match or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time. Write 40ms.")
+    return float(match[1]) * (1000 if match[2] == "s" else 1)
+
+
+def split(text: str) -> float | None:
+    """Reads a part of an expert, 0 to 1, or auto."""
+    return None if text == "auto" else _fraction(text, 0.0)
+
+
+def share(text: str) -> float:
+    """Reads a part of the budget, above 0."""
+    return _fraction(text, 0.001)
+
+
+def _fraction(text: str, least: float) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not least <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least:g} to 1.")
+    return number

@@ -1,0 +1,84 @@
+"""The result of `plan`, as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from app.words import size
+from core.policy.allocation.cache_plan import CachePlan
+from core.policy.allocation.curves import Curves
+from core.policy.allocation.expert_split import LayerTimes
+from core.simulate.split_replay import SplitResult
+
+PLANNED = "planned"  # the plan among the others
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A plan, what it is compared with, and what both were computed from."""
+
+    plan: CachePlan
+    compared: Mapping[str, CachePlan]
+    replayed: Mapping[str, SplitResult]  # of all of these, or empty
+    curves: Curves
+    times: LayerTimes
+    experts: int  # memory in whole experts, the buffer included
+    aside: int  # of these, the prefetch buffer
+    device_bytes: int | None  # in all; None = no model was named
+    tpot_ms: float | None  # what was asked for
+    basis: str  # of the curves, in the user's words
+    measured: str  # of the times
+
+
+def report(answer: Answer) -> str:
+    """The result as text."""
+    curves, times, plan = answer.curves, answer.times, answer.plan
+    total = curves.layers * curves.experts
+    parts = [f"{answer.experts} of {total} experts, {answer.experts / total:.1%}"]
+    parts += [f"{size(answer.device_bytes)} in all"] if answer.device_bytes is not None else []
+    parts += [f"{answer.aside} of them the prefetch buffer"]
+    head = "Budget" if answer.tpot_ms is None else f"Least budget for {answer.tpot_ms:g} ms a token"
+    rows = {PLANNED: plan, **answer.compared}
+    width = max(len(name) for name in rows)
+    lines = [
+        f"{curves.layers} layers of {curves.experts} experts, {curves.top_k} active",
+        f"Times: attention {times.att_ms:.3g} ms and experts {times.moe_ms:.3g} ms a layer, the rest "
+        f"{times.head_ms:.3g} ms, a copy {times.load_ms:.3g} ms ({answer.measured})",
+        f"Statistics: {answer.basis}",
+        f"{head}: {'; '.join(parts)}",
+        f"Predicted, of which computing takes {plan.compute_ms:.4g} ms:",
+        f"  {'':<{width}}{'waiting ms':>12}{'ms a token':>12}{'tokens/s':>10}"
+        + f"{'replayed ms':>13}{'predicted/replayed':>20}" * bool(answer.replayed),
+    ]
+    lines += [
+        f"  {name:<{width}}{sum(one.exposed_ms):>12.2f}{one.tpot_ms:>12.2f}{1e3 / one.tpot_ms:>10.2f}"
+        + (f"{was.tpot_ms:>13.2f}{one.tpot_ms / was.tpot_ms:>20.2f}" if (was := answer.replayed.get(name)) else "")
+        for name, one in rows.items()
+    ]
+    lines += [f"The plan, after {plan.rounds} moves:", "  layer   slots  experts  part resident  waiting ms"]
+    lines += [
+        f"  {layer:>5}{slots:>8.2f}{cached:>9}{theta:>15.1%}{waits:>12.3f}"
+        for layer, (slots, cached, theta, waits) in enumerate(
+            zip(plan.slots, plan.cached, plan.theta, plan.exposed_ms, strict=True)
+        )
+    ]
+    return "\n".join(lines)
+
+
+def summary(answer: Answer) -> dict[str, object]:
+    """The result as plain values for JSON."""
+    curves = answer.curves
+    return {
+        "layers": curves.layers,
+        "experts": curves.experts,
+        "top_k": curves.top_k,
+        "times": {**asdict(answer.times), "basis": answer.measured},
+        "statistics": {"tokens": curves.tokens, "recall": curves.recall.round(4).tolist(), "basis": answer.basis},
+        "budget": {"experts": answer.experts, "buffer": answer.aside, "bytes": answer.device_bytes},
+        "target_ms": answer.tpot_ms,
+        "tpot_ms": answer.plan.tpot_ms,
+        "plan": answer.plan.as_json(),
+        "compared_ms": {name: one.tpot_ms for name, one in answer.compared.items()},
+        "replayed": {name: asdict(one) for name, one in answer.replayed.items()},
+    }

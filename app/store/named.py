@@ -1,0 +1,43 @@
+"""What prefetchers asked for the lab named in a pass, as the bytes that the database keeps."""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+import numpy as np
+
+from core.metrics.record import Beside
+from core.trace.chunk import BESIDE, beside_map_type
+
+LEVEL = 1  # of zlib: a few thousand rows of small numbers, at every token
+MOST = 256 << 20  # unpacked bytes of a pass
+
+
+def packed(named: Beside | None) -> bytes:
+    """A line of JSON and the two arrays, compressed; b"" = nothing was recorded."""
+    if named is None:
+        return b""
+    head = {"predictors": named.predictors, "ranked": len(named.ranked)}
+    return zlib.compress(json.dumps(head).encode() + b"\n" + named.ranked.tobytes() + named.maps.tobytes(), LEVEL)
+
+
+def unpacked(data: bytes, experts: int) -> Beside | None:
+    """The reverse. Raises ValueError, TypeError or KeyError for anything else."""
+    if not data:
+        return None
+    try:
+        stream = zlib.decompressobj()
+        whole = stream.decompress(data, MOST)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not stream.eof:
+        raise ValueError("it is cut short, or too long")
+    line, _, arrays = whole.partition(b"\n")
+    head = json.loads(line)
+    end = head["ranked"] * BESIDE.itemsize
+    return Beside(
+        tuple((str(name), dict(params)) for name, params in head["predictors"]),
+        np.frombuffer(arrays[:end], BESIDE),
+        np.frombuffer(arrays[end:], beside_map_type(experts)),
+    )

@@ -1,0 +1,99 @@
+"""Sidebar, the preset menu: which published system the settings are, or which one they were and what was changed since.
+
+The preset chosen last is remembered, so that after a knob was turned the menu says "Auto, changed: Prefetcher" and the
+way back is one click.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from app.services.host import Host
+from app.ui.controls import html
+from core.errors import SettingError
+from core.settings.config import Settings, params
+from core.settings.presets import PRESETS, Preset, matching, preset
+
+CUSTOM = "custom"  # the choice while the settings match no preset
+FIRST = "auto"  # at the head of the menu
+KEPT = "preset"  # store key of the preset chosen last
+NAMED = 2  # changed settings that are named; of more, their number is
+
+
+class PresetMenu:
+    """Builds the menu where it is created. `values` fills `outputs`."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        offered, chosen, told, back, possible = self._state()
+        self.menu = gr.Dropdown(
+            offered,
+            value=chosen,
+            label="Preset",
+            info="Auto is what works nearly everywhere. The others are published systems, as values of the settings "
+            "that Advanced shows. They apply at once, and you can change each of them.",
+            filterable=False,
+            interactive=True,
+            elem_id="set-preset",
+        )
+        self.about = html(told, elem_id="about-preset")
+        self.reset = gr.Button(back, size="sm", elem_id="reset-preset", visible=possible)
+        self.outputs: list[Component] = [self.menu, self.about, self.reset]
+
+    def values(self) -> list[Any]:
+        """The menu, the description and the way back, for the settings in force."""
+        offered, chosen, told, back, possible = self._state()
+        return [gr.update(choices=offered, value=chosen), told, gr.update(value=back, visible=possible)]
+
+    def choose(self, name: str) -> str:
+        """Apply all of a preset's values or none; CUSTOM stands for the current settings. Returns the problem, or
+        "".
+        """
+        if name == CUSTOM:
+            return ""
+        problem = self.host.models.change_many(preset(name).values)
+        if not problem:
+            self.host.remembered.put(KEPT, name)
+        return problem
+
+    def base(self) -> Preset | None:
+        """The preset that was chosen last."""
+        try:
+            return preset(str(self.host.store.db.get(KEPT, str) or ""))
+        except SettingError:  # none yet, or one of another version
+            return None
+
+    def _state(self) -> tuple[list[tuple[str, str]], str, str, str, bool]:
+        """The menu's choices, the chosen one, the description, the words of the reset button, and whether it shows."""
+        settings = self.host.models.settings
+        like, base = matching(settings), self.base()
+        first = [one for one in PRESETS if one.name == FIRST]
+        known = [(one.title, one.name) for one in (*first, *(one for one in PRESETS if one.name != FIRST))]
+        if like is not None:
+            return [*known, ("Custom", CUSTOM)], like.name, about(like), "", False
+        if base is None:
+            return [*known, ("Custom", CUSTOM)], CUSTOM, about(None), "", False
+        title = f"{base.title}, changed: {listed(changed(base, settings))}"
+        return [*known, (title, CUSTOM)], CUSTOM, about(base), f"Reset to {base.title}", True
+
+
+def changed(base: Preset, settings: Settings) -> list[str]:
+    """The titles of the settings that are not as in the preset."""
+    known = params()
+    return [known[name].title or name for name, value in base.values.items() if settings[name] != value]
+
+
+def listed(titles: list[str]) -> str:
+    """As many of them as are read at a glance."""
+    return ", ".join(titles) if len(titles) <= NAMED else f"{titles[0]} and {len(titles) - 1} more"
+
+
+def about(chosen: Preset | None) -> str:
+    """Description and requirements of a preset."""
+    if chosen is None:
+        return '<p class="about">Your own settings.</p>'
+    return f'<p class="about">{escape(chosen.help)} <cite>{escape(chosen.source)}</cite></p>'

@@ -1,0 +1,145 @@
+"""Runs the checks of `launch.py accept` one after another and writes one file of what they found."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.accept.checks import Check
+from bench.stored import write
+from core import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+PASSED, FAILED, LATE, LEFT_OUT = "passed", "failed", "took too long", "left out"
+TAIL = 12_000  # characters of what a check printed that are kept
+
+
+def run(file: Path, checks: Sequence[Check], minutes: float, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run the checks, none that would not end within `minutes` in all; the file is written after each of them, so that
+    it is there whatever happens. Returns what it says."""
+    until, found = time.monotonic() + 60 * minutes, list[dict[str, Any]]()
+    result: dict[str, Any] = {
+        "accept": 1,
+        "moestro": __version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {},
+        "versions": {},
+        "checks": found,
+    }
+    for check in checks:
+        if reason := check.without() or (
+            "" if time.monotonic() + check.limit_s <= until else "no time was left for it"
+        ):
+            found.append({"name": check.name, "outcome": LEFT_OUT, "why": reason})
+        else:
+            say(f"{check.name}: {check.what}, at most {check.limit_s:.0f} s")
+            found.append(made(check))
+        one = found[-1]
+        for part in ("machine", "versions"):  # of the check that asks for them
+            result[part] |= one.get("figures", {}).pop(part, {})
+        say(f"  {one['outcome']}" + (f": {one['why']}" if one.get("why") else f" in {one['seconds']:.0f} s"))
+        write(file, result)
+    return result
+
+
+def made(check: Check) -> dict[str, Any]:
+    """Run one check, and end it with everything it has started when its limit is over."""
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, tempfile.TemporaryFile() as output:
+        own = {name: value.replace("{folder}", folder) for name, value in check.environment.items()}
+        process = subprocess.Popen(
+            check.command(Path(folder)),
+            cwd=ROOT,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1", **own},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            status: int | None = process.wait(check.limit_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            end(process)
+        output.seek(0)
+        text = anonymous(output.read().decode("utf-8", "replace"))
+    found: dict[str, Any] = {
+        "name": check.name,
+        "outcome": LATE if status is None else PASSED if status in check.good else FAILED,
+        "seconds": round(time.monotonic() - began_s, 1),
+        "limit_s": check.limit_s,
+        "status": status,
+        "figures": figures(text),
+        "output": text[-TAIL:],
+    }
+    if found["outcome"] == FAILED:
+        found["why"] = reason(text) or f"it ended with status {status}"
+    if found["figures"].get("left_out"):
+        found |= {"outcome": LEFT_OUT, "why": found["figures"].pop("left_out")}
+    return found
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process, if it runs, and what it started."""
+    if process.poll() is None:
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        for one in started:
+            try:
+                one.kill()
+            except psutil.NoSuchProcess:
+                pass
+        process.wait()
+
+
+def figures(text: str) -> dict[str, Any]:
+    """The last JSON object that a check printed: on a line of its own, or over several to the end; for pytest what
+    its last line counts."""
+    lines = text.strip().splitlines() or [""]
+    begin = max((at for at, line in enumerate(lines) if line == "{"), default=0)
+    for written in (next((line for line in reversed(lines) if line.startswith("{")), ""), "\n".join(lines[begin:])):
+        try:
+            found = json.loads(written)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            return found
+    counted = re.findall(r"(\d+) (passed|failed|skipped|error|deselected)", lines[-1])
+    return {what: int(number) for number, what in counted}
+
+
+def reason(text: str) -> str:
+    """The line that says what went wrong: the last one."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip() and not line.startswith("{")]
+    return lines[-1][:500] if lines else ""
+
+
+def anonymous(text: str) -> str:
+    """Without the user's folder, which has their name."""
+    home = str(Path.home())
+    for written in (home, json.dumps(home)[1:-1]):  # as it is, and within JSON
+        text = text.replace(written, "~") if len(home) > 1 else text
+    return text
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The result as text."""
+    gpu = result["machine"].get("gpu", "")
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    lines = [f"Moestro {result['moestro']}, {result['date']}", *(line for line in (gpu, versions) if line)]
+    for one in result["checks"]:
+        lines.append(f"{one['name']:12} {one['outcome']}" + (f": {one['why']}" if one.get("why") else ""))
+        for name, value in one.get("figures", {}).items():
+            if isinstance(value, int | float | str):
+                lines.append(f"{'':14} {name}: {f'{value:.4g}' if isinstance(value, float) else value}")
+    return "\n".join(lines)

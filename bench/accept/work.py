@@ -1,0 +1,43 @@
+"""One check of `launch.py accept`: `python -m bench.accept.work NAME FOLDER [--small]`. Ends with its figures as a line
+of JSON, or with an error where something is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.accept import engines, link
+from bench.accept.drawn import Subject, subject
+from core.errors import MoestroError
+
+WORK: dict[str, Callable[[Subject], dict[str, Any]]] = {
+    "machine": link.machine,
+    "copies": link.copies,
+    "zerocopy": link.zerocopy,
+    "stress": engines.stress,
+    "speed": engines.speed,
+    "memory": engines.memory,
+    "swap": engines.swap,
+    "no_compiler": engines.no_compiler,
+}
+
+
+def main(words: list[str]) -> int:
+    """Exit code 1 with a line that says why, when the check fails in a way that it knows."""
+    name, folder, *options = words
+    began_s = time.perf_counter()
+    try:
+        found = WORK[name](subject(Path(folder), small="--small" in options))
+    except (MoestroError, link.Wrong) as error:
+        print(error)
+        return 1
+    print(json.dumps({**found, "took_s": round(time.perf_counter() - began_s, 1)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

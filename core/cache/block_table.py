@@ -1,0 +1,78 @@
+"""Which blocks of which experts have slots: the one map from experts to slots, of whole and of split experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic
+
+from core.cache.pool import S
+from core.types import Segment
+
+
+class BlockTable(Generic[S]):
+    """Experts of `blocks` blocks each, of which the first have slots: none, some or all. Mutated by CacheCore only.
+
+    `slots`: by eid, those of its blocks, in order. `tops`: by layer, the blocks that stay when others need slots; all
+    of them where experts are whole. `long`: experts that have more than their top, and so can be cut to it. `buffered`:
+    experts that were completed beside the cache, the oldest first, and how many of their blocks the cache has.
+    """
+
+    def __init__(self, layers: int, experts: int, blocks: int) -> None:
+        self.experts, self.blocks = experts, blocks
+        self.slots: list[tuple[S, ...]] = [()] * (layers * experts)
+        self.tops = [blocks] * layers
+        self.long: set[int] = set()
+        self.buffered: dict[int, int] = {}
+        self._shortest = blocks  # top that there ever was
+
+    def lacking(self, eid: int) -> Segment:
+        """The blocks without slots."""
+        return Segment(eid, range(len(self.slots[eid]), self.blocks))
+
+    def complete(self, eid: int, slots: tuple[S, ...], *, beside: bool = False) -> None:
+        """Give an expert's other blocks slots, `beside` the cache or in it."""
+        had = self.slots[eid]
+        self.slots[eid] = had + slots
+        if beside:
+            self.buffered[eid] = len(had)
+        self._note(eid)
+
+    def take_over(self, eid: int) -> int:
+        """What was completed beside the cache is in it from now on -> the blocks that were there before."""
+        had = self.buffered.pop(eid)
+        self._note(eid)
+        return had
+
+    def cut(self, eid: int, kept: int) -> tuple[S, ...]:
+        """Leave an expert its first `kept` blocks -> the slots of the others."""
+        slots = self.slots[eid]
+        self.slots[eid] = slots[:kept]
+        self.buffered.pop(eid, None)
+        self._note(eid)
+        return slots[kept:]
+
+    def split(self, tops: Sequence[int]) -> None:
+        """Set the top of each layer, 0 to all blocks. No expert has other blocks because of it."""
+        self.tops, self._shortest = list(tops), min(self._shortest, *tops)
+        self.long = {eid for eid in range(len(self.slots)) if self._is_long(eid)}
+
+    def sizes(self) -> dict[int, int]:
+        """eid -> its blocks that the cache has, of every expert that it has blocks of."""
+        held = {eid: len(slots) for eid, slots in enumerate(self.slots) if slots} | self.buffered
+        return {eid: size for eid, size in held.items() if size}
+
+    def check(self) -> None:
+        """Raise AssertionError unless every invariant holds."""
+        for eid, slots in enumerate(self.slots):
+            assert not slots or self._shortest <= len(slots) <= self.blocks, "an expert with fewer blocks than any top"
+            assert eid not in self.buffered or len(slots) == self.blocks, "an expert in the buffer that is not complete"
+            assert self._is_long(eid) == (eid in self.long), "which experts can be cut is wrong"
+
+    def _note(self, eid: int) -> None:
+        if self._is_long(eid):
+            self.long.add(eid)
+        else:
+            self.long.discard(eid)
+
+    def _is_long(self, eid: int) -> bool:
+        return 0 < self.tops[eid // self.experts] < len(self.slots[eid]) and eid not in self.buffered

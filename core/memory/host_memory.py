@@ -1,0 +1,128 @@
+"""Rows of host memory for experts, pinned for a GPU as far as the system allows.
+
+A GPU copies from pinned memory by itself, at the link's speed; other memory has to pass through a pinned row first. How
+much can be pinned shows only when the system refuses, as some do after a gigabyte and others at half of the memory.
+Each slab is therefore pinned for itself, at its exact size, and those after a refusal are left as they are.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from core.memory.codec import Codec
+from core.memory.pages import aligned
+
+SLAB_BYTES = 256 << 20  # rows are allocated together
+PINNED_SLAB_BYTES = 64 << 20  # ... and pinned together: so much at most is left unpinned below a system's limit
+STAGING = 6  # pinned rows that others pass through: more than copies are in flight
+
+
+class HostMemory:
+    """`rows` [row_bytes] uint8, of which the first `pinned` are pinned. `close` gives it back."""
+
+    def __init__(self, count: int, row_bytes: int, pin: bool = False) -> None:
+        """`pin`: for copies to a GPU."""
+        self.row_bytes, self.pinned, self._pin = row_bytes, 0, pin
+        self.rows: list[torch.Tensor] = []
+        self._locked: list[torch.Tensor] = []  # slabs that are pinned, and what passes the others on
+        self._release = weakref.finalize(self, _unlock, self._locked)
+        self._release.atexit = False
+        self._staging: SimpleQueue[tuple[torch.Tensor, Any]] | None = None
+        self._direct = count  # rows from here on pass through the staging rows
+        if pin and count:
+            self._pinned(count)
+        else:
+            for size in _sizes(count, SLAB_BYTES // row_bytes):
+                self._add(aligned(size * row_bytes))
+
+    @property
+    def bytes(self) -> int:
+        """Of all rows."""
+        return len(self.rows) * self.row_bytes
+
+    @property
+    def unpinned_bytes(self) -> int:
+        """Of the rows that were to be pinned and are not."""
+        return (len(self.rows) - self.pinned) * self.row_bytes if self._pin and self.rows else 0
+
+    def place(self, at: int, blob: torch.Tensor, codec: Codec, slot: torch.Tensor) -> bool:
+        """Write a blob, which is what row `at` begins with, into a slot; on CUDA in the current stream. Returns whether
+        the row is still read when this returns."""
+        if at < self._direct:
+            codec.place(blob, slot)
+            return at < self.pinned
+        assert self._staging is not None
+        staged, passed = self._staging.get()
+        try:
+            if passed is not None:
+                passed.synchronize()  # its last copy may still read it
+            staged[: len(blob)].copy_(blob)
+            codec.place(staged[: len(blob)], slot)
+            passed = torch.cuda.Event()
+            passed.record()
+        finally:  # also after an error, or who waits for a row would wait forever; that copy's slot is given up
+            self._staging.put((staged, passed))
+        return False
+
+    def close(self) -> None:
+        """Give everything back. Nobody may be copying."""
+        self.rows.clear()
+        self._staging = None
+        self._release()
+
+    def _pinned(self, count: int) -> None:
+        """Pin slab after slab until the system refuses."""
+        staging = aligned(min(STAGING, count) * self.row_bytes)
+        pinning = staged = _lock(staging, self._locked)
+        for size in _sizes(count, PINNED_SLAB_BYTES // self.row_bytes):
+            slab = aligned(size * self.row_bytes)
+            if pinning and not _lock(slab, self._locked):
+                pinning = False
+                self._leave_room()
+            self.pinned += size if pinning else 0
+            self._add(slab)
+        if pinning:
+            _unlock([self._locked.pop(0)])  # nothing has to pass through it
+        elif staged:
+            self._direct, self._staging = self.pinned, SimpleQueue()
+            for row in staging.view(-1, self.row_bytes):
+                self._staging.put((row, None))
+
+    def _leave_room(self) -> None:
+        """Unpin the last slab: what torch pins for itself needs room, too."""
+        if self.pinned:
+            last = self._locked.pop()
+            self.pinned -= len(last) // self.row_bytes
+            _unlock([last])
+
+    def _add(self, slab: torch.Tensor) -> None:
+        self.rows.extend(slab.view(-1, self.row_bytes))
+
+
+def _sizes(count: int, most: int) -> list[int]:
+    """Rows of each slab."""
+    most = max(1, most)
+    return [min(most, count - start) for start in range(0, count, most)]
+
+
+def _lock(slab: torch.Tensor, locked: list[torch.Tensor]) -> bool:
+    """Pin a slab, and add it to those that are; False when the system refuses."""
+    if int(torch.cuda.cudart().cudaHostRegister(slab.data_ptr(), slab.numel(), 0)) == 0:
+        locked.append(slab)
+        return True
+    with suppress(RuntimeError):  # CUDA remembers the refusal, and the next kernel to start would report it
+        torch.zeros(1, device="cuda")
+    return False
+
+
+def _unlock(locked: list[torch.Tensor]) -> None:
+    if locked:
+        with suppress(RuntimeError):  # of a device that is lost
+            torch.cuda.synchronize()
+    while locked:
+        torch.cuda.cudart().cudaHostUnregister(locked.pop().data_ptr())

@@ -1,0 +1,15 @@
+"""Tells a GPU without memory from other errors of torch's."""
+
+from __future__ import annotations
+
+import torch
+
+REFUSALS = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+
+
+def shortage(error: BaseException) -> str:
+    """What a GPU had no memory for, to follow "has no room for"; "" for any other error."""
+    text = str(error).strip().partition("\n")[0]
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"what it computes with ({text.partition('. GPU')[0]})"
+    return f"what its libraries need ({text})" if any(refusal in text for refusal in REFUSALS) else ""

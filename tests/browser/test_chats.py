@@ -1,0 +1,227 @@
+"""A complete chat: the list beside it, branches, system prompt, reasoning, copies, exports, keyboard, draft."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.browser.conftest import Open, Server
+from tests.browser.dashboard import Dashboard
+from tests.browser.lengths import say
+from tests.browser.test_looks import FITS, SIZES
+
+SMALL = """() => [...document.querySelectorAll('#chat-column :is(button, summary), #chat-list-column button')]
+    .filter((e) => e.offsetParent && getComputedStyle(e).visibility === 'visible')
+    .map((e) => [e.outerHTML.slice(0, 80), e.getBoundingClientRect()])
+    .filter(([, box]) => box.width < 24 || box.height < 24).map(([html]) => html)"""
+# The message field, or the button that is drawn over by nothing of the chat's head.
+CUT_OFF = """() => [...document.querySelectorAll('#chat-head button, #chat-head summary')].filter((e) => e.offsetParent)
+    .filter((e) => { e.scrollIntoView({ block: "center" }); const box = e.getBoundingClientRect();
+        const seen = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+        return box.right > innerWidth || !e.contains(seen); }).map((e) => e.outerHTML.slice(0, 80))"""
+
+
+def users(dashboard: Dashboard) -> list[str]:
+    return [str(text) for text in dashboard.page.locator("#chat [data-testid=user]").all_inner_texts()]
+
+
+def test_branches_go_back_and_forth_and_the_keyboard_does_it_all(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.ask("First wording, in 3 words").answered()
+    page.keyboard.press("Alt+r")
+    dashboard.wait_text("#chat", "2 / 2")
+    dashboard.answered()
+    page.keyboard.press("Alt+e")
+    page.locator("#chat textarea").fill("Second wording, in 4 words")
+    page.keyboard.press("Enter")
+    dashboard.wait_text("#chat", "Second wording")
+    dashboard.answered()
+    assert users(dashboard) == ["Second wording, in 4 words"] and "4 tokens" in dashboard.answers()[-1]
+    page.get_by_role("button", name="Earlier branch").click()
+    dashboard.wait_text("#chat", "First wording")
+    assert "3 tokens" in dashboard.answers()[-1], "its statistics stay with it"
+    assert page.evaluate("document.activeElement.dataset.act") == "later", "the focus stays at the arrows"
+    page.reload()
+    dashboard.settled()
+    dashboard.wait_text("#chat", "First wording")
+    page.keyboard.press("Alt+,")  # of the answer
+    dashboard.wait_text("#chat .bot-row", "1 / 2")
+    dashboard.ask("And on this branch, in 3 words").answered()
+    assert len(dashboard.answers()) == 2
+    page.locator("#chat .user-row").first.get_by_role("button", name="Later branch").click()
+    dashboard.wait_text("#chat", "Second wording")
+    assert len(dashboard.answers()) == 1
+
+
+def test_escape_stops_and_question_mark_lists_the_shortcuts(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.ask("Go on and on").streaming()
+    page.locator("#message textarea").press("?")
+    assert dashboard.value("#message textarea") == "?" and not page.is_visible("#shortcuts"), "it is being written"
+    page.click("[data-keys]")
+    page.wait_for_selector("#shortcuts", state="visible")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#shortcuts", state="hidden")
+    assert page.evaluate("document.body.dataset.answering") == "1", "Escape closed the list alone"
+    page.keyboard.press("Escape")
+    dashboard.answered()
+    assert "stopped by you" in dashboard.answers()[-1]
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("?")
+    page.wait_for_selector("#shortcuts", state="visible")
+    assert "Alt+N" in dashboard.text("#shortcuts")
+    page.click("#shortcuts [data-close]")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.closest('#message') !== null")
+
+
+def test_the_list_opens_finds_and_renames(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.ask(say("The heron stands in shallow water.")).answered()
+    first = page.evaluate("location.search")
+    page.keyboard.press("Alt+n")
+    page.wait_for_function("!location.search")
+    dashboard.ask("Another one, in 3 words").answered()
+    page.keyboard.press("Alt+k")
+    page.wait_for_selector("#chat-list li [aria-current]")
+    assert "Another one" in dashboard.text("#chat-list li [aria-current]")
+    page.keyboard.type("shallow HERON")
+    page.wait_for_function("document.querySelectorAll('#chat-list li').length === 1")
+    assert "heron stands" in dashboard.text("#chat-list li")
+    page.get_by_role("button", name="Rename").first.click()
+    page.get_by_label("Name of the chat").fill("Birds")
+    page.keyboard.press("Enter")
+    dashboard.wait_text("#chat-list", "Birds")
+    page.locator("#chat-list input[type=search]").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    dashboard.wait_text("#chat", "The heron stands")
+    dashboard.wait_text("#chat-title", "Birds")
+    page.wait_for_function("(was) => location.search === was", arg=first)
+    page.wait_for_selector("#chat-list", state="hidden")  # it stood over the chat
+    page.keyboard.press("Alt+k")
+    page.locator("#chat-list input[type=search]").fill("no such words anywhere")
+    dashboard.wait_text("#chat-list", "Nothing found")
+    page.keyboard.press("Escape")
+    page.wait_for_function("document.querySelectorAll('#chat-list li').length > 1")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#chat-list", state="hidden")
+
+
+def test_reasoning_is_folded_and_a_copy_is_the_answer_alone(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    page.evaluate(
+        """() => { window.copied = []; Object.defineProperty(navigator, 'clipboard', { configurable: true,
+            value: { writeText: async (text) => { window.copied.push(text); } } }); }"""
+    )
+    text = "<think>\nWhy *not*?\n</think>\n\nIt is **so**:\n\n```python\nx = 1\n```"
+    dashboard.ask(say(text)).answered()
+    answer = page.locator("#chat [data-testid=bot]").last
+    assert not answer.get_by_text("not").is_visible()
+    assert "so" in answer.locator("strong").inner_text() and "<think>" not in answer.inner_text()
+    answer.locator("summary").click()
+    answer.locator("em", has_text="not").wait_for()
+    page.keyboard.press("Alt+c")
+    page.wait_for_function("window.copied.length === 1")
+    answer.get_by_role("button", name="Copy the code").click()
+    page.wait_for_function("window.copied.length === 2")
+    assert page.evaluate("window.copied") == ["It is **so**:\n\n```python\nx = 1\n```", "x = 1"]
+
+
+def test_the_system_prompt_of_a_chat_and_of_new_ones_and_the_exports(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    page.keyboard.press("Alt+s")
+    page.locator("#system textarea").fill("Answer in Latin.")
+    page.click("#system-default")
+    dashboard.wait_text("#system-said", "New chats begin with this")
+    page.locator("#system textarea").fill("Answer in Greek.")
+    dashboard.ask("Who are you, in 3 words").answered()
+    for link, wanted in (("#export-markdown", "Answer in Greek."), ("#export-json", '"system": "Answer in Greek."')):
+        page.click("#export-menu")
+        with page.expect_download() as download:
+            page.click(link)
+        assert wanted in Path(download.value.path()).read_text(encoding="utf-8")
+    assert json.loads(Path(download.value.path()).read_text(encoding="utf-8"))["messages"][1]["statistics"]
+    page.click("#new-chat")
+    page.wait_for_function("document.querySelector('#system textarea').value === 'Answer in Latin.'")
+    page.locator("#system textarea").fill("")
+    page.click("#system-default")
+    dashboard.wait_text("#system-said", "New chats begin without")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#system-panel", state="hidden")
+
+
+def test_a_draft_outlives_a_reload_and_a_look_at_another_chat(dashboard: Dashboard) -> None:
+    page, box = dashboard.page, "#message textarea"
+    dashboard.ask("Say little, in 3 words").answered()
+    page.fill(box, "not sent yet")
+    page.reload()
+    dashboard.settled()
+    page.wait_for_function("document.querySelector('#message textarea').value === 'not sent yet'")
+    page.click("#new-chat")
+    page.wait_for_function("document.querySelector('#message textarea').value === ''")
+    page.fill(box, "of the new one")
+    page.keyboard.press("Alt+k")
+    page.locator("#chat-list li", has_text="Say little").first.locator(".open").click()
+    page.wait_for_function("document.querySelector('#message textarea').value === 'not sent yet'")
+    page.press(box, "Enter")
+    dashboard.streaming()
+    assert dashboard.value(box) == ""
+    dashboard.stop()
+    page.click("#new-chat")
+    page.wait_for_function("document.querySelector('#message textarea').value === 'of the new one'")
+
+
+def test_markdown_is_drawn_while_it_streams(dashboard: Dashboard) -> None:
+    """The tail of the answer, as pulse.js is told of it."""
+    drawn = dashboard.page.evaluate(
+        """async () => { const { AnswerView } = await import("/ui/chat/answer.js");
+        const box = document.createElement("div"), view = new AnswerView(box), seen = [];
+        const text = "<think>a b</think>\\n\\n# Head\\n\\n- one **two**\\n\\n```py\\nx";
+        for (const end of [3, 9, 20, 30, text.length]) { view.show(text.slice(0, end), false, false);
+            seen.push([box.querySelector("details").hidden, box.querySelector("summary").textContent,
+                box.lastChild.textContent]); }
+        return [seen, [...box.querySelectorAll("h1, li, strong, pre")].map((e) => e.tagName)]; }"""
+    )
+    seen, tags = drawn
+    assert seen[0] == [True, "", ""], "it may become a tag"
+    assert seen[1][:2] == [False, "Reasoning… (1 word)"] and seen[2][:2] == [False, "Reasoning (2 words)"]
+    assert tags == ["H1", "LI", "STRONG", "PRE"]
+
+
+@pytest.mark.long(0.2)
+def test_a_model_without_a_chat_template_says_so(open_page: Open, tmp_path: Path) -> None:
+    server = Server(tmp_path, MOESTRO_TEST_BASE="1").start()
+    try:
+        dashboard = open_page(url=server.url)
+        dashboard.wait_text("#chat-plain", "no chat template")
+        dashboard.wait_text("#chat-empty", "Begin a text")
+        dashboard.ask("Once upon a time, in 3 words").answered()
+        with urllib.request.urlopen(f"{server.url}/export/1.json", timeout=30) as reply:
+            assert json.loads(reply.read())["messages"][0]["text"].startswith("Once")
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize("width", [390, 1366, 1920])
+def test_nothing_of_the_chat_is_cut_off_or_too_small(open_page: Open, width: int) -> None:
+    dashboard = open_page(width=width, height=SIZES[width])
+    page = dashboard.page
+    dashboard.ask(
+        say(f"| {'wide ' * 30} | b |\n|---|---|\n| 1 | 2 |\n\n```\n{'x' * 300}\n```\n\n$${'a+' * 200}b$$")
+    ).answered()
+    page.keyboard.press("Alt+r")
+    dashboard.wait_text("#chat", "2 / 2")
+    dashboard.answered()
+    assert page.evaluate(FITS)
+    assert page.evaluate(CUT_OFF) == []
+    if width == 1920:
+        page.wait_for_selector("#chat-list li [aria-current]")  # beside the chat from the start
+    else:
+        page.wait_for_selector("#chat-list", state="hidden")
+        page.click("button[data-chats]")
+        page.wait_for_selector("#chat-list li [aria-current]")
+    assert page.evaluate(SMALL) == [] and page.evaluate(FITS)

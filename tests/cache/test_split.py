@@ -1,0 +1,272 @@
+"""Experts of which a layer keeps the top: who is cut, who leaves, and that a layer never keeps more than its slots."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.cache.core import CacheCore
+from core.cache.pool import numbered_pools
+from core.policy.eviction import MakePolicy
+from core.settings.registry import create, variants
+from core.types import Segment
+from tests.selection import layered
+
+LAYERS, EXPERTS, K, BLOCKS = 2, 6, 2, 4
+NAMES = [v.name for v in variants("eviction")]
+
+
+def policy(name: str) -> MakePolicy:
+    return lambda expert_index: create("eviction", name, {}, expert_index=expert_index)
+
+
+def split_core(
+    capacities: Sequence[int],
+    tops: Sequence[int],
+    name: str = "lru",
+    experts: int = EXPERTS,
+    blocks: int = BLOCKS,
+    buffer: int = K * BLOCKS,
+    lost: list[tuple[int, int]] | None = None,
+) -> CacheCore[int]:
+    """Layers with so many blocks each, and a buffer; `lost` gets (eid, blocks kept) of whatever is cut or evicted."""
+    lost = [] if lost is None else lost
+    layers = len(tops)
+    core: CacheCore[int] = CacheCore(
+        layers,
+        experts,
+        policy(name),
+        numbered_pools(layers * experts, capacities),
+        on_evict=lambda eid: lost.append((eid, 0)),
+        blocks=blocks,
+        on_cut=lambda eid, kept: lost.append((eid, kept)),
+    )
+    number = itertools.count()
+    for pool in core.pools:
+        pool.free = [next(number) for _ in pool.free]
+    core.transit = [next(number) for _ in range(buffer)]
+    core.split(tops)
+    return core
+
+
+def token(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> list[Segment]:
+    """A layer of one token -> the segments that had to be copied."""
+    eids = [layer * core.experts + expert for expert in wanted]
+    core.arrive(layer, eids)
+    copied = []
+    for eid in core.lease(layer, eids):
+        copied.append(core.held.lacking(eid))
+        slots = core.admit(eid, core.leased, in_transit=True)
+        assert slots is not None and len(slots) == len(copied[-1].blocks)
+        core.use(eid)
+    assert all(len(core.table[eid]) == core.blocks for eid in eids), "an expert is computed whole"
+    core.release(eids)
+    core.check_integrity()
+    return copied
+
+
+def lengths(core: CacheCore[int]) -> dict[int, int]:
+    return {eid: len(slots) for eid, slots in enumerate(core.table) if slots}
+
+
+# ------------------------------------------------------------------ by hand
+
+
+def test_what_is_longer_than_a_top_is_cut_before_anyone_leaves() -> None:
+    """One layer of four experts of four blocks, with four blocks and a buffer of four; tops of two."""
+    lost: list[tuple[int, int]] = []
+    core = split_core([4], [2], experts=4, buffer=4, lost=lost)
+    assert token(core, 0, [0]) == [Segment(0, range(4))] and lengths(core) == {0: 4}  # nobody needs its bottom
+    assert token(core, 0, [1]) == [Segment(1, range(4))]
+    assert lengths(core) == {0: 2, 1: 2} and lost == [(0, 2), (1, 2)]
+    assert token(core, 0, [2]) == [Segment(2, range(4))]
+    assert lengths(core) == {1: 2, 2: 2} and lost[2:] == [(2, 2), (0, 0)]  # then the one longest unused
+    assert token(core, 0, [1]) == [Segment(1, range(2, 4))]  # its top was there
+    assert lengths(core) == {1: 2, 2: 2} and lost[4:] == [(1, 2)]
+    assert len(core.transit) == 4
+
+
+def test_priorities_decide_whose_top_stays() -> None:
+    """LCP: the newcomer was used once, the others more often; it leaves itself."""
+    core = split_core([4], [2], "lcp", experts=4, buffer=4)
+    for expert in (0, 1, 0, 1):
+        token(core, 0, [expert])
+    token(core, 0, [2])
+    assert lengths(core) == {0: 2, 1: 2}
+
+
+def test_the_buffer_is_beside_the_cache() -> None:
+    core = split_core([4], [2], experts=4, buffer=4)
+    token(core, 0, [0])
+    token(core, 0, [1])
+    assert core.buffer(3) is not None and core.buffer(0) is None  # whole, and then there is no room for a bottom
+    assert lengths(core) == {0: 2, 1: 2, 3: 4}
+    core.check_integrity()
+    core.arrive(0, [1])  # in vain
+    assert lengths(core) == {0: 2, 1: 2} and len(core.transit) == 4
+    bottom = core.buffer(0)
+    assert bottom is not None and core.table[0][2:] == bottom
+    assert token(core, 0, [0]) == [] and lengths(core) == {0: 2, 1: 2}
+    assert core.buffer(3) is not None
+    assert token(core, 0, [3]) == [] and lengths(core) == {0: 2, 3: 2}  # what was used is in the cache
+    assert core.buffer(2) is not None
+    assert token(core, 0, [0]) == [Segment(0, range(2, 4))]  # what is needed goes before what may be
+    assert lengths(core) == {0: 2, 3: 2} and not core.held.buffered
+
+
+def test_another_split_moves_nothing() -> None:
+    core = split_core([8], [4], experts=4, buffer=4)
+    token(core, 0, [0])
+    token(core, 0, [1])
+    core.split([1])
+    assert lengths(core) == {0: 4, 1: 4}
+    token(core, 0, [2])
+    assert lengths(core) == {0: 1, 1: 1, 2: 4}  # two were cut for its four blocks, and two blocks are left over
+    core.split([4])
+    before = lengths(core)
+    core.check_integrity()
+    assert lengths(core) == before
+    assert token(core, 0, [0]) == [Segment(0, range(1, 4))]
+
+
+def test_a_layer_may_keep_nothing() -> None:
+    """Tops of no block: whoever leaves, leaves whole."""
+    core = split_core([0], [0], experts=4, buffer=8)
+    assert token(core, 0, [0, 1]) == [Segment(0, range(4)), Segment(1, range(4))] and lengths(core) == {}
+    assert core.buffer(2) is not None and token(core, 0, [2]) == []
+    assert lengths(core) == {}
+
+
+# ------------------------------------------------------------------ against the cache of whole experts
+
+
+choices = st.lists(st.integers(0, EXPERTS - 1), min_size=K, max_size=K, unique=True)
+turns = st.lists(st.lists(choices, min_size=LAYERS, max_size=LAYERS), max_size=30)
+
+
+@pytest.mark.parametrize("name", layered(NAMES, quick=lambda name: name in ("lru", "lcp", "none", "random")))
+@settings(max_examples=15)
+@given(made=turns, room=st.integers(K, EXPERTS), blocks=st.sampled_from([1, 3]), bypass=st.booleans())
+def test_tops_as_long_as_experts_are_the_cache_of_whole_experts(
+    name: str, made: Sequence[Sequence[list[int]]], room: int, blocks: int, bypass: bool
+) -> None:
+    """Blocks, splitting to whole experts and back: the same copies and the same evictions in the same order."""
+    seen: list[list[object]] = []
+    for parts, splits in ((1, False), (blocks, True)):
+        events: list[object] = []
+        lost: list[tuple[int, int]] = []
+        core = split_core(
+            [room * parts] * LAYERS, [parts] * LAYERS, name, blocks=parts, buffer=K * parts * bypass, lost=lost
+        )
+        for wanted in made:
+            core.now += 1
+            if splits:
+                core.split([parts] * LAYERS)
+            for layer, experts in enumerate(wanted):
+                events += [segment.eid for segment in token(core, layer, experts)]
+                events += [(eid, kept) for eid, kept in lost]
+                lost.clear()
+        seen.append([*events, sorted(lengths(core))])
+        assert all(length == parts for length in lengths(core).values())
+    assert seen[0] == seen[1]
+
+
+# ------------------------------------------------------------------ any history
+
+
+class Move(NamedTuple):
+    """What happens: a token, with what is fetched ahead in each layer, then maybe other tops, slots, policy or pins."""
+
+    wanted: list[list[int]]
+    ahead: list[list[int]]
+    tops: list[int] | None
+    capacities: list[int] | None
+    name: str | None
+    pins: list[int] | None
+
+
+def maybe(strategy: st.SearchStrategy[list[int]]) -> st.SearchStrategy[list[int] | None]:
+    return st.none() | st.none() | st.none() | strategy
+
+
+each = st.lists(st.integers(0, BLOCKS), min_size=LAYERS, max_size=LAYERS)
+moves = st.builds(
+    Move,
+    st.lists(choices, min_size=LAYERS, max_size=LAYERS),
+    st.lists(st.lists(st.integers(0, LAYERS * EXPERTS - 1), max_size=4, unique=True), min_size=LAYERS, max_size=LAYERS),
+    maybe(each),
+    maybe(st.lists(st.integers(0, EXPERTS * BLOCKS), min_size=LAYERS, max_size=LAYERS)),
+    st.none() | st.none() | st.none() | st.sampled_from(NAMES),
+    maybe(st.lists(st.integers(0, LAYERS * EXPERTS - 1), max_size=2, unique=True)),
+)
+
+
+def check(core: CacheCore[int], capacities: Sequence[int], buffer: int) -> None:
+    """Every block within its layer's slots or the buffer, and every slot in one place."""
+    core.check_integrity()
+    sizes = core.held.sizes()
+    for layer, capacity in enumerate(capacities):
+        kept = sum(size for eid, size in sizes.items() if eid // EXPERTS == layer)
+        assert kept <= capacity == core.pools[layer].capacity
+    beside = sum(BLOCKS - had for had in core.held.buffered.values())
+    assert beside + len(core.transit) == buffer
+    slots = [slot for held in core.table for slot in held]
+    slots += [slot for pool in core.pools for slot in pool.free] + core.transit
+    assert len(slots) == len(set(slots)) == sum(capacities) + buffer
+
+
+@settings(max_examples=150)
+@given(
+    capacities=st.lists(st.integers(0, EXPERTS * BLOCKS), min_size=LAYERS, max_size=LAYERS),
+    tops=each,
+    more=st.integers(0, 2 * BLOCKS),
+    made=st.lists(moves, max_size=20),
+)
+def test_no_layer_keeps_more_than_its_slots(
+    capacities: list[int], tops: list[int], more: int, made: Sequence[Move]
+) -> None:
+    buffer, spare = K * BLOCKS + more, itertools.count(10_000)
+    core = split_core(capacities, tops, buffer=buffer)
+    for move in made:
+        core.now += 1
+        for layer, (wanted, ahead) in enumerate(zip(move.wanted, move.ahead, strict=True)):
+            eids = [layer * EXPERTS + expert for expert in wanted]
+            core.arrive(layer, eids)
+            for eid in core.lease(layer, eids):
+                assert core.admit(eid, core.leased, in_transit=True) is not None
+                core.use(eid)
+            whole = {eid: core.table[eid] for eid in eids}
+            assert all(len(slots) == BLOCKS for slots in whole.values())
+            for eid in ahead:
+                if len(core.table[eid]) < BLOCKS:
+                    before = core.held.sizes()
+                    core.buffer(eid)
+                    assert core.held.sizes() == before, "somebody left for what was fetched ahead"
+            assert all(core.table[eid] == slots for eid, slots in whole.items())
+            core.release(eids)
+            check(core, capacities, buffer)
+        if move.pins is not None:
+            core.pinned = frozenset(move.pins)
+        if move.tops is not None:
+            before = lengths(core)
+            core.split(move.tops)
+            assert lengths(core) == before
+        if move.capacities is not None:
+            core.empty_buffer()
+            for pool, capacity in zip(core.pools, move.capacities, strict=True):
+                while pool.capacity > capacity:
+                    core.shrink(pool)
+                while pool.capacity < capacity:
+                    core.grow(pool, next(spare))
+            capacities = move.capacities
+        if move.name is not None:
+            left = core.rebuild(policy(move.name), capacities)
+            assert not left
+        check(core, capacities, buffer)
+    core.evict_all()
+    assert lengths(core) == {} and len(core.transit) == buffer

@@ -1,0 +1,48 @@
+"""Engines on a fake GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from core.engine import Engine
+from core.importing import import_model
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from tests.checkpoints import make_checkpoint
+from tests.fake_cuda import FakeCuda, installed
+from tests.tiny_tokenizer import save_tokenizer
+
+CONTEXT = 256
+
+
+@pytest.fixture
+def fake_cuda() -> Iterator[FakeCuda]:
+    """A GPU of 1 GiB in an idle machine. That no access to it was a race is asserted at the end."""
+    with installed(FakeCuda()) as fake:
+        yield fake
+    assert not fake.races.found, fake.races.found[:3]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tokenizer(make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("cuda_model"), num_experts=16))
+
+
+@pytest.fixture(scope="session")
+def pack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return import_model(str(model), tmp_path_factory.mktemp("cuda_pack") / "pack", format="int4-g32")
+
+
+@contextmanager
+def engine_on(path: Path, settings: dict[str, object], **choices: object) -> Iterator[Engine]:
+    """An engine on the GPU, unloaded at the end."""
+    spec = LoadSpec.checked(str(path), Settings(settings), device="cuda", context=CONTEXT, **choices)
+    engine = Engine.load(spec)
+    try:
+        yield engine
+    finally:
+        engine.unload()

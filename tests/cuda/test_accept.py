@@ -1,0 +1,111 @@
+"""What `launch.py accept` runs, on the fake GPU with toys: each check goes through, and finds what is wrong."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.accept import engines, link
+from bench.accept.drawn import OLMOE, QWEN, Subject, subject
+from core.memory.store import HostStore
+from tests.fake_cuda import FakeCuda
+from tests.fake_cuda.memory import MIB
+
+GPU = torch.device("cuda")
+
+
+@pytest.fixture
+def toy(fake_cuda: FakeCuda, tmp_path: Path) -> Subject:
+    return subject(tmp_path, small=True, device=GPU)
+
+
+def test_the_link(toy: Subject) -> None:
+    assert link.machine(toy)["machine"]["gpu"] == "Fake GPU"
+    found = link.copies(toy, experts=8)
+    assert found["copy_gbps"] > 0 and found["demands_at_once_gbps"] > 0 and found["not_pinned_bytes"] == 0
+    assert 0 <= found["started_within_300us_of_python"] <= 1
+    assert "not a real one" in link.zerocopy(toy)["left_out"]
+
+
+@pytest.mark.long(0.5)
+def test_whole_engines(toy: Subject, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load each for speed, memory and what replaces it; no bytes are left."""
+    monkeypatch.setattr(engines, "_launches", lambda *_: {})  # torch's profiler would look for a real GPU
+    found = engines.speed(toy)
+    assert found["all"]["hit_rate"] == 1 > found["15%"]["hit_rate"] > found["15%_ondemand"]["hit_rate"] == 0
+    assert found["35%_ondemand"]["demand_mb"] > found["35%"]["demand_mb"] > 0 == found["all"]["demand_mb"]
+    used = engines.memory(toy)
+    assert 0 < used["checkpoint"]["reserved_gb"] <= used["checkpoint"]["said_gb"]
+    assert "Triton on a GPU" in used["int4-g64"]["left_out"]
+    assert engines.swap(toy)["used_gb"] > 0
+    assert fake_cuda.memory.reserved == 0 and fake_cuda.pinned.used == 0
+
+
+@pytest.mark.long(0.5)
+def test_without_room_for_all_experts_the_rest_is_measured(
+    toy: Subject, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_launches", lambda *_: {})
+    change = engines.Engine.change
+
+    def full(engine: Any, changes: Any) -> Any:
+        fake_cuda.memory.taken = fake_cuda.memory.available if changes["budget"] == "all" else 0
+        return change(engine, changes)
+
+    monkeypatch.setattr(engines.Engine, "change", full)
+    found = engines.speed(toy)
+    assert "left_out" in found["all"] and found["35%"]["ms"] > 0 and "do not all fit" in found["all_ms"]
+
+
+def test_memory_that_unloading_leaves_is_found(toy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = []
+    monkeypatch.setattr("core.engine.release_weights", lambda model: left.append(model))
+    with pytest.raises(link.Wrong, match="are left after unloading"):
+        engines.memory(toy)
+
+
+@pytest.mark.long(1)
+def test_the_same_bits(toy: Subject) -> None:
+    found = engines.stress(toy, seconds=0)
+    assert found["runs"] == len(engines.STRESSED) and found["passes"] == 24 * found["runs"]
+
+
+@pytest.mark.long(0.3)
+def test_other_bits_are_found(toy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that brings something else."""
+    real, calls = HostStore.fetch, itertools.count()
+
+    def fetch(self: HostStore, eid: int, slot: torch.Tensor) -> int:
+        read = real(self, eid, slot)
+        if next(calls) % 200 == 199:
+            slot.zero_()
+        return read
+
+    monkeypatch.setattr(HostStore, "fetch", fetch)
+    with pytest.raises(link.Wrong, match="other logits from pass"):
+        engines.stress(toy, seconds=0)
+
+
+def test_an_answer_without_a_compiler(toy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "one at a time" in engines.no_compiler(toy)["said"]
+    monkeypatch.setattr(engines, "notice", lambda device: "")
+    with pytest.raises(link.Wrong, match="nothing was said"):
+        engines.no_compiler(toy)
+
+
+@pytest.mark.parametrize(
+    ("device_mib", "host_mib", "name"),
+    [(12000, 60000, QWEN.name), (12000, 16000, OLMOE.name), (8000, 60000, OLMOE.name), (2000, 60000, "different")],
+)
+def test_the_largest_model_that_fits_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_mib: int, host_mib: int, name: str
+) -> None:
+    def free(device: torch.device) -> tuple[int, int]:
+        return (device_mib if device.type == "cuda" else host_mib) * MIB, 1 << 40
+
+    monkeypatch.setattr("bench.accept.drawn.free_bytes", free)
+    assert subject(tmp_path, small=False, device=GPU).sizes.name == name

@@ -1,0 +1,160 @@
+"""A GPU that runs out of memory in an answer: fewer experts are kept on it and the pass is made again; or the user is
+told what to do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.engine import Engine
+from core.errors import BudgetError, DeviceFullError
+from core.runtime.compute import ExpertMath
+from core.session import settings_controller
+from core.settings.sampling import Sampling
+from tests.checkpoints import make_checkpoint
+from tests.cuda.conftest import engine_on
+from tests.fake_cuda import FakeCuda
+from tests.tiny_tokenizer import save_tokenizer
+
+PROMPT = "hello there, how are you"
+ANSWER = Sampling(max_new_tokens=12)
+
+
+class Refusing:
+    """Expert products of which some find no memory: the calls numbered in `at`, from 0."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.at: set[int] = set()
+        self.calls = 0
+        real = ExpertMath.token
+
+        def token(math: ExpertMath, *args: object) -> torch.Tensor:
+            self.calls += 1
+            if self.calls - 1 in self.at:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has 1 B free.")
+            return real(math, *args)  # type: ignore[arg-type]
+
+        patch.setattr(ExpertMath, "token", token)
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Refusing:
+    monkeypatch.setattr(settings_controller, "ROOM_BYTES", 1)  # a sixteenth of the slots, then
+    return Refusing(monkeypatch)
+
+
+@pytest.fixture
+def engine(fake_cuda: FakeCuda, model: Path) -> Iterator[Engine]:
+    with engine_on(model, {"budget": "70%", "eviction": "lru"}) as engine:
+        yield engine
+
+
+def text(engine: Engine, answer: Sampling = ANSWER) -> str:
+    return "".join(piece.text for piece in engine.generate(PROMPT, answer))
+
+
+def test_the_pass_is_made_again_with_fewer_slots(engine: Engine, refusing: Refusing) -> None:
+    want, slots = text(engine), engine.expert_cache.slots
+    refusing.at = {refusing.calls + 7}  # the second layer of the third token
+    assert text(engine) == want
+    assert engine.expert_cache.slots == slots - slots // 16
+    assert engine.settings.cache.budget.bytes == engine.sizes.bytes(engine.expert_cache.slots)
+    assert any("ran out of memory" in mark for _, mark in engine.frame().marks)
+    engine.expert_cache.check_integrity()
+
+
+def test_it_is_told_how_to_go_on_when_that_does_not_help(engine: Engine, refusing: Refusing) -> None:
+    want, slots = text(engine), engine.expert_cache.slots
+    refusing.at = set(range(refusing.calls + 7, refusing.calls + 1000))
+    with pytest.raises(BudgetError, match=r"no room for what it computes with \(CUDA out of memory.*Lower the context"):
+        text(engine)
+    refusing.at = set()
+    assert engine.expert_cache.slots < slots and not engine.busy
+    assert text(engine) == want
+    engine.expert_cache.check_integrity()
+
+
+def test_with_the_fewest_slots_there_is_nothing_to_give_up(
+    fake_cuda: FakeCuda, model: Path, refusing: Refusing
+) -> None:
+    with engine_on(model, {"budget": "25%", "eviction": "lru"}) as engine:
+        want, slots = text(engine), engine.expert_cache.slots
+        refusing.at = {refusing.calls + 4}
+        with pytest.raises(BudgetError, match="ran out of memory"):
+            text(engine)
+        assert engine.expert_cache.slots == slots and text(engine) == want
+
+
+def test_a_copy_without_memory_is_made_again_too(engine: Engine, refusing: Refusing) -> None:
+    want = text(engine)
+    fetch, lock, left = engine.transfers._fetch, threading.Lock(), [1]
+
+    def refuses_once(eid: int, slot: torch.Tensor) -> int:
+        with lock:
+            if left and not left.pop() - 1:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has 1 B free.")
+        return fetch(eid, slot)
+
+    engine.transfers._fetch = refuses_once
+    slots = engine.expert_cache.slots
+    assert text(engine) == want
+    assert not left and engine.expert_cache.slots < slots
+    engine.expert_cache.check_integrity()
+
+
+def test_a_state_that_cannot_be_taken_back_is_not_computed_twice(
+    fake_cuda: FakeCuda, tmp_path: Path, refusing: Refusing
+) -> None:
+    """Linear attention: what a pass added to its states stays there, but before the first pass there is nothing."""
+    path = save_tokenizer(make_checkpoint("qwen3_next", tmp_path))
+    with engine_on(path, {"budget": "70%", "eviction": "lru"}) as engine:
+        want, slots = text(engine), engine.expert_cache.slots
+        refuse_prompts(engine, times=1)
+        assert text(engine) == want and engine.expert_cache.slots < slots
+        refusing.at = {refusing.calls + 7}
+        with pytest.raises(BudgetError, match="ran out of memory"):
+            text(engine)
+        assert text(engine) == want
+
+
+def refuse_prompts(engine: Engine, times: int) -> None:
+    """The last layer of the next prompts finds no memory."""
+    left, last = [None] * times, engine.wiring.math[-1]
+    many = last.many
+
+    def refuses(*args: object) -> torch.Tensor:
+        if left:
+            left.pop()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has 1 B free.")
+        return many(*args)  # type: ignore[arg-type]
+
+    last.many = refuses  # type: ignore[method-assign]
+
+
+def test_other_errors_stay_what_they_are(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = engine.expert_cache.slots
+
+    def broken(*_: object) -> torch.Tensor:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(ExpertMath, "token", broken)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        text(engine)
+    assert engine.expert_cache.slots == slots
+
+
+def test_a_device_that_others_have_filled_ends_the_answer_in_words(fake_cuda: FakeCuda, model: Path) -> None:
+    with engine_on(model, {"budget": "70%"}) as engine:
+        want = text(engine)
+        pieces = engine.generate(PROMPT, ANSWER)
+        next(piece for piece in pieces if piece.kind == "token")
+        fake_cuda.memory.full = True
+        with pytest.raises(DeviceFullError, match="ran out of memory"):
+            list(pieces)
+        fake_cuda.memory.full = False
+        assert not engine.busy and text(engine) == want
+        engine.expert_cache.check_integrity()

@@ -1,0 +1,97 @@
+"""Recording for the lab: what other predictors would have named is what they name in use; it changes no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from core.engine import Engine
+from core.metrics.record import Beside
+from core.prediction.shadows import recorded
+from core.settings.config import Settings
+from core.types import StepRecord
+from tests.engine.profiles import drawn_profile
+from tests.engine.test_trace_capture import answered
+from tests.simulate.test_engine import restart
+
+ASKED = {"gate", "stride", "expert_map"}  # of those that routing alone does not tell, the ones that need no profile
+
+
+def named_by(beside: Beside | None, name: str) -> list[tuple[int, int, int, float]]:
+    """The predictions of one predictor in a pass: (at, layer, expert, score)."""
+    assert beside is not None
+    by = [one for one, _ in beside.predictors].index(name)
+    rows = beside.ranked[beside.ranked["by"] == by]
+    return [(at, layer, expert, score) for _, _, at, layer, expert, score in rows.tolist()]
+
+
+def hooks(engine: Engine) -> int:
+    return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in engine.model.modules())
+
+
+@pytest.fixture
+def heard(engine: Engine) -> Callable[[], tuple[list[StepRecord], list[torch.Tensor]]]:
+    """Answers from a cache as after a load: its passes and their logits."""
+
+    def ask() -> tuple[list[StepRecord], list[torch.Tensor]]:
+        restart(engine)
+        logits: list[torch.Tensor] = []
+        hook = engine.model.lm_head.register_forward_hook(lambda module, args, out: logits.append(out.clone()))
+        try:
+            return answered(engine), logits
+        finally:
+            hook.remove()
+
+    return ask
+
+
+def test_other_predictors_are_recorded_beside_an_answer_that_stays_the_same(
+    engine: Engine, heard: Callable[[], tuple[list[StepRecord], list[torch.Tensor]]]
+) -> None:
+    engine.change({"predictor": "gate"})
+    engine.keep(probs=False, ranks=True, tokens=False)
+    in_use, _ = heard()
+    engine.keep(probs=False, ranks=False, tokens=False)
+    engine.change({"predictor": "none"})
+    plain, logits = heard()
+    watched = hooks(engine)
+    assert all(step.beside is None and step.record_ms == 0.0 for step in plain)
+    engine.change({"record_lab": True})
+    steps, again = heard()
+    assert len(steps) == len(plain) == len(in_use) > 3
+    assert all(torch.equal(one, other) for one, other in zip(logits, again, strict=True))
+    for off, on, used in zip(plain, steps, in_use, strict=True):
+        assert on.outcome.tolist() == off.outcome.tolist() and on.prefetch_issued == on.predict_ms == 0
+        assert on.beside is not None and {name for name, _ in on.beside.predictors} == ASKED
+        assert used.ranked is not None and on.record_ms > 0.0
+        assert named_by(on.beside, "gate") == [(at, *rest) for _, at, *rest in used.ranked.tolist()]
+        assert named_by(on.beside, "stride")
+    engine.change({"record_lab": False})
+    after, logits_after = heard()
+    assert all(step.beside is None and step.record_ms == 0.0 for step in after) and hooks(engine) == watched
+    assert [step.outcome.tolist() for step in after] == [step.outcome.tolist() for step in plain]
+    assert all(torch.equal(one, other) for one, other in zip(logits, logits_after, strict=True))
+
+
+def test_a_profile_brings_those_that_need_it_with_their_parameters_as_set(engine: Engine) -> None:
+    on, profile = Settings({"record_lab": True, "predictor.gate.width": 3}), drawn_profile(engine)
+    without = {name: dict(params) for name, params in recorded(on, None)}
+    assert without.keys() == ASKED and without["gate"]["width"] == 3
+    needy = {"default_vectors", "estimator", "hybrid", "routing_path", "token_table"}
+    assert {name for name, _ in recorded(on, profile)} == ASKED | needy
+    assert recorded(Settings(), profile) == recorded(on.with_({"telemetry": False}), profile) == ()
+
+
+def test_what_was_named_in_a_pass_that_broke_off_is_not_the_next_one_s(engine: Engine) -> None:
+    engine.change({"record_lab": True})
+    steps = answered(engine)
+    shadows = engine.parts.shadows
+    with torch.inference_mode():
+        shadows.begin([1], 0)
+    seen = steps[-1].beside
+    assert seen is not None and len(seen.ranked)
+    empty, _ = shadows.take()
+    assert not np.isin(empty.ranked["at"], range(engine.shape.layers)).any()

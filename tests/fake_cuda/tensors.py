@@ -1,0 +1,249 @@
+"""Tensors that say they are on the GPU. Their numbers are in host memory and computed there; their bytes count as
+device memory, and what reads and writes watched memory is noted with the stream it was given to."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from tests.fake_cuda.clocks import Clocks
+from tests.fake_cuda.faults import Faults
+from tests.fake_cuda.memory import Block, DeviceMemory, PinnedMemory, Segment
+from tests.fake_cuda.races import Races
+
+GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
+DEVICE, IS_CUDA, IS_CPU = (getattr(torch.Tensor, name).__get__ for name in ("device", "is_cuda", "is_cpu"))
+MOVES = frozenset(("to", "cpu", "cuda"))
+WAITS = frozenset(  # return a number or a shape that depends on numbers, to the host
+    "item tolist __bool__ __int__ __float__ __index__ nonzero equal allclose is_nonzero unique masked_select".split()
+)
+CHANGES = frozenset("__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __iand__ __ior__ __ixor__".split())
+PRODUCTS = frozenset("linear mm matmul bmm addmm __matmul__".split())
+MIXED = frozenset(
+    "copy_ __getitem__ __setitem__ index_put_ set_ __get__ is_same_size _has_compatible_shallow_copy_type".split()
+)
+
+
+class Kept(NamedTuple):
+    """A storage on the device."""
+
+    watch: weakref.ref[Any]  # tells when it is gone
+    segment: Segment
+    block: Block
+
+
+class Tensors(TorchFunctionMode):
+    """Inside, on each thread that enters it, `device="cuda"` works."""
+
+    def __init__(
+        self, clocks: Clocks, races: Races, memory: DeviceMemory, pinned: PinnedMemory, faults: Faults
+    ) -> None:
+        super().__init__()
+        self._clocks, self._races, self._memory = clocks, races, memory
+        self._pinned, self._faults = pinned, faults
+        self._kept: dict[int, Kept] = {}  # by the address of a storage's C++ object
+        self._locked: dict[int, weakref.ref[Any]] = {}  # address of memory that torch pinned
+        self._lock = threading.RLock()
+        self.product_bytes = 0
+        """What the library of matrix products takes for itself with the first one, and keeps."""
+        self._for_products: torch.Tensor | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
+        if name in ("__get__", "__set__", "__delete__"):
+            return self._attribute(func, args)
+        if name == "_parse_to":  # what Module.to is asked for, and asks of each of its tensors
+            return func(*args, **kwargs)
+        pin = bool(kwargs.pop("pin_memory", False))
+        args, kwargs, asked = _asked(name, args, kwargs)
+        if name == "pin_memory":
+            return self._pin(args[0].clone())
+        if name == "is_pinned":
+            return self._pinned.holds(args[0].data_ptr())
+        if name in MOVES and isinstance(args[0], torch.Tensor):
+            return self._moved(name, func, args, kwargs, asked)
+        given = list(_tensors((*args, *kwargs.values())))
+        ours = [tensor for tensor in given if self.on_device(tensor)]
+        if ours:
+            self._faults.check("launch")
+            if name in ("numpy", "__array__"):
+                raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
+            _check_devices(name, given, len(ours))
+            if name in PRODUCTS and self.product_bytes and self._for_products is None:
+                self._for_products = self._keep(torch.empty(self.product_bytes, dtype=torch.uint8))
+        elif asked == "cuda":
+            self._faults.check("launch")
+        result = func(*args, **kwargs)
+        known = {_key(tensor) for tensor in given}
+        made = [tensor for tensor in _tensors((result,)) if _key(tensor) not in known]
+        if asked == "cuda" or (asked is None and ours):
+            for tensor in made:
+                self._keep(tensor)
+            if asked == "cuda" and isinstance(result, torch.Tensor) and not made:  # as_tensor of a host tensor
+                result = self._keep(result.detach().clone())
+        elif pin:
+            result = self._pin(result)
+        self._note(name, args, kwargs, given, result)
+        if ours and name in WAITS:
+            self._clocks.current().synchronize()
+        return result
+
+    def on_device(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's bytes are device memory."""
+        return _key(tensor) in self._kept
+
+    def clear_products(self) -> None:
+        """torch._C._cuda_clearCublasWorkspaces."""
+        self._for_products = None
+
+    def _attribute(self, func: Callable[..., Any], args: Sequence[Any]) -> Any:
+        if func in (DEVICE, IS_CUDA, IS_CPU) and self.on_device(args[0]):
+            return GPU if func == DEVICE else func == IS_CUDA
+        return func(*args)
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Count a tensor's storage as device memory, until it is gone. Raises torch.OutOfMemoryError."""
+        key = _key(tensor)
+        with self._lock:
+            if key is not None and key not in self._kept:
+                storage = tensor.untyped_storage()
+                segment, block = self._memory.allocate(storage.nbytes())
+                self._kept[key] = Kept(weakref.ref(storage, lambda _: self._gone(key)), segment, block)
+        return tensor
+
+    def _gone(self, key: int) -> None:
+        with self._lock:
+            kept = self._kept.pop(key)
+        self._memory.free(kept.segment, kept.block)
+
+    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        address, storage = tensor.data_ptr(), tensor.untyped_storage()
+
+        def gone(_: object) -> None:
+            del self._locked[address]
+            self._pinned.release(address)
+
+        self._pinned.allocate(address, storage.nbytes())
+        self._locked[address] = weakref.ref(storage, gone)
+        return tensor
+
+    def _moved(
+        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], asked: str | None
+    ) -> torch.Tensor:
+        x = args[0]
+        source = self.on_device(x)
+        if name != "to":
+            asked = "cuda" if name == "cuda" else "cpu"
+        elif len(args) > 1 and isinstance(args[1], torch.Tensor):
+            asked = "cuda" if self.on_device(args[1]) else "cpu"
+        target = source if asked is None else asked == "cuda"
+        result: torch.Tensor = func(*args, **kwargs) if name == "to" else x
+        if asked == "meta" or x.is_meta:
+            return result
+        if target != source and _key(result) == _key(x):
+            result = result.detach().clone()
+        if source or target:
+            self._faults.check("launch")
+        if result is not x:
+            self._reads(x, f"{name}()")
+        if source and not target:
+            self._clocks.current().synchronize()
+        return self._keep(result) if target else result
+
+    def _note(
+        self, name: str, args: Sequence[Any], kwargs: dict[str, Any], given: Sequence[torch.Tensor], result: Any
+    ) -> None:
+        """Note what a call read and wrote of watched memory."""
+        if name == "copy_":
+            target, source = args[0], args[1]
+            self._reads(source, name)
+            self._writes(target, name, by_stream=self.on_device(source) or self.on_device(target))
+            waits = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
+            if self.on_device(source) and not self.on_device(target):
+                if waits or not self._pinned.holds(target.data_ptr()):
+                    self._clocks.current().synchronize()
+            return
+        changed = list(_tensors(args[:1])) if name in CHANGES or (name.endswith("_") and name[-2:] != "__") else []
+        changed += list(_tensors((kwargs.get("out"),)))
+        made = [_key(tensor) for tensor in _tensors((result,))]
+        if not changed and (any(_key(one) in made for one in given) if made else name not in WAITS):
+            return  # a view, or what is known without the numbers
+        for tensor in given:
+            if not any(tensor is one for one in changed):
+                self._reads(tensor, name)
+        for tensor in changed:
+            self._writes(tensor, name, by_stream=self.on_device(tensor))
+
+    def _reads(self, tensor: torch.Tensor, what: str) -> None:
+        region = self._races.region(_address(tensor))
+        if region is None:
+            return
+        if self.on_device(tensor) or self._pinned.holds(_address(tensor)):
+            self._races.by_stream(region, writes=False, what=what)
+        else:  # pageable memory is read before a copy returns
+            self._races.by_host(region, writes=False, what=what)
+
+    def _writes(self, tensor: torch.Tensor, what: str, *, by_stream: bool) -> None:
+        if (region := self._races.region(_address(tensor))) is not None:
+            (self._races.by_stream if by_stream else self._races.by_host)(region, writes=True, what=what)
+
+
+def _asked(
+    name: str, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], str | None]:
+    """The arguments with the CPU in place of the GPU, and the kind of device that they name."""
+    asked: str | None = None
+
+    def host(value: Any) -> Any:
+        nonlocal asked
+        if isinstance(value, str):
+            value = torch.device(value)
+        asked = value.type
+        return CPU if asked == "cuda" else value
+
+    if kwargs.get("device") is not None:
+        kwargs["device"] = host(kwargs["device"])
+    named = name == "to"
+    args = tuple(
+        host(value) if isinstance(value, torch.device) or (named and i == 1 and isinstance(value, str)) else value
+        for i, value in enumerate(args)
+    )
+    return args, kwargs, asked
+
+
+def _check_devices(name: str, given: Iterable[torch.Tensor], ours: int) -> None:
+    """Raises RuntimeError for a product of tensors on two devices."""
+    if name not in MIXED and ours < sum(tensor.dim() > 0 and not tensor.is_meta for tensor in given):
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found cuda:0 and cpu in {name}")
+
+
+def _tensors(values: Iterable[Any], depth: int = 2) -> Iterable[torch.Tensor]:
+    """The tensors among values, and in the lists and tuples among them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif depth and isinstance(value, (list, tuple)):
+            yield from _tensors(value, depth - 1)
+
+
+def _key(tensor: torch.Tensor) -> int | None:
+    """What names a tensor's storage; None where it has none, as inside vmap."""
+    try:
+        key: int = tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):
+        return None
+    return key
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0

@@ -20,6 +20,7 @@ LIVE: dict[str, Any] = {
     "api_visibility": "private",
 }
 ONCE: dict[str, Any] = {**LIVE, "trigger_mode": "once"}
+EACH: dict[str, Any] = {**LIVE, "trigger_mode": "multiple"}
 
 
 def control(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,11 +94,20 @@ def test_the_list_opens_finds_and_renames(dashboard: Dashboard) -> None:
     assert "heron stands" in dashboard.text("#chat-list li")
     page.get_by_role("button", name="Rename").first.click()
     page.get_by_label("Name of the chat").fill("Birds")
-    page.keyboard.press("Enter")
+    saving: list[Any] = []  # the name is on its way while the chat is opened
+    renames = '"do":"rename"'
+    page.route(
+        "**/gradio_api/run/*",
+        lambda route: saving.append(route) if renames in route.request.post_data else route.continue_(),
+    )
+    with page.expect_request(lambda request: renames in (request.post_data or "")):
+        page.keyboard.press("Enter")
     dashboard.wait_text("#chat-list", "Birds")
     page.locator("#chat-list input[type=search]").focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
+    saving.pop().continue_()
+    page.unroute("**/gradio_api/run/*")
     dashboard.wait_text("#chat", "The heron stands")
     dashboard.wait_text("#chat-title", "Birds")
     page.wait_for_function("(was) => location.search === was", arg=first)

@@ -57,10 +57,10 @@ def test_every_copy_fails_when_a_copy_thread_meets_an_error(call: str) -> None:
             return 0
 
         link = TransferEngine(GPU, fetch)
-        first, late = ticket(1), ticket(9)
+        first, *more, late = ticket(1), *(ticket(eid, demand=eid % 2 == 0) for eid in range(2, 6)), ticket(9)
         first.slots[0].fence = fake.functions()["Event"]()
         fake.faults.lose_in_worker(call)
-        copies = [link.submit(first), *(link.submit(ticket(eid, demand=eid % 2 == 0)) for eid in range(2, 6))]
+        copies = [link.submit(one) for one in (first, *more)]
         if call == "event.synchronize":  # after the second copy
             assert entered.wait(SOON)
         held.set()

@@ -16,7 +16,7 @@ from app.services.host import Host
 from app.services.progress import Answer
 from app.store import Chat, Message
 from app.ui.carried import ChatAction, MessageAction, PolicyPicked
-from app.ui.controls import LIVE, ONCE, html
+from app.ui.controls import EACH, LIVE, ONCE, html
 from app.ui.deck import deck
 from app.ui.tabs.chat_views import (
     LIST,
@@ -165,7 +165,7 @@ class ChatLive:
         self.new.click(lambda: self.open(None), None, self.page, **ONCE)
         self.chat.select(self._act, now, self.page, **ONCE)
         self.empty.select(self._act, now, self.page, **ONCE)
-        self.list.select(self._pick, self.pulse, self.page, **ONCE)
+        self.list.select(self._pick, self.pulse, self.page, **EACH)
         self.system.blur(self._tell, now, self.told, **ONCE)
         self.default.click(self._tell_new_chats, self.system, self.told, **ONCE)
         self.deck.select(self._use_policy, None, self.alert, **ONCE)
@@ -208,7 +208,9 @@ class ChatLive:
         page: list[Any] = [gr.skip()] * len(self.page)
         try:
             self.host.chats.rename(action.id, getattr(action, "text", None) or "")
-            page[2], page[ALERT] = title(self.host, now.get("chat")), ""
+            page[ALERT] = ""
+            if action.id == now.get("chat"):
+                page[2] = title(self.host, action.id)
         except MoestroError as error:
             page[ALERT] = notice(str(error))
         return page

@@ -1,5 +1,7 @@
 // The chats beside the chat: open one, search titles and texts, rename. The server says when the list has changed.
 
+import { answered } from "/ui/pulse.js";
+
 const SEARCH_MS = 200, WIDE = "(min-width: 1500px)"; // from this width on it stands beside the chat, else over it
 
 /** Draw the list, once for each element. */
@@ -89,7 +91,7 @@ class List {
     const node = event.target.closest("li"), act = event.target.closest("button")?.className;
     if (!node || !act) return;
     if (act === "rename") return this.rename(node);
-    this.trigger("select", { do: "open", id: +node.dataset.id });
+    answered().then(() => this.trigger("select", { do: "open", id: +node.dataset.id })); // a name is saved before
     if (!this.wide.matches) this.toggle(false);
   }
 

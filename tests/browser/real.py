@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -34,11 +34,14 @@ class PacedEngine(Engine):
         draw: Draw | None = None,
         *,
         reuse: bool = False,
+        reading: Callable[[Piece], None] | None = None,
     ) -> Iterator[Piece]:
         sampling, cancel, n = sampling or Sampling(), cancel or threading.Event(), 0
         if not isinstance(messages, Ids):
             sampling = with_length(messages, sampling)
-        pieces = super().generate(messages, sampling, cancel, draw or self._endless(sampling), reuse=reuse)
+        pieces = super().generate(
+            messages, sampling, cancel, draw or self._endless(sampling), reuse=reuse, reading=reading
+        )
         with closing(pieces):  # type: ignore[type-var]
             for piece in pieces:
                 if piece.kind == "token":

@@ -149,14 +149,15 @@ class ChatLive:
         """The page for this chat as stored; for a deleted chat an empty page with a notice."""
         problem, messages = "", list[Message]()
         found: Chat | None = None
+        mark = stamp(self.host, chat)  # first: what changes meanwhile is drawn again
         try:
             messages = self.host.chats.messages(chat) if chat is not None else []
             found = self.host.store.chats.find(chat) if chat is not None else None
         except MoestroError as error:
-            problem, chat = notice(str(error), "info"), None
+            problem, chat, mark = notice(str(error), "info"), None, stamp(self.host, None)
         system = found.system if found is not None else self.host.chats.default_system
         head, used = title(self.host, chat), gauge(self.host, messages)
-        return [self._shown(chat), shown(messages), head, used, problem, gr.skip(), system]
+        return [self._shown(chat, mark), shown(messages), head, used, problem, gr.skip(), system]
 
     def _wire(self) -> None:
         now = [self.pulse, self.system]
@@ -282,8 +283,8 @@ class ChatLive:
         page[ALERT], page[SYSTEM] = notice(str(error)), gr.skip()
         return page
 
-    def _shown(self, chat: int | None) -> Shown:
-        return {"open": True, "chat": chat, "stamp": stamp(self.host, chat), "turn": uuid4().hex, "sent": False}
+    def _shown(self, chat: int | None, mark: str) -> Shown:
+        return {"open": True, "chat": chat, "stamp": mark, "turn": uuid4().hex, "sent": False}
 
     def _messages(self, chat: int | None) -> list[Message]:
         try:

@@ -228,6 +228,8 @@ def test_nothing_of_the_chat_is_cut_off_or_too_small(open_page: Open, width: int
     dashboard.answered()
     assert page.evaluate(FITS)
     assert page.evaluate(CUT_OFF) == []
+    sign = "getComputedStyle(document.querySelector('#chat [data-act=copy]'), '::before').borderTopStyle"
+    assert page.evaluate(sign) == "solid", "the copy button's sign is drawn"
     if width == 1920:
         page.wait_for_selector("#chat-list li [aria-current]")  # beside the chat from the start
     else:

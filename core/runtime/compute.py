@@ -18,7 +18,7 @@ from core.memory.codec import Codec, SlotParts
 from core.memory.codec.direct import FusedCodec
 from core.memory.codec.kernels import SlotKernels
 from core.memory.codec.plain import Plain
-from core.runtime.grouped import GroupedMath, together
+from core.runtime.grouped import TOGETHER, GroupedMath, together
 from core.runtime.row_places import BLOCK, Places, consecutive, depends, scattered
 
 ROWS = 128  # of a prompt, of several experts, activated at once on a CPU: few enough to stay in the processor's cache
@@ -85,7 +85,7 @@ class ExpertMath:
         """Group the segments of a prompt of `tokens` tokens into the batches that `many` takes; `rows` by expert."""
         if self.grouped is not None:
             return together(segments, rows, tokens)
-        return ([one] for one in segments) if self.placed else together(segments, rows, min(tokens, ROWS), late=1)
+        return ([one] for one in segments) if self.placed else together(segments, rows, min(tokens, ROWS), TOGETHER)
 
     def many(self, slots: Sequence[Slot], rows: Sequence[slice], x: torch.Tensor, total: int) -> torch.Tensor:
         """States x [their rows, H] through the experts in `slots`, one expert's after the other's -> the same shape.

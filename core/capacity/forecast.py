@@ -35,6 +35,7 @@ Trace = npt.NDArray[np.int16]
 
 BLOCK_MS = (0.15, 0.6)  # a transformer block's time besides its weights: least and most seen on CPUs
 SPREAD = 0.1  # of the speed that a clock predicts: what the machine's own changes of speed come to at least
+RECORDED = 24  # tokens, of which fewer say nothing about a policy
 AHEAD, LEAST_AHEAD = 1600, 32  # recorded tokens x layers that a prefetcher is replayed on, and tokens at least
 COLD = 64 << 20  # bytes of slots cycled through when timing an expert: more than processor caches hold
 LONGEST_S = 0.05  # of one timing
@@ -79,7 +80,7 @@ def forecast(
     total, shape = sizes.shape.total, sizes.shape
     slots, trace = min(slots, total), seen.trace
     played = None
-    if trace is not None and len(trace) and trace.shape[1:] == (shape.layers, shape.top_k):
+    if trace is not None and len(trace) >= RECORDED and trace.shape[1:] == (shape.layers, shape.top_k):
         played = replayed(trace, shape.experts, slots, settings, sizes.blob, seen)
     if played is not None and played.tpot_ms is not None:
         wide = max(SPREAD, seen.error)
@@ -96,7 +97,7 @@ def forecast(
         reported = float(np.interp(share, REPORTED[:, 0], REPORTED[:, 1]))
         hit = (share, max(share, reported))
         basis = (
-            "hit rate: between uniform routing and what is reported for Qwen3-30B-A3B, because nothing is recorded yet"
+            "hit rate: between uniform routing and what is reported for Qwen3-30B-A3B, because too little is recorded yet"
         )
     wanted = shape.layers * shape.top_k
     copy_ms = [wanted * (1 - h) * link.copy_ms(sizes.blob) for h in hit]
@@ -116,7 +117,7 @@ class Played:
 
 def replayed(trace: Trace, experts: int, slots: int, settings: Settings, blob: int, seen: Seen) -> Played | None:
     """What the chosen policy and prefetcher would have made of `trace` with `slots` in all; None where these settings
-    cannot be used with so few slots, or need a profile that is not there.
+    cannot be used with so few slots, or need a profile that is not there. Of at least four tokens.
     """
     tokens, layers, top_k = trace.shape
     try:

@@ -1,5 +1,5 @@
-"""llama.cpp's side of `bench tiers`: runs in any Python that has llama_cpp, and imports only `measure_protocol`
-of this package."""
+"""llama.cpp's side of `bench tiers` and `bench prefill`: runs in any Python that has llama_cpp, and imports only
+`measure_protocol` of this package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ CONTEXT = 512
 class Llama:
     """One model through llama.cpp's C interface, memory-mapped."""
 
-    def __init__(self, path: str, repack: bool) -> None:
+    def __init__(self, path: str, repack: bool, most: int = CONTEXT) -> None:
+        """`most` = tokens of a context, which one batch may have."""
         self._c = llama_cpp = library()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers, params.use_extra_bufts = 0, repack
@@ -27,7 +28,7 @@ class Llama:
             params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP
         self._model = llama_cpp.llama_model_load_from_file(path.encode(), params)
         context = llama_cpp.llama_context_default_params()
-        context.n_ctx = context.n_batch = context.n_ubatch = CONTEXT
+        context.n_ctx = context.n_batch = context.n_ubatch = most
         self._context = llama_cpp.llama_init_from_model(self._model, context) if self._model else None
         if not self._context:
             raise RuntimeError(f"llama.cpp cannot open {path}")
@@ -63,7 +64,10 @@ def library() -> Any:
 
 def prepare(job: Job) -> Callable[[], Job]:
     version = {"version": library().__version__}
-    return lambda: {**version, **{"quantize": quantize, "logits": logits, "decode": decode}[job["kind"]](job)}
+    return lambda: {
+        **version,
+        **{"quantize": quantize, "logits": logits, "decode": decode, "prefill": prefill}[job["kind"]](job),
+    }
 
 
 def quantize(job: Job) -> Job:
@@ -109,6 +113,20 @@ def decode(job: Job) -> Job:
                     break
         runs.append({"threads": threads, "seconds": times, "read_bytes": (read_bytes() or 0) - before})
     return {"runs": runs, "opened_s": opened_s, "first_token_s": prompt_s}
+
+
+def prefill(job: Job) -> Job:
+    """Seconds of reading each of the `prompts`, after a warm-up with the first; all weights in memory, and repacked
+    where llama.cpp has a better order for this machine."""
+    model, seconds = Llama(job["model"], repack=True, most=job["context"]), []
+    model.threads(job["threads"], job["threads"])
+    for ids in (job["prompts"][0], *job["prompts"]):
+        model.forget()
+        began_s = time.perf_counter()
+        model.feed(ids)
+        model.logits()
+        seconds.append(time.perf_counter() - began_s)
+    return {"seconds": seconds[1:]}
 
 
 if __name__ == "__main__":

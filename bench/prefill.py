@@ -2,7 +2,8 @@
 
 All systems stay loaded, and a round gives each of them the same prompts, in turn: transformers in bf16, and the engine
 out of packs in bf16 and in int4, with everything resident and with half the experts on disk. Its time is that to the
-first token. Every prompt is new, and finds the cache as the one before left it.
+first token. Every prompt is new, and finds the cache as the one before left it. Where llama.cpp is installed, a process
+of its own reads the same prompts in each round, in BF16 and in Q4_K_M.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.fixtures import FORMATS, disk_gbps
-from bench.generate import FULL, SMALL, checkpoint
+from bench.fixtures import FORMATS, Fixtures, build, check_gguf, disk_gbps
 from bench.plain import Plain
+from bench.prefill_table import table
+from bench.processes import ended_well, measure
 from core.engine import Engine
 from core.importing import import_model
 from core.memory.pack import pack_at
@@ -30,6 +32,8 @@ from core.session.prompt import Ids
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
+
+__all__ = ["run", "table"]
 
 BUDGETS = ("100%", "50%")
 LENGTHS = {False: (128, 512, 1500), True: (16, 48, 96)}  # tokens of a prompt; True: of the smoke test
@@ -52,16 +56,20 @@ Systems = dict[str, dict[int, Seen]]  # by name and length
 
 
 def run(
-    rounds: int = 5, keep: Path | None = None, small: bool = False, say: Callable[[str], None] = print
+    rounds: int = 5,
+    keep: Path | None = None,
+    small: bool = False,
+    llama: str = "",
+    say: Callable[[str], None] = print,
 ) -> dict[str, object]:
     """Measures; returns the result as plain data. Without `keep` the files go to a temporary directory and are
-    removed."""
+    removed. `llama` = an interpreter that has llama_cpp."""
     if keep is None:
         with tempfile.TemporaryDirectory() as made:
-            return run(rounds, Path(made), small, say)
-    folder, rounds = keep.expanduser(), 1 if small else rounds
-    folder.mkdir(parents=True, exist_ok=True)
-    model = checkpoint(folder, SMALL if small else FULL, say=say)
+            return run(rounds, Path(made), small, llama, say)
+    rounds = 1 if small else rounds
+    built = build(keep.expanduser(), small, llama, say)
+    model, same = built.model, check_gguf(built) if built.llama else None
     packs = {name: _pack(model, name, say) for name in FORMATS}
     speeds = disk_gbps(packs["bf16"], 0.1 if small else 0.7)
     with ExitStack() as stack:
@@ -76,12 +84,14 @@ def run(
         say("loading transformers")
         plain = Plain(model, torch.bfloat16, torch.device("cpu"))
         first = engines["bf16", "100%"]
-        found = _rounds(engines, plain, LENGTHS[small], rounds, say)
+        found = _rounds(engines, plain, built, LENGTHS[small], rounds, say)
         return {
             **result(found, max(speeds.values())),
             "pieces": {name: {b: engines[name, b].sizes.chunk for b in BUDGETS} for name in FORMATS},
             "workspace_bytes": {name: {b: engines[name, b].sizes.workspace for b in BUDGETS} for name in FORMATS},
             "rounds": rounds,
+            "llama_cpp": built.without or built.versions,
+            "llama_cpp_check": same,
             "model": model.name,
             "model_hash": first.model_hash,
             "threads": torch.get_num_threads(),
@@ -103,6 +113,7 @@ def _pack(model: Path, name: str, say: Callable[[str], None]) -> Path:
 def _rounds(
     engines: Mapping[tuple[str, str], Engine],
     plain: Plain,
+    built: Fixtures,
     lengths: Sequence[int],
     rounds: int,
     say: Callable[[str], None],
@@ -116,6 +127,8 @@ def _rounds(
             _theirs(plain, ids, found.setdefault("transformers", {}).setdefault(length, Seen()))
             for (name, budget), engine in engines.items():
                 _ours(engine, ids, found.setdefault(f"{name} {budget}", {}).setdefault(length, Seen()))
+        for name, file in built.gguf.items() if number else ():  # it warms up by itself
+            _llama(built.llama, file, dict(_prompts(lengths, number)), found.setdefault(f"llama.cpp {name}", {}))
     return systems
 
 
@@ -130,6 +143,19 @@ def _theirs(plain: Plain, ids: list[int], seen: Seen) -> None:
     seconds, logits = plain.prefill(ids)
     seen.seconds.append(seconds)
     seen.logits.append(logits)
+
+
+def _llama(python: str, file: Path, prompts: Mapping[int, list[int]], found: dict[int, Seen]) -> None:
+    job = {
+        "kind": "prefill",
+        "model": str(file),
+        "prompts": [*prompts.values()],
+        "context": CONTEXT,
+        "threads": torch.get_num_threads(),
+    }
+    answer = ended_well(measure("bench.llama", job, [], python, cold=False), "llama.cpp")
+    for length, seconds in zip(prompts, answer["seconds"], strict=True):
+        found.setdefault(length, Seen()).seconds.append(seconds)
 
 
 def _ours(engine: Engine, ids: list[int], seen: Seen) -> None:
@@ -196,6 +222,13 @@ def result(found: Systems, disk: float) -> dict[str, Any]:
         "read_over_missing": reads,
         "int4_over_bf16": by_int4,
         "over_bound": each(over_bound),
+        "over_llama": {
+            name: {
+                str(n): _ratio(one.seconds, seen(name, "100%", n).seconds)
+                for n, one in found.get(f"llama.cpp {name}", {}).items()
+            }
+            for name in FORMATS
+        },
         "goals": goals(ratios, reads, by_int4),
         "tok_s": {
             system: {str(n): median(n / s for s in one.seconds) for n, one in lengths.items()}
@@ -238,36 +271,3 @@ def _goal(what: str, asked: float, worst: Callable[[list[float]], float], values
     found = worst(known) if known else None
     kept = None if found is None else found >= asked if worst is min else found <= asked
     return {"goal": what, "sign": ">=" if worst is min else "<=", "asked": asked, "found": found, "kept": kept}
-
-
-def table(found: Mapping[str, Any]) -> str:
-    """The result as text."""
-    f, words = found, {True: "kept", False: "MISSED", None: "not measured"}
-    lines = [
-        f"{f['model']}: prompts, medians of {f['rounds']} rounds, {f['threads']} threads",
-        "  experts  budget  tokens   tok/s  transformers  ratio  read/missing  over bound  bits of transformers",
-    ]
-    for name, sizes in f["prefill_ratio"].items():
-        for budget, ratios in sizes.items():
-            for length, ratio in ratios.items():
-                same = f["same_bits"][budget][length] if name == "bf16" else None
-                lines.append(
-                    f"  {name:8s} {budget:>6s} {length:>7s} {f['tok_s'][f'{name} {budget}'][length]:7.1f} "
-                    f"{f['tok_s']['transformers'][length]:13.1f} {ratio:6.2f} "
-                    f"{_shown(f['read_over_missing'][name][budget][length])} "
-                    f"{_shown(f['over_bound'][name][budget][length])[2:]}  "
-                    f"{'-' if same is None else 'the same' if same else 'DIFFERENT'}"
-                )
-    for budget, ratios in f["int4_over_bf16"].items():
-        lines.append(f"  int4 over bf16 at {budget}: " + ", ".join(f"{n} tokens {r:.2f}" for n, r in ratios.items()))
-    lines.append("  (bound: the longer of computing alone and reading the missing experts once from this disk)")
-    lines += [
-        f"  {g['goal']}: {'-' if g['found'] is None else format(g['found'], '.3g')} "
-        f"({g['sign']} {g['asked']:g}) {words[g['kept']]}"
-        for g in f["goals"]
-    ]
-    return "\n".join(lines)
-
-
-def _shown(value: float | None) -> str:
-    return f"{'-':>13s}" if value is None else f"{value:13.2f}"

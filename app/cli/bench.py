@@ -110,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--llama",
         metavar="PYTHON",
-        help="tiers: a Python interpreter that has llama_cpp (default: this one, if it has)",
+        help="tiers, prefill: a Python interpreter that has llama_cpp (default: this one, if it has)",
     )
     asked.add_argument("--minutes", type=count, metavar="N", help="soak: how long (default: 60)")
     asked.add_argument("--seed", type=count, metavar="N", help="soak: random seed (default: 1)")

@@ -32,6 +32,15 @@ def test_ratios_are_medians_of_the_rounds_own() -> None:
     assert found["over_bound"]["bf16"]["100%"]["100"] == 1.0
 
 
+def test_llama_cpp_stands_beside_where_it_is() -> None:
+    seen = systems(bf16_100=[2.0, 2.0, 3.0])
+    assert prefill.result(seen, 1.0)["over_llama"] == {"bf16": {}, "int4": {}}
+    seen["llama.cpp bf16"] = {100: Seen([1.0, 4.0, 3.0])}
+    found = prefill.result(seen, 1.0)
+    assert found["over_llama"] == {"bf16": {"100": 1.0}, "int4": {}}  # of .5, 2 and 1
+    assert found["tok_s"]["llama.cpp bf16"]["100"] == pytest.approx(100 / 3)
+
+
 def test_what_is_read_twice_misses_its_goal() -> None:
     seen = systems()
     seen["int4 50%"][100].read_bytes = [6_000_000_000, 3_000_000_000, 6_000_000_000]

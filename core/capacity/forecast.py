@@ -97,7 +97,8 @@ def forecast(
         reported = float(np.interp(share, REPORTED[:, 0], REPORTED[:, 1]))
         hit = (share, max(share, reported))
         basis = (
-            "hit rate: between uniform routing and what is reported for Qwen3-30B-A3B, because too little is recorded yet"
+            "hit rate: between uniform routing and what is reported for Qwen3-30B-A3B, because too little is recorded "
+            "yet"
         )
     wanted = shape.layers * shape.top_k
     copy_ms = [wanted * (1 - h) * link.copy_ms(sizes.blob) for h in hit]

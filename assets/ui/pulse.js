@@ -77,8 +77,7 @@ class Pulse {
     importing(state.import);
     document.dispatchEvent(new CustomEvent("moestro:state", { detail: state })); // for the tabs, see jobs.js
     if (!this.shown.open) return true;
-    this.address(chat);
-    this.draft.look(chat, Boolean(this.shown.sent));
+    this.go();
     this.over = this.id !== null && !state.answer;
     if (state.answer) this.follow(state.answer);
     else if (this.over && state.stamp === this.shown.stamp) this.clear();
@@ -105,6 +104,13 @@ class Pulse {
     if (!events && !(this.touched >= this.fired.apply?.at)) return values;
     delete this.fired.apply;
     return [];
+  }
+
+  /** The address and the draft are those of the chat that is shown. */
+  go() {
+    const { chat = null, sent } = this.shown;
+    this.address(chat);
+    this.draft.look(chat, Boolean(sent));
   }
 
   /** The chat's number lives in the address, so a reload comes back to it. */
@@ -174,6 +180,7 @@ class Pulse {
     if (this.now !== null && this.now.turn !== turn) this.past.add(this.now.turn);
     this.now = this.shown;
     if (this.over) this.clear();
+    if (this.shown.open) this.go(); // at once: what is typed from now on is of this chat
   }
 
   clear() {

@@ -164,6 +164,20 @@ def test_the_system_prompt_of_a_chat_and_of_new_ones_and_the_exports(dashboard: 
     page.wait_for_selector("#system-panel", state="hidden")
 
 
+def test_what_is_typed_as_soon_as_a_new_chat_shows_stays(dashboard: Dashboard) -> None:
+    page, box = dashboard.page, "#message textarea"
+    dashboard.ask("Say little, in 3 words").answered()
+    page.route("**/live/state*", lambda route: None)  # the server is busy: the page learns nothing for now
+    page.click("#new-chat")
+    page.wait_for_function("!location.search && document.body.dataset.empty === '1'")
+    page.fill(box, "typed at once")
+    page.unroute("**/live/state*")
+    page.reload()
+    dashboard.settled()
+    page.wait_for_function("document.querySelector('#message textarea').value === 'typed at once'")
+    page.fill(box, "")
+
+
 def test_a_draft_outlives_a_reload_and_a_look_at_another_chat(dashboard: Dashboard) -> None:
     page, box = dashboard.page, "#message textarea"
     dashboard.ask("Say little, in 3 words").answered()

@@ -56,7 +56,7 @@ def test_a_chat_is_found_by_what_was_said_in_it(dashboard: Dashboard) -> None:
     for text in ("The walrus and the carpenter", "Cabbages, 100% of kings"):
         _begin(dashboard, text)
         page.click("#new-chat")
-        page.wait_for_function("document.body.dataset.empty === '1'")
+        page.wait_for_function("!location.search && document.body.dataset.empty === '1'")
     page.get_by_role("tab", name="Sessions").click()
     dashboard.wait_text("#chats", "walrus")
     search, count = (

@@ -121,11 +121,6 @@ class TransferEngine:
             return False
         return ticket.landed_s <= time.perf_counter()
 
-    @property
-    def waits_on_device(self) -> bool:
-        """Whether `wait` only has the device wait, and returns before the copy has landed."""
-        return self._cuda
-
     def wait(self, ticket: Ticket) -> float:
         """Return when computation may read the slot; returns the seconds that this thread was blocked.
 

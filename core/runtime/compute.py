@@ -18,10 +18,9 @@ from core.memory.codec import Codec, SlotParts
 from core.memory.codec.direct import FusedCodec
 from core.memory.codec.kernels import SlotKernels
 from core.memory.codec.plain import Plain
-from core.runtime.grouped import TOGETHER, GroupedMath, together
+from core.runtime.grouped import GroupedMath, together
 from core.runtime.row_places import BLOCK, Places, consecutive, depends, scattered
 
-ROWS = 128  # of a prompt, of several experts, activated at once on a CPU: few enough to stay in the processor's cache
 AT_ONCE = (1 << 19, 1 << 22)  # numbers that are weighted and summed at once, on a CPU and on a GPU
 
 
@@ -83,9 +82,7 @@ class ExpertMath:
         self, segments: Sequence[LeasedSegment], rows: Mapping[int, slice], tokens: int
     ) -> Iterable[list[LeasedSegment]]:
         """Group the segments of a prompt of `tokens` tokens into the batches that `many` takes; `rows` by expert."""
-        if self.grouped is not None:
-            return together(segments, rows, tokens)
-        return ([one] for one in segments) if self.placed else together(segments, rows, min(tokens, ROWS), TOGETHER)
+        return together(segments, rows, tokens) if self.grouped is not None else ([one] for one in segments)
 
     def many(self, slots: Sequence[Slot], rows: Sequence[slice], x: torch.Tensor, total: int) -> torch.Tensor:
         """States x [their rows, H] through the experts in `slots`, one expert's after the other's -> the same shape.
@@ -93,13 +90,14 @@ class ExpertMath:
         counts = [at.stop - at.start for at in rows]
         if self.grouped is not None and self.grouped.takes(sum(counts)):
             return self.grouped.many(slots, counts, x)
-        y = _each(self.up, slots, x, counts)
-        if self.placed:
-            parts = zip(rows, y.split(counts), strict=True)
-            a = torch.cat([consecutive(self._gate, some, at.start, total) for at, some in parts])
-        else:
-            a = self.activate(y)
-        return _each(self.down, slots, a, counts)
+        if len(slots) == 1:
+            return self._many_rows(slots[0], rows[0], x, total)
+        parts = zip(slots, rows, x.split(counts), strict=True)
+        return torch.cat([self._many_rows(slot, at, states, total) for slot, at, states in parts])
+
+    def _many_rows(self, slot: Slot, at: slice, x: torch.Tensor, total: int) -> torch.Tensor:
+        y = self.up(slot, x)
+        return self.down(slot, consecutive(self._gate, y, at.start, total) if self.placed else self.activate(y))
 
     @property
     def can_copy(self) -> bool:
@@ -151,12 +149,3 @@ class ExpertMath:
                 total = total + other
             return total
         return weighted.view(tokens, k, -1).sum(dim=1).to(dtype)
-
-
-def _each(
-    product: Callable[[Slot, torch.Tensor], torch.Tensor], slots: Sequence[Slot], x: torch.Tensor, counts: Sequence[int]
-) -> torch.Tensor:
-    """counts[i] rows of x through `product` of slots[i], one after the other's."""
-    if len(slots) == 1:
-        return product(slots[0], x)
-    return torch.cat([product(slot, rows) for slot, rows in zip(slots, x.split(list(counts)), strict=True)])

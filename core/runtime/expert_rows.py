@@ -30,7 +30,7 @@ class Rows(Protocol):
 
 
 class TokenRows:
-    """One token's state [1, H] through its experts."""
+    """One token's state [1, H] through its experts: all resident ones at once, then each missing one."""
 
     __slots__ = ("_experts", "_hidden", "_math", "_order", "_outs", "_weights")
 
@@ -41,8 +41,12 @@ class TokenRows:
         self._outs: list[torch.Tensor] = []  # [n, H] each; their rows are in the order of `_experts`
 
     def batches(self, segments: Sequence[LeasedSegment]) -> Sequence[Sequence[LeasedSegment]]:
-        """All segments are computed together."""
-        return (segments,) if segments else ()
+        """Split segments into those that are computed together, resident ones first."""
+        resident = [one for one in segments if one.ticket is None]
+        if len(resident) == len(segments):
+            return (resident,) if resident else ()
+        missing = [[one] for one in segments if one.ticket is not None]
+        return [resident, *missing] if resident else missing
 
     def compute(self, some: Sequence[LeasedSegment]) -> None:
         """Compute segments whose blocks are in their slots."""
@@ -85,8 +89,9 @@ class PromptRows:
         self._out = make(self._tokens * k, hidden.shape[1])  # ordered by token; dropped pairs are zero
 
     def batches(self, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]:
-        """Split segments into those that are computed together."""
-        return self._math.batches(segments, self._rows, self._tokens)
+        """Split segments into those that are computed together, resident ones first."""
+        resident_first = sorted(segments, key=lambda one: one.ticket is not None)
+        return self._math.batches(resident_first, self._rows, self._tokens)
 
     def compute(self, some: Sequence[LeasedSegment]) -> None:
         """Compute segments whose blocks are in their slots."""

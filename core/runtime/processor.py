@@ -19,39 +19,19 @@ class WaitMetrics(Protocol):
 
 
 class DeviceProcessor:
-    """Computes leased segments: resident ones at once, and missing ones as they land."""
+    """Computes leased segments, each as soon as its copy has landed."""
 
     def __init__(self, transfers: TransferEngine, metrics: WaitMetrics) -> None:
         self.transfers, self._metrics = transfers, metrics
 
     def compute(self, segments: Sequence[LeasedSegment], rows: Rows) -> None:
-        """Give `rows` what all `segments` make of their states."""
-        for some in rows.batches([one for one in segments if one.ticket is None]):
+        """Give `rows` what all `segments` make of their states: resident ones at once, then each missing one."""
+        for some in rows.batches(segments):
+            for leased in some:
+                if leased.ticket is not None:
+                    seconds = self.transfers.wait(leased.ticket)
+                    self._metrics.waited(seconds, late=leased.outcome == Outcome.PARTIAL_HIT)
             rows.compute(some)
-        late = [one for one in segments if one.ticket is not None]
-        while late:
-            if self.transfers.waits_on_device:
-                some, late = late, []
-            else:
-                some, late = self._landed(late)
-            for batch in rows.batches(some):
-                if self.transfers.waits_on_device:
-                    for one in batch:
-                        self._wait(one)
-                rows.compute(batch)
-
-    def _landed(self, late: Sequence[LeasedSegment]) -> tuple[list[LeasedSegment], list[LeasedSegment]]:
-        """Wait for the first -> it and those that have landed by then, and the others."""
-        self._wait(late[0])
-        there, others = [late[0]], list[LeasedSegment]()
-        for one in late[1:]:
-            (there if one.ticket is not None and self.transfers.landed(one.ticket) else others).append(one)
-        return there, others
-
-    def _wait(self, leased: LeasedSegment) -> None:
-        assert leased.ticket is not None
-        seconds = self.transfers.wait(leased.ticket)
-        self._metrics.waited(seconds, late=leased.outcome == Outcome.PARTIAL_HIT)
 
     def fence(self) -> Any:
         """What marks the end of everything computed so far: a CUDA event, None on a CPU."""

@@ -100,7 +100,7 @@ def test_what_cannot_be_imported_is_told(library: Dashboard) -> None:
     library.insist("#import-start", "#import-alert", "Say what to import")
     page.locator("#import-source").get_by_role("textbox").fill("models/broken-model")
     library.insist("#import-start", "#import-alert", "no config.json")
-    assert page.is_visible("#import-start")
+    page.wait_for_selector("#import-start", state="visible")
 
 
 def test_an_import_is_shown_cancelled_gone_on_with_and_opened(library: Dashboard, open_page: Open) -> None:

@@ -27,6 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"format of the experts (default: auto, as they are): {', '.join(FORMATS)}",
     )
     parser.add_argument(
+        "--blocks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="store every expert in N equal blocks, so that a part of it can be read alone when the model is loaded "
+        "with as many (default: 1, whole)",
+    )
+    parser.add_argument(
         "--out", type=Path, metavar="DIR", help="the new directory (default: packs/NAME-FORMAT in the data directory)"
     )
     parser.add_argument("--download", action="store_true", help="fetch the model from the hub if it is not here")
@@ -50,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
             args.source,
             args.out or default,
             format=args.format,
+            blocks=args.blocks,
             progress=bar.show,
             download=args.download or agreed(args.source),
         )

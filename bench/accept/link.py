@@ -106,7 +106,7 @@ def copies(subject: Subject, experts: int = 64) -> dict[str, Any]:
         slots = [arena.allocate() for _ in range(experts)]
         source, target = HostMemory(1, size, True), torch.empty(size, dtype=torch.uint8, device=subject.device)
         whole_ms = milliseconds(lambda: target.copy_(source.rows[0], non_blocking=True), 5, 2)
-        each_ms = milliseconds(lambda: [store.fetch(eid, slot.raw) for eid, slot in enumerate(slots)], 5, 2)
+        each_ms = milliseconds(lambda: [store.fetch(eid, [slot.raw]) for eid, slot in enumerate(slots)], 5, 2)
         source.close()
         found: dict[str, Any] = {
             "copy_gbps": size / whole_ms / 1e6,

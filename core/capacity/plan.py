@@ -16,10 +16,11 @@ from core.capacity.tier import Tier, choose_tier
 from core.errors import BudgetError, ContextError, ModelError
 from core.hf import ExpertsSite, Outline, check_model, meta_skeleton, outline, rounded_bytes
 from core.hf.files import ModelFiles
-from core.memory.codec import Codec, PartSpec, make_codec
+from core.memory.codec import Codec, ExpertParts, PartSpec, in_blocks
 from core.memory.codec.kernels import notice
 from core.memory.pack import Manifest, pack_at
 from core.memory.pack.verify import check
+from core.memory.pages import page_up
 from core.settings.formats import FORMATS
 from core.settings.loading import LoadSpec
 from core.types import Memory
@@ -97,15 +98,16 @@ def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
     site = shape.sites[0]
     if pack is not None:
         check_fits(pack, shape.sites, path)
-    codec = (
-        pack.codec(dtype, device)
-        if pack is not None
-        else make_codec(spec.format, dtype=dtype, device=device, specs=site.parts, is_transposed=site.is_transposed)
-    )
+    if pack is not None:
+        codec = pack.codec(dtype, device, spec.blocks)
+    else:
+        parts = ExpertParts(site.parts, site.is_transposed, site.has_gate, site.is_concatenated)
+        codec = in_blocks(spec.format, experts=parts, blocks=spec.blocks, dtype=dtype, device=device)
     total = len(shape.sites) * site.num_experts
     tier = Tier("all", total, codec.blob_bytes, False)
     if pack is not None:
-        tier = choose_tier(spec.host, device, total, pack.padded_bytes, codec.verbatim, host_free(device, instead_of))
+        row_bytes, into_slots = max(pack.padded_bytes, page_up(codec.blob_bytes)), codec.verbatim and codec.blocks == 1
+        tier = choose_tier(spec.host, device, total, row_bytes, into_slots, host_free(device, instead_of))
     rounded = rounded_bytes(shape.linears, spec.dense, dtype, device) if spec.dense != "checkpoint" else (0, 0)
     sizes = sizes_of(shape, config, codec, context, tier.into_slots, rounded, spec.settings.cache.budget)
     return Plan(spec, files, shape, config, device, dtype, context, codec, sizes, tier, pack)

@@ -75,7 +75,7 @@ def open_store(
         if tier.kind == "cache":
             held = reader.manifest
             return HostCache(reader, codec, tier.rows, pin, HostRows(held.layers, held.experts, tier.rows, LRU))
-        store, buffer = HostStore(codec, tier.rows, pin), aligned(reader.padded_bytes)
+        store, buffer = HostStore(codec, tier.rows, pin), aligned(reader.row_bytes)
 
         def blobs(eid: int) -> torch.Tensor:
             reader.read_into(eid, buffer)

@@ -30,7 +30,7 @@ def import_model(
     out: Where,
     *,
     format: str = "auto",
-    split: float = 0.0,
+    blocks: int = 1,
     progress: Progress = lambda text, share, done, total: None,
     cancel: threading.Event | None = None,
     download: bool = False,
@@ -38,8 +38,8 @@ def import_model(
     """Import `source` into a new directory `out`, and return that.
 
     `source`: a model directory, a GGUF file, "demo", or a hub id ("org/name", "org/name:Q4_K_M"), which is downloaded
-    only with `download`. `format`: a name of FORMATS, or "auto": the format of the checkpoint's experts. `split`: share
-    of every expert that is stored separately as its top segment, 0 = none.
+    only with `download`. `format`: a name of FORMATS, or "auto": the format of the checkpoint's experts. `blocks`:
+    equal parts that every expert is stored in, one after the other, so that each can be read alone.
 
     Peak memory: the dense weights + 1 GB at most. Raises ModelError or SettingError with the remedy, Cancelled when
     `cancel` is set: what is finished by then stays in `<out>.partial`, and the same call resumes there.
@@ -50,7 +50,7 @@ def import_model(
     name = "demo" if source == "demo" else name_of(path)
     if hub is not None and not path.exists():
         path, name = fetch(hub, download, progress, cancel), hub.name
-    with open_job(path, name, format, split) as job:
+    with open_job(path, name, format, blocks) as job:
         directory = out if isinstance(out, Path) else out(name, job.codec.name)
         refuse_existing(directory)
         return write_pack(job, Path(os.path.abspath(directory.expanduser())), progress, cancel)

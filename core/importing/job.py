@@ -21,7 +21,7 @@ from core.importing.sources import Source, open_source
 from core.memory.codec import Codec, make_codec
 from core.memory.codec.coded import QuantizedTensor
 from core.memory.codec.formats import FORMATS, Numbers, format_of, numbers_of
-from core.memory.codec.segments import ExpertParts, Segments, top_of
+from core.memory.codec.segments import ExpertParts, Segments, stops_of
 from core.memory.pack import pack_at
 from core.memory.pack.manifest import identity_of
 from core.memory.pages import page_up
@@ -110,7 +110,7 @@ class ImportPlan:
 
 
 @contextmanager
-def open_job(path: Path, name: str, format: str, split: float) -> Iterator[ImportPlan]:
+def open_job(path: Path, name: str, format: str, blocks: int) -> Iterator[ImportPlan]:
     """Open a source and plan its import. Raises ModelError or SettingError, before anything is written."""
     if pack_at(path):
         raise ModelError(f"{path} is an expert pack already. Load it as it is.")
@@ -119,7 +119,7 @@ def open_job(path: Path, name: str, format: str, split: float) -> Iterator[Impor
     folder = ""
     try:
         with tempfile.TemporaryDirectory(prefix="moestro-") as folder, open_source(path) as source:
-            yield _plan(source, name, format, split, Path(folder))
+            yield _plan(source, name, format, blocks, Path(folder))
     except MoestroError as error:
         if (text := for_people(str(error), folder, path)) != str(error):
             raise type(error)(text) from error
@@ -143,7 +143,7 @@ def for_people(text: str, folder: str, path: Path) -> str:
     return text
 
 
-def _plan(source: Source, name: str, format: str, split: float, shell: Path) -> ImportPlan:
+def _plan(source: Source, name: str, format: str, blocks: int, shell: Path) -> ImportPlan:
     meta = meta_skeleton(source.write_shell(shell))
     reader = CheckpointReader(meta, source.tensors)
     site, chosen = reader.sites[0], choose_format(source) if format == "auto" else format
@@ -154,9 +154,9 @@ def _plan(source: Source, name: str, format: str, split: float, shell: Path) -> 
         chosen, specs=site.parts, dtype=source.dense_dtype, device=CPU, is_transposed=site.is_transposed, stored=numbers
     )
     cutter = None
-    if split:
+    if blocks > 1:
         experts = ExpertParts(site.parts, site.is_transposed, site.has_gate, site.is_concatenated)
-        cutter = Segments(codec.blob_layout, experts, top_of(experts, format_of(chosen).group, split))
+        cutter = Segments(codec.blob_layout, experts, stops_of(experts, format_of(chosen).group, blocks))
     stated = source.tensors.tensors
     return ImportPlan(
         source,

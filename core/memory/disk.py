@@ -6,7 +6,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
@@ -27,7 +27,7 @@ class PackStore:
 
     def __init__(self, reader: PackReader, codec: Codec, rows: int, pin: bool) -> None:
         self._reader, self._codec = reader, codec
-        self._memory = HostMemory(rows, reader.padded_bytes, pin)
+        self._memory = HostMemory(rows, reader.row_bytes, pin)
         self._rows = self._memory.rows
 
     @property
@@ -69,17 +69,16 @@ class DiskStore(PackStore):
     def origin(self, eid: int) -> Origin:
         return "disk"
 
-    def fetch(self, eid: int, slot: torch.Tensor) -> int:
-        if self._codec.verbatim and slot.numel() >= self._reader.padded_bytes:
-            self._reader.read_into(eid, slot)
-        else:
-            row = self._free.get()
-            try:
-                self._reader.read_into(eid, row)
-                self._codec.place(row[: self.blob_bytes], slot)
-            finally:
-                self._free.put(row)
-        return self._reader.padded_bytes
+    def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
+        if self._codec.verbatim and self._codec.blocks == 1 and slots[0].numel() >= self._reader.padded_bytes:
+            return self._reader.read_into(eid, slots[0])
+        row = self._free.get()
+        try:
+            read = self._reader.read_into(eid, row, range(first, first + len(slots)))
+            self._memory.place(0, row, self._codec, slots, first)
+        finally:
+            self._free.put(row)
+        return read
 
 
 class Rows(Protocol):
@@ -118,7 +117,7 @@ class HostCache(PackStore):
         with self._lock:
             return "host" if self._held.has(eid) else "disk"
 
-    def fetch(self, eid: int, slot: torch.Tensor) -> int:
+    def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
         with self._lock:
             row, known = self._held.lease(eid)
         read = 0
@@ -126,9 +125,8 @@ class HostCache(PackStore):
             if not known:
                 if (event := self._placed.pop(row, None)) is not None:
                     event.synchronize()
-                self._reader.read_into(eid, self._rows[row])
-                read = self._reader.padded_bytes
-            if self._memory.place(row, self._rows[row][: self.blob_bytes], self._codec, slot):
+                read = self._reader.read_into(eid, self._rows[row])
+            if self._memory.place(row, self._rows[row], self._codec, slots, first):
                 self._placed[row] = event = torch.cuda.Event()
                 event.record()
         except BaseException:

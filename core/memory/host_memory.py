@@ -8,6 +8,7 @@ Each slab is therefore pinned for itself, at its exact size, and those after a r
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
@@ -50,19 +51,20 @@ class HostMemory:
         """Of the rows that were to be pinned and are not."""
         return (len(self.rows) - self.pinned) * self.row_bytes if self._pin and self.rows else 0
 
-    def place(self, at: int, blob: torch.Tensor, codec: Codec, slot: torch.Tensor) -> bool:
-        """Write a blob, which is what row `at` begins with, into a slot; on CUDA in the current stream. Returns whether
-        the row is still read when this returns."""
+    def place(self, at: int, blob: torch.Tensor, codec: Codec, slots: Sequence[torch.Tensor], first: int = 0) -> bool:
+        """Write blocks of a blob, from `first` on, into slots; on CUDA in the current stream. The blob is what row `at`
+        begins with. Returns whether the row is still read when this returns."""
         if at < self._direct:
-            codec.place(blob, slot)
+            _place(blob, codec, slots, first)
             return at < self.pinned
         assert self._staging is not None
         staged, passed = self._staging.get()
         try:
             if passed is not None:
                 passed.synchronize()  # its last copy may still read it
-            staged[: len(blob)].copy_(blob)
-            codec.place(staged[: len(blob)], slot)
+            used = slice(first * codec.block_bytes, (first + len(slots)) * codec.block_bytes)
+            staged[used].copy_(blob[used])
+            _place(staged, codec, slots, first)
             passed = torch.cuda.Event()
             passed.record()
         finally:  # also after an error, or who waits for a row would wait forever; that copy's slot is given up
@@ -102,6 +104,11 @@ class HostMemory:
 
     def _add(self, slab: torch.Tensor) -> None:
         self.rows.extend(slab.view(-1, self.row_bytes))
+
+
+def _place(blob: torch.Tensor, codec: Codec, slots: Sequence[torch.Tensor], first: int) -> None:
+    for at, slot in enumerate(slots, first):
+        codec.place(blob[at * codec.block_bytes :] if at else blob, slot)
 
 
 def _sizes(count: int, most: int) -> list[int]:

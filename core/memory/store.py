@@ -6,7 +6,7 @@ Several copy threads call a store at once, each for a different expert.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -45,8 +45,9 @@ class ExpertStore(Protocol):
     def origin(self, eid: int) -> Origin:
         """Where a fetch would find the expert now."""
 
-    def fetch(self, eid: int, slot: torch.Tensor) -> int:
-        """Write an expert into a slot (uint8 [>= slot_bytes]); returns the bytes read from disk for it.
+    def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
+        """Write blocks of an expert, from `first` on, into slots (uint8 [>= slot_bytes] each); returns the bytes read
+        from disk for them.
 
         On CUDA the write is asynchronous on the current stream. Raises ModelError when the disk read fails.
         """
@@ -96,8 +97,8 @@ class HostStore:
     def origin(self, eid: int) -> Origin:
         return "host"
 
-    def fetch(self, eid: int, slot: torch.Tensor) -> int:
-        self._memory.place(eid, self._blobs[eid], self._codec, slot)
+    def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
+        self._memory.place(eid, self._blobs[eid], self._codec, slots, first)
         return 0
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -28,10 +28,12 @@ SPANS = 64  # number of recent copy times kept
 
 
 class TransferEngine:
-    """Runs all copies over the link. `fetch(eid, slot.raw)` writes an expert into a slot and returns the bytes that it
-    read from disk."""
+    """Runs all copies over the link. `fetch(eid, raws, first)` writes blocks of an expert, from `first` on, into slots,
+    and returns the bytes that it read from disk."""
 
-    def __init__(self, device: torch.device, fetch: Callable[[int, torch.Tensor], int], workers: int = 1) -> None:
+    def __init__(
+        self, device: torch.device, fetch: Callable[[int, Sequence[torch.Tensor], int], int], workers: int = 1
+    ) -> None:
         self._fetch, self._cuda = fetch, device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self.pace = Pace(0.0, 0.0)
@@ -228,17 +230,19 @@ class TransferEngine:
 
     def _copy(self, ticket: Ticket) -> None:
         try:
-            (slot,) = ticket.slots  # a store fetches experts of one block
+            eid, blocks = ticket.segment
+            raws = [slot.raw for slot in ticket.slots]
             if self._stream is None:
-                ticket.disk_bytes = self._fetch(ticket.eid, slot.raw)
+                ticket.disk_bytes = self._fetch(eid, raws, blocks.start)
             else:
                 with torch.cuda.stream(self._stream):
-                    if slot.fence is not None:
-                        self._stream.wait_event(slot.fence)
+                    for slot in ticket.slots:
+                        if slot.fence is not None:
+                            self._stream.wait_event(slot.fence)
                     ticket.begin = torch.cuda.Event(enable_timing=True)
                     ticket.event = torch.cuda.Event(enable_timing=True)
                     ticket.begin.record(self._stream)
-                    ticket.disk_bytes = self._fetch(ticket.eid, slot.raw)
+                    ticket.disk_bytes = self._fetch(eid, raws, blocks.start)
                     ticket.event.record(self._stream)
         except BaseException as error:
             ticket.error = error

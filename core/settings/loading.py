@@ -64,6 +64,19 @@ class LoadSpec:
             advanced=True,
         ),
     ] = "auto"
+    blocks: Annotated[
+        int,
+        Param(
+            "In how many equal parts experts are cached, so that the first of them can stay while others are fetched "
+            "(MoEpic). Their products are summed, so that answers equal those of whole experts only up to rounding. "
+            "A pack imported in as many blocks lets the disk read each alone. 1 = whole experts.",
+            title="Blocks per expert",
+            low=1,
+            high=64,
+            step=1,
+            advanced=True,
+        ),
+    ] = 1
     threads: Annotated[
         int,
         Param(

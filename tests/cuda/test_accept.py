@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,10 @@ def test_other_bits_are_found(toy: Subject, monkeypatch: pytest.MonkeyPatch) -> 
     """A copy that brings something else."""
     real, calls = HostStore.fetch, itertools.count()
 
-    def fetch(self: HostStore, eid: int, slot: torch.Tensor) -> int:
-        read = real(self, eid, slot)
+    def fetch(self: HostStore, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
+        read = real(self, eid, slots, first)
         if next(calls) % 200 == 199:
-            slot.zero_()
+            slots[0].zero_()
         return read
 
     monkeypatch.setattr(HostStore, "fetch", fetch)

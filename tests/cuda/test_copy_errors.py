@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -51,7 +51,7 @@ def test_every_copy_fails_when_a_copy_thread_meets_an_error(call: str) -> None:
     with installed(FakeCuda()) as fake:
         held, entered = threading.Event(), threading.Event()
 
-        def fetch(eid: int, slot: torch.Tensor) -> int:
+        def fetch(eid: int, slots: Sequence[torch.Tensor], first: int) -> int:
             entered.set()
             held.wait(SOON)
             return 0

@@ -26,6 +26,8 @@ def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
 class Copying:
     """A codec that copies bytes."""
 
+    block_bytes = ROW
+
     @staticmethod
     def place(blob: torch.Tensor, slot: torch.Tensor) -> None:
         slot.copy_(blob, non_blocking=True)
@@ -40,7 +42,7 @@ def filled(count: int) -> HostMemory:
 
 def arrives(memory: HostMemory, at: int) -> bool:
     slot = torch.empty(ROW, dtype=torch.uint8, device="cuda")
-    memory.place(at, memory.rows[at], Copying, slot)  # type: ignore[arg-type]
+    memory.place(at, memory.rows[at], Copying, [slot])  # type: ignore[arg-type]
     return bool((slot == at).all())
 
 

@@ -41,7 +41,7 @@ def packs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     folder = tmp_path_factory.mktemp("packs")
     return {
         "whole": import_model(str(model), folder / "whole"),
-        "split": import_model(str(model), folder / "split", split=0.5),
+        "split": import_model(str(model), folder / "split", blocks=2),
         "int4": import_model(str(model), folder / "int4", format="int4-g32"),
     }
 

@@ -91,7 +91,7 @@ def test_the_disk_writes_into_slots_where_they_hold_its_bytes(pack: Path, direct
     for eid in (5, 0, 23, 5):
         slot = arena.allocate()
         assert store.origin(eid) == "disk"
-        assert store.fetch(eid, slot.raw) == reader.padded_bytes
+        assert store.fetch(eid, [slot.raw]) == reader.padded_bytes
         assert whose(reader, slot.raw) == eid
         assert not codec.verbatim or slot.raw.data_ptr() % PAGE == 0
     assert reader.bytes_read == 4 * reader.padded_bytes
@@ -107,7 +107,7 @@ def test_two_threads_read_at_once(pack: Path) -> None:
     def read(eids: range) -> None:
         for eid in eids:
             slot = torch.zeros(reader.manifest.codec(torch.float32, CPU).slot_bytes, dtype=torch.uint8)
-            store.fetch(eid, slot)
+            store.fetch(eid, [slot])
             found[eid] = whose(reader, slot)
 
     threads = [threading.Thread(target=read, args=(range(i, EXPERTS, 2),)) for i in range(2)]
@@ -133,7 +133,7 @@ def test_the_host_cache_keeps_what_was_fetched_last(eids: list[int], rows: int) 
     kept: OrderedDict[int, None] = OrderedDict()
     for eid in eids:
         assert store.origin(eid) == ("host" if eid in kept else "disk")
-        assert store.fetch(eid, slot) == (0 if eid in kept else reader.padded_bytes)
+        assert store.fetch(eid, [slot]) == (0 if eid in kept else reader.padded_bytes)
         assert whose(reader, slot) == eid
         kept[eid] = None
         kept.move_to_end(eid)
@@ -151,7 +151,7 @@ def fetched(store: HostCache, reader: PackReader, passes: Sequence[Sequence[int]
         store.begin_pass(now)
         for eid in eids:
             known = store.origin(eid) == "host"
-            assert store.fetch(eid, slot) == (0 if known else reader.padded_bytes)
+            assert store.fetch(eid, [slot]) == (0 if known else reader.padded_bytes)
             assert whose(reader, slot) == eid
             hits.append(known)
     return hits
@@ -211,9 +211,9 @@ def test_a_failed_read_leaves_nothing_in_the_host_cache(monkeypatch: pytest.Monk
         patched.setattr(reader, "read_into", lambda eid, buffer: 1 / 0)
         for eid in range(3):  # more than there are rows: none is lost
             with pytest.raises(ZeroDivisionError):
-                store.fetch(eid, slot)
+                store.fetch(eid, [slot])
     assert store.origin(0) == "disk"
-    store.fetch(7, slot)
+    store.fetch(7, [slot])
     assert whose(reader, slot) == 7
     store.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -28,11 +28,12 @@ class Gate:
         self.order: list[int] = []
         self.opened, self.entered = threading.Event(), threading.Event()
 
-    def __call__(self, eid: int, target: torch.Tensor) -> int:
+    def __call__(self, eid: int, targets: Sequence[torch.Tensor], first: int = 0) -> int:
         self.order.append(eid)
         self.entered.set()
         self.opened.wait(60)
-        target.fill_(eid)
+        for target in targets:
+            target.fill_(eid)
         return 4096 if eid == DISK else 0
 
 
@@ -116,7 +117,7 @@ def test_an_idle_worker_keeps_no_slot(link: TransferEngine, gate: Gate) -> None:
 
 
 def test_a_failed_copy_is_reported_where_it_is_waited_for(gate: Gate) -> None:
-    def broken(eid: int, target: torch.Tensor) -> int:
+    def broken(eid: int, targets: Sequence[torch.Tensor], first: int) -> int:
         raise ValueError("no such bytes") if eid == 1 else ModelError("The pack is damaged.")
 
     engine = TransferEngine(CPU, broken)

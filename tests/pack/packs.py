@@ -34,7 +34,7 @@ def random_blobs(seed: int = 0) -> torch.Tensor:
 def write_pack(out: Path, seed: int = 0, top: int = 0, stop_after: int = LAYERS) -> Path:
     """A whole pack, or what an import that was stopped after some layers leaves."""
     blobs = random_blobs(seed)
-    cutter = Segments(LAYOUT, ExpertParts(PARTS, False, True, True), top) if top else None
+    cutter = Segments(LAYOUT, ExpertParts(PARTS, False, True, True), (top, INNER)) if top else None
     identity = identity_of(f"model {seed}", "checkpoint", NUMBERS, top, "test")
     with PackWriter(out, identity) as writer:
         if writer.complete:

@@ -63,22 +63,22 @@ def test_every_architecture(arch: str, checkpoint: Checkpoint, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("name", "split"),
+    ("name", "blocks"),
     layered(
-        itertools.product(FORMATS, (0.0, 0.25)),  # one whole, the next in two segments
-        quick=lambda case: list(FORMATS).index(case[0]) % 2 == (case[1] > 0),
+        itertools.product(FORMATS, (1, 2)),  # one whole, the next in two blocks
+        quick=lambda case: list(FORMATS).index(case[0]) % 2 == (case[1] > 1),
     ),
 )
-def test_every_format(name: str, split: float, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_every_format(name: str, blocks: int, checkpoint: Checkpoint, tmp_path: Path) -> None:
     source = checkpoint("granitemoe")
-    if split and FORMATS[name].group >= 64 or FORMATS[name].group > 64:
+    if blocks > 1 and FORMATS[name].group >= 64 or FORMATS[name].group > 64:
         with pytest.raises((ModelError, SettingError), match=r"cannot be cut|does not divide"):
-            import_model(str(source), tmp_path / "pack", format=name, split=split)
+            import_model(str(source), tmp_path / "pack", format=name, blocks=blocks)
         assert list(tmp_path.iterdir()) == []
         return
-    pack = import_model(str(source), tmp_path / "pack", format=name, split=split)
+    pack = import_model(str(source), tmp_path / "pack", format=name, blocks=blocks)
     manifest = PackReader(pack).manifest
-    assert manifest.format == name and len(manifest.segments) == (2 if split else 0)
+    assert manifest.format == name and len(manifest.segments) == (2 if blocks > 1 else 0)
     how = {"checkpoint": "as stored"}.get(
         name, "cast from float32" if FORMATS[name].is_plain else "quantised from float32"
     )
@@ -88,7 +88,7 @@ def test_every_format(name: str, split: float, checkpoint: Checkpoint, tmp_path:
 
 def test_a_transposed_model_with_biases_is_cut_and_joined(checkpoint: Checkpoint, tmp_path: Path) -> None:
     for name in ("checkpoint", "int4-g32"):
-        pack = import_model(str(checkpoint("gpt_oss")), tmp_path / name, format=name, split=0.5)
+        pack = import_model(str(checkpoint("gpt_oss")), tmp_path / name, format=name, blocks=2)
         check_experts(pack, checkpoint("gpt_oss"), torch.float32)
 
 

@@ -44,12 +44,12 @@ def check_weights(pack: Path, source: Path, exact: bool) -> None:
                     assert torch.equal(ours, theirs) if exact else torch.allclose(ours, theirs, atol=0.05)
 
 
-@pytest.mark.parametrize("split", [0.0, 0.5])
-def test_mxfp4_codes_are_taken_over(mxfp4: Path, tmp_path: Path, split: float) -> None:
-    pack = import_model(str(mxfp4), tmp_path / "pack", split=split)
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_mxfp4_codes_are_taken_over(mxfp4: Path, tmp_path: Path, blocks: int) -> None:
+    pack = import_model(str(mxfp4), tmp_path / "pack", blocks=blocks)
     manifest = PackReader(pack).manifest
     assert manifest.format == "mxfp4" and manifest.numbers.scale == torch.uint8
-    assert len(manifest.segments) == (2 if split else 0)
+    assert len(manifest.segments) == (2 if blocks > 1 else 0)
     assert {how for part, how in manifest.exact.items() if not part.endswith("bias")} == {"exact codes"}
     check_weights(pack, mxfp4, exact=True)
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import SettingError
-from core.memory.codec import FORMATS, Codec, PartSpec, make_codec
-from core.memory.codec.segments import ExpertParts, Segments, inner_of, specs_of, top_of
+from core.memory.codec import FORMATS, Codec, PartSpec, in_blocks, make_codec
+from core.memory.codec.segments import ExpertParts, Segments, inner_of, specs_of, stops_of
 
 CPU, HIDDEN, INNER = torch.device("cpu"), 128, 256
 KINDS = [
@@ -70,7 +70,7 @@ def test_segments_are_experts_that_add_up(name: str, kind: dict[str, Any]) -> No
     experts, rng = experts_of(**kind), torch.Generator().manual_seed(1)
     codec = codec_of(name, experts)
     blob = codec.encode({n: torch.randn(s.shape, generator=rng) * 0.2 for n, s in experts.parts.items()})
-    cutter = Segments(codec.blob_layout, experts, top_of(experts, FORMATS[name].group, 0.5))
+    cutter = Segments(codec.blob_layout, experts, stops_of(experts, FORMATS[name].group, 2))
     cut, back = cutter.cut(blob), torch.full_like(blob, 7)
     cutter.join(cut, back)
     assert torch.equal(back, blob)
@@ -92,23 +92,24 @@ def test_segments_are_experts_that_add_up(name: str, kind: dict[str, Any]) -> No
 @given(
     name=st.sampled_from(sorted(FORMATS)),
     kind=st.sampled_from(KINDS),
-    split=st.floats(0.01, 0.99),
-    inner=st.sampled_from((256, 384, 640)),
+    blocks=st.sampled_from((2, 3, 5, 6, 10)),
     seed=st.integers(0, 99),
+    equal=st.booleans(),
 )
 @settings(max_examples=40)
-def test_cut_and_join_are_inverses(name: str, kind: dict[str, Any], split: float, inner: int, seed: int) -> None:
-    experts = experts_of(**kind, inner=inner)
-    layout, group = codec_of(name, experts).blob_layout, FORMATS[name].group
+def test_cut_and_join_are_inverses(name: str, kind: dict[str, Any], blocks: int, seed: int, equal: bool) -> None:
+    experts, group = experts_of(**kind, inner=blocks * 128), FORMATS[name].group
+    layout = codec_of(name, experts).blob_layout
     blob = torch.zeros(layout.bytes, dtype=torch.uint8)
     for field in layout.fields.values():  # any bits at all: nothing may be computed on the way
         at = slice(field.offset, field.offset + field.bytes)
         blob[at] = torch.randint(
             0, 256, (field.bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
         )
-    top = top_of(experts, group, split)
-    assert 0 < top < inner and top % max(group, 16) == 0 and abs(top - split * inner) <= max(group, 16)
-    cutter = Segments(layout, experts, top)
+    stops = stops_of(experts, group, blocks)
+    assert stops[-1] == blocks * 128 and {b - a for a, b in zip((0, *stops), stops, strict=False)} == {128}
+    cutter = Segments(layout, experts, stops if equal else (stops[0], stops[-1]))
+    assert len({one.layout.bytes for one in cutter.segments}) == 1 or not equal
     back = torch.full_like(blob, 7)
     cutter.join(cutter.cut(blob), back)
     assert torch.equal(back, blob)
@@ -116,9 +117,23 @@ def test_cut_and_join_are_inverses(name: str, kind: dict[str, Any], split: float
 
 def test_what_cannot_be_cut_is_refused() -> None:
     experts = experts_of(**KINDS[0], inner=96)
-    for split in (0.0, 1.0, -1.0, float("nan")):
-        with pytest.raises(SettingError, match="no share between 0 and 1"):
-            top_of(experts, 32, split)
-    with pytest.raises(SettingError, match="96 inner neurons cannot be cut: a segment needs 64"):
-        top_of(experts, 64, 0.5)
-    assert top_of(experts, 32, 0.01) == 32 and top_of(experts, 32, 0.99) == 64 and top_of(experts, 0, 0.5) == 48
+    with pytest.raises(SettingError, match=r"96 inner neurons cannot be cut into 2 equal .* of 64.*: 1\."):
+        stops_of(experts, 64, 2)
+    with pytest.raises(SettingError, match=r"into 4 equal blocks of whole groups of 16.*: 1, 2, 3, 6\."):
+        stops_of(experts, 0, 4)
+    assert stops_of(experts, 32, 3) == [32, 64, 96] and stops_of(experts, 0, 1) == [96]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "".join(str(int(v)) for v in kind.values()))
+def test_a_codec_of_blocks_computes_the_whole_experts_sum(name: str, kind: dict[str, Any]) -> None:
+    experts, rng = experts_of(**kind), torch.Generator().manual_seed(2)
+    parts = {n: torch.randn(s.shape, generator=rng) * 0.2 for n, s in experts.parts.items()}
+    whole, made = codec_of(name, experts), dict(experts=experts, dtype=torch.float32, device=CPU)
+    blocks = in_blocks(name, blocks=2, **made)
+    assert (blocks.blocks, whole.blocks, in_blocks(name, blocks=1, **made).blocks) == (2, 1, 1)
+    assert blocks.expert_layout == whole.blob_layout and blocks.blob_bytes == 2 * blocks.block_bytes
+    blob, x = blocks.encode(parts), torch.randn(3, HIDDEN, generator=rng)
+    total = sum(forward(blocks, one, experts, x) for one in blob.split(blocks.block_bytes))
+    loose = 1e-2 if name.endswith("16") else 1e-4
+    torch.testing.assert_close(total, forward(whole, whole.encode(parts), experts, x), rtol=loose, atol=loose)

@@ -83,7 +83,7 @@ def test_an_audit_leaves_no_trace(engine: Engine, changes: dict[str, object]) ->
     for eid, slots in enumerate(engine.expert_cache.core.table):
         for slot in slots:
             held, fresh = slot.raw[:whole].clone(), slot.raw[:whole]
-            engine.loaded.store.fetch(eid, slot.raw)
+            engine.loaded.store.fetch(eid, [slot.raw])
             assert torch.equal(held, fresh), f"the slot of {eid} holds another expert"
 
 

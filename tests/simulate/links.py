@@ -53,8 +53,8 @@ class Counted(VirtualLink):
 
     def __init__(self, engine: Engine, load_s: float) -> None:
         def fetch(ticket: Ticket) -> None:
-            (slot,) = ticket.slots
-            engine.loaded.store.fetch(ticket.eid, slot.raw)
+            raws = [slot.raw for slot in ticket.slots]
+            engine.loaded.store.fetch(ticket.eid, raws, ticket.segment.blocks.start)
 
         super().__init__(load_s, fetch)
 

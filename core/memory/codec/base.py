@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 from core.memory.codec.coded import QuantizedTensor
 from core.memory.codec.formats import Format, Numbers
+
+if TYPE_CHECKING:
+    from core.memory.codec.segments import Segments
 
 Entries = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # number type and shape of named tensors, in order
 
@@ -91,7 +94,10 @@ class SlotParts:
 
 
 class Codec(Protocol):
-    """One format, made for one model's part shapes, one compute dtype and one device. Stateless, thread-safe."""
+    """One format, made for one model's part shapes, one compute dtype and one device. Stateless, thread-safe.
+
+    Layouts, slots and products are those of a block; only `encode` and `blob_bytes` are of whole experts.
+    """
 
     name: str
     format: Format
@@ -103,11 +109,22 @@ class Codec(Protocol):
     weights: list[str]  # the parts that are matrices
     verbatim: bool  # slot and blob layouts are equal: a blob may be read from disk straight into a slot
     direct: bool  # products of few rows use the slot's codes directly, without dequantising first
-    blocks: int  # equal parts that an expert is cached in, each in a slot of its own
+
+    @property
+    def blocks(self) -> int:
+        """Equal parts that an expert is cached in, each in a slot of its own."""
 
     @property
     def blob_bytes(self) -> int:
-        """Bytes of one encoded expert on the host: the size of a copy."""
+        """Bytes of one encoded expert on the host, its blocks one after the other: the size of its copy."""
+
+    @property
+    def expert_layout(self) -> Layout:
+        """A whole expert's blob, before it is cut into blocks."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one encoded block."""
 
     @property
     def slot_bytes(self) -> int:
@@ -124,8 +141,8 @@ class Codec(Protocol):
         """
 
     def place(self, blob: torch.Tensor, slot: torch.Tensor) -> None:
-        """Write a blob (uint8 [blob_bytes]) into a slot (uint8 [>= slot_bytes]); asynchronous on the current CUDA
-        stream when the blob is pinned."""
+        """Write a block's blob (uint8 [block_bytes]) into a slot (uint8 [>= slot_bytes]); asynchronous on the current
+        CUDA stream when the blob is pinned."""
 
     def views(self, slot: torch.Tensor) -> SlotParts:
         """Typed views into a slot's bytes (uint8 [slot_bytes], aligned), without a copy; may be created before the slot
@@ -142,7 +159,6 @@ class Base:
     """Shared by all formats: part bookkeeping, biases, and a copy into the slot that casts where types differ."""
 
     direct = False
-    blocks = 1  # a blob is placed as a whole
 
     def __init__(
         self,
@@ -157,7 +173,29 @@ class Base:
         self.specs, self.dtype, self.device, self.is_transposed = dict(specs), dtype, device, is_transposed
         self.weights = [n for n, s in specs.items() if s.is_weight]
         self.biases = [n for n, s in specs.items() if not s.is_weight]
+        self._whole: tuple[Base, Segments] | None = None
         self.lay_out({}, {})
+
+    def be_block(self, whole: Base, cutter: Segments) -> None:
+        """What this codec describes is a block of the experts that `whole` encodes."""
+        assert all(one.layout == self.blob_layout for one in cutter.segments), "blocks of one expert differ"
+        self._whole = whole, cutter
+
+    @property
+    def blocks(self) -> int:
+        """Equal parts that an expert is cached in, each in a slot of its own."""
+        return 1 if self._whole is None else len(self._whole[1].segments)
+
+    def encode(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
+        """Encode one expert to host bytes. An expert of several blocks is encoded as a whole and then cut."""
+        if self._whole is None:
+            return self.encode_whole(parts)
+        whole, cutter = self._whole
+        return cutter.cut(whole.encode_whole(parts))
+
+    def encode_whole(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
+        """Encode parts of the shapes that this codec was made for."""
+        raise NotImplementedError
 
     def lay_out(self, blob: Entries, slot: Entries) -> None:
         """Set the layouts of blobs and slots."""
@@ -188,8 +226,16 @@ class Base:
         return blob, views
 
     @property
-    def blob_bytes(self) -> int:
+    def expert_layout(self) -> Layout:
+        return self.blob_layout if self._whole is None else self._whole[0].blob_layout
+
+    @property
+    def block_bytes(self) -> int:
         return self.blob_layout.bytes
+
+    @property
+    def blob_bytes(self) -> int:
+        return self.blocks * self.blob_layout.bytes
 
     @property
     def slot_bytes(self) -> int:
@@ -197,7 +243,7 @@ class Base:
 
     def place(self, blob: torch.Tensor, slot: torch.Tensor) -> None:
         if self.verbatim:
-            slot[: self.slot_bytes].copy_(blob[: self.blob_bytes], non_blocking=True)
+            slot[: self.slot_bytes].copy_(blob[: self.block_bytes], non_blocking=True)
             return
         source = blob.to(self.device, non_blocking=True)  # cast on the target device
         target = self.slot_layout.views(slot)

@@ -56,7 +56,7 @@ class Grouped(Base):
             fields[f"{part}.zero"] = (self.numbers.zero, groups)
         return fields
 
-    def encode(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
+    def encode_whole(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
         blob, views = self.begin_blob(parts)
         for name in self.weights:
             given = parts[name]

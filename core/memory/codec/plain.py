@@ -28,7 +28,7 @@ class Plain(Base):
             {n: (numbers.weight, s.shape) for n, s in specs.items()}, {n: (dtype, s.shape) for n, s in specs.items()}
         )
 
-    def encode(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
+    def encode_whole(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
         blob, views = self.begin_blob(parts)
         for name in self.weights:
             given = parts[name]

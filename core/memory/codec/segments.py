@@ -1,13 +1,14 @@
-"""Splits an expert along its inner neurons into two smaller ones, top and bottom, whose outputs add up to the whole's.
+"""Splits an expert along its inner neurons into smaller ones, whose outputs add up to the whole's.
 
 The whole expert is encoded first and its fields are split afterwards, so that joining restores identical bytes.
 Matrices that feed the inner neurons (gate, up) are split by output, gate and up alike; `down` is split by input. Data
-of `down`'s outputs is either stored in both segments (the scale of a row) or only in the top (the bias).
+of `down`'s outputs is either stored in every segment (the scale of a row) or only in the first (the bias; it is zero in
+the others). So equal segments have equal layouts, and are the blocks that an expert is cached in (MoEpic section 3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ GRAIN = 16  # neurons: start alignment that the kernels of every format support
 
 
 class SegmentLayout(NamedTuple):
-    """One of the two segments: its inner neurons, and the byte range of its own blob in the cut one."""
+    """One of the segments: its inner neurons, and the byte range of its own blob in the cut one."""
 
     start: int
     stop: int
@@ -40,7 +41,7 @@ class ExpertParts:
 
 class _Cut(NamedTuple):
     """How one field of a blob is split: along `axis`, with `unit` neurons per index, in `blocks` equal runs (gate, then
-    up) or in `stride` interleaved ones. axis None = stored in both segments; `once` = only in the top."""
+    up) or in `stride` interleaved ones. axis None = stored in every segment; `once` = only in the first."""
 
     axis: int | None
     unit: int = 1
@@ -52,19 +53,19 @@ class _Cut(NamedTuple):
 class Segments:
     """Splits blobs of one layout and joins them again, exactly. `bytes` is the size of a cut blob."""
 
-    def __init__(self, layout: Layout, experts: ExpertParts, top: int) -> None:
+    def __init__(self, layout: Layout, experts: ExpertParts, stops: Sequence[int]) -> None:
+        """`stops`: where each segment ends, in neurons; the last one at all of them."""
         self._whole = layout
-        self.inner = inner_of(experts)
         self._cuts = {name: _cut_of(name, field.shape, experts) for name, field in layout.fields.items()}
         offset, found = 0, []
-        for start, stop in ((0, top), (top, self.inner)):
+        for start, stop in zip((0, *stops), stops, strict=False):
             small = Layout.of({n: (f.dtype, self._small(n, f.shape, start, stop)) for n, f in layout.fields.items()})
             found.append(SegmentLayout(start, stop, offset, small))
             offset += small.bytes
         self.segments, self.bytes = tuple(found), offset
 
     def cut(self, blob: torch.Tensor) -> torch.Tensor:
-        """Split one expert's blob into [top | bottom]: uint8 [bytes]."""
+        """Split one expert's blob into its segments, one after the other: uint8 [bytes]."""
         out = torch.zeros(self.bytes, dtype=torch.uint8)
         for small, whole in self._pairs(out, blob):
             small.copy_(whole)
@@ -100,21 +101,20 @@ def inner_of(experts: ExpertParts) -> int:
     return spec.shape[0 if experts.is_transposed else 1]
 
 
-def top_of(experts: ExpertParts, group: int, split: float) -> int:
-    """Neurons of the top segment, nearest to the given share of all. `group` = inputs that share a scale, 0 = a whole
-    row.
+def stops_of(experts: ExpertParts, group: int, blocks: int) -> list[int]:
+    """Where each of so many equal blocks ends, in neurons. `group` = inputs that share a scale, 0 = a whole row.
 
-    Raises SettingError when the share is out of range, or the expert is too small to be split.
+    Raises SettingError when an expert cannot be cut into that many.
     """
-    if not 0 < split < 1:
-        raise SettingError(f"A split of {split:g} is no share between 0 and 1. 0.5 cuts every expert into halves.")
     inner, grain = inner_of(experts), max(group, GRAIN)
-    if inner < 2 * grain:
+    fitting = [n for n in range(1, inner // grain + 1) if inner % (n * grain) == 0]
+    if blocks not in fitting:
+        counts = ", ".join(map(str, fitting)) or "1"
         raise SettingError(
-            f"Experts of {inner} inner neurons cannot be cut: a segment needs {grain}. Import without "
-            "a split, or choose a format with smaller groups."
+            f"Experts of {inner} inner neurons cannot be cut into {blocks} equal blocks of whole groups of {grain}. "
+            f"Possible numbers of blocks: {counts}."
         )
-    return min(max(round(inner * split / grain), 1), (inner - 1) // grain) * grain
+    return [inner // blocks * (number + 1) for number in range(blocks)]
 
 
 def specs_of(experts: ExpertParts, neurons: int) -> dict[str, PartSpec]:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.memory.codec import FORMATS, Codec, Layout, PartSpec, make_codec
+from core.memory.codec import FORMATS, Codec, Layout, PartSpec, in_blocks
 from core.memory.codec.formats import Numbers
-from core.memory.codec.segments import ExpertParts, SegmentLayout, Segments
+from core.memory.codec.segments import ExpertParts, SegmentLayout, Segments, stops_of
 from core.memory.pack.checked_json import FLOATS, CheckedObject, InvalidValue
 from core.memory.pack.manifest_json import (
     PackFile,
@@ -86,21 +86,28 @@ class Manifest:
     @property
     def cutter(self) -> Segments | None:
         """Joins the segments of a blob; None when blobs are not cut."""
-        experts = ExpertParts(self.parts, self.is_transposed, self.has_gate, self.is_concatenated)
-        return Segments(self.layout, experts, self.segments[0].stop) if self.segments else None
+        stops = [one.stop for one in self.segments]
+        return Segments(self.layout, self.expert_parts, stops) if self.segments else None
 
-    def codec(self, dtype: torch.dtype, device: torch.device) -> Codec:
-        """The codec of the blobs, computing in `dtype` on `device`. Raises ModelError when this version of Moestro uses
-        another layout for the format."""
-        codec = make_codec(
-            self.format,
-            specs=self.parts,
-            dtype=dtype,
-            device=device,
-            is_transposed=self.is_transposed,
-            stored=self.numbers,
+    @property
+    def expert_parts(self) -> ExpertParts:
+        """How the model lays out an expert."""
+        return ExpertParts(self.parts, self.is_transposed, self.has_gate, self.is_concatenated)
+
+    def cut(self, blocks: int) -> Segments | None:
+        """Cuts whole blobs into equal blocks; None for one. Raises SettingError where they cannot be."""
+        if blocks == 1:
+            return None
+        return Segments(self.layout, self.expert_parts, stops_of(self.expert_parts, FORMATS[self.format].group, blocks))
+
+    def codec(self, dtype: torch.dtype, device: torch.device, blocks: int = 1) -> Codec:
+        """The codec of the blobs, or of so many equal blocks of them, computing in `dtype` on `device`. Raises
+        ModelError when this version of Moestro uses another layout for the format, SettingError where experts cannot
+        be cut into as many blocks."""
+        codec = in_blocks(
+            self.format, experts=self.expert_parts, blocks=blocks, dtype=dtype, device=device, stored=self.numbers
         )
-        if codec.blob_layout != self.layout:
+        if codec.expert_layout != self.layout:
             raise ModelError(
                 f"This pack holds its experts as {self.format} in a layout that this version of Moestro "
                 "does not read. Import the model again."

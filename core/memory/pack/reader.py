@@ -14,7 +14,7 @@ from core.errors import ModelError
 from core.memory.pack.manifest import Manifest, changed, damaged, layer_file, unreadable
 from core.memory.pack.pagefile import PageFile, Stamp
 from core.memory.pack.verify import check
-from core.memory.pages import PAGE, aligned
+from core.memory.pages import PAGE, aligned, page_up
 
 log = logging.getLogger("moestro.pack")
 
@@ -33,11 +33,15 @@ class PackReader:
         direct: bool = True,
         manifest: Manifest | None = None,
         stamps: Sequence[Stamp] | None = None,
+        blocks: int = 1,
     ) -> None:
+        """`blocks`: equal blocks, one after the other, that blobs are given in, however they are stored."""
         self.path = Path(path)
         self.manifest = manifest or check(self.path)
         self._asked_direct = direct
-        self._cutter = self.manifest.cutter
+        self._blocks, self._stored, self._given = blocks, self.manifest.cutter, self.manifest.cut(blocks)
+        if self._stored is not None and self._given is not None and self._stored.segments == self._given.segments:
+            self._stored = self._given = None  # nothing to do
         self._checked = bytearray(self.manifest.total)
         self._lock, self._bytes_read = threading.Lock(), 0
         self._scratch = threading.local()
@@ -81,23 +85,45 @@ class PackReader:
         """Bytes read from disk so far by all threads."""
         return self._bytes_read
 
-    def read_into(self, eid: int, buffer: torch.Tensor) -> None:
-        """Read one expert's blob to the start of `buffer` (uint8 [>= blob_bytes], CPU).
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a buffer that `read_into` can use for itself: whole pages."""
+        return max(self.padded_bytes, page_up(self._given.bytes) if self._given is not None else 0)
+
+    def read_into(self, eid: int, buffer: torch.Tensor, blocks: range | None = None) -> int:
+        """Read one expert's blob, or only some of its blocks, to their places from the start of `buffer` on (uint8
+        [>= blob_bytes], CPU) -> the bytes read from disk. Its other bytes are undefined.
 
         A page-aligned buffer of padded_bytes or more is read into directly, up to padded_bytes; any other needs an
-        extra copy. Raises ModelError when the disk read fails or the checksum does not match, IndexError.
+        extra copy. An expert that is stored otherwise than in these blocks is read as a whole, and so is every expert
+        at first, to be verified. Raises ModelError when the disk read fails or the checksum does not match, IndexError.
         """
         manifest = self.manifest
         if not 0 <= eid < manifest.total:
             raise IndexError(f"the pack has no expert {eid}")
         layer, expert = divmod(eid, manifest.experts)
         fits = buffer.numel() >= self.padded_bytes and (buffer.data_ptr() % PAGE == 0 or not self.direct)
-        into = buffer[: self.padded_bytes] if fits and self._cutter is None else self._bounce()
-        self._read(layer, expert, into)
-        if self._cutter is not None:
-            self._cutter.join(into, buffer[: self.blob_bytes])
-        elif not fits:
-            buffer[: self.blob_bytes].copy_(into[: self.blob_bytes])
+        as_stored = self._stored is None and self._given is None
+        into = buffer[: self.padded_bytes] if fits and as_stored else self._bounce()
+        if blocks is not None and len(blocks) < self._blocks and as_stored and self._is_checked(layer, expert):
+            size = manifest.segments[0].layout.bytes
+            used = slice(blocks.start * size // PAGE * PAGE, page_up(blocks.stop * size))
+        else:
+            used = slice(0, self.padded_bytes)
+        self._read(layer, expert, into, used)
+        if as_stored:
+            if not fits:
+                stop = min(used.stop, len(buffer))
+                buffer[used.start : stop].copy_(into[used.start : stop])
+            return used.stop - used.start
+        whole = buffer if self._given is None else torch.empty(manifest.blob_bytes, dtype=torch.uint8)
+        if self._stored is not None:
+            self._stored.join(into, whole[: manifest.blob_bytes])
+        else:
+            whole = into
+        if self._given is not None:
+            buffer[: self._given.bytes].copy_(self._given.cut(whole[: manifest.blob_bytes]))
+        return self.padded_bytes
 
     def _bounce(self) -> torch.Tensor:
         """The calling thread's bounce buffer of whole pages."""
@@ -106,10 +132,17 @@ class PackReader:
             buffer = self._scratch.buffer = aligned(self.padded_bytes)
         return buffer
 
-    def _read(self, layer: int, expert: int, buffer: torch.Tensor) -> None:
-        file, raw, before = self.path / layer_file(layer), buffer.numpy().data, self._stamps[layer]
+    def _is_checked(self, layer: int, expert: int) -> bool:
+        """Whether an expert's bytes are known to be those that were written."""
+        return bool(self._checked[layer * self.manifest.experts + expert]) and (
+            self._files[layer].stamp() == self._stamps[layer]
+        )
+
+    def _read(self, layer: int, expert: int, buffer: torch.Tensor, used: slice) -> None:
+        """Read a range of whole pages of a padded blob, all of it unless the blob is checked."""
+        file, raw, before = self.path / layer_file(layer), buffer[used].numpy().data, self._stamps[layer]
         try:
-            self._files[layer].read(raw, expert * self.padded_bytes)
+            self._files[layer].read(raw, expert * self.padded_bytes + used.start)
         except EOFError as error:
             raise ModelError(
                 changed(file, f": {error}") if self._was_written(layer) else damaged(file, f": {error}")
@@ -120,6 +153,8 @@ class PackReader:
             self._bytes_read += len(raw)
         eid = layer * self.manifest.experts + expert
         written = self._was_written(layer)
+        if len(raw) < self.padded_bytes and not self._checked[eid]:  # written to meanwhile
+            return self._read(layer, expert, buffer, slice(0, self.padded_bytes))
         if not self._checked[eid]:
             if zlib.crc32(raw) != self.manifest.sums[layer][expert]:
                 how = f": expert {expert} of MoE layer {layer} is not what was written"
@@ -140,7 +175,7 @@ class PackReader:
     def reopen(self) -> PackReader:
         """Another reader of the same pack with its own open files; skips the checks that this one made at opening.
         Raises ModelError when files are missing or were replaced."""
-        return PackReader(self.path, self._asked_direct, self.manifest, self._opened)
+        return PackReader(self.path, self._asked_direct, self.manifest, self._opened, self._blocks)
 
     def close(self) -> None:
         """Release the files; may be called twice. No read may be running."""

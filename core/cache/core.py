@@ -30,6 +30,7 @@ from core.cache.block_table import BlockTable
 from core.cache.pool import Pool, S, empty_pools, first
 from core.policy.eviction import GONE, ExpertIndex, MakePolicy, victim
 from core.policy.hints import Hints
+from core.types import Segment
 
 CUT = -1  # in place of the expert that left: one only lost its bottom
 
@@ -148,6 +149,19 @@ class CacheCore(Generic[S]):
         self.policy.used(eid, self.tick, self.now)
         self.last_used[eid] = self.now
 
+    def readmit(self, eid: int) -> Segment:
+        """Give an expert without slots those of as many blocks as its layer keeps of it, or of all where the pool has
+        them for every expert. Between two passes -> these blocks, none where the layer keeps nothing."""
+        pool, top = self.pool(eid // self.experts), self.held.tops[eid // self.experts]
+        slots = self.admit(eid, in_transit=self.blocks > 1)
+        assert slots is not None
+        if not top:
+            self.evict(eid)
+        elif eid in self.held.long and pool.capacity < self.blocks * len(pool.eids):
+            self.cut(eid)
+        self._take_back(pool)
+        return Segment(eid, range(len(self.table[eid])))
+
     def buffer(self, eid: int) -> tuple[S, ...] | None:
         """Give an expert that is not leased slots for the blocks it lacks, out of the transit slots: these blocks are
         beside the cache until its layer leases it, and nobody leaves for them -> the slots. None when there are too
@@ -164,12 +178,16 @@ class CacheCore(Generic[S]):
         """The routing of `layer` is known: what is buffered for it and none of `eids` gives its slots back."""
         low, high = layer * self.experts, (layer + 1) * self.experts
         for eid in [eid for eid in self.held.buffered if low <= eid < high and eid not in eids]:
-            self._drop(eid)
+            self.drop(eid)
+
+    def drop(self, eid: int) -> None:
+        """What is buffered of an expert gives its slots back; what the cache has of it stays."""
+        self.transit.extend(self._cut(eid, self.held.buffered[eid]))
 
     def empty_buffer(self) -> None:
         """Everything buffered gives its slots back; what the cache has of these experts stays."""
         for eid in [*self.held.buffered]:
-            self._drop(eid)
+            self.drop(eid)
 
     def split(self, tops: Sequence[int]) -> None:
         """Keep the first `tops` blocks of experts, by layer, where others need slots: all of them, or a part, or 0 for
@@ -178,9 +196,10 @@ class CacheCore(Generic[S]):
         self.held.split(tops)
 
     def release(self, eids: Sequence[int]) -> None:
-        """End a lease of a layer: its experts may be evicted again, and are at once if the policy does not retain any.
-        With the last lease, lent slots are taken back."""
-        leased, retains = self.leased, self.policy.retains
+        """End a lease of a layer: its experts may be evicted again, and are at once if the policy does not retain any,
+        or the layer no part of them. With the last lease, lent slots are taken back."""
+        leased = self.leased
+        retains = self.policy.retains and bool(not eids or self.held.tops[eids[0] // self.experts])
         for eid in eids:
             others = leased.pop(eid) - 1
             if others:
@@ -200,7 +219,7 @@ class CacheCore(Generic[S]):
         """A resident loses its slots."""
         assert self.table[eid]
         if eid in self.held.buffered:
-            self._drop(eid)
+            self.drop(eid)
         if self.table[eid]:
             self.pool(eid // self.experts).free.extend(self._cut(eid, 0))
             self.policy.left(eid)
@@ -333,7 +352,7 @@ class CacheCore(Generic[S]):
         """Lend a pool as many transit slots, or as many as there are. What is buffered gives up its own for this, the
         newest first."""
         while len(self.transit) < slots and self.held.buffered:
-            self._drop(next(reversed(self.held.buffered)))
+            self.drop(next(reversed(self.held.buffered)))
         lent = min(slots, len(self.transit))
         pool.free += [self.transit.pop() for _ in range(lent)]
         pool.lent += lent
@@ -353,10 +372,6 @@ class CacheCore(Generic[S]):
         self.pool(eid // self.experts).lent += self.blocks - had
         if not had:
             self.policy.admitted(eid, tick, self.now)
-
-    def _drop(self, eid: int) -> None:
-        """What is buffered of an expert gives its slots back."""
-        self.transit.extend(self._cut(eid, self.held.buffered[eid]))
 
     def _cut(self, eid: int, kept: int) -> tuple[S, ...]:
         """An expert loses its blocks but the first `kept` -> their slots."""

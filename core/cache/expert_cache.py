@@ -47,17 +47,23 @@ class ExpertCache:
         divide: Callable[[int], Sequence[int]] | None = None,
         blocks: int = 1,
         transit: int = 0,
+        split: bool = False,
     ) -> None:
         """`slots` = how many blocks the device may hold, `blocks` of each expert; `divide` = slots of all pools ->
         slots per layer, evenly if None. `transit`: of the slots, those of so many experts are set aside, see CacheCore.
+        `split`: of an expert a part can be there, and what is prefetched goes into the slots set aside.
         Raises BudgetError when the device is full."""
         self.layers, self.experts = layers, experts
         self.arena, self.store, self.make_policy = arena, store, make_policy
         self.scope, self.slots, self._divide, self._transit = scope, slots, divide, transit
         pools: list[Pool[Slot]] = empty_pools(layers * experts, layers if scope == "layer" else 1)
-        core = CacheCore(layers, experts, make_policy, pools, on_evict=self._leaves, blocks=blocks)
+        core = CacheCore(
+            layers, experts, make_policy, pools, on_evict=self._leaves, blocks=blocks, on_cut=self._shortens
+        )
         whole = [Segment(eid, range(blocks)) for eid in range(layers * experts)]
-        self.core, self.copies, self.prefetch_queue, self.requests = Parts.of(core, Copies(link, store, whole))
+        self.core, self.copies, self.prefetch_queue, self.requests = Parts.of(
+            core, Copies(link, store, whole), split=split
+        )
         self._resize()
 
     def begin_pass(self, phase: str, tokens: int) -> None:
@@ -112,14 +118,14 @@ class ExpertCache:
         return self.core.room(layer)
 
     def lacking(self, layer: int, wanted: Sequence[int]) -> list[int]:
-        """Those of `wanted` that would have to be fetched: without slots, or with a copy that is only queued."""
-        base, table, is_queued = layer * self.experts, self.core.table, self.copies.is_queued
-        return [expert for expert in wanted if not table[base + expert] or is_queued(base + expert)]
+        """Those of `wanted` that would have to be fetched: with too few slots, or with a copy that is only queued."""
+        base, table, is_queued, whole = layer * self.experts, self.core.table, self.copies.is_queued, self.core.blocks
+        return [expert for expert in wanted if len(table[base + expert]) < whole or is_queued(base + expert)]
 
     def availability(self, layer: int) -> tuple[list[bool], list[bool]]:
         """For each expert of `layer`: (would have to be fetched, is ready to compute). Both False: being copied."""
-        base, copies = layer * self.experts, self.copies
-        ready = [bool(slots) for slots in self.core.table[base : base + self.experts]]
+        base, copies, whole = layer * self.experts, self.copies, self.core.blocks
+        ready = [len(slots) == whole for slots in self.core.table[base : base + self.experts]]
         missing = [not one for one in ready]
         for eid in copies.flying():
             if 0 <= eid - base < self.experts:
@@ -152,6 +158,11 @@ class ExpertCache:
         """Slots set aside, which no pool has: none where all experts are resident anyway."""
         blocks = self.core.blocks
         return 0 if self.slots >= self.layers * self.experts * blocks else self._transit * blocks
+
+    @property
+    def capacity(self) -> int:
+        """Whole experts that the slots hold, those set aside included."""
+        return self.slots // self.core.blocks
 
     @property
     def policy(self) -> Eviction:
@@ -197,7 +208,7 @@ class ExpertCache:
         """Use another policy, scope or placement (None: the same as before), between two passes."""
         profiled = placed is not None and not np.array_equal(placed.usual, self.core.hints.usual)
         if placed is not None:
-            self.place(placed.usual, placed.pinned, placed.divide, placed.transit)
+            self.place(placed.usual, placed.pinned, placed.divide, placed.transit, placed.tops)
         if (new.eviction, new.scope) != (old.eviction, old.scope):
             self.reshape(scope=new.scope, make_policy=policy_maker(new.eviction))
         elif placed is not None:
@@ -211,12 +222,16 @@ class ExpertCache:
         pinned: Collection[int],
         divide: Callable[[int], Sequence[int]] | None,
         transit: int = 0,
+        tops: Sequence[int] = (),
     ) -> None:
         """Take over a placement: `usual` [layers * experts] = how often a profile saw each expert; `pinned` eids leave
-        only if nothing else can; `divide` and `transit` as in the constructor. Slots and experts move with the next
+        only if nothing else can; `divide` and `transit` as in the constructor; `tops`: blocks of an expert that each
+        layer keeps, () for all. Slots and experts move with the next
         `reshape` and `pin`."""
         self.core.hints.profile(usual, sorted(pinned))
         self.core.pinned, self._divide, self._transit = frozenset(pinned), divide, transit
+        if tops:
+            self.core.split(tops)
 
     def pin(self, eids: Collection[int]) -> None:
         """Pin these experts: evicted only if nothing else can be. Fetches missing ones at once, between two passes. The
@@ -231,13 +246,11 @@ class ExpertCache:
 
     def fill(self) -> None:
         """Fill free slots, with every layer's most often used experts first, so that a fresh cache is not empty."""
-        core, copies = self.core, self.copies
+        core, copies, tops = self.core, self.copies, self.core.held.tops
         for eid in core.hints.filling():
-            has_room = len(core.pool(eid // self.experts).free) >= core.blocks
-            if core.policy.retains and has_room and not core.is_resident(eid):
-                slots = core.admit(eid)
-                assert slots is not None
-                copies.demand(copies.whole[eid], slots)
+            has_room = len(core.pool(eid // self.experts).free) >= max(1, tops[eid // self.experts])
+            if core.policy.retains and has_room and not core.is_resident(eid) and (found := core.readmit(eid)).blocks:
+                copies.demand(found, core.table[eid])
         for eid in list(copies.tickets):
             copies.wait(eid)
         copies.link.forget()
@@ -288,6 +301,10 @@ class ExpertCache:
         if eid in self.prefetch_queue.fresh:
             self.prefetch_queue.waste(eid, evicted=True)
         self.copies.drop(eid)
+
+    def _shortens(self, eid: int, kept: int) -> None:
+        """An expert is about to lose its blocks but the first `kept`, which any copy that is not over is of."""
+        self._leaves(eid)
 
     def _evict_failed(self) -> None:
         for eid in self.copies.failed():

@@ -38,10 +38,12 @@ class SkippedRequest(NamedTuple):
 @dataclass(slots=True)
 class Lease:
     """The experts a layer is computed with, as segments that together are all blocks of each; none can be evicted until
-    `release`."""
+    `release`. `requests`: of the segments, one for each expert, with the outcome of its request: the last of them to
+    come, or the whole of it."""
 
     layer: int
     segments: list[LeasedSegment]
+    requests: list[LeasedSegment]
 
 
 @dataclass(slots=True)
@@ -59,6 +61,7 @@ class Counts:
     wasted_bytes: int = 0
     evicted_bytes: int = 0
     bypassed: int = 0
+    top_hits: int = 0
     spared: list[Ticket] = field(default_factory=list)  # prefetches that were requested, in time or late
     lost: list[Ticket] = field(default_factory=list)  # demand copies of experts evicted for a wasted prefetch
 

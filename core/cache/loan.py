@@ -12,8 +12,10 @@ from typing import NamedTuple
 from core.cache.copies import Copies
 from core.cache.core import CacheCore
 from core.cache.pool import Pool
+from core.cache.prefetch_buffer import PrefetchBuffer
 from core.cache.prefetch_queue import PrefetchQueue
 from core.cache.requests import Requests
+from core.cache.split_requests import SplitRequests
 from core.memory.slot import Slot
 from core.policy.eviction import Eviction
 
@@ -26,12 +28,15 @@ class Parts(NamedTuple):
 
     core: CacheCore[Slot]
     copies: Copies
-    queue: PrefetchQueue
-    requests: Requests
+    queue: PrefetchQueue | PrefetchBuffer
+    requests: Requests | SplitRequests
 
     @classmethod
-    def of(cls, core: CacheCore[Slot], copies: Copies) -> Parts:
-        """Around this core and these copies."""
+    def of(cls, core: CacheCore[Slot], copies: Copies, *, split: bool) -> Parts:
+        """Around this core and these copies; `split`: experts can be there in part, and prefetches go beside them."""
+        if split:
+            buffer = PrefetchBuffer(core, copies)
+            return cls(core, copies, buffer, SplitRequests(core, copies, buffer))
         queue = PrefetchQueue(core, copies)
         return cls(core, copies, queue, Requests(core, copies, queue))
 
@@ -44,7 +49,7 @@ class Loan:
         """`least`: experts of each pool whose slots passes may use at least, as far as it has that many that are not
         pinned."""
         core, copies = own.core.over_same_slots(Eviction), own.copies.over_same_link()
-        self.own, self.lent = own, Parts.of(core, copies)
+        self.own, self.lent = own, Parts.of(core, copies, split=isinstance(own.queue, PrefetchBuffer))
         orders = [self._worth(pool) for pool in core.pools]
         self._residents = [eid for order in orders for eid in reversed(order)]  # those kept longest first
         stay: set[int] = set(own.core.pinned)
@@ -66,10 +71,8 @@ class Loan:
             core.end_leases()
             for eid in self._residents:
                 if not stop():
-                    if not core.is_resident(eid):
-                        slots = core.admit(eid)
-                        assert slots is not None
-                        copies.demand(copies.whole[eid], slots)
+                    if not core.is_resident(eid) and (segment := core.readmit(eid)).blocks:
+                        copies.demand(segment, core.table[eid])
                     copies.wait(eid)
         finally:
             for eid in [*copies.tickets]:  # unfinished after an error

@@ -39,7 +39,7 @@ class Requests:
             if (slots := table[eid])
         ]
         segments += [self._miss(eid - base, whole[eid]) for eid in missing]
-        return Lease(layer, segments)
+        return Lease(layer, segments, segments)
 
     def release(self, lease: Lease, fence: Any) -> None:
         """End a lease, whose computation is done, or on CUDA will be at `fence`."""

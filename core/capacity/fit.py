@@ -46,13 +46,13 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
         )
     safe = int(SAFE * free) - (tier.bytes if cpu else 0)
     most = max(0, min(sizes.slots_all, (safe - sizes.fixed) // sizes.slot))
-    suggested = f"{most * 100 // sizes.shape.total}%" if most >= least else ""
+    suggested = f"{most * 100 // sizes.slots_all}%" if most >= least else ""
     if not problem and slots > most:
         warning = (
             f"This leaves less than {1 - SAFE:.0%} of the memory that is free now. Other programs may be slowed "
             "down" + (f"; {suggested} would be safe." if suggested else ".")
         )
-    elif not problem and slots < sizes.shape.total and slots < 2 * least:
+    elif not problem and slots < sizes.slots_all and slots < 2 * least:
         warning = "Barely more than one token's experts fit: expect almost every request to be fetched."
     from_disk = tier.kind != "all"
     expected = _foretell(plan, slots, seen or Seen()) if foretell and not problem else Forecast((0, 1), (0, 0), "")
@@ -66,11 +66,11 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
         dense=sizes.dense,
         kv=sizes.kv,
         workspace=sizes.workspace,
-        slots=slots,
-        slots_min=least,
+        slots=slots // sizes.blocks,
+        slots_min=least // sizes.blocks,
         budget=sizes.budget_bytes(budget),
         budget_min=sizes.bytes(least),
-        budget_all=sizes.bytes(sizes.shape.total),
+        budget_all=sizes.bytes(sizes.slots_all),
         device_free=free,
         host=tier.bytes,
         host_free=on_host,
@@ -101,7 +101,15 @@ def _foretell(plan: Plan, slots: int, seen: Seen) -> Forecast:
     where = "over an emulated link" if link.emulated else "over the link" if plan.device.type == "cuda" else "in memory"
     if plan.tier.kind != "all" and not link.emulated:
         where = "from disk"
-    return forecast(plan.sizes, slots, plan.spec.settings, speeds, link, f"{where} at {link.gbps:.2g} GB/s", seen)
+    return forecast(
+        plan.sizes,
+        slots // plan.sizes.blocks,
+        plan.spec.settings,
+        speeds,
+        link,
+        f"{where} at {link.gbps:.2g} GB/s",
+        seen,
+    )
 
 
 def _link(plan: Plan, speeds: Speeds, known: Link | None) -> Link:

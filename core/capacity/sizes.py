@@ -53,8 +53,10 @@ class Sizes:
         return self.dense + self.kv + self.workspace
 
     def slots_min(self, scope: str) -> int:
-        """Fewest slots that can compute: one token's experts, in every layer when each layer has its own."""
-        return self.blocks * self.shape.top_k * (self.shape.layers if scope == "layer" else 1)
+        """Fewest slots that can compute: one token's experts, in every layer when each layer has its own; experts in
+        blocks can be computed in the buffer that all layers share."""
+        own = scope == "layer" and self.blocks == 1
+        return self.blocks * self.shape.top_k * (self.shape.layers if own else 1)
 
     def slots(self, budget: Budget) -> int:
         """Number of blocks that a budget pays for, at most all."""

@@ -154,7 +154,7 @@ def _plan(source: Source, name: str, format: str, blocks: int, shell: Path) -> I
         chosen, specs=site.parts, dtype=source.dense_dtype, device=CPU, is_transposed=site.is_transposed, stored=numbers
     )
     cutter = None
-    if blocks > 1:
+    if blocks != 1:
         experts = ExpertParts(site.parts, site.is_transposed, site.has_gate, site.is_concatenated)
         cutter = Segments(codec.blob_layout, experts, stops_of(experts, format_of(chosen).group, blocks))
     stated = source.tensors.tensors

@@ -158,6 +158,15 @@ class StepRecord:
             "experts", "Experts fetched on demand and not kept after their use, being worth less than all others."
         ),
     )
+    top_hits: int = field(
+        default=0,
+        metadata=metric(
+            "requests",
+            "Requests for an expert of which a part was resident and could be computed while the rest was fetched. They "
+            "count as misses, or as late, by what became of the rest.",
+            reduce="sum",
+        ),
+    )
     demand_bytes: int = field(
         default=0, metadata=metric("bytes", "Payload copied on demand.", reduce="sum", frame=True)
     )

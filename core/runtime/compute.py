@@ -47,9 +47,10 @@ class ExpertMath:
         self.grouped = GroupedMath(kernels, self.up_name, self.has_bias, self._gate) if kernels is not None else None
 
     def needs_places(self) -> bool:
-        """Whether the activation's bits depend on row positions while the products around it are exact."""
+        """Whether the activation's bits depend on row positions while the products around it are exact, or are to be
+        the same whichever blocks are computed together."""
         width, inner = self.codec.out_in(self.up_name)[0], self.codec.out_in("down_proj")[1]
-        exact = isinstance(self.codec, Plain) and self.codec.device.type == "cpu"
+        exact = (isinstance(self.codec, Plain) or self.codec.blocks > 1) and self.codec.device.type == "cpu"
         return exact and inner % BLOCK > 0 and depends(self._gate, width, self.codec.dtype)
 
     def up(self, slot: Slot, x: torch.Tensor) -> torch.Tensor:
@@ -81,12 +82,41 @@ class ExpertMath:
     def batches(
         self, segments: Sequence[LeasedSegment], rows: Mapping[int, slice], tokens: int
     ) -> Iterable[list[LeasedSegment]]:
-        """Group the segments of a prompt of `tokens` tokens into the batches that `many` takes; `rows` by expert."""
+        """Group the segments of a prompt of `tokens` tokens into the batches that `many` takes, resident ones first;
+        `rows` by expert. Blocks of an expert are computed together."""
+        if self.codec.blocks > 1:
+            return by_expert(segments)
+        segments = sorted(segments, key=lambda one: one.ticket is not None)
         return together(segments, rows, tokens) if self.grouped is not None else ([one] for one in segments)
 
+    def blocks(self, slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
+        """One token's state [1, H] through blocks of experts -> [blocks, H] in fp32, to be summed by expert. A block's
+        output does not depend on the others."""
+        if self.grouped is not None:
+            return self.grouped.few(slots, x).float()
+        codec, parts = self.codec, [slot.parts for slot in slots]
+        if isinstance(codec, FusedCodec):
+            ups = self._biased(codec.stacked(parts, self.up_name, x), parts, self.up_name)
+        else:
+            ups = torch.cat([self.up(slot, x) for slot in slots])
+        acts = torch.cat([self.activate(y) for y in ups.split(1)]) if self.placed else self.activate(ups)
+        if isinstance(codec, FusedCodec):
+            return self._biased(codec.stacked(parts, "down_proj", acts, rounded=False), parts, "down_proj")
+        return torch.cat([self.down(slot, a) for slot, a in zip(slots, acts.split(1), strict=True)]).float()
+
+    def _summed_blocks(self, slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
+        """States [n, H] through all blocks of an expert -> [n, H], summed in fp32 and rounded once."""
+        total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for slot in slots:
+            total += self.down(slot, self.activate(self.up(slot, x)))
+        return total.to(x.dtype)
+
     def many(self, slots: Sequence[Slot], rows: Sequence[slice], x: torch.Tensor, total: int) -> torch.Tensor:
-        """States x [their rows, H] through the experts in `slots`, one expert's after the other's -> the same shape.
-        `rows` = where these rows are among the `total` of the layer, when sorted by expert."""
+        """States x [their rows, H] through the experts in `slots`, one expert's after the other's, or through the one
+        that all these blocks are of -> the same shape. `rows` = where these rows are among the `total` of the layer,
+        when sorted by expert."""
+        if self.codec.blocks > 1:
+            return self._summed_blocks(slots, x)
         counts = [at.stop - at.start for at in rows]
         if self.grouped is not None and self.grouped.takes(sum(counts)):
             return self.grouped.many(slots, counts, x)
@@ -149,3 +179,11 @@ class ExpertMath:
                 total = total + other
             return total
         return weighted.view(tokens, k, -1).sum(dim=1).to(dtype)
+
+
+def by_expert(segments: Iterable[LeasedSegment]) -> list[list[LeasedSegment]]:
+    """The segments of each expert, experts that wait for no copy first."""
+    of: dict[int, list[LeasedSegment]] = {}
+    for one in segments:
+        of.setdefault(one.expert, []).append(one)
+    return sorted(of.values(), key=lambda some: any(one.ticket is not None for one in some))

@@ -1,9 +1,8 @@
 """What a layer's experts make of its tokens, gathered in whatever order they are computed.
 
 Both classes give segments to compute together (`batches`), take them as they land (`compute`), and return the layer's
-output in the order of additions that transformers uses (`combined`). An expert's output is the sum of its segments'. As
-each is one segment, which is all of it, `compute` takes what a segment gives as the expert's rows; outputs of further
-segments are to be added there.
+output in the order of additions that transformers uses (`combined`). An expert is one segment, which is all of it, or
+in a prompt several that are computed together; `core.runtime.split_rows` has what a token's blocks are added up in.
 """
 
 from __future__ import annotations
@@ -42,11 +41,7 @@ class TokenRows:
 
     def batches(self, segments: Sequence[LeasedSegment]) -> Sequence[Sequence[LeasedSegment]]:
         """Split segments into those that are computed together, resident ones first."""
-        resident = [one for one in segments if one.ticket is None]
-        if len(resident) == len(segments):
-            return (resident,) if resident else ()
-        missing = [[one] for one in segments if one.ticket is not None]
-        return [resident, *missing] if resident else missing
+        return resident_first(segments)
 
     def compute(self, some: Sequence[LeasedSegment]) -> None:
         """Compute segments whose blocks are in their slots."""
@@ -90,8 +85,7 @@ class PromptRows:
 
     def batches(self, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]:
         """Split segments into those that are computed together, resident ones first."""
-        resident_first = sorted(segments, key=lambda one: one.ticket is not None)
-        return self._math.batches(resident_first, self._rows, self._tokens)
+        return self._math.batches(segments, self._rows, self._tokens)
 
     def compute(self, some: Sequence[LeasedSegment]) -> None:
         """Compute segments whose blocks are in their slots."""
@@ -99,14 +93,24 @@ class PromptRows:
         if self._partial:  # an expert whose pairs were all dropped has no rows
             some = [one for one in some if rows[one.expert].stop > rows[one.expert].start]
         if some:
-            places = [rows[one.expert] for one in some]
-            x = self._hidden.index_select(0, _joined([self._token_of[one.expert] for one in some]))
-            outs = self._math.many([one.slot for one in some], places, x, self._total)
-            self._out.index_copy_(0, _joined([self._pairs[one.expert] for one in some]), outs)
+            experts = dict.fromkeys([one.expert for one in some])
+            places = [rows[expert] for expert in experts]
+            x = self._hidden.index_select(0, _joined([self._token_of[expert] for expert in experts]))
+            outs = self._math.many([slot for one in some for slot in one.slots], places, x, self._total)
+            self._out.index_copy_(0, _joined([self._pairs[expert] for expert in experts]), outs)
 
     def combined(self, tap: Tap | None = None) -> torch.Tensor:
         """[T, H] the layer's output; `tap` gets the experts' outputs [T * k, H] before their weights."""
         return self._math.combine(self._out, self._weights, self._hidden.dtype, tap)
+
+
+def resident_first(segments: Sequence[LeasedSegment]) -> Sequence[Sequence[LeasedSegment]]:
+    """All segments without a copy to wait for, then each of the others."""
+    resident = [one for one in segments if one.ticket is None]
+    if len(resident) == len(segments):
+        return (resident,) if resident else ()
+    missing = [[one] for one in segments if one.ticket is not None]
+    return [resident, *missing] if resident else missing
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:

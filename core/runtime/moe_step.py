@@ -21,6 +21,7 @@ from core.runtime.miss import MissPolicy
 from core.runtime.prefetcher import Prefetcher
 from core.runtime.processor import DeviceProcessor
 from core.runtime.routed import Routed, distinct
+from core.runtime.split_rows import SplitTokenRows
 
 
 class LayerMetrics(Protocol):
@@ -47,6 +48,7 @@ class MoEStep:
         self._math, self._expert_cache, self._metrics = math, expert_cache, metrics
         self._prefetcher, self._miss = prefetcher, miss
         self._has_idle = any(one.has_idle for one in math)
+        self._in_blocks = any(one.codec.blocks > 1 for one in math)
         self._tap: Callable[[torch.Tensor], None] | None = None
 
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -54,13 +56,14 @@ class MoEStep:
         routed = self._route(layer, ids, weights)
         if self._expert_cache.expects:
             self._expert_cache.arrive(layer, routed.wanted)
-        rows = (TokenRows if len(routed.chosen) == 1 else PromptRows)(self._math[layer], hidden, routed)
-        segments: list[LeasedSegment] = []
+        of = PromptRows if len(routed.chosen) > 1 else SplitTokenRows if self._in_blocks else TokenRows
+        rows = of(self._math[layer], hidden, routed)
+        requests: list[LeasedSegment] = []
         for lease in self._leases(layer, routed):
             self.processor.compute(lease.segments, rows)
-            segments += lease.segments
+            requests += lease.requests
         result = rows.combined(self._tap)
-        self._metrics.layer(layer, routed.asked, routed.requests(segments))
+        self._metrics.layer(layer, routed.asked, routed.requests(requests))
         return result
 
     @contextmanager

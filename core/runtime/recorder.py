@@ -136,7 +136,7 @@ class Recorder:
             predict_ms=self._prefetch_cost.predict_s * 1e3,
             net_ms=self._prefetch_cost.net_ms(counts, finished, self._prefetch_cost.late_s + late_s, stall_s),
             disk_bytes=sum([t.disk_bytes for t in finished]),
-            slots=self._expert_cache.slots,
+            slots=self._expert_cache.capacity,
             device_bytes=device_bytes,
             budget_bytes=budget_bytes,
             emulated=bool(self._transfers.pace),

@@ -42,12 +42,12 @@ class Routed:
         ids = self.ids.masked_fill(idle, NOTHING)
         return Routed(ids, self.weights, ids.tolist(), self.wanted, self.asked)
 
-    def requests(self, segments: list[LeasedSegment]) -> Sequence[LeasedSegment | SkippedRequest]:
-        """The outcome of each distinct expert that the router chose; `segments` = all that were computed."""
+    def requests(self, leased: list[LeasedSegment]) -> Sequence[LeasedSegment | SkippedRequest]:
+        """The outcome of each distinct expert that the router chose; `leased` = the requests of all leases."""
         if self.chosen is self.asked:
-            return segments
+            return leased
         asked = set(distinct(self.asked))
-        return [*(one for one in segments if one.expert in asked), *self.fates]
+        return [*(one for one in leased if one.expert in asked), *self.fates]
 
     @property
     def shown(self) -> tuple[list[list[int]], torch.Tensor | None]:

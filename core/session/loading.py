@@ -108,7 +108,9 @@ def _with_experts(
         progress(f"Reading {count} experts", 0.1 + 0.9 * share)
 
     if plan.pack is not None:
-        store = open_store(plan.tier, PackReader(plan.files.path, blocks=plan.codec.blocks), plan.codec, pin, report, cancel)
+        store = open_store(
+            plan.tier, PackReader(plan.files.path, blocks=plan.codec.blocks), plan.codec, pin, report, cancel
+        )
         return LoadedModel(plan, model, prompt, store, tuple(find_experts(model)), plan.pack.model_hash)
     with CheckpointReader(model, plan.files) as reader:
         whole, experts = HostStore(plan.codec, count, pin), plan.sizes.shape.experts

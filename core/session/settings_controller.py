@@ -88,6 +88,11 @@ class SettingsController:
         """The placement of experts by these settings. Raises SettingError when it is impossible, or the profile lacks
         something else that they need."""
         check_needs(settings, profile)
+        if self._sizes.blocks == 1 and settings.cache.split.name != "whole":
+            raise SettingError(
+                "The model was loaded with whole experts, of which no part can stay alone. Load it again with several "
+                "blocks per expert (--blocks)."
+            )
         check_allowed(settings, self._sizes.shape, profile)
         check_weighable(settings, self._rules)
         placed = self._placement(settings, profile)
@@ -98,10 +103,10 @@ class SettingsController:
     def _placement(self, settings: Settings, profile: Profile | None) -> Placement:
         """The placement, cached while the settings and the profile it depends on are the same."""
         cache = settings.cache
-        key = cache.scope, cache.layer_slots, cache.pins, cache.bypass
+        key = cache.scope, cache.layer_slots, cache.pins, cache.bypass, cache.split, cache.buffer
         if self._last is None or self._last[0] != key or self._last[1] is not profile:
-            shape = self._sizes.shape
-            self._last = key, profile, place(cache, shape.layers, shape.experts, shape.top_k, profile)
+            shape, blocks = self._sizes.shape, self._sizes.blocks
+            self._last = key, profile, place(cache, shape.layers, shape.experts, shape.top_k, profile, blocks)
         return self._last[2]
 
     def take_changes(self) -> dict[str, object]:

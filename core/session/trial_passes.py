@@ -69,6 +69,8 @@ def _measured(loaded: LoadedModel, transfers: TransferEngine, kv: KVCache) -> Si
         settings.scope,
         sizes.slots_min(settings.scope),
         blocks=plan.codec.blocks,
+        transit=shape.top_k if plan.codec.blocks > 1 else 0,
+        split=plan.codec.blocks > 1,
     )
     math = make_math([site.module for site in loaded.sites], plan.codec)
     metrics = Unrecorded(expert_cache, transfers)

@@ -195,7 +195,9 @@ def _cache(loaded: LoadedModel, arena: Arena, transfers: TransferEngine, control
         divide=controller.placed.divide,
         blocks=loaded.plan.codec.blocks,
         transit=controller.placed.transit,
+        split=loaded.plan.codec.blocks > 1,
     )
-    expert_cache.hints.profile(controller.placed.usual, sorted(controller.placed.pinned))
-    loaded.store.use_policy(policy_maker(settings.cache.host_eviction), controller.placed.usual)
+    placed = controller.placed
+    expert_cache.place(placed.usual, placed.pinned, placed.divide, placed.transit, placed.tops)
+    loaded.store.use_policy(policy_maker(settings.cache.host_eviction), placed.usual)
     return expert_cache

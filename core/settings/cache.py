@@ -54,6 +54,29 @@ class CacheSettings:
             active_when={"scope": ("layer",)},
         ),
     ] = Choice("uniform")
+    split: Annotated[
+        Choice,
+        Param(
+            "How much of a cached expert stays on the device when others need its slots. Has an effect where the model "
+            "was loaded with several blocks per expert.",
+            title="Resident part",
+            advanced=True,
+        ),
+    ] = Choice("whole")
+    buffer: Annotated[
+        int,
+        Param(
+            "Experts that fit into the buffer beside the cache, out of the same budget: prefetches go there, and what "
+            "is fetched of experts whose top is cached. At least as many as a token uses in a layer; 0 = twice that. "
+            "Has an effect where the model was loaded with several blocks per expert.",
+            title="Prefetch buffer",
+            low=0,
+            high=4096,
+            step=1,
+            unit="experts",
+            advanced=True,
+        ),
+    ] = 0
     bypass: Annotated[
         bool,
         Param(

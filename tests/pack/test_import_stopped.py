@@ -86,7 +86,7 @@ def test_refused_before_anything_is_written(checkpoint: Checkpoint, reference: P
         (source, "new", {"format": "int5"}, "no expert format 'int5'"),
         (str(tmp_path / "none"), "new", {}, "no model at"),
         (str(reference), "new", {}, "an expert pack already"),
-        (source, "new", {"split": 1.5}, "no share between"),
+        (source, "new", {"blocks": 7}, "cannot be cut into 7 equal blocks"),
         (source, "new", {"format": "int4-g128"}, "divide"),
         ("nobody/nothing", "new", {}, "only when you add --download"),
     ):

@@ -38,7 +38,7 @@ def record(recorder: Recorder, slot: Any) -> StepRecord:
 
 def make() -> Recorder:
     ticket = SimpleNamespace(eid=301, bytes=64, demand=True, submitted_s=1.0, started_s=2.0, landed_s=3.0, disk_bytes=0)
-    expert_cache = SimpleNamespace(take_counts=Counts, slots=3)
+    expert_cache = SimpleNamespace(take_counts=Counts, capacity=3)
     transfers: Any = SimpleNamespace(take_finished=lambda: [ticket], device_stall_s=lambda: (0.0, 0.0), pace=None)
     return Recorder(SHAPE, expert_cache, transfers)  # type: ignore[arg-type]
 

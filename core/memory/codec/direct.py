@@ -30,10 +30,10 @@ class FusedCodec(Grouped):
         """`linear` computed directly from the codes."""
         return self._products[part].many(parts.at, x)
 
-    def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor) -> torch.Tensor:
+    def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
         """Multiply one state by the part's matrix of each expert in `many`: x [many, in], or [1, in] shared -> [many,
-        out]."""
-        return self._products[part].few([parts.at for parts in many], x)
+        out], in fp32 where it is not to be rounded."""
+        return self._products[part].few([parts.at for parts in many], x, rounded=rounded)
 
     def unpacked(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
         return self._products[part].wide(parts.at, x)

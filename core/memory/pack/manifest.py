@@ -15,7 +15,7 @@ import torch
 from core.errors import ModelError
 from core.memory.codec import FORMATS, Codec, Layout, PartSpec, in_blocks
 from core.memory.codec.formats import Numbers
-from core.memory.codec.segments import ExpertParts, SegmentLayout, Segments, stops_of
+from core.memory.codec.segments import ExpertParts, SegmentLayout, Segments, inner_of, stops_of
 from core.memory.pack.checked_json import FLOATS, CheckedObject, InvalidValue
 from core.memory.pack.manifest_json import (
     PackFile,
@@ -220,7 +220,11 @@ class Manifest:
                 cutter = self.cutter
             except (LookupError, ValueError, RuntimeError, ArithmeticError):
                 cutter = None
-            if cutter is None or cutter.segments != self.segments:
+            if (
+                cutter is None
+                or cutter.segments != self.segments
+                or self.segments[-1].stop != inner_of(self.expert_parts)
+            ):
                 raise InvalidValue("its segments do not make up its experts")
             size = cutter.bytes
         if self.padded_bytes != page_up(size):

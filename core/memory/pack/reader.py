@@ -154,8 +154,8 @@ class PackReader:
         eid = layer * self.manifest.experts + expert
         written = self._was_written(layer)
         if len(raw) < self.padded_bytes and not self._checked[eid]:  # written to meanwhile
-            return self._read(layer, expert, buffer, slice(0, self.padded_bytes))
-        if not self._checked[eid]:
+            self._read(layer, expert, buffer, slice(0, self.padded_bytes))
+        elif not self._checked[eid]:
             if zlib.crc32(raw) != self.manifest.sums[layer][expert]:
                 how = f": expert {expert} of MoE layer {layer} is not what was written"
                 raise ModelError(changed(file, how) if written else damaged(file, how))

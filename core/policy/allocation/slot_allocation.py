@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from core.errors import SettingError
 from core.policy.allocation.cache_plan import CachePlan
+from core.policy.allocation.slots import proportional
 from core.policy.allocation.weights import AllocationInputs
 from core.settings.cache import CacheSettings
 from core.settings.config import KINDS, Settings, general
@@ -61,8 +63,9 @@ def check_need(kind: str, name: str, profile: AllocationProfile | None) -> None:
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
     """`divide` maps the slots of all pools to slots per layer (even where one pool serves all layers); `pinned` are
-    eids; `usual` [layers * experts] is how often a profile saw each expert, 0 without a profile; `transit` slots are
-    set aside for bypass, unless everything is resident."""
+    eids; `usual` [layers * experts] is how often a profile saw each expert, 0 without a profile; the slots of `transit`
+    experts are set aside for bypass, or as the buffer of split experts, unless everything is resident. A slot holds one
+    of the `blocks` of an expert; `tops` [layers] of them stay when others need slots."""
 
     layers: int
     experts: int
@@ -72,10 +75,12 @@ class Placement:
     pinned: frozenset[int]
     usual: npt.NDArray[np.float64]
     transit: int = 0
+    blocks: int = 1
+    tops: tuple[int, ...] = ()  # () = all blocks
 
     def aside(self, slots: int) -> int:
         """Of that many slots, those that no pool gets."""
-        return self.transit if slots < self.layers * self.experts else 0
+        return self.transit * self.blocks if slots < self.layers * self.experts * self.blocks else 0
 
     def sizes(self, slots: int) -> list[int]:
         """Slots of each pool."""
@@ -85,6 +90,8 @@ class Placement:
     def problem(self, slots: int) -> str:
         """Why that many slots are too few for bypass or the pinned experts, in the user's words, or ""."""
         least, aside = self.top_k * self.layers, self.aside(slots)
+        if self.blocks > 1:
+            return self._too_little(slots)
         if aside and slots - aside < least:
             return (
                 f"Bypass sets {aside} slots aside, and a token needs {least}, but the budget pays for {slots}. Turn "
@@ -92,23 +99,64 @@ class Placement:
             )
         return crowded(self.pinned, self.sizes(slots), self.layers * self.experts, self.top_k) if self.pinned else ""
 
+    def _too_little(self, slots: int) -> str:
+        """The same of split experts, which are computed in the buffer where their layer has too few slots."""
+        aside, one = self.aside(slots), self.blocks
+        if slots < aside:
+            return (
+                f"The prefetch buffer of {self.transit} experts is larger than the budget, which pays for "
+                f"{slots // one}. Choose a smaller one, or raise the budget."
+            )
+        pools = [size // one + aside // one for size in self.sizes(slots)]
+        return crowded(self.pinned, pools, self.layers * self.experts, self.top_k) if self.pinned else ""
+
 
 def place(
-    settings: CacheSettings, layers: int, experts: int, top_k: int, profile: AllocationProfile | None
+    settings: CacheSettings,
+    layers: int,
+    experts: int,
+    top_k: int,
+    profile: AllocationProfile | None,
+    blocks: int = 1,
 ) -> Placement:
-    """The placement by the settings. Raises SettingError when a required profile is missing, or pins do not fit the
-    model."""
+    """The placement by the settings, of experts in so many blocks. Raises SettingError when a required profile is
+    missing, or pins or the buffer do not fit the model."""
     scope, name = settings.scope, settings.layer_slots.name if settings.scope == "layer" else "uniform"
     check_need("layer_slots", name, profile)
     counts, recall = (profile.counts, profile.gate_recall) if profile is not None else (None, None)
     pinned = settings.pins.eids(layers, experts, counts)
     held = Counter(eid // experts for eid in pinned)
-    least = tuple(min(experts, top_k + held[layer]) for layer in range(layers))
-    plan = profile.plan.slots if profile is not None and profile.plan is not None else None
-    divide = create("layer_slots", name, {}, facts=AllocationInputs(experts, top_k, least, counts, recall, plan))
+    needed = top_k if blocks == 1 else 0  # split experts can be computed in the buffer
+    least = tuple(min(experts, needed + held[layer]) for layer in range(layers))
+    plan = profile.plan if profile is not None else None
+    facts = AllocationInputs(experts, top_k, least, counts, recall, plan.slots if plan is not None else None)
+    divide = create("layer_slots", name, {}, facts=facts)
     usual = np.zeros(layers * experts) if counts is None else np.asarray(counts, np.float64).ravel()
-    transit = top_k if settings.bypass and scope == "layer" else 0
-    return Placement(layers, experts, top_k, scope, divide, pinned, usual, transit)
+    if blocks == 1:
+        transit = top_k if settings.bypass and scope == "layer" else 0
+        return Placement(layers, experts, top_k, scope, divide, pinned, usual, transit)
+    check_need("split", settings.split.name, profile)
+    tops = create("split", *settings.split, plan=plan).tops(layers, blocks)
+    in_blocks = partial(_divided_in_blocks, divide, blocks, layers, experts)
+    buffer = _buffer(settings.buffer, top_k)
+    return Placement(layers, experts, top_k, scope, in_blocks, pinned, usual, buffer, blocks, tuple(tops))
+
+
+def _buffer(asked: int, top_k: int) -> int:
+    """Experts that the buffer holds. Raises SettingError when a token's would not fit."""
+    if 0 < asked < top_k:
+        raise SettingError(
+            f"A prefetch buffer of {asked} experts is too small: a token uses {top_k} in a layer, and all of them may "
+            f"be missing. Choose {top_k} or more, or 0."
+        )
+    return asked or 2 * top_k
+
+
+def _divided_in_blocks(
+    divide: Callable[[int], list[int]], blocks: int, layers: int, experts: int, slots: int
+) -> list[int]:
+    """Slots of each layer in the proportions that `divide` gives whole experts."""
+    return proportional(divide(slots // blocks), slots, [0] * layers, experts * blocks)
 
 
 def crowded(pinned: Collection[int], capacities: list[int], total: int, top_k: int) -> str:

@@ -39,14 +39,14 @@ class Products:
         self._row_bytes = matrix.inputs * matrix.bits // 8
         self._in_bytes, self._out_bytes = matrix.inputs * dtype.itemsize, matrix.outputs * dtype.itemsize
 
-    def few(self, slots: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    def few(self, slots: Sequence[int], x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
         """Multiply one state by the matrix of each slot: x [slots, in], or [1, in] shared -> [slots, out].
 
-        `slots` are addresses. Sums are rounded once, to the output's number type.
+        `slots` are addresses. Sums are rounded once, to the output's number type, or not at all: then they are fp32.
         """
         assert x.dtype == self._dtype and x.shape[-1] == self.matrix.inputs
         outputs, kernels, given = self.matrix.outputs, self._kernels, x.shape[0]
-        out = x.new_empty(len(slots), outputs)
+        out = x.new_empty(len(slots), outputs, dtype=x.dtype if rounded else torch.float32)
         x = x.contiguous()
         team = claim()
         try:
@@ -55,11 +55,11 @@ class Products:
                 slots,
                 outputs,
                 self._row_bytes,
-                kernels.one,
+                kernels.one if rounded else kernels.exact,
                 states,
                 kernels.layout.bytes if given > 1 else 0,
                 out.data_ptr(),
-                self._out_bytes,
+                self._out_bytes if rounded else outputs * 4,
                 kernels.prepare,
                 x.data_ptr(),
                 self._in_bytes,
@@ -173,6 +173,13 @@ class Kernels:
         self.prepare, self.dequantize, self.one, self.some = (
             address(made[name]) for name in ("prepare", "dequantize", "one", "some")
         )
+        self._matrix, self._width = matrix, width
+
+    @functools.cached_property
+    def exact(self) -> int:
+        """As `one`, with sums that are not rounded; compiled when first used."""
+        made = compiled(Product("one", self._matrix, self.layout, torch.float32, ROWS, 1).code, width=self._width)
+        return address(made["one"])
 
 
 _kernels = functools.lru_cache(maxsize=None)(Kernels)

@@ -1,0 +1,69 @@
+"""Experts computed in blocks: logits are those of whole experts up to the order of fp32 sums, and no bit of them
+depends on which blocks were resident, fetched or prefetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from core.engine import Engine
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from tests.checkpoints import ARCHITECTURES
+from tests.equality.conftest import Reference
+from tests.equality.passes import PROMPT, STEPS, run
+from tests.selection import layered
+
+BOUND = 2e-5
+"""Of the largest logit, in fp32: sums of blocks are added in another order, once a layer and expert."""
+
+CASES: list[dict[str, object]] = [
+    {"split": "uniform", "split.uniform.theta": 0.5, "budget": "50%"},
+    {"split": "uniform", "split.uniform.theta": 0.5, "budget": "50%", "predictor": "gate", "eviction": "lcp"},
+    {"split": "uniform", "split.uniform.theta": 0.0, "budget": "50%", "predictor": "gate"},
+    {"split": "whole", "budget": "50%", "scope": "global", "predictor": "all_next"},
+    {"split": "uniform", "split.uniform.theta": 0.5, "budget": "50%", "eviction": "none", "buffer": 4},
+]
+
+
+@pytest.fixture(scope="module")
+def engine(reference: Reference) -> Iterator[Engine]:
+    spec = LoadSpec.checked(str(reference.path), Settings({"budget": "all"}), dtype="float32", blocks=2)
+    engine = Engine.load(spec)
+    yield engine
+    engine.unload()
+
+
+@pytest.mark.parametrize(
+    "reference",
+    layered(list(ARCHITECTURES), quick=lambda arch: arch in ("qwen3_moe", "gpt_oss", "deepseek_v3")),
+    indirect=["reference"],
+)
+def test_logits_are_those_of_whole_experts_and_the_same_bits_whatever_is_resident(
+    engine: Engine, reference: Reference
+) -> None:
+    engine.change(dict(Settings({"budget": "all"})))
+    whole, _ = run(engine.model, engine.fresh_cache(), lambda step: None)
+    wanted = reference.logits[: len(PROMPT)]
+    assert float((whole[: len(PROMPT)] - wanted).abs().max() / wanted.abs().max()) < BOUND
+    for case in CASES:
+        engine.change({**Settings(), **case})
+        logits, _ = run(engine.model, engine.fresh_cache(), lambda step: None)
+        engine.expert_cache.check_integrity()
+        assert torch.equal(logits, whole), case
+
+
+@pytest.mark.parametrize("reference", ["qwen3_moe"], indirect=True)
+def test_what_is_turned_between_two_tokens_changes_no_bit(engine: Engine, reference: Reference) -> None:
+    engine.change(dict(Settings({"budget": "all"})))
+    whole, _ = run(engine.model, engine.fresh_cache(), lambda step: None)
+
+    def turn(step: int) -> None:
+        engine.change({**Settings(), **CASES[step % len(CASES)]})
+        engine._controller.apply(engine.parts)
+        engine.expert_cache.check_integrity()
+
+    logits, _ = run(engine.model, engine.fresh_cache(), turn)
+    assert logits.shape[0] == len(PROMPT) + STEPS and torch.equal(logits, whole)

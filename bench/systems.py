@@ -72,7 +72,7 @@ def run(
     asked = [Budget.parse(word) for word in budgets.split(",") if word.strip()]
     if not asked:
         raise SettingError("Name at least one budget, such as 25%,50% or 6.5GB.")
-    presets = [one for one in PRESETS if not small or one.name in SMALL_PRESETS]
+    presets = [one for one in PRESETS if not one.splits and (not small or one.name in SMALL_PRESETS)]
     if small:
         rounds, tokens, questions = 1, 12, 2
     folder = checkpoint(keep, SMALL if small else MIDDLE, say=say) if model == GENERATED else None

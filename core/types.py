@@ -34,6 +34,7 @@ class Residence(IntEnum):
     RESIDENT = 2
     HIT_NOW = 3  # resident and used by the last step
     DISK = 4  # neither on the device nor in host memory
+    PART = 5  # its first blocks are resident
 
 
 class Segment(NamedTuple):

@@ -141,6 +141,8 @@ class ExpertCache:
             else Residence.IN_FLIGHT
             if eid in flying
             else Residence.RESIDENT
+            if len(slots) == self.core.blocks
+            else Residence.PART
             for eid, slots in enumerate(self.core.table)
         ]
 

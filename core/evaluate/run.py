@@ -165,7 +165,15 @@ def _measure(
     except MoestroError as error:
         return EvaluationRow(mode.name, mode.title, share, problem=str(error), settings=dict(mode.settings))
     return row(
-        mode.name, mode.title, share, engine.expert_cache.capacity, mode.settings, verdicts, heard, tally, others.cores()
+        mode.name,
+        mode.title,
+        share,
+        engine.expert_cache.capacity,
+        mode.settings,
+        verdicts,
+        heard,
+        tally,
+        others.cores(),
     )
 
 

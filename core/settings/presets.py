@@ -13,11 +13,20 @@ from core.settings.param import Value
 from core.settings.prefetch import PrefetchSettings
 from core.settings.registry import NEEDS_PROFILE, variant
 
+NEEDS_BLOCKS = "Needs a model loaded with several blocks per expert."
 _GOVERNED = tuple(
     name
     for name in general(CacheSettings, PrefetchSettings, LossySettings)
     if name not in ("budget", "pins", "quality_rate")
 )
+
+
+SPECULATIVE: Mapping[str, Value] = {
+    "predictor": "gate",
+    "predictor.gate.last_state": True,
+    "predictor.gate.width": 256,
+}
+"""MoEpic's prefetching: every expert of the next layer, in the order of what its router says one layer early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +59,15 @@ class Preset:
         return tuple(dict.fromkeys(found))
 
     @property
+    def splits(self) -> bool:
+        """Whether the model must be loaded with several blocks per expert."""
+        return self.settings.get("split", "whole") != "whole"
+
+    @property
     def help(self) -> str:
-        """Its description, and whether it needs a profile."""
-        return f"{self.about} {NEEDS_PROFILE}" if self.needs else self.about
+        """Its description, and whether it needs a profile or experts in blocks."""
+        needs = [NEEDS_PROFILE] * bool(self.needs) + [NEEDS_BLOCKS] * self.splits
+        return " ".join((self.about, *needs))
 
 
 PRESETS: tuple[Preset, ...] = (
@@ -135,6 +150,43 @@ PRESETS: tuple[Preset, ...] = (
         "the cache among layers by measured times; here experts are whole and all layers have as many slots.",
         "MoEpic section 3",
         {"eviction": "lcp", "predictor": "gate", "predictor.gate.last_state": True},
+    ),
+    Preset(
+        "moepic_split",
+        "MoEpic, split",
+        "The whole system: of every cached expert a part stays, as large as its configurator found best for the layer, "
+        "the experts predicted for the next layer are fetched into a buffer until its routing is known, and what is "
+        "resident is computed meanwhile.",
+        "MoEpic section 3",
+        {**SPECULATIVE, "eviction": "lcp", "split": "moepic", "layer_slots": "moepic"},
+    ),
+    Preset(
+        "moepic_half",
+        "MoEpic, halves",
+        "The same without its configurator: all layers have as many slots, and half of every cached expert stays.",
+        "MoEpic section 4.3, uniform division",
+        {**SPECULATIVE, "eviction": "lcp", "split": "uniform"},
+    ),
+    Preset(
+        "moepic_random_prefetch",
+        "MoEpic, random prefetch",
+        "The same as MoEpic, split, with random experts fetched in place of the predicted ones.",
+        "MoEpic section 4.3, without speculation",
+        {"predictor": "random", "eviction": "lcp", "split": "moepic", "layer_slots": "moepic"},
+    ),
+    Preset(
+        "moepic_random_eviction",
+        "MoEpic, random eviction",
+        "The same as MoEpic, split, with a random expert evicted in place of the one of the lowest priority.",
+        "MoEpic section 4.3, without LCP",
+        {**SPECULATIVE, "eviction": "random", "split": "moepic", "layer_slots": "moepic"},
+    ),
+    Preset(
+        "moepic_none_kept",
+        "MoEpic, nothing kept",
+        "No expert stays: all there is of the budget beside the buffer is left unused.",
+        "MoEpic section 4.3, theta = 0",
+        {**SPECULATIVE, "eviction": "lcp", "split": "uniform", "split.uniform.theta": 0.0},
     ),
     Preset(
         "finemoe",

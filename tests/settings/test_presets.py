@@ -8,7 +8,7 @@ import pytest
 
 from core.errors import SettingError
 from core.settings.config import KINDS, Settings, params
-from core.settings.presets import PRESETS, Preset, matching, preset
+from core.settings.presets import NEEDS_BLOCKS, PRESETS, Preset, matching, preset
 from core.settings.registry import NEEDS_PROFILE, variant
 
 SYSTEMS = (
@@ -21,6 +21,11 @@ SYSTEMS = (
     "ProMoE",
     "BuddyMoE",
     "MoEpic",
+    "MoEpic, split",
+    "MoEpic, halves",
+    "MoEpic, random prefetch",
+    "MoEpic, random eviction",
+    "MoEpic, nothing kept",
     "FineMoE",
     "ExpertFlow",
     "Speculating Experts",
@@ -79,7 +84,8 @@ def test_what_needs_a_profile_says_so(one: Preset) -> None:
     kinds = set(KINDS) - ({"substitute"} if one.values["miss"] == "wait" else set())
     parts = {part for kind in kinds for part in variant(kind, str(one.values[kind])).needs}
     parts |= {"tae"} if one.values["gate"] == "percentile" else set()
-    assert set(one.needs) == parts and one.help.endswith(NEEDS_PROFILE) == bool(parts)
+    assert set(one.needs) == parts and (NEEDS_PROFILE in one.help) == bool(parts)
+    assert (NEEDS_BLOCKS in one.help) == one.splits == (one.values["split"] != "whole")
     assert one.about[0].isupper() and one.about.endswith(".") and one.source
 
 

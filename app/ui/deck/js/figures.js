@@ -4,7 +4,9 @@ import { bytes, short } from "./paint.js";
 import { PLACES } from "./maps.js";
 import { tell } from "/ui/exactness.js";
 
-const SWATCH = ["host", "flight", "resident", "hit", "disk"], LEGEND = [4, 0, 1, 2, 3]; // from the slowest place to the fastest
+const SWATCH = ["host", "flight", "resident", "hit", "disk", "part"], LEGEND = [4, 0, 1, 5, 2, 3]; // from the slowest place to the fastest
+
+const PART = 5; // in the legend while there are such, which experts in blocks alone can be
 
 const tokens = (n) => `${n} token${n === 1 ? "" : "s"}`;
 
@@ -23,12 +25,12 @@ export class Figures {
   draw(frame) {
     this.kpis(frame);
     this.memory(frame.memory);
-    const { layers, experts, top_k } = frame.shape, count = [0, 0, 0, 0, 0];
+    const { layers, experts, top_k } = frame.shape, count = [0, 0, 0, 0, 0, 0];
     for (const p of frame.place) count[p]++;
     this.text("res-text", `${layers} layers × ${experts} experts, ${top_k} a token`);
     this.disk(frame, count[4]);
     this.ahead(frame);
-    this.legend("res-legend", LEGEND.map((i) => [SWATCH[i], PLACES[i], `${count[i]}`]));
+    this.legend("res-legend", LEGEND.filter((i) => i !== PART || count[PART]).map((i) => [SWATCH[i], PLACES[i], `${count[i]}`]));
     this.text("hit-text", `last ${frame.window} tokens`);
     this.text("windows", frame.passes ? `Speed, hit rate and time per token: last ${tokens(frame.window)} of answers · Link: last ${frame.passes} passes, prompts too; peak: since loading` : "");
   }

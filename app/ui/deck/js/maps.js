@@ -3,7 +3,7 @@
 
 import { begin, cells, label, note, pixel, ticks } from "./paint.js";
 
-export const PLACES = ["host", "in flight", "resident", "hit now", "disk"]; // as core.types.Residence numbers them
+export const PLACES = ["host", "in flight", "resident", "hit now", "disk", "in part"]; // as core.types.Residence numbers them
 const LEFT = 34, BOTTOM = 30, TOP = 2;
 
 /** A grid of rows x cols with numbered axes; the base of all of them. */
@@ -53,7 +53,7 @@ export class Residency extends Grid {
   draw(frame) {
     Object.assign(this, { ready: true, frame, rows: frame.shape.layers, cols: frame.shape.experts });
     const surface = begin(this.canvas), box = this.frameBox(), c = this.colours();
-    const tone = [c.host, c.flight, c.resident, c.hit, c.disk].map(pixel);
+    const tone = [c.host, c.flight, c.resident, c.hit, c.disk, c.part].map(pixel);
     cells(surface, box, this.rows, this.cols, (i) => tone[frame.place[i]], pixel(c.card));
     this.pins(surface, box, c.text);
     this.axes(surface, box, this.rows, this.cols);

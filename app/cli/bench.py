@@ -39,6 +39,7 @@ BENCHES = (
     "systems",
     "turns",
     "prefill",
+    "split",
     "soak",
 )
 PICTURED = "systems"  # the bench that also has a picture
@@ -68,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="NAME",
         help="quick, regret, predictors, estimator, methods, expert_maps, buddies, training, overhead, super_experts, "
-        'lossy, systems, turns: "demo", or a folder with a model (default: demo); systems: or "generated", which the '
-        "bench writes itself",
+        'lossy, systems, turns, split: "demo", or a folder with a model (default: demo); systems, split: or '
+        '"generated", which the bench writes itself',
     )
     asked.add_argument(
         "--profile", type=Path, metavar="FILE", help="buddies: a profile to read, in place of calibrating a model"
@@ -78,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         metavar="TEXT",
         type=options.checked(params()["budget"]),
-        help="quick, regret: memory budget of the configurations that cache (default: 50%%)",
+        help="quick, regret, split: memory budget of the configurations that cache (default: 50%%, split: 20%%)",
     )
     asked.add_argument(
         "--budgets",

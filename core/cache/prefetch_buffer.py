@@ -52,28 +52,29 @@ class PrefetchBuffer:
         core.arrive(layer, [*(low + expert for expert in wanted), *self._passed])
 
     def issue(self, predictions: Sequence[Prediction], at: int, maps: Sequence[LayerMap] = ()) -> None:
-        """Rank `predictions` of layer `at` with the queued prefetches, and fetch them in this order while the buffer
-        has room; the others go in as it gets some. `maps` are told to the eviction policy."""
-        core, copies = self._core, self._copies
+        """Fetch what is predicted in layer `at`, best first, as far as the buffer has room and the copies can start
+        before their layer is reached, by the times measured so far. Predictions replace those that still wait for room.
+        `maps` are told to the eviction policy.
+        """
+        core, link, rhythm = self._core, self._copies.link, self.schedule.rhythm
         if core.policy.uses_hints:
             for one in maps:
                 core.hints.tell(*one)
             core.hints.name(predictions)
-        if at >= 0 and self.schedule.deadline:
-            self.schedule.rhythm.note(copies.phase, at, copies.link.now_s())
-        ranked = self.schedule.rank(
-            self.schedule.sort(predictions, at),
-            at,
-            [ticket for ticket in self.fresh.values() if ticket.state == QUEUED],
-            self._is_wanted,
-            copies.link,
-            copies.expert_bytes,
-        )
-        for ticket in ranked.drop:
-            self.take_back(ticket)
-        if ranked.priorities:
-            copies.link.rank(ranked.priorities)
-        self._waiting = deque(ranked.issue)
+        if at >= 0:
+            rhythm.note(self._copies.phase, at, link.now_s())
+        self._rank_queued(predictions, at)
+        self._waiting.clear()
+        one_s = link.copy_s(self._copies.expert_bytes)
+        busy_s = link.backlog_s(self._copies.expert_bytes) if one_s else 0.0
+        for layer, expert, score in self.schedule.sort(predictions, at):
+            eid, distance = layer * core.experts + expert, self.schedule.distance(at, layer)
+            if not self._is_wanted(eid):
+                continue
+            if busy_s > rhythm.until(at, distance):
+                break
+            busy_s += one_s * (1 - len(core.table[eid]) / core.blocks) / link.lanes
+            self._waiting.append((eid, score, score / distance))
         self.fill()
 
     def fill(self) -> None:
@@ -110,6 +111,17 @@ class PrefetchBuffer:
             return False
         self._core.drop(ticket.eid)
         return True
+
+    def _rank_queued(self, predictions: Sequence[Prediction], at: int) -> None:
+        """Queued prefetches that are predicted again take their newer score."""
+        queued = {eid: ticket for eid, ticket in self.fresh.items() if ticket.state == QUEUED}
+        changed: list[tuple[Ticket, float]] = []
+        for layer, expert, score in predictions if queued else ():
+            if (ticket := queued.get(layer * self._core.experts + expert)) is not None:
+                ticket.score = score
+                changed.append((ticket, score / self.schedule.distance(at, layer)))
+        if changed:
+            self._copies.link.rank(changed)
 
     def _is_wanted(self, eid: int) -> bool:
         """Whether an expert lacks blocks, and no layer that is computed has it."""

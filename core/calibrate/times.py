@@ -170,10 +170,11 @@ def _copies(bench: MeasurementSession, cancel: threading.Event) -> tuple[float, 
         layer, expert = divmod(eid, bench.shape.experts)
         lease = bench.expert_cache.acquire(layer, [expert])
         try:
-            (leased,) = lease.segments
-            ticket = Ticket(leased.segment, leased.slots, bench.expert_cache.store.blob_bytes, True, "decode")
+            (leased,) = lease.requests
             if leased.ticket is not None:
                 bench.transfers.wait(leased.ticket)
+            cache = bench.expert_cache
+            ticket = Ticket(cache.copies.whole[eid], cache.core.table[eid], cache.store.blob_bytes, True, "decode")
             bench.transfers.take_finished()
             bench.transfers.wait(bench.transfers.submit(ticket))
             bench.transfers.settle(ticket)

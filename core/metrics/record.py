@@ -162,8 +162,8 @@ class StepRecord:
         default=0,
         metadata=metric(
             "requests",
-            "Requests for an expert of which a part was resident and could be computed while the rest was fetched. They "
-            "count as misses, or as late, by what became of the rest.",
+            "Requests for an expert of which a part was resident and could be computed while the rest was fetched. "
+            "They count as misses, or as late, by what became of the rest.",
             reduce="sum",
         ),
     )

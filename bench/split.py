@@ -55,6 +55,8 @@ PLAIN: dict[str, dict[str, object]] = {
     "lcp_gate": dict(preset("moepic").values),
 }
 THETA = "split.uniform.theta"
+ZETAS = (0.01, 0.02, 0.05, 0.1)
+NOTHING = 1e-9  # a part that is none, to the configurator
 PLANNED = ("moepic_split", "moepic_random_prefetch", "moepic_random_eviction")
 
 
@@ -178,7 +180,9 @@ class Bench:
         for engine in self.engines.values():
             engine.change(dict(link))
         load_ms = self._load_ms()
-        plan, even = self._plans(load_ms)
+        planned = self._planned(load_ms)
+        plan, blocks = plan_cache(*planned), split.loaded.plan.codec.blocks
+        even = {n / blocks: plan_even(*planned, n / blocks or NOTHING) for n in range(blocks + 1)}
         for engine in self.engines.values():
             engine.use_profile(replace(profile, plan=plan))
         rows = [Row(name, "whole", {**Settings(), **settings}) for name, settings in PLAIN.items()]
@@ -199,7 +203,8 @@ class Bench:
             "emulated": link["link"] == "emulated",
             "rows": found,
             "plan": plan.as_json(),
-            "tops": [one.top for one in plan.in_blocks(split.loaded.plan.codec.blocks)],
+            "zeta": {str(zeta): plan_cache(*planned, zeta=zeta).tpot_ms for zeta in ZETAS},
+            "tops": [one.top for one in plan.in_blocks(blocks)],
             **judged(found, {"moepic_split": plan} | {f"theta {theta:.2f}": one for theta, one in even.items()}),
         }
 
@@ -220,21 +225,17 @@ class Bench:
         pace = whole.transfers.pace
         return (pace.duration_s(whole.sizes.blob) if pace else whole.sizes.blob / (whole.wiring.link_gbps * 1e9)) * 1e3
 
-    def _plans(self, load_ms: float) -> tuple[CachePlan, dict[float, CachePlan]]:
-        """MoEpic's plan, and the same part of every expert, as the latency model expects them of the engine in
-        blocks."""
+    def _planned(self, load_ms: float) -> tuple[Curves, LayerTimes, int]:
+        """What plans follow from: hit curves, the times of the engine in blocks, and experts beside the buffer."""
         engine, profile, resident = self.engines["split"], self.profile, self.resident_ms
         assert profile is not None
         assert resident is not None
         curves, measured = profile.curves(), profile.times
-        assert isinstance(curves, Curves)
+        assert curves is not None
         assert measured is not None
         moe_ms = (resident["split"] - measured["head"]) / engine.shape.layers - measured["att"]
         times = LayerTimes(measured["att"], max(moe_ms, 1e-3), measured["head"], load_ms)
-        blocks, placed = engine.loaded.plan.codec.blocks, engine.expert_cache
-        experts = placed.capacity - 2 * engine.shape.top_k  # the buffer
-        even = {n / blocks: plan_even(curves, times, experts, n / blocks or 1e-9) for n in range(blocks + 1)}
-        return plan_cache(curves, times, experts), even
+        return curves, times, engine.expert_cache.capacity - 2 * engine.shape.top_k
 
     def about(self) -> dict[str, Any]:
         """What was measured on."""

@@ -14,7 +14,10 @@ METHODS, SYSTEMS = "bench methods", "bench systems"
 RIVALS = ("pre_gated", "mixtral_offloading", "adapmoe", "moe_infinity")
 DIFFER = 0.0555  # in hit rate, of layers with as many slots: what the paper found, with LFU
 LITTLE = 8 / 132  # of a token's time: the paper's 8 ms (section 4.5) at a TPOT of 132 ms (table 3)
-WHOLE = "Experts are whole here: they are not split in top and bottom, and slots are not divided by measured times."
+LACKS = (
+    "Prefetches are submitted as far as they can start in time, by the times measured so far, instead of one by one; a "
+    "block is the smallest part; plans are made by a command, not while the engine is idle."
+)
 
 
 def hits_grow(result: Mapping[str, Any]) -> tuple[str, str]:
@@ -99,6 +102,64 @@ def matters_little(result: Mapping[str, Any]) -> tuple[str, str] | None:
     )
 
 
+def parts(result: Mapping[str, Any]) -> dict[str, dict[float, float]]:
+    """Of a result of bench split: link -> time per token by the part of every expert that stays."""
+    return {
+        name: {
+            float(row.removeprefix("theta ")): values["tpot_ms"]
+            for row, values in link["rows"].items()
+            if row.startswith("theta") and "tpot_ms" in values
+        }
+        for name, link in result["links"].items()
+    }
+
+
+def inner_optimum(result: Mapping[str, Any]) -> tuple[str, str]:
+    """Whether a part between none and all is the quickest, over each link."""
+    inner, texts = [], []
+    for link, times in parts(result).items():
+        best = min(times, key=times.__getitem__)
+        inner.append(0 < best < 1)
+        texts.append(f"{link} " + ", ".join(f"{part:.2f} {ms:.1f} ms" for part, ms in times.items()))
+    said = HOLDS if all(inner) else PART if any(inner) else NO
+    whole = ", ".join(f"{name} {link['rows'][link['best_plain']]['tpot_ms']:.1f}" for name, link in _links(result))
+    return said, (
+        f"Time per token by the part that stays, {result['budget']} of the experts, in blocks: {'; '.join(texts)}. The "
+        f"best cache of whole experts, not in blocks: {whole} ms."
+    )
+
+
+def without_configurator(result: Mapping[str, Any]) -> tuple[str, str] | None:
+    """MoEpic's plan beside the part nearest to a half, the same in every layer."""
+    holds, texts = [], []
+    for link, times in parts(result).items():
+        part = min(times, key=lambda one: abs(one - 0.5))
+        full = result["links"][link]["rows"]["moepic_split"].get("tpot_ms")
+        if full is None:
+            return None
+        holds.append(full < times[part])
+        texts.append(f"{link} {full:.1f} / {times[part]:.1f} ms (part {part:.2f})")
+    said = HOLDS if all(holds) else PART if any(holds) else NO
+    return said, f"Time per token, the plan / the same part everywhere: {'; '.join(texts)}."
+
+
+def coarser(result: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Predicted times of plans by zeta."""
+    if not all("zeta" in link for _, link in _links(result)):
+        return None
+    holds, texts = [], []
+    for name, link in _links(result):
+        times = list(link["zeta"].values())
+        holds.append(all(a <= b for a, b in pairwise(times)) and times[0] < times[-1])
+        texts.append(f"{name} " + ", ".join(f"{zeta} {ms:.2f} ms" for zeta, ms in link["zeta"].items()))
+    said = HOLDS if all(holds) else PART if any(holds) else NO
+    return said, f"By the latency model, not measured: {'; '.join(texts)}."
+
+
+def _links(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    return list(result["links"].items())
+
+
 PAPER = Paper(
     "moepic",
     "MoEpic",
@@ -113,10 +174,11 @@ PAPER = Paper(
             "The speculative prefetch", "core/policy/predict/gate.py", ("predictor=gate", "predictor.gate.last_state")
         ),
         Part("Slots moved among layers (AdapMoE's way)", "core/policy/allocation/weights.py", ("layer_slots=adapmoe",)),
-        Part("Blocks of an expert, of which there is one", "core/cache/core.py"),
+        Part("Experts in blocks, tops and the buffer", "core/cache/core.py", ("split=uniform", "buffer")),
+        Part("Its configurator", "core/policy/allocation/configurator.py", ("split=moepic", "layer_slots=moepic")),
     ),
-    ("moepic",),
-    WHOLE,
+    ("moepic", "moepic_split"),
+    LACKS,
     (
         Row("Figures 1, 3, 5", "How a MoE model infers, schedules of two layers, the system.", DRAWING),
         Row(
@@ -152,7 +214,8 @@ PAPER = Paper(
         Row(
             "Figure 4b",
             "A split of .4 is faster than whole experts and than none kept.",
-            never(WHOLE),
+            Reading("split", inner_optimum),
+            "bench split",
         ),
         Row(
             "Figure 6",
@@ -220,7 +283,8 @@ PAPER = Paper(
         Row(
             "Table 3, without its configurator",
             "Half of every expert kept, the same everywhere, is slower.",
-            never(WHOLE),
+            Reading("split", without_configurator),
+            "bench split",
         ),
         Row(
             "Figure 9a",
@@ -229,6 +293,6 @@ PAPER = Paper(
             METHODS,
             ("lcp",),
         ),
-        Row("Figure 9b", "A coarser zeta of the configurator is slower.", never(WHOLE)),
+        Row("Figure 9b", "A coarser zeta of the configurator is slower.", Reading("split", coarser), "bench split"),
     ),
 )

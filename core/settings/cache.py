@@ -60,6 +60,7 @@ class CacheSettings:
             "How much of a cached expert stays on the device when others need its slots. Has an effect where the model "
             "was loaded with several blocks per expert.",
             title="Resident part",
+            in_blocks=True,
             advanced=True,
         ),
     ] = Choice("whole")
@@ -74,6 +75,7 @@ class CacheSettings:
             high=4096,
             step=1,
             unit="experts",
+            in_blocks=True,
             advanced=True,
         ),
     ] = 0

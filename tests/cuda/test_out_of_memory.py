@@ -4,7 +4,7 @@ told what to do."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -93,11 +93,11 @@ def test_a_copy_without_memory_is_made_again_too(engine: Engine, refusing: Refus
     want = text(engine)
     fetch, lock, left = engine.transfers._fetch, threading.Lock(), [1]
 
-    def refuses_once(eid: int, slot: torch.Tensor) -> int:
+    def refuses_once(eid: int, slots: Sequence[torch.Tensor], first: int) -> int:
         with lock:
             if left and not left.pop() - 1:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has 1 B free.")
-        return fetch(eid, slot)
+        return fetch(eid, slots, first)
 
     engine.transfers._fetch = refuses_once
     slots = engine.expert_cache.slots

@@ -23,7 +23,7 @@ from tests.fuzz.mutant import Mutant
 
 MANIFEST, DENSE = "pack/moestro.json", "pack/model.safetensors"
 SEALED = ("pack/config.json", "pack/generation_config.json", "pack/tokenizer.json", "pack/tokenizer_config.json")
-FORMATS: dict[str, dict[str, Any]] = {"whole": {}, "split": {"split": 0.5}, "int4": {"format": "int4-g32"}}
+FORMATS: dict[str, dict[str, Any]] = {"whole": {}, "split": {"blocks": 2}, "int4": {"format": "int4-g32"}}
 
 
 @act("seal")

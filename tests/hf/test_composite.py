@@ -66,7 +66,7 @@ def test_parts_that_are_not_text_are_neither_read_nor_counted_and_that_is_said(
 def test_the_library_and_an_import_see_the_text_model(vision: Path) -> None:
     entry = look(vision, "folder")
     assert entry is not None and (entry.experts, entry.top_k, entry.problem) == (8, 4, "")
-    with open_job(vision, "vision", "auto", 0.0) as job:
+    with open_job(vision, "vision", "auto", 1) as job:
         assert job.layers == 4
         assert not any("visual" in name for name in job.dense)
         assert any(name.endswith("embed_tokens.weight") for name in job.dense)

@@ -197,7 +197,7 @@ def refused(file: Path, words: str) -> None:
 def test_damaged_vocabularies_are_refused(file: Path, change: Change, words: str) -> None:
     raw = Raw.of(file)
     change(raw)
-    with pytest.raises(ModelError, match=words), open_job(raw.write(file), "model", "auto", 0.0):
+    with pytest.raises(ModelError, match=words), open_job(raw.write(file), "model", "auto", 1):
         raise AssertionError("opened")
 
 
@@ -205,7 +205,7 @@ def test_a_token_that_is_not_in_the_vocabulary_is_none(file: Path) -> None:
     raw = Raw.of(file)
     raw.set("tokenizer.ggml.padding_token_id", U32, (1 << 32) - 1)
     raw.set("tokenizer.ggml.eos_token_id", I32, -1)
-    with open_job(raw.write(file), "model", "auto", 0.0) as job:
+    with open_job(raw.write(file), "model", "auto", 1) as job:
         assert job.source.config["pad_token_id"] is None and job.source.config["eos_token_id"] is None
 
 
@@ -221,7 +221,7 @@ def test_parts_with_the_same_tensors(tmp_path: Path) -> None:
 
 def test_a_sound_file_put_together_again_is_sound(file: Path, sound: bytes) -> None:
     assert Raw.of(file).write(file).read_bytes() == sound
-    with open_job(file, "model", "auto", 0.0) as job:
+    with open_job(file, "model", "auto", 1) as job:
         assert job.site.num_experts == 8
 
 

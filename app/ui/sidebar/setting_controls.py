@@ -99,8 +99,10 @@ class SettingControls:
         return id(self.host.models.settings), id(self.host.models.profile)
 
     def acts(self, name: str) -> bool:
-        """Whether this setting has an effect, given the others."""
-        return self._holds(self._params[name].active_when)
+        """Whether this setting has an effect, given the others and how the model was loaded."""
+        param, spec = self._params[name], self.host.models.spec
+        in_blocks = spec is not None and spec.blocks > 1
+        return self._holds(param.active_when) and (in_blocks or not param.in_blocks)
 
     def _holds(self, when: When | None) -> bool:
         return when is None or any(

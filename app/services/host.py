@@ -22,6 +22,7 @@ from app.services.jobs import JobRunner
 from app.services.library import Library, delete
 from app.services.loader import Loader
 from app.services.model_manager import ModelManager
+from app.services.planner import Planner
 from app.services.profiles import StoredProfiles
 from app.services.regret import Regret
 from app.services.remembered import Remembered
@@ -41,9 +42,9 @@ DESCRIBED = ("link", "link_gbps", "link_latency_us")  # of a manifest: the link
 
 class Host:
     """The parts: `models` owns the engine and its settings, `loader` loads it, `chats` asks it; `calibrator`,
-    `evaluator`, `importer` and `analyst` do long jobs; `library` knows the models on this machine, `regret` compares
-    eviction policies, `totals` sums up since the start, `jobs` runs every long job, `remembered` keeps values for the
-    next start.
+    `evaluator`, `importer` and `analyst` do long jobs; `planner` plans the cache; `library` knows the models on this
+    machine, `regret` compares eviction policies, `totals` sums up since the start, `jobs` runs every long job,
+    `remembered` keeps values for the next start.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Host:
         self.library = Library(store.db, store.folder)
         self.importer = Importer(self.library, store.db, jobs, importing)
         self.calibrator = Calibrator(store, models, jobs, profiles, calibrating)
+        self.planner = Planner(store.folder, models)
         self.evaluator = Evaluator(store, models, jobs, evaluating or measure)
         self.analyst = Analyst(store, jobs)
 

@@ -109,7 +109,7 @@ def test_measuring_has_a_processor_of_its_own(engine: Engine, monkeypatch: pytes
 
 @pytest.mark.parametrize("budget", ["25%", "50%", "all", "3MB", "1GB"])
 def test_slots_are_blocks(engine: Engine, budget: str) -> None:
-    """Experts in two blocks of half the bytes take twice the slots, and a budget pays for as many experts; a token's are
+    """Experts in two blocks of half the bytes X
     enough, as no layer needs slots of its own."""
     whole = engine.sizes
     halves = replace(whole, slot=whole.slot // 2, blocks=2)

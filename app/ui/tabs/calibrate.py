@@ -20,6 +20,7 @@ from app.ui.job_tab import JobTab
 from app.ui.news import Shown
 from app.ui.tabs import calibrate_figures as figures
 from app.ui.tabs.calibrate_buddies import BuddyAnswer
+from app.ui.tabs.calibrate_plan import PlanPanel
 from app.ui.tabs.calibrate_views import EMPTY, NO_MODEL, kind_choices, part_choices, question, rough, summary
 from app.ui.text import notice
 from core.errors import MoestroError, SettingError
@@ -119,6 +120,7 @@ class CalibrateTab:
                     "Delete", variant="stop", size="sm", elem_id="profile-delete-yes", min_width=80, scale=0
                 )
                 self.no = gr.Button("Keep", size="sm", elem_id="profile-delete-no", min_width=80, scale=0)
+            self.plan = PlanPanel(self.host)
             self.counts = gr.Plot(show_label=False, elem_id="profile-counts")
             with gr.Row(elem_classes="plots"):
                 with gr.Column(min_width=320, elem_classes="with-slider"):
@@ -150,6 +152,7 @@ class CalibrateTab:
         self.layer.release(self._layer, shown, [self.pairs, buddies.similarity, *buddies.lists_outputs], **LIVE)
         buddies.measure.input(self._similarity, shown, buddies.similarity, **LIVE)
         buddies.alpha.release(self._lists, shown, buddies.lists_outputs, **LIVE)
+        self.plan.wire(self.tab.news)
         self.delete.click(self._ask, None, [self.confirm, self.question], **ONCE)
         self.no.click(lambda: gr.update(visible=False), None, self.confirm, **ONCE)
         self.yes.click(self._delete, None, [self.confirm, self.alert], **ONCE)

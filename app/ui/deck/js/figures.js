@@ -6,8 +6,6 @@ import { tell } from "/ui/exactness.js";
 
 const SWATCH = ["host", "flight", "resident", "hit", "disk", "part"], LEGEND = [4, 0, 1, 5, 2, 3]; // from the slowest place to the fastest
 
-const PART = 5; // in the legend while there are such, which experts in blocks alone can be
-
 const tokens = (n) => `${n} token${n === 1 ? "" : "s"}`;
 
 /** The timelines' places of the last tokens that the key figures are over. */
@@ -28,9 +26,9 @@ export class Figures {
     const { layers, experts, top_k } = frame.shape, count = [0, 0, 0, 0, 0, 0];
     for (const p of frame.place) count[p]++;
     this.text("res-text", `${layers} layers × ${experts} experts, ${top_k} a token`);
-    this.disk(frame, count[4]);
+    this.disk(frame, count[4], count[5]);
     this.ahead(frame);
-    this.legend("res-legend", LEGEND.filter((i) => i !== PART || count[PART]).map((i) => [SWATCH[i], PLACES[i], `${count[i]}`]));
+    this.legend("res-legend", LEGEND.map((i) => [SWATCH[i], PLACES[i], `${count[i]}`]));
     this.text("hit-text", `last ${frame.window} tokens`);
     this.text("windows", frame.passes ? `Speed, hit rate and time per token: last ${tokens(frame.window)} of answers · Link: last ${frame.passes} passes, prompts too; peak: since loading` : "");
   }
@@ -52,11 +50,12 @@ export class Figures {
   }
 
   /** The disk's own figures; the deck shows them only where there is a disk to read from. */
-  disk(frame, there) {
+  disk(frame, there, inPart) {
     let [read, ms, passes] = [0, 0, 0];
     for (const i of decoded(frame)) { read += frame.disk_bytes[i]; ms += frame.total_ms[i]; passes++; }
     const root = this.find("disk").closest(".deck"), [unit, size] = read / (ms || 1) >= 1e5 ? ["GB/s", 1e6] : ["MB/s", 1e3];
     root.dataset.disk = there || frame.disk_bytes.some((b) => b > 0) ? "1" : "0";
+    if (inPart) root.dataset.part = "1";
     this.text("disk", passes ? short(read / (ms || 1) / size) : "–");
     this.text("disk-unit", unit);
     this.text("disk-sub", passes ? `${bytes(read / passes)}/token` : "no tokens yet");

@@ -1,0 +1,138 @@
+"""Calibrate: the cache as MoEpic's configurator would divide and split it, put into use and taken back."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from app.services.host import Host
+from app.services.planner import Proposal
+from app.ui.controls import ONCE, html
+from app.ui.news import Shown
+from app.ui.tabs.figures import PALETTE, figure
+from app.ui.text import notice
+from core.errors import MoestroError
+from core.policy.allocation.cache_plan import CachePlan
+
+ABOUT = (
+    "<h4>Plan the cache</h4><p class='minor'>MoEpic's configurator divides the budget among layers, and finds which "
+    "part of how many experts each should keep, by the waiting that measured times and hit curves let expect. Experts "
+    "can be kept in part where the model was loaded with several blocks per expert.</p>"
+)
+
+
+class PlanPanel:
+    """Builds the panel where it is created. `news`: the page's state, for its colours."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self._proposal: Proposal | None = None
+        html(ABOUT, elem_id="plan-about")
+        with gr.Row(elem_classes="buttons"):
+            self.plan = gr.Button("Plan", size="sm", elem_id="plan-go", min_width=80, scale=0)
+            self.use = gr.Button("Use this plan", size="sm", elem_id="plan-use", min_width=110, scale=0, visible=False)
+            self.undo = gr.Button("Undo", size="sm", elem_id="plan-undo", min_width=80, scale=0, visible=False)
+        self.said = html(elem_id="plan-said")
+        self.drawn = gr.Plot(show_label=False, elem_id="plan-figure", visible=False)
+        self.outputs: list[Component] = [self.use, self.undo, self.said, self.drawn]
+
+    def wire(self, news: Component) -> None:
+        """Attach the buttons."""
+        self.plan.click(self._plan, news, self.outputs, **ONCE)
+        self.use.click(self._use, news, self.outputs, **ONCE)
+        self.undo.click(self._undo, news, self.outputs, **ONCE)
+
+    def _plan(self, now: Shown) -> list[Any]:
+        try:
+            self._proposal = self.host.planner.propose()
+        except MoestroError as error:
+            return self._values(now, str(error))
+        return self._values(now)
+
+    def _use(self, now: Shown) -> list[Any]:
+        try:
+            if self._proposal is not None:
+                self.host.planner.use(self._proposal)
+        except MoestroError as error:
+            return self._values(now, str(error))
+        return self._values(now)
+
+    def _undo(self, now: Shown) -> list[Any]:
+        try:
+            self.host.planner.undo()
+        except MoestroError as error:
+            return self._values(now, str(error))
+        return self._values(now)
+
+    def _values(self, now: Shown, problem: str = "") -> list[Any]:
+        proposal, used = self._proposal, self.host.planner.used
+        in_use = used is not None and proposal is used.proposal
+        shown = proposal is not None and not problem
+        said = notice(problem) if problem else self._text(proposal) if proposal is not None else ""
+        return [
+            gr.update(visible=shown and not in_use),
+            gr.update(visible=used is not None),
+            said,
+            gr.update(value=drawing(proposal, bool(now["dark"])) if shown and proposal else None, visible=shown),
+        ]
+
+    def _text(self, proposal: Proposal) -> str:
+        """What is expected of the plan and of others, and what was measured since it is in use."""
+        rows = {"In use" if self.host.planner.used is None else "Before": proposal.now, "The plan": proposal.plan}
+        rows |= dict(proposal.others)
+        table = "".join(
+            f"<tr><td>{escape(name)}</td><td>{sum(one.exposed_ms):.3g} ms</td><td>{one.tpot_ms:.3g} ms</td></tr>"
+            for name, one in rows.items()
+        )
+        aside = f", {proposal.buffer} of them the prefetch buffer" if proposal.buffer else ""
+        parts = [
+            f"<p class='minor'>Room for {proposal.experts} experts{aside}, each in {proposal.blocks} blocks. "
+            "Predicted by MoEpic's latency model, not measured:</p>",
+            f"<table class='plan'><tr><th></th><th>Waiting a token</th><th>Time a token</th></tr>{table}</table>",
+        ]
+        if self.host.planner.used is not None:
+            before, after = (("–" if ms is None else f"{ms:.3g} ms") for ms in self.host.planner.waited_ms())
+            parts.append(
+                f"<p class='minor'>In use. Measured waiting a token: {before} before, {after} since. Press Plan again "
+                "for later tokens.</p>"
+            )
+        return "".join(parts)
+
+
+def drawing(proposal: Proposal, dark: bool) -> Any:
+    """Budget and resident part of each layer, now and by the plan."""
+    import plotly.graph_objects as go  # imported here: it takes as long as the rest of the page
+
+    def bars(name: str, plan: CachePlan, colour: str) -> list[Any]:
+        layers = list(range(len(plan.slots)))
+        part = [f"{theta:.0%} of {cached} experts" for theta, cached in zip(plan.theta, plan.cached, strict=True)]
+        hover = "layer %{x}: %{y:.1f} experts' memory, %{customdata}<extra></extra>"
+        theta = "layer %{x}: theta %{y:.2f}<extra></extra>"
+        return [
+            go.Bar(x=layers, y=plan.slots, name=name, marker_color=colour, customdata=part, hovertemplate=hover),
+            go.Scatter(
+                x=layers,
+                y=plan.theta,
+                name=f"{name}: theta",
+                yaxis="y2",
+                mode="lines+markers",
+                line=dict(color=colour, dash="dot"),
+                hovertemplate=theta,
+            ),
+        ]
+
+    traces = [*bars("now", proposal.now, PALETTE[0]), *bars("plan", proposal.plan, PALETTE[1])]
+    return figure(
+        traces,
+        dark,
+        "Memory of each layer (experts) and the part of an expert that stays (theta, right)",
+        "layer",
+        "experts",
+        barmode="group",
+        showlegend=True,
+        legend=dict(orientation="h", y=-0.25),
+        yaxis2=dict(overlaying="y", side="right", range=[0, 1.05], showgrid=False),
+    )

@@ -1,0 +1,76 @@
+"""The configurator in the dashboard: what it needs, what a plan sets, and how it is taken back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from app.services.engine_protocol import EngineProtocol
+from app.services.host import Host
+from app.ui.tabs.calibrate_plan import PlanPanel, drawing
+from core.errors import SettingError
+from core.profile import Profile, load, profile_path
+from tests.fake_models import SHAPE
+from tests.fake_profiles import fake_profile
+
+
+def measured() -> Profile:
+    """With hit curves that rise with the experts cached, and predictions that are mostly right."""
+    layers, experts = SHAPE.layers, SHAPE.experts
+    hit = np.linspace(0, 1, experts + 1, dtype=np.float32)[None].repeat(layers, 0)
+    chosen = np.geomspace(0.9, 0.05, experts, dtype=np.float32)[None].repeat(layers, 0)
+    cached = hit[:, :, None].repeat(experts, 2)
+    return replace(fake_profile(parts=("counts", "times")), curve_hit=hit, curve_chosen=chosen, curve_cached=cached)
+
+
+def test_what_a_plan_needs_is_said(host: Host) -> None:
+    for profile in (None, fake_profile()):
+        engine_of(host).use_profile(profile)
+        with pytest.raises(SettingError, match="Hit curves"):
+            host.planner.propose()
+    with pytest.raises(SettingError, match="No plan was put into use"):
+        host.planner.undo()
+
+
+def test_a_plan_is_used_and_taken_back(host: Host) -> None:
+    engine_of(host).use_profile(measured())
+    proposal = host.planner.propose()
+    assert proposal.blocks == 1 and proposal.buffer == 0 and set(proposal.plan.theta) == {1.0}
+    assert proposal.plan.tpot_ms <= proposal.now.tpot_ms + 1e-6
+    before = host.models.settings["layer_slots"]
+    host.planner.use(proposal)
+    assert host.models.settings["layer_slots"] == "moepic" and host.planner.used is not None
+    kept = load(profile_path(host.store.folder, "fake"), model_hash="fake")
+    assert kept.plan == proposal.plan
+    host.planner.undo()
+    assert host.models.settings["layer_slots"] == before and host.planner.used is None
+    assert load(profile_path(host.store.folder, "fake"), model_hash="fake").plan is None
+
+
+def test_a_plan_of_another_load_is_refused(host: Host) -> None:
+    engine_of(host).use_profile(measured())
+    stale = replace(host.planner.propose(), load=-1)
+    with pytest.raises(SettingError, match="not loaded any more"):
+        host.planner.use(stale)
+    assert host.models.settings["layer_slots"] != "moepic"
+
+
+def test_the_panel_says_what_is_predicted_and_measured(host: Host) -> None:
+    engine_of(host).use_profile(measured())
+    panel, now = PlanPanel(host), {"dark": True}
+    *_, said, figure = panel._plan(now)
+    assert "Predicted by MoEpic" in said and "In use" in said and figure["visible"]
+    use, undo, said, _ = panel._use(now)
+    assert not use["visible"] and undo["visible"] and "Measured waiting a token" in said
+    use, undo, _, _ = panel._undo(now)
+    assert use["visible"] and not undo["visible"]
+    assert panel._proposal is not None
+    assert len(drawing(panel._proposal, False).data) == 4
+
+
+def engine_of(host: Host) -> EngineProtocol:
+    loaded = host.models.loaded
+    assert loaded is not None
+    return loaded.engine

@@ -37,6 +37,7 @@ class Case(NamedTuple):
     host: str = "auto"  # of the pack; "" = the checkpoint
     pinned: int = 1 << 30  # bytes that the system lets be locked
     host_eviction: str = "lru"
+    blocks: int = 1
 
     def settings(self, budget: str) -> dict[str, object]:
         return {
@@ -45,6 +46,7 @@ class Case(NamedTuple):
             "predictor": self.predictor,
             "scope": self.scope,
             "host_eviction": self.host_eviction,
+            **({"split": "uniform"} if self.blocks > 1 else {}),
         }
 
 
@@ -52,6 +54,8 @@ FEW = (
     Case("lru", "gate", "layer", host=""),
     Case("lfu", "previous_token", "global", host="200kB"),
     Case("lru", "all_next", "layer", host="all", pinned=200 << 10),
+    Case("lcp", "gate", "layer", host="", blocks=2),
+    Case("lru", "gate", "layer", host="200kB", pinned=100 << 10, blocks=2),
 )
 # of the pack ("" = the checkpoint), and bytes that the system lets be locked
 TIERS = (("", 1 << 30), ("all", 200 << 10), ("200kB", 1 << 30), ("all", 1 << 30), ("200kB", 100 << 10))
@@ -84,6 +88,8 @@ def _change(engine: Engine, draw: random.Random) -> None:
         changes["eviction"] = draw.choice(("lru", "lfu", "none"))
     if draw.random() < 0.4:
         changes["predictor"] = draw.choice(("none", "gate", "previous_token", "all_next"))
+    if engine.spec.blocks > 1:
+        changes["split.uniform.theta"] = draw.choice((0.0, 0.5, 1.0))
     if draw.random() < 0.2:
         changes["scope"] = draw.choice(("layer", "global"))
     try:
@@ -97,7 +103,7 @@ def run(
 ) -> list[str]:
     """The answers of one load."""
     checkpoint, pack = paths
-    choices = {"host": case.host} if case.host else {}
+    choices: dict[str, object] = {"blocks": case.blocks, **({"host": case.host} if case.host else {})}
     fake.pinned.limit = case.pinned
     with engine_on(pack if case.host else checkpoint, case.settings("45%"), **choices) as engine:
         return [played(engine, random.Random(seed + at), tokens) for at in range(answers)]
@@ -108,16 +114,16 @@ def paths(model: Path, pack: Path) -> tuple[Path, Path]:
     return model, pack
 
 
-def resident(path: Path, tokens: int) -> str:
+def resident(path: Path, tokens: int, blocks: int) -> str:
     """The answer of an engine that holds all experts and does nothing else."""
-    with engine_on(path, {"budget": "all"}) as engine:
+    with engine_on(path, {"budget": "all"}, blocks=blocks) as engine:
         return "".join(p.text for p in engine.generate(PROMPT, Sampling(max_new_tokens=tokens)))
 
 
-@pytest.mark.parametrize("case", FEW, ids=lambda case: f"{case.predictor}-{case.host or 'checkpoint'}")
+@pytest.mark.parametrize("case", FEW, ids=lambda case: f"{case.predictor}-{case.host or 'checkpoint'}-{case.blocks}")
 def test_no_access_races_and_no_answer_changes(case: Case, paths: tuple[Path, Path], fake_cuda: FakeCuda) -> None:
     (text,) = run(case, paths, fake_cuda, tokens=16)
-    assert text == resident(paths[bool(case.host)], 16)
+    assert text == resident(paths[bool(case.host)], 16, case.blocks)
     assert fake_cuda.accesses > 1000 and fake_cuda.races.counts["row"] > 10
 
 

@@ -21,7 +21,8 @@ export function start(element, props, trigger, watch) {
       [chosen, fresh] = [path, true];
       for (const one of element.querySelectorAll("[data-path]")) one.ariaSelected = String(one.dataset.path === path);
       // not while a redraw is on its way: it would take the card away again, from under the pointer
-      answered().then(() => { if (chosen === path) trigger("select", { entry: path }); });
+      // ... and chosen once more it is only drawn again: what was asked about it meanwhile stays
+      answered().then(() => { if (chosen === path) trigger("select", { entry: path, again: props.value.chosen === path }); });
     }
   };
   watch("value", () => {

@@ -13,6 +13,7 @@ const sleep = (ms) => new Promise((done) => { setTimeout(done, ms); });
 let known = null; // the component that holds the host's stamps as this page shows them
 let events = 0; // of this page that the server has not answered yet: what they change, a redraw may not have
 let latest = null; // the event sent last, while it is unanswered
+const awaited = new Map(); // words -> who waits for the answer to the event that has them
 
 const { fetch: ask } = window;
 /** Gradio's menus tell of a choice twice, the second time as they are left. It has the first one's answer: an answer of
@@ -28,11 +29,15 @@ window.fetch = async (what, ...how) => {
   } finally {
     events -= 1;
     if (latest === sent) latest = null;
+    for (const [words, done] of awaited) if (String(body).includes(words) && awaited.delete(words)) done();
   }
 };
 
 /** When the server has answered all events of this page: an answer to what comes then is not overtaken by theirs. */
 export async function answered() { while (events) await sleep(WAIT_MS); }
+
+/** When the server has answered the event that will tell it of `data`, well or not. */
+export function answerTo(data) { return new Promise((done) => { awaited.set(JSON.stringify(data).slice(1, -1), done); }); }
 
 class Pulse {
   constructor(element, props, trigger) {

@@ -93,7 +93,6 @@ def test_the_list_opens_finds_and_renames(dashboard: Dashboard) -> None:
     page.wait_for_function("document.querySelectorAll('#chat-list li').length === 1")
     assert "heron stands" in dashboard.text("#chat-list li")
     page.get_by_role("button", name="Rename").first.click()
-    page.get_by_label("Name of the chat").fill("Birds")
     saving: list[Any] = []  # the name is on its way while the chat is opened
     renames = '"do":"rename"'
     page.route(
@@ -101,8 +100,13 @@ def test_the_list_opens_finds_and_renames(dashboard: Dashboard) -> None:
         lambda route: saving.append(route) if renames in route.request.post_data else route.continue_(),
     )
     with page.expect_request(lambda request: renames in (request.post_data or "")):
+        page.get_by_label("Name of the chat").fill("Birds")
         page.keyboard.press("Enter")
     dashboard.wait_text("#chat-list", "Birds")
+    page.evaluate("document.querySelector('#chat-list li').dataset.before = '1'")
+    page.locator("#chat-list input[type=search]").fill("shallow")
+    page.wait_for_selector("#chat-list li:not([data-before])")  # drawn anew, as the server still has it
+    assert "Birds" in dashboard.text("#chat-list li")
     page.locator("#chat-list input[type=search]").focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,6 +177,24 @@ def test_deleting_asks_first_and_refuses_what_is_loaded(library: Dashboard, shel
     library.wait_text("#library-alert", "free again")
     page.wait_for_function("document.querySelector('#model input').value === 'Demo model (bundled)'")
     library.wait_text("#fit", "Fits")
+
+
+def test_a_question_stays_when_its_row_is_chosen_once_more(library: Dashboard) -> None:
+    """The choice waits until the server has answered what was asked before, and comes after the question."""
+    page, held = library.page, list[Any]()
+    pick(library, "Sparse-30B-int4")
+    page.route("**/gradio_api/run/*", lambda route: route.continue_() if held else held.append(route))
+    with page.expect_request("**/gradio_api/run/*"):
+        page.click("#library-refresh")
+    page.click("#models tbody:has-text('Sparse-30B-int4')")
+    page.click("#delete-model")
+    library.wait_text("#confirm-model", "This removes")
+    with page.expect_response(lambda reply: '"entry"' in (reply.request.post_data or "")) as chosen:
+        held.pop().continue_()
+        page.unroute("**/gradio_api/run/*")
+    assert chosen.value.json()["data"][6] == {"__type__": "update"}, "the question is left as it is"
+    page.click("#delete-model-no")
+    page.wait_for_selector("#confirm-model", state="hidden")
 
 
 def test_host_memory_is_a_choice_of_packs_alone(library: Dashboard) -> None:

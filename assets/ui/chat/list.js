@@ -1,6 +1,6 @@
 // The chats beside the chat: open one, search titles and texts, rename. The server says when the list has changed.
 
-import { answered } from "/ui/pulse.js";
+import { answerTo, answered } from "/ui/pulse.js";
 
 const SEARCH_MS = 200, WIDE = "(min-width: 1500px)"; // from this width on it stands beside the chat, else over it
 
@@ -13,7 +13,8 @@ export function start(element, props, trigger) {
 
 class List {
   constructor(element, trigger) {
-    Object.assign(this, { element, trigger, version: null, chat: null, wide: matchMedia(WIDE) });
+    Object.assign(this, { element, trigger, version: null, chat: null, wide: matchMedia(WIDE), loads: 0 });
+    this.saving = new Map(); // chat -> its new name, until the server has it
     this.find = element.querySelector("input");
     this.lines = element.querySelector("ul");
     this.said = element.querySelector("[data-said]");
@@ -67,13 +68,13 @@ class List {
   }
 
   async load() {
-    const asked = this.asked = this.find.value;
+    const asked = this.find.value, load = this.loads += 1;
     const reply = await fetch(`/live/chats?${new URLSearchParams({ find: asked })}`, { cache: "no-store" }).catch(() => null);
-    if (!reply?.ok || asked !== this.asked) return;
+    if (!reply?.ok || load !== this.loads) return;
     const { chats, more } = await reply.json();
-    if (asked !== this.asked || this.lines.querySelector("input")) return; // a name is being written
+    if (load !== this.loads || this.lines.querySelector("input")) return; // a name is being written
     const focused = this.lines.contains(document.activeElement) && document.activeElement.closest("li").dataset.id;
-    this.lines.replaceChildren(...chats.map(line));
+    this.lines.replaceChildren(...chats.map((one) => line({ ...one, title: this.saving.get(one.id) ?? one.title })));
     this.said.textContent = chats.length ? (more ? "Older chats: search, or see the tab Sessions." : "") : asked.trim() ? "Nothing found." : "No chats yet.";
     this.mark();
     if (focused) this.lines.querySelector(`[data-id="${focused}"] button`)?.focus({ preventScroll: true });
@@ -107,7 +108,7 @@ class List {
       name.replaceWith(open);
       if (save && title && title !== open.querySelector("b").textContent) {
         open.querySelector("b").textContent = title;
-        this.trigger("select", { do: "rename", id: +node.dataset.id, text: title });
+        this.save(+node.dataset.id, title);
       }
     };
     name.addEventListener("blur", () => end(true));
@@ -120,6 +121,16 @@ class List {
     });
     open.replaceWith(name);
     name.select();
+  }
+
+  async save(id, title) {
+    const event = { do: "rename", id, text: title };
+    this.saving.set(id, title);
+    const saved = answerTo(event);
+    this.trigger("select", event);
+    await saved;
+    if (this.saving.get(id) === title) this.saving.delete(id);
+    this.load(); // the old name, if the new one was refused
   }
 
   key(event) {

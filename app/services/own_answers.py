@@ -41,7 +41,8 @@ ENOUGH = 24  # decoded tokens of a configuration whose speed counts as measured
 TRACED = 192  # recorded tokens that other configurations are replayed on
 NARROW, WIDE = 0.05, 0.1  # shares that a measured speed is said to be uncertain by: at least, and after few answers
 FEW = 3  # answers, or fewer, whose differences say nothing
-SAME = ("dtype", "dense", "device", "host", "threads")  # loading choices that a speed depends on, and the format
+SAME = ("dtype", "dense", "device", "host", "threads", "blocks")  # loading choices that a speed depends on, and the format
+BEFORE = {"blocks": 1}  # of loads that were recorded before this could be chosen
 FREE = ("budget", "slots")  # settings that a pass tells by its number of slots
 
 
@@ -195,7 +196,8 @@ class OwnAnswers:
 def _alike(load: Load, spec: LoadSpec) -> bool:
     """Whether a load computes as `spec` would. A pack has the one format."""
     asked = spec.describe()
-    return all(load.spec.get(name, asked[name]) == asked[name] for name in SAME) and (
+    had = {**asked, **BEFORE, **load.spec}
+    return all(had[name] == asked[name] for name in SAME) and (
         is_pack(spec.model) or load.spec.get("format", spec.format) == spec.format
     )
 

@@ -67,13 +67,16 @@ class PrefetchBuffer:
         self._waiting.clear()
         one_s = link.copy_s(self._copies.expert_bytes)
         busy_s = link.backlog_s(self._copies.expert_bytes) if one_s else 0.0
+        lanes, until_s = link.lanes, dict[int, float]()  # by distance
         for layer, expert, score in self.schedule.sort(predictions, at):
             eid, distance = layer * core.experts + expert, self.schedule.distance(at, layer)
             if not self._is_wanted(eid):
                 continue
-            if busy_s > rhythm.until(at, distance):
+            if distance not in until_s:
+                until_s[distance] = rhythm.until(at, distance)
+            if busy_s > until_s[distance]:
                 break
-            busy_s += one_s * (1 - len(core.table[eid]) / core.blocks) / link.lanes
+            busy_s += one_s * (1 - len(core.table[eid]) / core.blocks) / lanes
             self._waiting.append((eid, score, score / distance))
         self.fill()
 

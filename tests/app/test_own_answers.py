@@ -102,6 +102,7 @@ def test_answers_with_other_settings_are_not(store: Store, change: dict[str, obj
 def test_neither_are_answers_of_another_size_form_or_number(store: Store) -> None:
     used(store, 32, spec={"format": "int8"})
     used(store, 32, spec={"threads": 3})
+    used(store, 32, spec={"blocks": 3})
     used(store, ENOUGH - 1)
     assert "measured" not in told(store, asked()).basis
     used(store, 32)

@@ -105,6 +105,7 @@ def test_settings_turned_at_random_change_no_token_and_break_nothing(model: Path
             if piece.kind != "token":
                 continue
             tokens.append(piece.token)
+            engine.expert_cache.check_integrity()  # no pool has more blocks than slots, at any token
             name = dice.choice(list(TURNS))
             with suppress(SettingError):  # such as a buffer that the budget has no room for: changes nothing
                 engine.change({name: dice.choice(TURNS[name])})

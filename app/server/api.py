@@ -84,7 +84,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
             version=version,
             busy=busy,
             quality=_scored(quality),
-            regret=host.regret.view(host.models.load_id, host.models.settings),
+            regret=host.regret.view(host.models.load_id, host.models.settings, in_blocks=host.models.in_blocks),
         )
         return Response(data, media_type="application/octet-stream", headers=headers)
 

@@ -124,7 +124,8 @@ class Host:
         self.totals.add(step)
         if LINK & step.changes.keys():
             self._relinked(request)
-        self.regret.add(model.load, model.engine.shape, model.effective, step, model.engine.profile)
+        if not self.models.in_blocks:  # the other caches would be of whole experts
+            self.regret.add(model.load, model.engine.shape, model.effective, step, model.engine.profile)
 
     def _relinked(self, request: Request) -> None:
         """What was recorded of the load says which link its last passes had, as the deck and the estimate do."""

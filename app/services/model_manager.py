@@ -64,6 +64,12 @@ class ModelManager:
         return loaded.spec if (loaded := self._loaded) is not None else None
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether the loaded model's experts are cached in several blocks."""
+        spec = self.spec
+        return spec is not None and spec.blocks > 1
+
+    @property
     def model(self) -> str | None:
         """The name of the loaded model, or None."""
         return spec.model if (spec := self.spec) is not None else None

@@ -65,12 +65,12 @@ class Planner:
 
     def propose(self) -> Proposal:
         """Plan for the budget, the link and the settings in force."""
-        loaded, spec = self._models.ready(), self._models.spec
+        loaded = self._models.ready()
         profile, frame, settings = loaded.engine.profile, loaded.engine.frame(), loaded.engine.settings
         curves = profile.curves() if profile is not None else None
         if profile is None or curves is None or profile.times is None:
             raise SettingError(NEEDED)
-        shape, blocks = frame.shape, 1 if spec is None else spec.blocks
+        shape, blocks = frame.shape, self._models.spec.blocks if self._models.spec is not None else 1
         load_ms = shape.expert_bytes / max(frame.link_limit_gbps, 1e-3) / 1e6
         load_ms += settings.link.latency_us / 1e3 if frame.emulated else 0.0
         times = LayerTimes.of({**profile.times, "load": load_ms})

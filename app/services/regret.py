@@ -94,11 +94,11 @@ class Regret:
         process = self._feed.process
         return process.pid if process is not None else None
 
-    def view(self, load: int | None, settings: Settings) -> dict[str, Any] | None:
+    def view(self, load: int | None, settings: Settings, *, in_blocks: bool = False) -> dict[str, Any] | None:
         """The data shown by the deck, or None when the meter is off or no model is loaded. `state`:
 
         "waiting" for tokens, "warming" up (fewer than ENOUGH tokens), "ready", "untold" (telemetry is off: nothing to
-        compare), or "failed".
+        compare), "in blocks" (of which others would have no part), or "failed".
         """
         if not settings.telemetry.regret or load is None:
             return None
@@ -114,7 +114,9 @@ class Regret:
             "enough": ENOUGH,
             "left_out": compared.left_out if fits and compared is not None else 0,
             "prefetch": settings.prefetch.predictor.name != "none",
-            "state": "untold"
+            "state": "in blocks"
+            if in_blocks
+            else "untold"
             if not settings.telemetry.enabled
             else "failed"
             if self._failed

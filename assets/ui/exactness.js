@@ -13,7 +13,8 @@ export function tell(news) {
   const exact = (closeness ? "EXACT UP TO ROUNDING" : "EXACT") + (weights ? ` for ${weights} weights` : "");
   const words = lossy === null ? "" : lossy ? `LOSSY${rate === null ? "" : ` ${percent(rate)}`}` : exact;
   for (const badge of document.querySelectorAll("[data-exactness]")) {
-    if (badge.textContent !== words) badge.textContent = words;
+    const shown = badge.dataset.exactness === "short" ? words.replace("EXACT UP", "UP") : words; // where there is little room
+    if (badge.textContent !== shown) badge.textContent = shown;
     const title = words && explain();
     if (badge.title !== title) badge.title = title;
     badge.classList.toggle("warn", Boolean(lossy));

@@ -164,6 +164,9 @@ def test_off_ends_the_process_and_on_begins_again(host: Host) -> None:
     ask(host)
     assert figures(host, 40)["state"] == "ready"
     assert host.models.change("telemetry", False) == ""
+    split = host.regret.view(host.models.load_id, host.models.settings, in_blocks=True)
+    assert split is not None
+    assert split["state"] == "in blocks"
     untold = host.regret.view(host.models.load_id, host.models.settings)
     assert untold is not None
     assert untold["state"] == "untold"

@@ -65,13 +65,17 @@ def test_the_badge_says_where_exact_is_up_to_rounding(dashboard: Dashboard) -> N
     said = dashboard.page.evaluate(
         """async () => {
         const { tell } = await import("/ui/exactness.js");
-        const badge = document.querySelector("[data-k=exact]");
-        const say = (news) => { tell(news); return [badge.textContent, badge.title]; };
+        const short = document.querySelector("[data-k=exact]");
+        const badge = document.createElement("em");
+        badge.dataset.exactness = "";
+        document.body.append(badge);
+        const say = (news) => { tell(news); return [badge.textContent, badge.title, short.textContent]; };
         return [say({ lossy: false, closeness: 1e-6 }), say({ lossy: true, rate: null }),
           say({ lossy: false, closeness: 0 }), say({ weights: "int8" }), say({ weights: "" })]; }"""
     )
     words = ["EXACT UP TO ROUNDING", "LOSSY", "EXACT", "EXACT for int8 weights", "EXACT"]
-    assert [words for words, _ in said] == words and "int8 weights" in said[3][1]
+    assert [one[0] for one in said] == words and "int8 weights" in said[3][1]
+    assert [one[2] for one in said] == ["UP TO ROUNDING", *words[1:]]
     assert "by no more than 1e-6 of the largest" in said[0][1] and "rounding" not in said[2][1]
 
 

@@ -23,6 +23,7 @@ def test_theta_moves_mid_answer_and_a_plan_is_used_and_undone(open_page: Open, t
         dashboard.type_in("set-blocks", "5")
         dashboard.wait_text("#fit", "cannot be cut into 5 equal blocks")
         dashboard.type_in("set-blocks", "3")
+        dashboard.wait_text("#fit", "Fits")
         dashboard.load()
         page.wait_for_selector("#set-split", state="visible")
         dashboard.ask("Count as far as you can.").streaming()

@@ -100,9 +100,8 @@ class SettingControls:
 
     def acts(self, name: str) -> bool:
         """Whether this setting has an effect, given the others and how the model was loaded."""
-        param, spec = self._params[name], self.host.models.spec
-        in_blocks = spec is not None and spec.blocks > 1
-        return self._holds(param.active_when) and (in_blocks or not param.in_blocks)
+        param = self._params[name]
+        return self._holds(param.active_when) and (self.host.models.in_blocks or not param.in_blocks)
 
     def _holds(self, when: When | None) -> bool:
         return when is None or any(

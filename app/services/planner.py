@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 from app.services.model_manager import ModelManager
 from core.errors import ProfileError, SettingError
 from core.policy.allocation.cache_plan import CachePlan
-from core.policy.allocation.configurator import WHOLE, plan_adapmoe, plan_cache, plan_even
+from core.policy.allocation.configurator import WHOLE, least_budget, plan_adapmoe, plan_cache, plan_even
 from core.policy.allocation.curves import Curves
 from core.policy.allocation.expert_split import LayerTimes
 from core.profile import Profile, profile_path, save
@@ -41,6 +42,33 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What plans of the loaded model follow from. `experts` of the budget, of which `buffer` are no layer's."""
+
+    profile: Profile
+    curves: Curves
+    times: LayerTimes
+    experts: int
+    buffer: int
+    blocks: int
+
+    @property
+    def rest(self) -> int:
+        """Experts that the layers share."""
+        return max(0, self.experts - self.buffer)
+
+    @property
+    def theta(self) -> float | None:
+        """The one part that is possible, None where any is."""
+        return WHOLE if self.blocks == 1 else None
+
+    @property
+    def least(self) -> float:
+        """Experts that a layer cannot do without: split ones are computed in the buffer."""
+        return float(self.curves.top_k) if self.blocks == 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Used:
     """A plan in force: what was before it, and the last forward pass before it."""
 
@@ -65,6 +93,31 @@ class Planner:
 
     def propose(self) -> Proposal:
         """Plan for the budget, the link and the settings in force."""
+        known = self._known()
+        curves, times, rest, blocks = known.curves, known.times, known.rest, known.blocks
+        others = {"Even, whole experts": plan_even(curves, times, rest, WHOLE)}
+        if blocks > 1:
+            others["Even, halves"] = plan_even(curves, times, rest, 0.5)
+        others["AdapMoE, whole experts"] = plan_adapmoe(curves, times, rest)
+        return Proposal(
+            plan_cache(curves, times, rest, theta=known.theta, least=known.least),
+            _now(known, self._models.settings),
+            others,
+            known.experts,
+            known.buffer,
+            blocks,
+            self._models.load_id,
+        )
+
+    def least(self, tpot_ms: float) -> tuple[int, int, CachePlan]:
+        """The fewest experts, buffer included, that a token is predicted to take no more than `tpot_ms` with, of how
+        many there are, and their plan."""
+        known = self._known()
+        plan = least_budget(known.curves, known.times, tpot_ms, theta=known.theta, least=known.least)
+        total = known.curves.layers * known.curves.experts
+        return min(total, math.ceil(plan.budget - 1e-6) + known.buffer), total, plan
+
+    def _known(self) -> Known:
         loaded = self._models.ready()
         profile, frame, settings = loaded.engine.profile, loaded.engine.frame(), loaded.engine.settings
         curves = profile.curves() if profile is not None else None
@@ -74,23 +127,8 @@ class Planner:
         load_ms = shape.expert_bytes / max(frame.link_limit_gbps, 1e-3) / 1e6
         load_ms += settings.link.latency_us / 1e3 if frame.emulated else 0.0
         times = LayerTimes.of({**profile.times, "load": load_ms})
-        experts = frame.memory.experts // shape.expert_bytes
         buffer = 0 if blocks == 1 else settings.cache.buffer or 2 * shape.top_k
-        rest, theta = max(0, experts - buffer), WHOLE if blocks == 1 else None
-        least = float(shape.top_k) if blocks == 1 else 0.0
-        others = {"Even, whole experts": plan_even(curves, times, rest, WHOLE)}
-        if blocks > 1:
-            others["Even, halves"] = plan_even(curves, times, rest, 0.5)
-        others["AdapMoE, whole experts"] = plan_adapmoe(curves, times, rest)
-        return Proposal(
-            plan_cache(curves, times, rest, theta=theta, least=least),
-            _now(curves, times, rest, settings, profile, blocks),
-            others,
-            experts,
-            buffer,
-            blocks,
-            self._models.load_id,
-        )
+        return Known(profile, curves, times, frame.memory.experts // shape.expert_bytes, buffer, blocks)
 
     def use(self, proposal: Proposal) -> None:
         """Keep the plan in the profile, and divide and split by it from the next forward pass on."""
@@ -146,13 +184,12 @@ class Planner:
         save(profile, profile_path(self._folder, profile.model_hash))
 
 
-def _now(
-    curves: Curves, times: LayerTimes, experts: int, settings: Settings, profile: Profile, blocks: int
-) -> CachePlan:
+def _now(known: Known, settings: Settings) -> CachePlan:
     """What the latency model expects of the division and split in force."""
+    curves, times, experts, plan = known.curves, known.times, known.rest, known.profile.plan
     split, slots = settings.cache.split, settings.cache.layer_slots.name
-    if blocks > 1 and split.name == "moepic" and slots == "moepic" and profile.plan is not None:
-        return profile.plan
-    if blocks > 1 and split.name == "uniform":
+    if known.blocks > 1 and split.name == "moepic" and slots == "moepic" and plan is not None:
+        return plan
+    if known.blocks > 1 and split.name == "uniform":
         return plan_even(curves, times, experts, float(split.params["theta"]) or NOTHING)
     return plan_adapmoe(curves, times, experts) if slots == "adapmoe" else plan_even(curves, times, experts, WHOLE)

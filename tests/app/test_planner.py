@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import gradio as gr
 import numpy as np
 import pytest
 
@@ -59,7 +60,7 @@ def test_a_plan_of_another_load_is_refused(host: Host) -> None:
 
 def test_the_panel_says_what_is_predicted_and_measured(host: Host) -> None:
     engine_of(host).use_profile(measured())
-    panel, now = PlanPanel(host), {"dark": True}
+    panel, now = built(host), {"dark": True}
     *_, said, figure = panel._plan(now)
     assert "Predicted by MoEpic" in said and "In use" in said and figure["visible"]
     use, undo, said, _ = panel._use(now)
@@ -68,6 +69,24 @@ def test_the_panel_says_what_is_predicted_and_measured(host: Host) -> None:
     assert use["visible"] and not undo["visible"]
     assert panel._proposal is not None
     assert len(drawing(panel._proposal, False).data) == 4
+
+
+def test_the_least_budget_for_a_time_is_found(host: Host) -> None:
+    panel = built(host)
+    assert "Hit curves" in panel._least(40)
+    engine_of(host).use_profile(measured())
+    whole = host.planner.propose()
+    experts, total, plan = host.planner.least(whole.plan.tpot_ms)
+    assert experts <= whole.experts and total == SHAPE.layers * SHAPE.experts and plan.tpot_ms <= whole.plan.tpot_ms
+    assert f"{experts} of {total} experts" in panel._least(whole.plan.tpot_ms)
+    assert "No budget reaches" in panel._least(0.001)
+    for nothing in (0, None, -3):
+        assert "Give a time per token" in panel._least(nothing)
+
+
+def built(host: Host) -> PlanPanel:
+    with gr.Blocks():
+        return PlanPanel(host)
 
 
 def engine_of(host: Host) -> EngineProtocol:

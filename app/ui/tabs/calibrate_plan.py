@@ -35,6 +35,16 @@ class PlanPanel:
             self.plan = gr.Button("Plan", size="sm", elem_id="plan-go", min_width=80, scale=0)
             self.use = gr.Button("Use this plan", size="sm", elem_id="plan-use", min_width=110, scale=0, visible=False)
             self.undo = gr.Button("Undo", size="sm", elem_id="plan-undo", min_width=80, scale=0, visible=False)
+        with gr.Row(elem_classes="buttons"):
+            self.target = gr.Number(
+                0,
+                label="Time per token (ms)",
+                minimum=0,
+                elem_id="plan-target",
+                info="The least memory that a token is predicted to take no longer with.",
+            )
+            self.least = gr.Button("Find the least budget", size="sm", elem_id="plan-least", min_width=150, scale=0)
+        self.found = html(elem_id="plan-found")
         self.said = html(elem_id="plan-said")
         self.drawn = gr.Plot(show_label=False, elem_id="plan-figure", visible=False)
         self.outputs: list[Component] = [self.use, self.undo, self.said, self.drawn]
@@ -42,6 +52,7 @@ class PlanPanel:
     def wire(self, news: Component) -> None:
         """Attach the buttons."""
         self.plan.click(self._plan, news, self.outputs, **ONCE)
+        self.least.click(self._least, self.target, self.found, **ONCE)
         self.use.click(self._use, news, self.outputs, **ONCE)
         self.undo.click(self._undo, news, self.outputs, **ONCE)
 
@@ -51,6 +62,20 @@ class PlanPanel:
         except MoestroError as error:
             return self._values(now, str(error))
         return self._values(now)
+
+    def _least(self, tpot_ms: float | None) -> str:
+        """The least budget for a time per token, in words."""
+        if not tpot_ms or tpot_ms <= 0:
+            return notice("Give a time per token in milliseconds, such as 40.")
+        try:
+            experts, total, plan = self.host.planner.least(float(tpot_ms))
+        except MoestroError as error:
+            return notice(str(error))
+        return notice(
+            f"{experts} of {total} experts ({experts / total:.0%}): {plan.tpot_ms:.3g} ms a token by MoEpic's latency "
+            "model, not measured.",
+            "info",
+        )
 
     def _use(self, now: Shown) -> list[Any]:
         try:

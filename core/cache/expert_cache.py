@@ -56,6 +56,7 @@ class ExpertCache:
         self.layers, self.experts = layers, experts
         self.arena, self.store, self.make_policy = arena, store, make_policy
         self.scope, self.slots, self._divide, self._transit = scope, slots, divide, transit
+        self.keeps_whole = not split
         pools: list[Pool[Slot]] = empty_pools(layers * experts, layers if scope == "layer" else 1)
         core = CacheCore(
             layers, experts, make_policy, pools, on_evict=self._leaves, blocks=blocks, on_cut=self._shortens
@@ -228,12 +229,12 @@ class ExpertCache:
     ) -> None:
         """Take over a placement: `usual` [layers * experts] = how often a profile saw each expert; `pinned` eids leave
         only if nothing else can; `divide` and `transit` as in the constructor; `tops`: blocks of an expert that each
-        layer keeps, () for all. Slots and experts move with the next
+        layer keeps, () = whole experts, which are to be computed as such. Slots and experts move with the next
         `reshape` and `pin`."""
         self.core.hints.profile(usual, sorted(pinned))
         self.core.pinned, self._divide, self._transit = frozenset(pinned), divide, transit
-        if tops:
-            self.core.split(tops)
+        self.keeps_whole = not tops
+        self.core.split(tops or [self.core.blocks] * self.layers)
 
     def pin(self, eids: Collection[int]) -> None:
         """Pin these experts: evicted only if nothing else can be. Fetches missing ones at once, between two passes. The

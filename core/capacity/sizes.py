@@ -11,7 +11,6 @@ from typing import Any
 
 from core.hf import Outline
 from core.memory.codec import Codec
-from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import available, scratch_bytes
 from core.memory.pages import page_up
 from core.memory.slabs import slot_cost
@@ -162,9 +161,11 @@ def _pays(longer: Sizes, shorter: Sizes, budget: Budget) -> bool:
 def _unpacked(codec: Codec) -> int:
     """Bytes of weights unpacked to compute a prompt when slots hold codes: one whole matrix at a time, or on a GPU as
     many as its kernels take at once."""
+    if codec.whole is not None:  # whose blocks are joined first
+        return codec.whole[0].slot_bytes + codec.whole[0].unpacked_bytes
     if codec.device.type == "cuda" and available(codec.device):
         return scratch_bytes(codec)
-    return codec.unpacked_bytes if isinstance(codec, Grouped) else 0
+    return codec.unpacked_bytes
 
 
 def _scores_bytes(config: Any, context: int) -> int:

@@ -15,10 +15,11 @@ from core.cache.lease import LeasedSegment
 from core.hf.adapters.marks import ASCENDING, IDLE
 from core.memory.arena import Slot
 from core.memory.codec import Codec, SlotParts
-from core.memory.codec.direct import FusedCodec
+from core.memory.codec.direct import FusedCodec, PlainBlocks
 from core.memory.codec.kernels import SlotKernels
 from core.memory.codec.plain import Plain
 from core.runtime.grouped import GroupedMath, together
+from core.runtime.joined import JoinedMath
 from core.runtime.row_places import BLOCK, Places, consecutive, depends, scattered
 
 AT_ONCE = (1 << 19, 1 << 22)  # numbers that are weighted and summed at once, on a CPU and on a GPU
@@ -44,6 +45,7 @@ class ExpertMath:
         self.has_idle = bool(getattr(experts, IDLE, False))  # experts of weight 0 need not be computed
         self.stack = isinstance(codec, FusedCodec)
         self.placed = False  # whether the activation needs row positions: see `needs_places`
+        self.joined: JoinedMath | None = None  # of experts in blocks
         self.grouped = GroupedMath(kernels, self.up_name, self.has_bias, self._gate) if kernels is not None else None
 
     def needs_places(self) -> bool:
@@ -69,7 +71,10 @@ class ExpertMath:
         return y.add_(slot.parts.plain["down_proj_bias"]) if self.has_bias else y
 
     def token(self, slots: Sequence[Slot], x: torch.Tensor, places: Places | None = None) -> torch.Tensor:
-        """One token's state [1, H] through several experts -> [n, H], in the order of `slots`."""
+        """One token's state [1, H] through several experts -> [n, H], in the order of `slots`, or through the one that
+        all these blocks are of."""
+        if self.joined is not None:
+            return self.joined.token(slots, x, places)
         if self.grouped is not None:
             return self.grouped.few(slots, x)
         return self.stacked(slots, x, places) if self.stack and len(slots) > 1 else self.one_by_one(slots, x, places)
@@ -84,7 +89,7 @@ class ExpertMath:
     ) -> Iterable[list[LeasedSegment]]:
         """Group the segments of a prompt of `tokens` tokens into the batches that `many` takes, resident ones first;
         `rows` by expert. Blocks of an expert are computed together."""
-        if self.codec.blocks > 1:
+        if self.joined is not None:
             return by_expert(segments)
         segments = sorted(segments, key=lambda one: one.ticket is not None)
         return together(segments, rows, tokens) if self.grouped is not None else ([one] for one in segments)
@@ -95,28 +100,22 @@ class ExpertMath:
         if self.grouped is not None:
             return self.grouped.few(slots, x).float()
         codec, parts = self.codec, [slot.parts for slot in slots]
-        if isinstance(codec, FusedCodec):
-            ups = self._biased(codec.stacked(parts, self.up_name, x), parts, self.up_name)
+        direct = codec if isinstance(codec, FusedCodec | PlainBlocks) else None
+        if direct is not None:
+            ups = self._biased(direct.stacked(parts, self.up_name, x), parts, self.up_name)
         else:
             ups = torch.cat([self.up(slot, x) for slot in slots])
         acts = torch.cat([self.activate(y) for y in ups.split(1)]) if self.placed else self.activate(ups)
-        if isinstance(codec, FusedCodec):
-            return self._biased(codec.stacked(parts, "down_proj", acts, rounded=False), parts, "down_proj")
+        if direct is not None:
+            return self._biased(direct.stacked(parts, "down_proj", acts, rounded=False), parts, "down_proj")
         return torch.cat([self.down(slot, a) for slot, a in zip(slots, acts.split(1), strict=True)]).float()
-
-    def _summed_blocks(self, slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
-        """States [n, H] through all blocks of an expert -> [n, H], summed in fp32 and rounded once."""
-        total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        for slot in slots:
-            total += self.down(slot, self.activate(self.up(slot, x)))
-        return total.to(x.dtype)
 
     def many(self, slots: Sequence[Slot], rows: Sequence[slice], x: torch.Tensor, total: int) -> torch.Tensor:
         """States x [their rows, H] through the experts in `slots`, one expert's after the other's, or through the one
         that all these blocks are of -> the same shape. `rows` = where these rows are among the `total` of the layer,
         when sorted by expert."""
-        if self.codec.blocks > 1:
-            return self._summed_blocks(slots, x)
+        if self.joined is not None:
+            return self.joined.many(slots, rows[0], x, total)
         counts = [at.stop - at.start for at in rows]
         if self.grouped is not None and self.grouped.takes(sum(counts)):
             return self.grouped.many(slots, counts, x)

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from core.cache.lease import LeasedSegment
-from core.runtime.compute import ExpertMath
+from core.runtime.compute import ExpertMath, by_expert
 from core.runtime.routed import NOTHING, Routed
 from core.runtime.row_places import Places
 
@@ -29,7 +29,8 @@ class Rows(Protocol):
 
 
 class TokenRows:
-    """One token's state [1, H] through its experts: all resident ones at once, then each missing one."""
+    """One token's state [1, H] through its experts: all resident ones at once, then each missing one. Of experts in
+    blocks, each alone."""
 
     __slots__ = ("_experts", "_hidden", "_math", "_order", "_outs", "_weights")
 
@@ -41,13 +42,18 @@ class TokenRows:
 
     def batches(self, segments: Sequence[LeasedSegment]) -> Sequence[Sequence[LeasedSegment]]:
         """Split segments into those that are computed together, resident ones first."""
-        return resident_first(segments)
+        return resident_first(segments) if self._math.joined is None else by_expert(segments)
 
     def compute(self, some: Sequence[LeasedSegment]) -> None:
         """Compute segments whose blocks are in their slots."""
-        places = _places(self._order, some) if self._math.placed else None
-        self._outs.append(self._math.token([one.slot for one in some], self._hidden, places))
-        self._experts += [one.expert for one in some]
+        joined = self._math.joined
+        if joined is None:
+            experts, slots, placed = [one.expert for one in some], [one.slot for one in some], self._math.placed
+        else:
+            experts, slots, placed = [some[0].expert], [slot for one in some for slot in one.slots], joined.whole.placed
+        places = _places(self._order, experts) if placed else None
+        self._outs.append(self._math.token(slots, self._hidden, places))
+        self._experts += experts
 
     def combined(self, tap: Tap | None = None) -> torch.Tensor:
         """[1, H] the layer's output; `tap` gets the experts' outputs [k, H] before their weights."""
@@ -117,9 +123,9 @@ def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _places(order: Sequence[int], some: Sequence[LeasedSegment]) -> Places | None:
+def _places(order: Sequence[int], experts: Sequence[int]) -> Places | None:
     """The rows where one token's pairs are when sorted by expert, as in transformers' grouped_mm."""
     ranked = sorted(order)
-    if any(one.expert not in ranked for one in some):
+    if any(expert not in ranked for expert in experts):
         return None  # not the router's choice
-    return Places([ranked.index(one.expert) for one in some], len(ranked))
+    return Places([ranked.index(expert) for expert in experts], len(ranked))

@@ -11,6 +11,7 @@ from core.memory.arena import Slot
 from core.memory.codec import Codec
 from core.memory.codec.kernels import make_kernels, say_unavailable
 from core.runtime.compute import ExpertMath
+from core.runtime.joined import JoinedMath, JoiningRoom
 from core.runtime.kernel_trial import objection
 from core.runtime.stacking import worth_stacking
 
@@ -19,10 +20,20 @@ def make_math(experts: Sequence[Any], codec: Codec) -> list[ExpertMath]:
     """One per experts module of the model; all read slots of `codec`."""
     kernels = make_kernels(codec)
     math = [ExpertMath(module, codec, kernels) for module in experts]
+    _place(math)
+    if codec.whole is not None:
+        whole, blocks = codec.whole
+        room, joined = JoiningRoom(whole, blocks), [ExpertMath(module, whole) for module in experts]
+        _place(joined)
+        for one, other in zip(math, joined, strict=True):
+            one.joined = JoinedMath(other, room)
+    return math
+
+
+def _place(math: Sequence[ExpertMath]) -> None:
     placed = math[0].needs_places()
     for one in math:
         one.placed = placed
-    return math
 
 
 def choose_products(math: Sequence[ExpertMath], slots: Sequence[Slot], hidden: int, dtype: torch.dtype) -> None:
@@ -34,7 +45,7 @@ def choose_products(math: Sequence[ExpertMath], slots: Sequence[Slot], hidden: i
             for one in math:
                 one.grouped = None
         return
-    if math[0].stack:
+    if math[0].stack or math[0].codec.blocks > 1:
         return
     stack = worth_stacking(math[0], slots, hidden, dtype)
     for one in math:

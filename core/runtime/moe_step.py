@@ -56,7 +56,8 @@ class MoEStep:
         routed = self._route(layer, ids, weights)
         if self._expert_cache.expects:
             self._expert_cache.arrive(layer, routed.wanted)
-        of = PromptRows if len(routed.chosen) > 1 else SplitTokenRows if self._in_blocks else TokenRows
+        split = self._in_blocks and not self._expert_cache.keeps_whole
+        of = PromptRows if len(routed.chosen) > 1 else SplitTokenRows if split else TokenRows
         rows = of(self._math[layer], hidden, routed)
         requests: list[LeasedSegment] = []
         for lease in self._leases(layer, routed):

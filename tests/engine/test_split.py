@@ -36,8 +36,11 @@ TURNS: dict[str, list[object]] = {
 }
 
 
-def load(path: Path, blocks: int = 2, host: str = "auto", format: str = "checkpoint", **settings: object) -> Engine:
-    spec = LoadSpec.checked(str(path), Settings(settings), context=256, blocks=blocks, host=host, format=format)
+def load(
+    path: Path, blocks: int = 2, host: str = "auto", format: str = "checkpoint", dtype: str = "auto", **settings: object
+) -> Engine:
+    load = {"host": host, "format": format, "dtype": dtype}
+    spec = LoadSpec.checked(str(path), Settings(settings), context=256, blocks=blocks, **load)
     return Engine.load(spec)
 
 
@@ -96,7 +99,7 @@ def test_a_buffer_that_is_too_small_or_too_large_is_refused(engine: Engine) -> N
 def test_settings_turned_at_random_change_no_token_and_break_nothing(model: Path, format: str) -> None:
     """What is generated depends on the weights alone, and each layer keeps no more blocks than its slots."""
     dice = random.Random(7)
-    engine = load(model, format=format, budget="100%")
+    engine = load(model, format=format, budget="100%", split="uniform")
     prompt, sampling = "Hello there, you", Sampling(temperature=0, max_new_tokens=60)
     wanted = [piece.token for piece in engine.generate(prompt, sampling) if piece.kind == "token"]
     for _ in range(4):
@@ -117,7 +120,7 @@ def test_settings_turned_at_random_change_no_token_and_break_nothing(model: Path
 @pytest.mark.parametrize("host", ["none", "200kB", "all"])
 def test_packs_in_blocks_and_whole_ones_give_the_same_bits(model: Path, tmp_path: Path, host: str) -> None:
     cut, whole = import_model(str(model), tmp_path / "cut", blocks=2), import_model(str(model), tmp_path / "whole")
-    plain = load(model, budget="100%")
+    plain = load(model, budget="100%", split="uniform")
     wanted = logits(plain)
     plain.unload()
     for pack in (cut, whole):
@@ -130,6 +133,21 @@ def test_packs_in_blocks_and_whole_ones_give_the_same_bits(model: Path, tmp_path
     assert torch.equal(logits(joined), logits(exact)), "a pack in blocks holds whole experts, too"
     joined.unload()
     exact.unload()
+
+
+@pytest.mark.parametrize("format", ["checkpoint", "int8", "int4-g32", "mxfp4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_whole_experts_have_the_bits_of_one_block(model: Path, format: str, dtype: str) -> None:
+    """Theta = 1: blocks are computed side by side; and so are prompts, however experts are split."""
+    exact = load(model, blocks=1, format=format, dtype=dtype, budget="100%")
+    engine = load(model, format=format, dtype=dtype, budget="50%", predictor="gate")
+    wanted = logits(exact)
+    assert torch.equal(logits(engine), wanted)
+    engine.change(HALF)
+    assert not engine.expert_cache.keeps_whole
+    assert torch.equal(logits(engine)[:8], wanted[:8])
+    for one in (engine, exact):
+        one.unload()
 
 
 def test_a_part_is_read_from_disk_alone(tmp_path: Path) -> None:

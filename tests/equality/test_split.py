@@ -1,5 +1,5 @@
 """Experts computed in blocks: logits are those of whole experts up to the order of fp32 sums, and no bit of them
-depends on which blocks were resident, fetched or prefetched."""
+depends on which blocks were resident, fetched or prefetched. Blocks that are joined are whole experts, to the bit."""
 
 from __future__ import annotations
 
@@ -21,8 +21,14 @@ CASES: list[dict[str, object]] = [
     {"split": "uniform", "split.uniform.theta": 0.5, "budget": "50%"},
     {"split": "uniform", "split.uniform.theta": 0.5, "budget": "50%", "predictor": "gate", "eviction": "lcp"},
     {"split": "uniform", "split.uniform.theta": 0.0, "budget": "50%", "predictor": "gate"},
-    {"split": "whole", "budget": "50%", "scope": "global", "predictor": "all_next"},
+    {"split": "uniform", "split.uniform.theta": 1.0, "budget": "50%", "scope": "global", "predictor": "all_next"},
     {"split": "uniform", "split.uniform.theta": 0.5, "budget": "50%", "eviction": "none", "buffer": 4},
+]
+ALL = {"budget": "all", "split": "uniform"}
+WHOLE: list[dict[str, object]] = [
+    {"split": "whole", "budget": "all"},
+    {"split": "whole", "budget": "50%", "scope": "global", "predictor": "all_next"},
+    {"split": "whole", "budget": "50%", "predictor": "gate", "eviction": "lcp"},
 ]
 
 
@@ -42,7 +48,7 @@ def engine(reference: Reference) -> Iterator[Engine]:
 def test_logits_are_those_of_whole_experts_and_the_same_bits_whatever_is_resident(
     engine: Engine, reference: Reference
 ) -> None:
-    engine.change(dict(Settings({"budget": "all"})))
+    engine.change({**Settings(), **ALL})
     whole, _ = run(engine.model, engine.fresh_cache(), lambda step: None)
     wanted = reference.logits[: len(PROMPT)]
     assert float((whole[: len(PROMPT)] - wanted).abs().max() / wanted.abs().max()) < SPLIT_SUMS
@@ -52,11 +58,15 @@ def test_logits_are_those_of_whole_experts_and_the_same_bits_whatever_is_residen
         logits, _ = run(engine.model, engine.fresh_cache(), lambda step: None)
         engine.expert_cache.check_integrity()
         assert torch.equal(logits, whole), case
+    for case in WHOLE:
+        engine.change({**Settings(), **case})
+        logits, _ = run(engine.model, engine.fresh_cache(), lambda step: None)
+        assert torch.equal(logits, reference.logits), case
 
 
 @pytest.mark.parametrize("reference", ["qwen3_moe"], indirect=True)
 def test_what_is_turned_between_two_tokens_changes_no_bit(engine: Engine, reference: Reference) -> None:
-    engine.change(dict(Settings({"budget": "all"})))
+    engine.change({**Settings(), **ALL})
     whole, _ = run(engine.model, engine.fresh_cache(), lambda step: None)
 
     def turn(step: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import torch
 
@@ -115,6 +115,14 @@ class Codec(Protocol):
         """Equal parts that an expert is cached in, each in a slot of its own."""
 
     @property
+    def whole(self) -> tuple[Codec, Segments] | None:
+        """The codec of whole experts, and how its slots are cut into those of blocks; None where one is the other."""
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Peak bytes while a matrix is dequantised to compute many rows with it; 0 where nothing is."""
+
+    @property
     def blob_bytes(self) -> int:
         """Bytes of one encoded expert on the host, its blocks one after the other: the size of its copy."""
 
@@ -185,6 +193,19 @@ class Base:
     def blocks(self) -> int:
         """Equal parts that an expert is cached in, each in a slot of its own."""
         return 1 if self._whole is None else len(self._whole[1].segments)
+
+    @property
+    def whole(self) -> tuple[Codec, Segments] | None:
+        """The codec of whole experts, and how its slots are cut into those of blocks; None where one is the other."""
+        if self._whole is None:
+            return None
+        whole, cutter = self._whole
+        return cast("Codec", whole), cutter.of(whole.slot_layout)
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Peak bytes while a matrix is dequantised to compute many rows with it; 0 where nothing is."""
+        return 0
 
     def encode(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
         """Encode one expert to host bytes. An expert of several blocks is encoded as a whole and then cut."""

@@ -1,4 +1,4 @@
-"""Products that use quantised weights directly on a CPU, in bf16 or fp16: core.memory.codec.native."""
+"""Products that read slots directly on a CPU, by own kernels: core.memory.codec.native."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import torch
 from core.memory.codec.base import SlotParts
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.matrix import matrix
+from core.memory.codec.native import plain
+from core.memory.codec.native.plain import PlainProducts
 from core.memory.codec.native.products import FEW, Products, serves
+from core.memory.codec.plain import Plain
 
 
 class FusedCodec(Grouped):
-    """Slots have the layout of the portable form; `weight` stays its reference."""
+    """Quantised weights, in bf16 or fp16. Slots have the layout of the portable form; `weight` stays its reference."""
 
     direct = True
 
@@ -46,3 +49,21 @@ class FusedCodec(Grouped):
 def supported(codec: Grouped) -> bool:
     """Whether this machine has kernels for all matrices of a codec."""
     return codec.device.type == "cpu" and all(serves(matrix(codec, part), codec.dtype) for part in codec.weights)
+
+
+class PlainBlocks(Plain):
+    """Blocks of unquantised weights, whose products are not rounded before they are summed."""
+
+    @functools.cached_property
+    def _products(self) -> dict[str, PlainProducts]:
+        """Compiled at the first product, because imports and estimates create codecs too."""
+        return {part: PlainProducts(matrix(self, part)) for part in self.weights}
+
+    def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
+        """As `FusedCodec.stacked`."""
+        return self._products[part].few([parts.at for parts in many], x, rounded=rounded)
+
+
+def supports_blocks(codec: Plain) -> bool:
+    """Whether this machine has kernels for all matrices of a block."""
+    return codec.device.type == "cpu" and all(plain.serves(matrix(codec, part)) for part in codec.weights)

@@ -41,7 +41,7 @@ class Plain(Base):
         tensors = self.slot_layout.views(slot)
         stored = {n: tensors[n] for n in self.weights}
         weights = {n: (w if self.is_transposed else w.t(), w) for n, w in stored.items()}  # [in, out], and as stored
-        return SlotParts(weights, {n: tensors[n] for n in self.biases})
+        return SlotParts(weights, {n: tensors[n] for n in self.biases}, slot.data_ptr())
 
     def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, parts.weights[part][0])

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from core.errors import SettingError
-from core.memory.codec.base import Layout, PartSpec
+from core.memory.codec.base import Field, Layout, PartSpec
 
 GRAIN = 16  # neurons: start alignment that the kernels of every format support
 
@@ -55,7 +55,7 @@ class Segments:
 
     def __init__(self, layout: Layout, experts: ExpertParts, stops: Sequence[int]) -> None:
         """`stops`: where each segment ends, in neurons; the last one at all of them."""
-        self._whole = layout
+        self._whole, self._experts, self._stops = layout, experts, tuple(stops)
         self._cuts = {name: _cut_of(name, field.shape, experts) for name, field in layout.fields.items()}
         offset, found = 0, []
         for start, stop in zip((0, *stops), stops, strict=False):
@@ -77,17 +77,34 @@ class Segments:
         for small, whole in self._pairs(cut, blob):
             whole.copy_(small)
 
+    def of(self, layout: Layout) -> Segments:
+        """The same cuts of another layout with these fields, as that of a slot."""
+        return Segments(layout, self._experts, self._stops)
+
+    def views(self, number: int, segment: torch.Tensor) -> list[torch.Tensor]:
+        """A segment's own fields in its bytes, shaped as what `places` has of them."""
+        found = []
+        for name, field in self._fields(number).items():
+            how, small = self._cuts[name], field.view(segment)
+            found.append(small if how.axis is None else small.unflatten(how.axis, (how.blocks, -1)))
+        return found
+
+    def places(self, number: int, blob: torch.Tensor) -> list[torch.Tensor]:
+        """Where the numbers of a segment's fields are in the whole blob."""
+        start, stop = self.segments[number][:2]
+        fields = self._whole.fields
+        return [_pick(fields[name].view(blob), self._cuts[name], start, stop) for name in self._fields(number)]
+
+    def _fields(self, number: int) -> Mapping[str, Field]:
+        """The fields that a segment has numbers of."""
+        fields = self.segments[number].layout.fields
+        return {name: field for name, field in fields.items() if not (number and self._cuts[name].once)}
+
     def _pairs(self, cut: torch.Tensor, blob: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields, for every field of a segment, its view and the view of the same numbers in the whole blob."""
-        for number, (start, stop, offset, layout) in enumerate(self.segments):
-            for name, field in layout.fields.items():
-                how = self._cuts[name]
-                if not (number and how.once):
-                    small = field.view(cut[offset : offset + layout.bytes])
-                    yield (
-                        (small if how.axis is None else small.unflatten(how.axis, (how.blocks, -1))),
-                        _pick(self._whole.fields[name].view(blob), how, start, stop),
-                    )
+        for number, (_, _, offset, layout) in enumerate(self.segments):
+            segment = cut[offset : offset + layout.bytes]
+            yield from zip(self.views(number, segment), self.places(number, blob), strict=True)
 
     def _small(self, name: str, shape: tuple[int, ...], start: int, stop: int) -> tuple[int, ...]:
         how = self._cuts[name]

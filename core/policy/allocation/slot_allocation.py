@@ -76,7 +76,7 @@ class Placement:
     usual: npt.NDArray[np.float64]
     transit: int = 0
     blocks: int = 1
-    tops: tuple[int, ...] = ()  # () = all blocks
+    tops: tuple[int, ...] = ()  # () = whole experts
 
     def aside(self, slots: int) -> int:
         """Of that many slots, those that no pool gets."""

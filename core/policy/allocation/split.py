@@ -11,7 +11,8 @@ from core.settings.registry import register
 
 
 class Tops:
-    """Base of the ways to split. `needs`: the parts of a profile that it requires. The base keeps whole experts."""
+    """Base of the ways to split. `needs`: the parts of a profile that it requires. The base keeps whole experts, and
+    has them computed as such."""
 
     needs: ClassVar[tuple[str, ...]] = ()
 
@@ -20,15 +21,16 @@ class Tops:
         self.plan = plan
 
     def tops(self, layers: int, blocks: int) -> Sequence[int]:
-        """[layers] blocks of an expert that stay when others need slots: 0 to all `blocks`."""
-        return [blocks] * layers
+        """[layers] blocks of an expert that stay when others need slots: 0 to all `blocks`. () = nothing is split."""
+        return ()
 
 
 @register(
     "split",
     "whole",
     title="Whole",
-    help="What is cached of an expert is all of it.",
+    help="What is cached of an expert is all of it, and it is computed whole: bit for bit as in a model loaded with "
+    "one block per expert, for the price of copying its blocks side by side. “The same part” at 1 does not copy.",
     source="theta = 1 in MoEpic section 3.1",
 )
 class Whole(Tops):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -29,6 +30,50 @@ def serves(matrix: Matrix, dtype: torch.dtype) -> bool:
     return fits and dtype in (torch.bfloat16, torch.float16) and bool(widths())
 
 
+class RowKernels(Protocol):
+    """Addresses of compiled functions: `prepare` makes `state_bytes` of a state, which `one` multiplies by rows of a
+    matrix and rounds; `exact` does not round."""
+
+    @property
+    def state_bytes(self) -> int: ...
+    @property
+    def prepare(self) -> int: ...
+    @property
+    def one(self) -> int: ...
+    @property
+    def exact(self) -> int: ...
+
+
+def multiply(
+    kernels: RowKernels, outputs: int, row_bytes: int, slots: Sequence[int], x: torch.Tensor, *, rounded: bool
+) -> torch.Tensor:
+    """One state times the matrix [outputs, in] of each slot: x [slots, in], or [1, in] shared -> [slots, outputs], in
+    fp32 where it is not to be rounded. `slots` are addresses; `row_bytes` = bytes of weights per output."""
+    given, state_bytes = x.shape[0], kernels.state_bytes
+    out = x.new_empty(len(slots), outputs, dtype=x.dtype if rounded else torch.float32)
+    x = x.contiguous()
+    team = claim()
+    try:
+        team.run(
+            slots,
+            outputs,
+            row_bytes,
+            kernels.one if rounded else kernels.exact,
+            team.memory(kernels, state_bytes * given),
+            state_bytes if given > 1 else 0,
+            out.data_ptr(),
+            outputs * out.itemsize,
+            kernels.prepare,
+            x.data_ptr(),
+            x.shape[1] * x.itemsize,
+            given,
+            state_bytes,
+        )
+    finally:
+        team.release()
+    return out
+
+
 class Products:
     """Products of one matrix. Thread-safe; results do not depend on the number of threads."""
 
@@ -45,35 +90,12 @@ class Products:
         `slots` are addresses. Sums are rounded once, to the output's number type, or not at all: then they are fp32.
         """
         assert x.dtype == self._dtype and x.shape[-1] == self.matrix.inputs
-        outputs, kernels, given = self.matrix.outputs, self._kernels, x.shape[0]
-        out = x.new_empty(len(slots), outputs, dtype=x.dtype if rounded else torch.float32)
-        x = x.contiguous()
-        team = claim()
-        try:
-            states = team.memory(kernels, kernels.layout.bytes * given)
-            team.run(
-                slots,
-                outputs,
-                self._row_bytes,
-                kernels.one if rounded else kernels.exact,
-                states,
-                kernels.layout.bytes if given > 1 else 0,
-                out.data_ptr(),
-                self._out_bytes if rounded else outputs * 4,
-                kernels.prepare,
-                x.data_ptr(),
-                self._in_bytes,
-                given,
-                kernels.layout.bytes,
-            )
-        finally:
-            team.release()
-        return out
+        return multiply(self._kernels, self.matrix.outputs, self._row_bytes, slots, x, rounded=rounded)
 
     def many(self, slot: int, x: torch.Tensor) -> torch.Tensor:
         """Multiply states by the matrix of one slot: x [..., in] -> [..., out]."""
         assert x.dtype == self._dtype and x.shape[-1] == self.matrix.inputs
-        outputs, kernels, state_bytes = self.matrix.outputs, self._kernels, self._kernels.layout.bytes
+        outputs, kernels, state_bytes = self.matrix.outputs, self._kernels, self._kernels.state_bytes
         out = x.new_empty(*x.shape[:-1], outputs)
         x = x.contiguous()
         count, into = x.numel() // self.matrix.inputs, out.data_ptr()
@@ -173,7 +195,7 @@ class Kernels:
         self.prepare, self.dequantize, self.one, self.some = (
             address(made[name]) for name in ("prepare", "dequantize", "one", "some")
         )
-        self._matrix, self._width = matrix, width
+        self._matrix, self._width, self.state_bytes = matrix, width, self.layout.bytes
 
     @functools.cached_property
     def exact(self) -> int:

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import struct
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from core.native.compile import Function, compiled
 from core.native.ir import Code
@@ -40,6 +40,7 @@ FORM = struct.Struct(f"{len(NAMES)}q")
 PATIENCE = 1_000_000  # CPU clock ticks: about 0.4 ms, more than the gap between two products
 WORTH_IT = 128 << 10  # bytes of weights: below this, other threads would join too late
 PART = 32 << 10  # bytes of weights per unit of work
+MULTIPLE = 4  # rows that a unit has a multiple of
 MOST = 4096  # products per call
 
 
@@ -141,10 +142,10 @@ class Team:
         self._pack = FORM.pack_into
         self._slots = (ctypes.c_int64 * MOST)()
         self._slots_at = ctypes.addressof(self._slots)
-        self._memory: dict[Hashable, tuple[int, int, object]] = {}  # address, bytes, owning object
+        self._memory: dict[object, tuple[int, int, object]] = {}  # address, bytes, owning object
         self._helpers: list[threading.Event] = []
 
-    def memory(self, owner: Hashable, size: int) -> int:
+    def memory(self, owner: object, size: int) -> int:
         """The address of `size` bytes for one owner, valid until the release. Zeroed where nothing was written for that
         owner before."""
         kept = self._memory.get(owner)
@@ -175,7 +176,7 @@ class Team:
         count, threads = len(slots), _used
         self._slots[:count] = slots  # type: ignore[call-overload]  # any sequence will do
         if threads > 1 and not self._alone and count * outputs * row_bytes >= WORTH_IT:
-            rows = min(max(2, PART // row_bytes & -2), outputs)
+            rows = min(max(MULTIPLE, PART // row_bytes & -MULTIPLE), outputs)
             parts = -(-outputs // rows)
             self._wake(threads - 1)
         else:

@@ -1,0 +1,117 @@
+"""Rows of plain numbers times a state, in fp32: what torch has no product for, where sums of bf16 are not rounded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from core.memory.codec.matrix import Matrix
+from core.memory.codec.native.products import multiply
+from core.native import numbers
+from core.native.compile import address, compiled, widths
+from core.native.ir import Code
+
+ROWS = 4  # of a matrix, multiplied at once
+NARROWEST = 4  # numbers of a vector: what inputs have to be a multiple of
+
+
+def serves(matrix: Matrix) -> bool:
+    """Whether this machine has kernels for a matrix of plain numbers."""
+    fits = not (matrix.bits or matrix.transposed or matrix.inputs % NARROWEST or matrix.outputs % ROWS)
+    return fits and bool(widths())
+
+
+class PlainProducts:
+    """Products of one matrix of plain numbers [out, in]. Thread-safe; a row's sum depends on nothing but its numbers
+    and the state's."""
+
+    def __init__(self, matrix: Matrix, width: int = 0) -> None:
+        """`width` = bytes of a vector; 0 = the widest that this CPU supports."""
+        self.matrix = matrix
+        self._kernels = _kernels(matrix, width or widths()[0])
+        self._row_bytes = matrix.inputs * matrix.codes.dtype.itemsize
+
+    def few(self, slots: Sequence[int], x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
+        """Multiply one state by the matrix of each slot: x [slots, in], or [1, in] shared -> [slots, out], of x's
+        number type, or fp32 where it is not to be rounded. `slots` are addresses."""
+        assert x.dtype == self.matrix.codes.dtype and x.shape[-1] == self.matrix.inputs
+        return multiply(self._kernels, self.matrix.outputs, self._row_bytes, slots, x, rounded=rounded)
+
+
+class PlainKernels:
+    """The compiled functions of one matrix. A prepared state is its numbers as fp32."""
+
+    def __init__(self, matrix: Matrix, width: int) -> None:
+        stored = matrix.codes.dtype
+        made = compiled(
+            _prepare(matrix.inputs, stored, width // 4),
+            _product("one", matrix, stored, width // 4),
+            _product("exact", matrix, torch.float32, width // 4),
+            width=width,
+        )
+        self.prepare, self.one, self.exact = (address(made[name]) for name in ("prepare", "one", "exact"))
+        self.state_bytes = -(-matrix.inputs * 4 // 64) * 64
+
+
+_kernels = functools.lru_cache(maxsize=None)(PlainKernels)
+
+
+def _runs(inputs: int, lanes: int) -> Iterator[tuple[int, int, int]]:
+    """(first input, vectors, lanes of each): all inputs, with narrower vectors at the end."""
+    start = 0
+    while start < inputs:
+        if turns := (inputs - start) // lanes:
+            yield start, turns, lanes
+            start += turns * lanes
+        lanes //= 2
+
+
+def _prepare(inputs: int, stored: torch.dtype, lanes: int) -> Code:
+    """Generates @prepare(x, into): a state as fp32."""
+    code = Code("void @prepare(ptr noalias %x, ptr noalias %into)")
+    for start, turns, count in _runs(inputs, lanes):
+        with code.loop(0, turns) as each:
+            at = code.add(code.times(each.index, count), start)
+            code.store(f"<{count} x float>", numbers.load(code, "%x", at, count, stored), code.at("%into", at, 4), 4)
+    return code
+
+
+def _product(name: str, matrix: Matrix, out: torch.dtype, lanes: int) -> Code:
+    """Generates the function name(state, slot, out, from, to): a prepared state times rows from..to - 1 (a multiple of
+    ROWS) of the matrix in a slot, rounded once to `out`."""
+    code = Code(f"void @{name}(ptr noalias %state, ptr noalias %slot, ptr noalias %out, i64 %from, i64 %to)")
+    stored, begin = matrix.codes.dtype, code.at("%slot", matrix.codes.at)
+    with code.loop("%from", "%to", ROWS) as block:
+        rows = [code.at(begin, code.add(block.index, r), matrix.inputs * stored.itemsize) for r in range(ROWS)]
+        sums: list[list[str]] = [[] for _ in rows]
+        for start, turns, count in _runs(matrix.inputs, lanes):
+            kind = f"<{count} x float>"
+            with code.loop(0, turns, 1, [(kind, "zeroinitializer")] * ROWS) as each:
+                at = code.add(code.times(each.index, count), start)
+                state = code.load(kind, code.at("%state", at, 4), 4)
+                each.next = [
+                    code.call(
+                        kind,
+                        f"llvm.fma.v{count}f32",
+                        (kind, numbers.load(code, row, at, count, stored)),
+                        (kind, state),
+                        (kind, total),
+                    )
+                    for row, total in zip(rows, each.values, strict=True)
+                ]
+            for row_sums, total in zip(sums, each.values, strict=True):
+                row_sums.append(_sum(code, total, count))
+        for r, row_sums in enumerate(sums):
+            y = functools.reduce(lambda one, other: code.let(f"fadd float {one}, {other}"), row_sums)
+            one = code.let(f"insertelement <1 x float> poison, float {y}, i32 0")
+            kind, value = numbers.rounded(code, one, 1, out)
+            code.store(kind, value, code.at("%out", code.add(block.index, r), out.itemsize), out.itemsize)
+    return code
+
+
+def _sum(code: Code, value: str, count: int) -> str:
+    """The sum of all lanes."""
+    kind = f"<{count} x float>"
+    return code.call("float", f"llvm.vector.reduce.fadd.v{count}f32", ("float", "0.0"), (kind, value), flags="reassoc")

@@ -1,0 +1,76 @@
+"""Products of plain blocks on a CPU: as near to the exact ones as their number type allows, whoever computes a row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.memory.codec.matrix import Matrix, Part
+from core.memory.codec.native import plain
+from core.memory.codec.native.plain import PlainProducts
+from core.memory.codec.native.threads import share, shared_by
+from core.native.compile import widths
+from tests.memory.test_codec import relative
+from tests.memory.test_native import WIDTHS, needs_kernels
+
+FIRST = 64  # bytes before the matrix in its slot
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def described(outputs: int, inputs: int, dtype: torch.dtype, transposed: bool = False) -> Matrix:
+    return Matrix(outputs, inputs, transposed, 0, 0, "", Part(FIRST, dtype), None, None, None, None)
+
+
+def slots(count: int, outputs: int, inputs: int, dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
+    """Bytes of slots with random matrices."""
+    random = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(count):
+        raw = torch.zeros(FIRST + outputs * inputs * dtype.itemsize, dtype=torch.uint8)
+        raw[FIRST:].view(dtype).copy_(torch.randn(outputs * inputs, generator=random).to(dtype))
+        found.append(raw)
+    return found
+
+
+def weights(slot: torch.Tensor, inputs: int, dtype: torch.dtype) -> torch.Tensor:
+    return slot[FIRST:].view(dtype).view(-1, inputs).double()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), [(4, 4), (12, 28), (64, 32), (192, 96), (20, 204)])
+def test_sums_are_exact_to_fp32_and_rounded_once(outputs: int, inputs: int, dtype: torch.dtype, width: int) -> None:
+    held = slots(3, outputs, inputs, dtype)
+    products = PlainProducts(described(outputs, inputs, dtype), width)
+    states = torch.randn(3, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
+    for x in (states, states[:1]):  # one each, and one for all
+        want = torch.stack([weights(one, inputs, dtype) @ x[i % len(x)].double() for i, one in enumerate(held)])
+        exact = products.few([one.data_ptr() for one in held], x, rounded=False)
+        assert exact.dtype == torch.float32 and relative(exact, want) < 2.0**-20
+        assert torch.equal(products.few([one.data_ptr() for one in held], x), exact.to(dtype)), "rounded once"
+
+
+@needs_kernels
+@given(count=st.integers(1, 24), threads=st.integers(1, 3), seed=st.integers(0, 99))
+def test_a_row_is_the_same_whatever_is_computed_beside_it(count: int, threads: int, seed: int) -> None:
+    outputs, inputs, before = 64, 192, shared_by()
+    held = slots(count, outputs, inputs, torch.bfloat16, seed)
+    products = PlainProducts(described(outputs, inputs, torch.bfloat16))
+    x = torch.randn(1, inputs, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    share(threads)
+    try:
+        together = products.few([one.data_ptr() for one in held], x, rounded=False)
+    finally:
+        share(before)
+    alone = [products.few([one.data_ptr()], x, rounded=False) for one in held]
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_other_matrices_are_left_to_torch() -> None:
+    served = plain.serves(described(64, 32, torch.bfloat16))
+    assert served == bool(widths())
+    for other in (described(64, 30, torch.bfloat16), described(62, 32, torch.float32)):
+        assert not plain.serves(other)
+    assert not plain.serves(described(64, 32, torch.bfloat16, transposed=True))

@@ -66,7 +66,7 @@ class PrefetchBuffer:
         self._rank_queued(predictions, at)
         self._waiting.clear()
         one_s = link.copy_s(self._copies.expert_bytes)
-        busy_s = link.backlog_s(self._copies.expert_bytes) if one_s else 0.0
+        busy_s = link.backlog_s() if one_s else 0.0
         lanes, until_s = link.lanes, dict[int, float]()  # by distance
         for layer, expert, score in self.schedule.sort(predictions, at):
             eid, distance = layer * core.experts + expert, self.schedule.distance(at, layer)

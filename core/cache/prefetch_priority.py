@@ -117,7 +117,7 @@ class Schedule:
         size_bytes: int,
     ) -> QueueChanges:
         ranked, one_s = QueueChanges(), link.copy_s(size_bytes) if self.deadline else 0.0
-        begin_s = link.backlog_s(size_bytes) if one_s else 0.0
+        begin_s = link.backlog_s() if one_s else 0.0
         for priority, eid, ticket in entries:
             if one_s and begin_s + one_s > self.rhythm.until(at, self.distance(at, eid // self.experts)):
                 if ticket is not None:

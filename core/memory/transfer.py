@@ -40,7 +40,7 @@ class TransferEngine:
         self.hurried = False  # copies ignore the emulated pace, because they are not measured
         self._queue = Queue()
         self._flying: list[Ticket] = []  # started and not finished by this process
-        self._spans: deque[float] = deque(maxlen=SPANS)  # durations of the last copies, seconds
+        self._spans: deque[float] = deque(maxlen=SPANS)  # of the last copies, seconds per byte
         self._lock = threading.Condition()
         self._closing = False
         self._lost: BaseException | None = None  # why the device can copy nothing more
@@ -97,22 +97,25 @@ class TransferEngine:
         return time.perf_counter()
 
     def copy_s(self, size_bytes: int) -> float:
-        """Seconds that one copy takes: the emulated time, else the median of recent copies; 0 before the first."""
+        """Seconds that a copy of so many bytes takes: the emulated time, else at the median pace of recent copies; 0
+        before the first."""
         if self.pace:
             return self.pace.duration_s(size_bytes)
-        return median(self._spans) if self._spans else 0.0
+        return median(self._spans) * size_bytes if self._spans else 0.0
 
-    def backlog_s(self, size_bytes: int) -> float:
-        """Seconds until copies in flight and queued demands are done. A copy in flight counts the rest of the usual
-        copy time; one that a GPU is still executing counts a whole one."""
-        one, now_s = self.copy_s(size_bytes), time.perf_counter()
+    def backlog_s(self) -> float:
+        """Seconds until copies in flight and queued demands are done, each as long as its bytes usually take. A copy in
+        flight counts the rest of that; one that a GPU is still executing counts all of it."""
+        byte_s, now_s = 0.0 if self.pace else self.copy_s(1), time.perf_counter()
         with self._lock:
-            waiting = len(self._queue.demand) * one
             if self.pace:
+                waiting = sum(self.pace.duration_s(t.bytes) for t in self._queue.demand)
                 return max(0.0, self.pace.free_s - now_s) + waiting
-            left = sum(max(0.0, t.started_s + one - now_s) for t in self._flying)
+            waiting = byte_s * sum(t.bytes for t in self._queue.demand)
+            left = sum(max(0.0, t.started_s + byte_s * t.bytes - now_s) for t in self._flying)
             if self._cuda:
-                left += one * sum(not t.event.query() for t in list(self._finished)[-2:] if t.error is None)
+                executing = [t for t in list(self._finished)[-2:] if t.error is None and not t.event.query()]
+                left += byte_s * sum(t.bytes for t in executing)
             return (left + waiting) / self.lanes
 
     def landed(self, ticket: Ticket) -> bool:
@@ -168,7 +171,7 @@ class TransferEngine:
                 seconds = ticket.begin.elapsed_time(ticket.event) / 1e3
                 ticket.landed_s = max(ticket.landed_s, ticket.started_s + seconds)
             taken.append(self._finished.popleft())
-        self._spans.extend([ticket.landed_s - ticket.started_s for ticket in taken])
+        self._spans.extend([(ticket.landed_s - ticket.started_s) / ticket.bytes for ticket in taken])
         return taken
 
     def forget(self) -> None:

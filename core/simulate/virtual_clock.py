@@ -137,7 +137,7 @@ class VirtualLink:
         """Seconds that one copy takes."""
         return self.load_s
 
-    def backlog_s(self, size_bytes: int) -> float:
+    def backlog_s(self) -> float:
         """Seconds until the copy in flight and the queued demand copies are done."""
         return max(0.0, self._free_s - self._clock_s) + len(self._queue.demand) * self.load_s
 

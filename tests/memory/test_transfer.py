@@ -50,9 +50,9 @@ def link(gate: Gate) -> Iterator[TransferEngine]:
     engine.close()
 
 
-def ticket(eid: int, demand: bool = False) -> Ticket:
-    slot = Slot(eid, torch.zeros(64, dtype=torch.uint8), SlotParts({}, {}))
-    return Ticket(Segment(eid, range(1)), [slot], 64, demand, "decode")
+def ticket(eid: int, demand: bool = False, size: int = 64) -> Ticket:
+    slot = Slot(eid, torch.zeros(size, dtype=torch.uint8), SlotParts({}, {}))
+    return Ticket(Segment(eid, range(1)), [slot], size, demand, "decode")
 
 
 def busy(link: TransferEngine, gate: Gate) -> Ticket:
@@ -173,17 +173,21 @@ def test_prefetches_go_by_priority_and_can_be_ranked_anew(link: TransferEngine, 
 
 
 def test_what_the_link_has_to_do_is_told_in_seconds(link: TransferEngine, gate: Gate) -> None:
-    assert link.copy_s(64) == link.backlog_s(64) == 0.0  # nothing has been copied yet
+    assert link.copy_s(64) == link.backlog_s() == 0.0  # nothing has been copied yet
     first = busy(link, gate)
     gate.opened.set()
     link.wait(first)
     assert link.take_finished() == [first]
-    assert link.copy_s(64) == first.landed_s - first.started_s
+    assert link.copy_s(64) == pytest.approx(first.landed_s - first.started_s)
+    assert link.copy_s(16) == pytest.approx(link.copy_s(64) / 4)
     link.pace = Pace(gbps=6.4e-11, latency_us=0.0)  # a thousand seconds for 64 bytes
     assert link.copy_s(64) == pytest.approx(1000.0)
     assert link.submit(ticket(1)).done.wait(60)
     two = link.submit(ticket(2, demand=True))
-    assert link.backlog_s(64) == pytest.approx(2000.0, rel=0.1) and link.cancel(two)
+    assert link.backlog_s() == pytest.approx(2000.0, rel=0.1)
+    half = link.submit(ticket(3, demand=True, size=32))
+    assert link.backlog_s() == pytest.approx(2500.0, rel=0.1), "by the bytes of each"
+    assert link.cancel(two) and link.cancel(half)
 
 
 def test_the_pace_is_the_published_arithmetic() -> None:

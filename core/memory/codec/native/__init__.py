@@ -6,8 +6,9 @@
     dequantize.py  dequantises rows of codes, for prompts
     threads.py   several threads that share one product's rows
     products.py  calls the kernels
+    plain.py     the same for blocks of plain numbers, whose states are converted to fp32
 
-They read the blob's own bytes: nothing is repacked, and weights are dequantised in registers only. A state is converted
-to integers, integer products are summed exactly, and one rounding follows per 32 to 128 inputs, in fp32: the result is
-as close to the exact product as its number type allows, for any number of threads.
+They read the blob's own bytes: nothing is repacked, and weights are dequantised in registers only. With codes, a state
+is converted to integers, integer products are summed exactly, and one rounding follows per 32 to 128 inputs, in fp32:
+the result is as close to the exact product as its number type allows, for any number of threads.
 """

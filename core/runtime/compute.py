@@ -22,6 +22,7 @@ from core.runtime.grouped import GroupedMath, together
 from core.runtime.joined import JoinedMath
 from core.runtime.row_places import BLOCK, Places, consecutive, depends, scattered
 
+ROWS = 256  # of a prompt computed at once on a CPU, of several plain experts: fewer calls. Codes gain nothing by it
 AT_ONCE = (1 << 19, 1 << 22)  # numbers that are weighted and summed at once, on a CPU and on a GPU
 
 
@@ -92,7 +93,11 @@ class ExpertMath:
         if self.joined is not None:
             return by_expert(segments)
         segments = sorted(segments, key=lambda one: one.ticket is not None)
-        return together(segments, rows, tokens) if self.grouped is not None else ([one] for one in segments)
+        if self.grouped is not None:
+            return together(segments, rows, tokens)
+        if self.placed or not isinstance(self.codec, Plain):
+            return ([one] for one in segments)
+        return together(segments, rows, min(tokens, ROWS), late=1)
 
     def blocks(self, slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
         """One token's state [1, H] through blocks of experts -> [blocks, H] in fp32, to be summed by expert. A block's
@@ -121,8 +126,8 @@ class ExpertMath:
             return self.grouped.many(slots, counts, x)
         if len(slots) == 1:
             return self._many_rows(slots[0], rows[0], x, total)
-        parts = zip(slots, rows, x.split(counts), strict=True)
-        return torch.cat([self._many_rows(slot, at, states, total) for slot, at, states in parts])
+        acts = self.activate(torch.cat([self.up(*one) for one in zip(slots, x.split(counts), strict=True)]))
+        return torch.cat([self.down(*one) for one in zip(slots, acts.split(counts), strict=True)])
 
     def _many_rows(self, slot: Slot, at: slice, x: torch.Tensor, total: int) -> torch.Tensor:
         y = self.up(slot, x)

@@ -77,15 +77,15 @@ def has_grouped_mm(weights: torch.Tensor) -> bool:
 
 
 def together(
-    segments: Sequence[LeasedSegment], rows: Mapping[int, slice], tokens: int
+    segments: Sequence[LeasedSegment], rows: Mapping[int, slice], most: int, late: int = LATE
 ) -> Iterator[list[LeasedSegment]]:
-    """Split segments, in order, into batches that are computed together: a batch has at most `tokens` rows, the
-    most that one expert can have, which is what the workspace is sized for; `rows` by expert."""
+    """Split segments, in order, into batches that are computed together: a batch of several has at most `most` rows,
+    and no more than `late` of those that are being copied; `rows` by expert."""
     some: list[LeasedSegment] = []
     size = 0
     for one in segments:
         count = rows[one.expert].stop - rows[one.expert].start
-        if some and (size + count > tokens or len(some) >= (LATE if one.ticket is not None else TOGETHER)):
+        if some and (size + count > most or len(some) >= (late if one.ticket is not None else TOGETHER)):
             yield some
             some, size = [], 0
         some.append(one)

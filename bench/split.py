@@ -146,6 +146,7 @@ class Bench:
     work: Workload = ()
     profile: Profile | None = None
     resident_ms: Mapping[str, float] | None = None  # a token with everything resident, by engine
+    predict_ms: float = 0.0  # of a token, what predicting takes the computing thread
 
     def prepare(self, tokens: int, read: int) -> None:
         """The answers, the profile, and the time of a token where nothing has to be copied."""
@@ -164,6 +165,9 @@ class Bench:
             self.resident_ms[name] = median(seen)
             engine.change({"budget": self.budget})
             self.say(f"{name}: {self.resident_ms[name]:.2f} ms a token with everything resident")
+        split = self.engines["split"]
+        start_mode(split, split.settings.with_({**preset("moepic_half").values, **BASE, "link": "own"}))
+        self.predict_ms = median(float(play(split, self.work).figures()["predict_ms"]) for _ in range(self.rounds))
 
     def emulated(self, times: float) -> dict[str, object]:
         """A link on which an expert's copy takes `times` as long as on the reference machine, beside a layer."""
@@ -226,7 +230,8 @@ class Bench:
         return (pace.duration_s(whole.sizes.blob) if pace else whole.sizes.blob / (whole.wiring.link_gbps * 1e9)) * 1e3
 
     def _planned(self, load_ms: float) -> tuple[Curves, LayerTimes, int]:
-        """What plans follow from: hit curves, the times of the engine in blocks, and experts beside the buffer."""
+        """What plans follow from: hit curves, the times of the engine in blocks and its predictor, and experts beside
+        the buffer."""
         engine, profile, resident = self.engines["split"], self.profile, self.resident_ms
         assert profile is not None
         assert resident is not None
@@ -234,7 +239,8 @@ class Bench:
         assert curves is not None
         assert measured is not None
         moe_ms = (resident["split"] - measured["head"]) / engine.shape.layers - measured["att"]
-        times = LayerTimes(measured["att"], max(moe_ms, 1e-3), measured["head"], load_ms)
+        att_ms = measured["att"] + self.predict_ms / engine.shape.layers
+        times = LayerTimes(att_ms, max(moe_ms, 1e-3), measured["head"], load_ms)
         return curves, times, engine.expert_cache.capacity - 2 * engine.shape.top_k
 
     def about(self) -> dict[str, Any]:
@@ -245,6 +251,7 @@ class Bench:
             "expert_bytes": engine.sizes.blob,
             "tokens": sum(len(answer) - 1 for _, answer in self.work),
             "resident_ms": dict(self.resident_ms or {}),
+            "predict_ms": self.predict_ms,
             "threads": torch.get_num_threads(),
             "load_to_layer": LOAD_TO_LAYER,
         }

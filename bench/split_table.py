@@ -13,7 +13,7 @@ def table(found: Mapping[str, Any]) -> str:
         f"{f['model']}: {f['layers']} layers of {f['experts']} experts in {f['blocks']} blocks, budget {f['budget']}, "
         f"medians of {f['rounds']} rounds of {f['tokens']} tokens",
         f"  everything resident: whole {f['resident_ms']['whole']:.2f}, in blocks {f['resident_ms']['split']:.2f} ms a "
-        "token",
+        f"token; predicting takes {f['predict_ms']:.2f}",
     ]
     for name, link in f["links"].items():
         pace = f"emulated, {link['gbps']:g} GB/s" if link["emulated"] else "measured"

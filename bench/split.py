@@ -32,7 +32,7 @@ from core.importing import import_model
 from core.memory.link import LOAD_TO_LAYER, scaled_gbps
 from core.memory.pack import pack_at
 from core.policy.allocation.cache_plan import CachePlan
-from core.policy.allocation.configurator import plan_cache, plan_even
+from core.policy.allocation.configurator import WHOLE, plan_cache, plan_even
 from core.policy.allocation.curves import Curves
 from core.policy.allocation.expert_split import LayerTimes
 from core.profile import Profile
@@ -55,6 +55,8 @@ PLAIN: dict[str, dict[str, object]] = {
     "lcp_gate": dict(preset("moepic").values),
 }
 THETA = "split.uniform.theta"
+LOADS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # and budgets ...
+SHARES = (0.1, 0.2, 0.35, 0.5, 0.75)  # that the latency model is asked about
 ZETAS = (0.01, 0.02, 0.05, 0.1)
 NOTHING = 1e-9  # a part that is none, to the configurator
 PLANNED = ("moepic_split", "moepic_random_prefetch", "moepic_random_eviction")
@@ -94,7 +96,7 @@ def run(
             bench.prepare(tokens, 400 if small else READ)
             for name, times in LINKS.items():
                 found[name] = bench.over(bench.emulated(times), name)
-            about = bench.about()
+            about = {**bench.about(), "expected": bench.expected()}
         with _engines(packs, blocks, budget, say, host="none") as engines:
             found[DISK] = replace(bench, engines=engines).over({"link": "own"}, DISK)
     return {**about, "blocks": blocks, "budget": budget, "rounds": rounds, "links": found}
@@ -242,6 +244,22 @@ class Bench:
         att_ms = measured["att"] + self.predict_ms / engine.shape.layers
         times = LayerTimes(att_ms, max(moe_ms, 1e-3), measured["head"], load_ms)
         return curves, times, engine.expert_cache.capacity - 2 * engine.shape.top_k
+
+    def expected(self) -> list[dict[str, float]]:
+        """What the latency model expects of even caches of whole experts and of the plan, both with MoEpic's
+        prefetches: at budgets in shares of the experts, with an expert's copy `load` times as long as a layer."""
+        curves, times, _ = self._planned(0.0)
+        found = []
+        for share in SHARES:
+            experts = share * curves.layers * curves.experts
+            for load in LOADS:
+                asked = replace(times, load_ms=load * (times.att_ms + times.moe_ms))
+                whole, plan = plan_even(curves, asked, experts, WHOLE), plan_cache(curves, asked, experts)
+                theta = sum(plan.theta) / len(plan.theta)
+                found.append(
+                    {"share": share, "load": load, "whole_ms": whole.tpot_ms, "plan_ms": plan.tpot_ms, "theta": theta}
+                )
+        return found
 
     def about(self) -> dict[str, Any]:
         """What was measured on."""

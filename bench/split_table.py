@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -37,7 +37,19 @@ def table(found: Mapping[str, Any]) -> str:
             f"  MoEpic over the best plain cache ({link['best_plain']}): {_ratio(link['gain'])}; the best part is "
             f"{link['best_theta']}: {_ratio(link['gain_of_best_theta'])}"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_expected(f["expected"])])
+
+
+def _expected(found: Sequence[Mapping[str, float]]) -> list[str]:
+    """What the latency model expects splitting to save, by budget and by the time of a copy."""
+    shares, loads = (sorted({one[name] for one in found}) for name in ("share", "load"))
+    at = {(one["share"], one["load"]): one["whole_ms"] / one["plan_ms"] for one in found}
+    return [
+        "By the latency model, not measured: whole experts in even layers over the plan, TPOT, both with MoEpic's "
+        "prefetches",
+        "  copy / layer  " + "".join(f"{share:>8.0%}" for share in shares) + "  of the experts",
+        *(f"  {load:12g}  " + "".join(f"{at[share, load]:8.2f}" for share in shares) for load in loads),
+    ]
 
 
 def _ratio(value: float | None) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from bench.papers.moepic import coarser, inner_optimum, without_configurator
 from bench.papers.parts import HOLDS, NO, PART
-from bench.split import LINKS, PLAIN, PLANNED, judged, run, table
+from bench.split import LINKS, LOADS, PLAIN, PLANNED, SHARES, judged, run, table
 from core.policy.allocation.cache_plan import CachePlan
 
 
@@ -54,4 +54,7 @@ def test_it_runs(tmp_path: Path) -> None:
         assert one["emulated"] == (name != "disk") and one["gain"] > 0
         assert one["rows"]["theta 0.33"]["top_hits"] > 0 == one["rows"]["lru"]["top_hits"]
         assert one["predicted_over_measured"].keys() == {"moepic_split", *(f"theta {n / 3:.2f}" for n in range(4))}
-    assert "times as fast" in table(found)
+    assert len(found["expected"]) == len(LOADS) * len(SHARES)
+    resident = [one for one in found["expected"] if one["load"] == min(LOADS) and one["share"] == max(SHARES)]
+    assert all(one["whole_ms"] == pytest.approx(one["plan_ms"], rel=0.05) for one in resident), "nothing to save"
+    assert "times as fast" in table(found) and "not measured" in table(found)

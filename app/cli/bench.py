@@ -40,6 +40,7 @@ BENCHES = (
     "turns",
     "prefill",
     "split",
+    "dispatch",
     "soak",
 )
 PICTURED = "systems"  # the bench that also has a picture

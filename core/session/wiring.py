@@ -61,6 +61,7 @@ class Wiring:
     installed: Installed
     link_gbps: float
     math: list[ExpertMath]
+    dispatch: StepDispatch
     answering: Pipeline
     measuring: Pipeline
     unrecorded: Unrecorded  # the metrics of `measuring`
@@ -174,6 +175,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
         installed,
         link_gbps,
         math,
+        dispatch,
         Pipeline(model, device, dispatch, answer_step, expert_cache, threads, recorder, prefetcher),
         Pipeline(model, device, dispatch, measured_step, expert_cache, threads, unrecorded),
         unrecorded,

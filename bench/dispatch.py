@@ -1,0 +1,183 @@
+"""bench dispatch: the engine's own time for a layer, in microseconds, when nothing is copied and no expert computed.
+
+Tiny models of ever more experts decode with everything resident, and with experts whose outputs are constants. A pass
+in which the experts' place is taken by nothing is transformers' own share (`model`, of which `router`); what the MoE
+step adds to it, recording to that, and each predictor to that, are medians of passes that take turns. On a GPU these
+are times of the host, which has to launch a layer's kernels meanwhile.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from bench.generate import Sizes, checkpoint
+from core.engine import Engine
+from core.runtime.batch import Batch, Share
+from core.runtime.compute import ExpertMath
+from core.runtime.moe_step import MoEStep
+from core.runtime.pipeline import Pipeline
+from core.session.manifest import device_name, versions
+from core.session.wiring import Wiring
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.registry import variants
+
+EXPERTS = (16, 64, 256)
+LAYERS, TOP_K, HIDDEN = 16, 8, 64
+GOALS = {"step": 25.0, "recording": 10.0}  # microseconds a layer
+GROWTH = 1.25  # goal: the step with most experts over that with fewest
+
+
+def run(
+    rounds: int = 15, tokens: int = 24, small: bool = False, say: Callable[[str], None] = print
+) -> dict[str, object]:
+    """Measures; returns the result as plain data. `tokens` = passes that each subject computes in a round."""
+    rounds, tokens = (2, 4) if small else (rounds, tokens)
+    found, device = {}, ""
+    with tempfile.TemporaryDirectory() as folder:
+        for experts in EXPERTS[: 2 if small else None]:
+            say(f"{experts} experts")
+            sizes = Sizes(f"dispatch-{experts}", HIDDEN, LAYERS, experts, TOP_K, 32, 2, 1, head_dim=32)
+            path = checkpoint(Path(folder), sizes)
+            settings = Settings({"budget": "all", "link": "own", "predictor": "none"})
+            engine = Engine.load(LoadSpec.checked(str(path), settings, context=512))
+            try:
+                found[str(experts)] = _measured(engine, rounds, tokens)
+                device = device_name(engine.device)
+            finally:
+                engine.unload()
+    steps = [one["step"] for one in found.values()]
+    return {
+        "layers": LAYERS,
+        "top_k": TOP_K,
+        "rounds": rounds,
+        "tokens": tokens,
+        "experts": found,
+        "growth": steps[-1] / steps[0],
+        "goals": GOALS,
+        "growth_goal": GROWTH,
+        "threads": torch.get_num_threads(),
+        "device": device,
+        "versions": versions(),
+    }
+
+
+def _measured(engine: Engine, rounds: int, tokens: int) -> dict[str, Any]:
+    """Microseconds a layer, medians over all rounds."""
+    wiring, seen = engine.wiring, dict[str, list[float]]()
+    names = [v.name for v in variants("predictor") if not v.needs and getattr(v.make, "looks", True)]
+    with _stubbed(wiring.math):
+        for number in range(rounds + 1):  # round 0 is warm-up and discarded
+            figures = dict[str, list[float]]()
+            figures["model"] = _passes(wiring, _through(wiring), tokens)
+            with _timed([site.router for site in wiring.loaded.sites]) as spans:
+                _passes(wiring, _through(wiring), tokens)
+            figures["router"] = [sum(spans) / tokens]
+            figures["step"] = _passes(wiring, wiring.measuring, tokens)
+            for name in ("none", *names):
+                engine.change({"predictor": name})
+                wiring.controller.apply(wiring.parts)
+                figures[name] = _passes(wiring, wiring.answering, tokens)
+            engine.change({"predictor": "none"})
+            for name, seconds in figures.items() if number else ():
+                seen.setdefault(name, []).extend(seconds)
+    us = {name: 1e6 * statistics.median(seconds) / LAYERS for name, seconds in seen.items()}
+    return {
+        "model": us["model"],
+        "router": us["router"],
+        "step": us["step"] - us["model"],
+        "recording": us["none"] - us["step"],
+        "predictors": {name: us[name] - us["none"] for name in names},
+    }
+
+
+@torch.inference_mode()
+def _passes(wiring: Wiring, pipeline: Pipeline, tokens: int) -> list[float]:
+    """Seconds of each of `tokens` decoding passes; the pipeline of answers records them, as an answer does."""
+    kv, parts, spans = wiring.kv.fresh(), wiring.parts, list[float]()
+    for at in range(tokens + 1):  # the first is discarded
+        began_s = time.perf_counter()
+        batch = Batch("decode", (Share([3 + at], kv),))
+        pipeline.begin(batch)
+        pipeline.forward(batch)
+        if pipeline is wiring.answering:
+            model_s, ledger = time.perf_counter() - began_s, parts.ledger
+            parts.telemetry.add(parts.recorder.end(began_s, model_s, ledger.used(), ledger.budget_bytes, {}))
+        if wiring.loaded.device.type == "cuda":
+            torch.cuda.synchronize(wiring.loaded.device)
+        spans.append(time.perf_counter() - began_s)
+    pipeline.end()
+    return spans[1:]
+
+
+def _through(wiring: Wiring) -> Pipeline:
+    """Passes in which experts give back what they get."""
+
+    def step(layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+    loaded, moe_step = wiring.loaded, cast(MoEStep, step)  # all that a pass does with it is to call it
+    cache, metrics = wiring.parts.expert_cache, wiring.unrecorded
+    return Pipeline(loaded.model, loaded.device, wiring.dispatch, moe_step, cache, wiring.threads, metrics)
+
+
+@contextmanager
+def _stubbed(math: Sequence[ExpertMath]) -> Iterator[None]:
+    """Inside, a token's experts are not computed."""
+    for one in math:
+        vars(one)["token"] = lambda slots, x, places=None: x.expand(len(slots), -1)
+        vars(one)["combine"] = lambda out, weights, dtype, tap=None: out[:1]
+    try:
+        yield
+    finally:
+        for one in math:
+            del vars(one)["token"], vars(one)["combine"]
+
+
+@contextmanager
+def _timed(modules: Sequence[torch.nn.Module]) -> Iterator[list[float]]:
+    """Inside, the seconds that calls of these modules take are appended to what this gives."""
+    spans, began_s = list[float](), [0.0]
+
+    def before(*_: Any) -> None:
+        began_s[0] = time.perf_counter()
+
+    def after(*_: Any) -> None:
+        spans.append(time.perf_counter() - began_s[0])
+
+    handles = [module.register_forward_pre_hook(before) for module in modules]
+    handles += [module.register_forward_hook(after) for module in modules]
+    try:
+        yield spans
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """The result as text."""
+    f = found
+    predictors = list(next(iter(f["experts"].values()))["predictors"])
+    lines = [
+        f"microseconds a layer of {f['layers']}, top {f['top_k']}, experts not computed; {f['device']}",
+        "  experts  model  of it router  MoE step  recording  " + "  ".join(predictors),
+    ]
+    for experts, one in f["experts"].items():
+        added = "  ".join(f"{one['predictors'][name]:{len(name)}.1f}" for name in predictors)
+        lines.append(
+            f"  {experts:>7s} {one['model']:6.1f} {one['router']:13.1f} {one['step']:9.1f} {one['recording']:10.1f}  "
+            + added
+        )
+    lines.append(
+        f"  goals: MoE step {f['goals']['step']:g}, recording {f['goals']['recording']:g}; the step with most experts "
+        f"over that with fewest: {f['growth']:.2f} (goal {f['growth_goal']:g})"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,30 @@
+"""bench dispatch: what it subtracts, and all of it on tiny models."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench import dispatch
+
+
+def test_experts_are_constants_inside_and_what_they_were_afterwards() -> None:
+    math = SimpleNamespace(token=lambda slots, x, places=None: "computed")
+    with dispatch._stubbed([math]):  # type: ignore[list-item]
+        outs = math.token([1, 2, 3], torch.ones(1, 4))
+        assert outs.shape == (3, 4) and math.combine(outs, None, None).shape == (1, 4)
+    assert "token" not in vars(math) and "combine" not in vars(math), "the class's own are seen again"
+
+
+@pytest.mark.long(0.3)
+def test_it_runs() -> None:
+    found: Any = json.loads(json.dumps(dispatch.run(small=True, say=lambda text: None)))
+    assert list(found["experts"]) == ["16", "64"] and found["growth"] > 0
+    for one in found["experts"].values():
+        assert one["model"] > one["router"] > 0 and one["step"] > 0
+        assert {"gate", "random"} <= one["predictors"].keys()
+    assert "goals" in dispatch.table(found)

@@ -35,6 +35,7 @@ from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.configurator import plan_cache, plan_even
 from core.policy.allocation.curves import Curves
 from core.policy.allocation.expert_split import LayerTimes
+from core.policy.allocation.slot_allocation import prefetch_buffer
 from core.profile import Profile
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -235,7 +236,12 @@ class Bench:
         assert measured is not None
         moe_ms = (resident["split"] - measured["head"]) / engine.shape.layers - measured["att"]
         times = LayerTimes(measured["att"], max(moe_ms, 1e-3), measured["head"], load_ms)
-        return curves, times, engine.expert_cache.capacity - 2 * engine.shape.top_k
+        return (
+            curves,
+            times,
+            engine.expert_cache.capacity
+            - prefetch_buffer(engine.settings.cache.buffer, engine.shape.top_k, engine.sizes.blocks),
+        )
 
     def about(self) -> dict[str, Any]:
         """What was measured on."""

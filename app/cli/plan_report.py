@@ -37,7 +37,7 @@ def report(answer: Answer) -> str:
     total = curves.layers * curves.experts
     parts = [f"{answer.experts} of {total} experts, {answer.experts / total:.1%}"]
     parts += [f"{size(answer.device_bytes)} in all"] if answer.device_bytes is not None else []
-    parts += [f"{answer.aside} of them the prefetch buffer"]
+    parts += [f"{answer.aside} of them the prefetch buffer"] if answer.aside else []
     head = "Budget" if answer.tpot_ms is None else f"Least budget for {answer.tpot_ms:g} ms a token"
     rows = {PLANNED: plan, **answer.compared}
     width = max(len(name) for name in rows)

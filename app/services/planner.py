@@ -15,6 +15,7 @@ from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.configurator import WHOLE, least_budget, plan_adapmoe, plan_cache, plan_even
 from core.policy.allocation.curves import Curves
 from core.policy.allocation.expert_split import LayerTimes
+from core.policy.allocation.slot_allocation import prefetch_buffer
 from core.profile import Profile, profile_path, save
 from core.settings.config import Settings
 from core.settings.param import Value
@@ -127,7 +128,7 @@ class Planner:
         load_ms = shape.expert_bytes / max(frame.link_limit_gbps, 1e-3) / 1e6
         load_ms += settings.link.latency_us / 1e3 if frame.emulated else 0.0
         times = LayerTimes.of({**profile.times, "load": load_ms})
-        buffer = 0 if blocks == 1 else settings.cache.buffer or 2 * shape.top_k
+        buffer = prefetch_buffer(settings.cache.buffer, shape.top_k, blocks)
         return Known(profile, curves, times, frame.memory.experts // shape.expert_bytes, buffer, blocks)
 
     def use(self, proposal: Proposal) -> None:

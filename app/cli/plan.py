@@ -148,11 +148,8 @@ def run(args: argparse.Namespace) -> int:
 
 def compared(curves: Curves, times: LayerTimes, experts: int, whole: bool) -> dict[str, CachePlan]:
     """Other divisions of the same slots; of `whole` experts alone where there is no buffer to compute split ones in."""
-    split = {
-        "even, each layer's best split": lambda: plan_even(curves, times, experts),
-        "even, halves": lambda: plan_even(curves, times, experts, 0.5),
-    }
-    return {name: planned() for name, planned in split.items() if not whole} | {
+    split = {"even, each layer's best split": None, "even, halves": 0.5} if not whole else {}
+    return {name: plan_even(curves, times, experts, theta) for name, theta in split.items()} | {
         "even, whole experts": plan_even(curves, times, experts, WHOLE),
         "AdapMoE, whole experts": plan_adapmoe(curves, times, experts),
     }

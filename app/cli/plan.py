@@ -17,6 +17,7 @@ from app.cli import options
 from app.cli.plan_inputs import TIMES, budgeted, found_profile, model_of, policy, statistics, times_of
 from app.cli.plan_report import PLANNED, Answer, report, summary
 from app.cli.simulate import positive
+from app.services.predictions import read_predictions
 from app.store.home import data_dir
 from app.store.private import private_folder
 from core.errors import ProfileError, SettingError
@@ -137,6 +138,7 @@ def run(args: argparse.Namespace) -> int:
         args.tpot,
         basis,
         measured,
+        read_predictions(data_dir(), profile.model_hash) if profile is not None else (),
     )
     print(report(answer))
     if args.save:

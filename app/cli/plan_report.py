@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from app.services.predictions import Prediction, so_far
 from app.words import size
 from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.curves import Curves
@@ -29,6 +30,7 @@ class Answer:
     tpot_ms: float | None  # what was asked for
     basis: str  # of the curves, in the user's words
     measured: str  # of the times
+    earlier: Sequence[Prediction] = ()  # of the model, with what answers took
 
 
 def report(answer: Answer) -> str:
@@ -56,6 +58,7 @@ def report(answer: Answer) -> str:
         + (f"{was.tpot_ms:>13.2f}{one.tpot_ms / was.tpot_ms:>20.2f}" if (was := answer.replayed.get(name)) else "")
         for name, one in rows.items()
     ]
+    lines += [said] if (said := so_far(answer.earlier)) else []
     lines += [f"The plan, after {plan.rounds} moves:", "  layer   slots  experts  part resident  waiting ms"]
     lines += [
         f"  {layer:>5}{slots:>8.2f}{cached:>9}{theta:>15.1%}{waits:>12.3f}"
@@ -80,5 +83,6 @@ def summary(answer: Answer) -> dict[str, object]:
         "tpot_ms": answer.plan.tpot_ms,
         "plan": answer.plan.as_json(),
         "compared_ms": {name: one.tpot_ms for name, one in answer.compared.items()},
+        "earlier": [one._asdict() for one in answer.earlier],
         "replayed": {name: asdict(one) for name, one in answer.replayed.items()},
     }

@@ -25,6 +25,7 @@ from app.services.loader import Loader
 from app.services.model_manager import ModelManager
 from app.services.plan_basis import Basis
 from app.services.planner import Planner
+from app.services.predicting import Predicting
 from app.services.profiles import StoredProfiles
 from app.services.regret import Regret
 from app.services.remembered import Remembered
@@ -47,8 +48,9 @@ DESCRIBED = ("link", "link_gbps", "link_latency_us")  # of a manifest: the link
 class Host:
     """The parts: `models` owns the engine and its settings, `loader` loads it, `chats` asks it; `calibrator`,
     `evaluator`, `importer` and `analyst` do long jobs; `planner` plans the cache, `replanner` again while idle, from
-    what `routed` keeps; `library` knows the models on this machine, `regret` compares eviction policies, `totals` sums
-    up since the start, `jobs` runs every long job, `remembered` keeps values for the next start.
+    what `routed` keeps, and `predicting` compares their model with what answers took; `library` knows the models on
+    this machine, `regret` compares eviction policies, `totals` sums up since the start, `jobs` runs every long job,
+    `remembered` keeps values for the next start.
     """
 
     def __init__(
@@ -79,7 +81,9 @@ class Host:
         self.importer = Importer(self.library, store.db, jobs, importing)
         self.calibrator = Calibrator(store, models, jobs, profiles, calibrating)
         self.routed = RoutedTokens()
-        self.planner = Planner(store.folder, models, Basis(models, self.routed))
+        basis = Basis(models, self.routed)
+        self.planner = Planner(store.folder, models, basis)
+        self.predicting = Predicting(store.folder, basis)
         kept: Mapping[str, object] = store.db.get(KEY) or {}
         self.replanner = Replanner(
             models,
@@ -138,6 +142,7 @@ class Host:
         model = request.model
         self.totals.add(step)
         self.routed.add(model.load, step)
+        self.predicting.heard(request, step)
         if LINK & step.changes.keys():
             self._relinked(request)
         if not self.models.in_blocks:  # the other caches would be of whole experts
@@ -155,6 +160,7 @@ class Host:
 
     def _ended(self, request: Request) -> None:
         self.totals.ended(request.answer)
+        self.predicting.ended(request)
         self.replanner.look()
         stats = request.answer.stats
         if stats is not None and stats.audit:

@@ -119,13 +119,13 @@ class Basis:
         tokens = self._routed.tokens(loaded.load)
         if tokens < ENOUGH:
             return None
-        with self._lock:
-            key = (loaded.load, tokens, id(profile))
-            if self._session is not None and (
-                self._session[0] == key or (not fresh and self._session[0][0] == loaded.load)
-            ):
-                return self._session[1]
-            ids = self._routed.snapshot(loaded.load) if fresh else None
+        kept, key = self._session, (loaded.load, tokens, id(profile))
+        if kept is not None and (kept[0] == key or (not fresh and kept[0][0] == loaded.load)):
+            return kept[1]
+        if not fresh:
+            return None
+        with self._lock:  # one replay at a time
+            ids = self._routed.snapshot(loaded.load)
             found = routed_hits(ids, profile.experts, wanted) if ids is not None else None
             if found is None:
                 return None

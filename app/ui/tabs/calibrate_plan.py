@@ -9,6 +9,7 @@ from gradio.components import Component
 
 from app.services.host import Host
 from app.services.planner import Proposal
+from app.services.predictions import read_predictions, so_far
 from app.services.replanner import AGAIN, MARGIN
 from app.ui.controls import LIVE, ONCE, html
 from app.ui.news import Shown
@@ -148,13 +149,16 @@ class PlanPanel:
         proposal, used = self._proposal, self.host.planner.used
         in_use = used is not None and proposal is used.proposal
         shown = proposal is not None and not problem
-        said = predicted(proposal, self.host.planner) if proposal is not None else ""
+        said = predicted(proposal, self.host.planner, self._earlier(proposal)) if proposal is not None else ""
         return [
             gr.update(visible=shown and not in_use),
             gr.update(visible=used is not None),
             notice(problem) if problem else said,
             gr.update(value=drawing(proposal, bool(now["dark"])) if shown and proposal else None, visible=shown),
         ]
+
+    def _earlier(self, proposal: Proposal) -> str:
+        return so_far(read_predictions(self.host.store.folder, proposal.known.profile.model_hash))
 
     def _values(self, now: Shown, problem: str = "") -> list[Any]:
         proposal, replanner = self._proposal, self.host.replanner

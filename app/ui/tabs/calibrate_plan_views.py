@@ -12,8 +12,9 @@ from app.ui.tabs.figures import PALETTE, figure
 from core.policy.allocation.cache_plan import CachePlan
 
 
-def predicted(proposal: Proposal, planner: Planner) -> str:
-    """What is expected of the plan and of others, and what was measured since it is in use."""
+def predicted(proposal: Proposal, planner: Planner, earlier: str) -> str:
+    """What is expected of the plan and of others, and what was measured since it is in use. `earlier`: how well
+    predictions did."""
     known, in_use = proposal.known, planner.used is not None
     named = "Your plan" if proposal.by_hand else "The plan"
     rows = {"Before" if in_use else "In use": proposal.now, named: proposal.plan} | dict(proposal.others)
@@ -27,6 +28,8 @@ def predicted(proposal: Proposal, planner: Planner) -> str:
         f"{escape(known.basis)}, times from calibration. Predicted by MoEpic's latency model, not measured:</p>",
         f"<table class='plan'><tr><th></th><th>Waiting a token</th><th>Time a token</th></tr>{table}</table>",
     ]
+    if earlier:
+        parts.append(f"<p class='minor'>{escape(earlier)}</p>")
     if in_use:
         before, after = (("–" if ms is None else f"{ms:.3g} ms") for ms in planner.waited_ms())
         parts.append(

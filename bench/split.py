@@ -35,6 +35,7 @@ from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.configurator import WHOLE, plan_cache, plan_even
 from core.policy.allocation.curves import Curves
 from core.policy.allocation.expert_split import LayerTimes
+from core.policy.allocation.slot_allocation import prefetch_buffer
 from core.profile import Profile
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -243,7 +244,8 @@ class Bench:
         moe_ms = (resident["split"] - measured["head"]) / engine.shape.layers - measured["att"]
         att_ms = measured["att"] + self.predict_ms / engine.shape.layers
         times = LayerTimes(att_ms, max(moe_ms, 1e-3), measured["head"], load_ms)
-        return curves, times, engine.expert_cache.capacity - 2 * engine.shape.top_k
+        buffer = prefetch_buffer(engine.settings.cache.buffer, engine.shape.top_k, engine.sizes.blocks)
+        return curves, times, engine.expert_cache.capacity - buffer
 
     def expected(self) -> list[dict[str, float]]:
         """What the latency model expects of even caches of whole experts and of the plan, both with MoEpic's

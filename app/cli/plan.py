@@ -17,6 +17,7 @@ from app.cli import options
 from app.cli.plan_inputs import TIMES, budgeted, found_profile, model_of, policy, statistics, times_of
 from app.cli.plan_report import PLANNED, Answer, report, summary
 from app.cli.simulate import positive
+from app.services.predictions import read_predictions
 from app.store.home import data_dir
 from app.store.private import private_folder
 from core.errors import ProfileError, SettingError
@@ -24,9 +25,11 @@ from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.configurator import WHOLE, ZETA, least_budget, plan_adapmoe, plan_cache, plan_even
 from core.policy.allocation.curves import Curves
 from core.policy.allocation.expert_split import LayerTimes
+from core.policy.allocation.slot_allocation import prefetch_buffer
 from core.policy.eviction import policy_maker
 from core.profile import Profile, profile_path, save
 from core.settings.budget import Budget
+from core.settings.config import Settings
 from core.simulate.split_replay import SplitReplay, SplitResult
 from core.trace import Trace, open_trace
 
@@ -93,8 +96,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     began_s = time.perf_counter()
     for where, name, _ in args.pairs:
-        if where != options.LOAD and not name.startswith("eviction."):
-            raise SettingError(f"plan has no use for {name}: it takes parameters of cache policies, and how to load.")
+        if where != options.LOAD and name != "buffer" and not name.startswith("eviction."):
+            raise SettingError(
+                f"plan has no use for {name}: it takes buffer, parameters of cache policies, and how to load."
+            )
     size, model_hash, budget = model_of(args)
     trace = open_trace(args.trace, args.experts) if args.trace else None
     profile = found_profile(args, trace, model_hash)
@@ -105,8 +110,9 @@ def run(args: argparse.Namespace) -> int:
             f"{curves.layers} of {curves.experts}. Name a trace and a profile of this model."
         )
     times, measured = times_of(args, profile)
-    least = float(curves.top_k) if args.theta == WHOLE else 0.0  # the engine's own cache has no buffer
-    aside = curves.top_k  # the prefetch buffer
+    whole = args.theta == WHOLE
+    least = float(curves.top_k) if whole else 0.0  # split experts are computed in the buffer
+    aside = set_aside(args, curves.top_k, 1 if whole else BLOCKS)
     total = curves.layers * curves.experts
     if args.tpot is not None:
         plan = least_budget(curves, times, args.tpot, zeta=args.zeta, theta=args.theta, least=least)
@@ -115,14 +121,15 @@ def run(args: argparse.Namespace) -> int:
         experts = budgeted(budget, size, total)
         if experts < aside:
             raise SettingError(
-                f"This budget pays for {experts} experts, but a token uses {aside} in a layer. Raise the budget."
+                f"This budget pays for {experts} experts, but the prefetch buffer takes {aside}: a token uses "
+                f"{curves.top_k} in a layer. Raise the budget."
             )
         plan = plan_cache(curves, times, experts - aside, zeta=args.zeta, theta=args.theta, least=least)
-    others = compared(curves, times, experts - aside)
+    others = compared(curves, times, experts - aside, whole)
     answer = Answer(
         plan,
         others,
-        replayed(args, trace, {PLANNED: plan, **others}, times) if args.replay else {},
+        replayed(args, trace, {PLANNED: plan, **others}, times, aside) if args.replay else {},
         curves,
         times,
         experts,
@@ -131,6 +138,7 @@ def run(args: argparse.Namespace) -> int:
         args.tpot,
         basis,
         measured,
+        read_predictions(data_dir(), profile.model_hash) if profile is not None else (),
     )
     print(report(answer))
     if args.save:
@@ -140,29 +148,33 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def compared(curves: Curves, times: LayerTimes, experts: int) -> dict[str, CachePlan]:
-    """Other divisions of the same slots."""
-    return {
-        "even, each layer's best split": plan_even(curves, times, experts),
-        "even, halves": plan_even(curves, times, experts, 0.5),
+def compared(curves: Curves, times: LayerTimes, experts: int, whole: bool) -> dict[str, CachePlan]:
+    """Other divisions of the same slots; of `whole` experts alone where there is no buffer to compute split ones in."""
+    split = {"even, each layer's best split": None, "even, halves": 0.5} if not whole else {}
+    return {name: plan_even(curves, times, experts, theta) for name, theta in split.items()} | {
         "even, whole experts": plan_even(curves, times, experts, WHOLE),
         "AdapMoE, whole experts": plan_adapmoe(curves, times, experts),
     }
 
 
 def replayed(
-    args: argparse.Namespace, trace: Trace | None, plans: Mapping[str, CachePlan], times: LayerTimes
+    args: argparse.Namespace, trace: Trace | None, plans: Mapping[str, CachePlan], times: LayerTimes, aside: int
 ) -> dict[str, SplitResult]:
-    """What each of these caches, with the buffer, takes on the trace in virtual time. Raises SettingError without
-    one."""
+    """What each of these caches, with the buffer, takes on the trace in virtual time; a cache of whole experts has one
+    of a token's experts beside it there. Raises SettingError without a trace."""
     if trace is None:
         raise SettingError("--replay needs a --trace.")
+    buffer, make = aside or trace.top_k, policy_maker(policy(args))
     return {
-        name: SplitReplay(trace, plan.in_blocks(BLOCKS), BLOCKS, trace.top_k, times, policy_maker(policy(args))).run(
-            trace.tokens // 4
-        )
+        name: SplitReplay(trace, plan.in_blocks(BLOCKS), BLOCKS, buffer, times, make).run(trace.tokens // 4)
         for name, plan in plans.items()
     }
+
+
+def set_aside(args: argparse.Namespace, top_k: int, blocks: int) -> int:
+    """Experts of the budget that are the prefetch buffer. Raises SettingError for one that is too small."""
+    own = {name: value for where, name, value in args.pairs if where == options.LIVE and name == "buffer"}
+    return prefetch_buffer(Settings(own).cache.buffer, top_k, blocks)
 
 
 def keep(args: argparse.Namespace, profile: Profile | None, plan: CachePlan) -> Path:

@@ -40,7 +40,7 @@ class Size:
 
 def policy(args: argparse.Namespace) -> Choice:
     """The cache policy with its parameters. Raises SettingError."""
-    own = {name: value for where, name, value in args.pairs if where == options.LIVE}
+    own = {name: value for where, name, value in args.pairs if where == options.LIVE and name != "buffer"}
     return Settings({"eviction": args.eviction, **own}).cache.eviction
 
 

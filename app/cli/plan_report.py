@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from app.services.predictions import Prediction, so_far
 from app.words import size
 from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.curves import Curves
@@ -29,6 +30,7 @@ class Answer:
     tpot_ms: float | None  # what was asked for
     basis: str  # of the curves, in the user's words
     measured: str  # of the times
+    earlier: Sequence[Prediction] = ()  # of the model, with what answers took
 
 
 def report(answer: Answer) -> str:
@@ -37,7 +39,7 @@ def report(answer: Answer) -> str:
     total = curves.layers * curves.experts
     parts = [f"{answer.experts} of {total} experts, {answer.experts / total:.1%}"]
     parts += [f"{size(answer.device_bytes)} in all"] if answer.device_bytes is not None else []
-    parts += [f"{answer.aside} of them the prefetch buffer"]
+    parts += [f"{answer.aside} of them the prefetch buffer"] if answer.aside else []
     head = "Budget" if answer.tpot_ms is None else f"Least budget for {answer.tpot_ms:g} ms a token"
     rows = {PLANNED: plan, **answer.compared}
     width = max(len(name) for name in rows)
@@ -56,6 +58,7 @@ def report(answer: Answer) -> str:
         + (f"{was.tpot_ms:>13.2f}{one.tpot_ms / was.tpot_ms:>20.2f}" if (was := answer.replayed.get(name)) else "")
         for name, one in rows.items()
     ]
+    lines += [said] if (said := so_far(answer.earlier)) else []
     lines += [f"The plan, after {plan.rounds} moves:", "  layer   slots  experts  part resident  waiting ms"]
     lines += [
         f"  {layer:>5}{slots:>8.2f}{cached:>9}{theta:>15.1%}{waits:>12.3f}"
@@ -80,5 +83,6 @@ def summary(answer: Answer) -> dict[str, object]:
         "tpot_ms": answer.plan.tpot_ms,
         "plan": answer.plan.as_json(),
         "compared_ms": {name: one.tpot_ms for name, one in answer.compared.items()},
+        "earlier": [one._asdict() for one in answer.earlier],
         "replayed": {name: asdict(one) for name, one in answer.replayed.items()},
     }

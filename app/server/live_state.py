@@ -97,7 +97,10 @@ def jobs_state(host: Host) -> dict[str, Any]:
     lists = ListRule.of(host.models.settings)  # drawn beside the profile
     return {
         "analysis": {"stamp": host.analyst.stamp, **job_state(analysis)},
-        "calibration": {"stamp": f"{host.models.load_id} {ended} {id(profile)} {lists}", **job_state(calibration)},
+        "calibration": {
+            "stamp": f"{host.models.load_id} {ended} {id(profile)} {lists} {host.replanner.stamp}",
+            **job_state(calibration),
+        },
         "evaluation": {"stamp": f"{host.models.load_id} {host.evaluator.stamp}", **job_state(host.evaluator.job)},
     }
 

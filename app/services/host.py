@@ -8,6 +8,7 @@ that text instead, "" on success.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from app.services.analysis.analyst import Analyst
 from app.services.analysis.quality import Evaluate, measure
@@ -22,10 +23,14 @@ from app.services.jobs import JobRunner
 from app.services.library import Library, delete
 from app.services.loader import Loader
 from app.services.model_manager import ModelManager
+from app.services.plan_basis import Basis
 from app.services.planner import Planner
+from app.services.predicting import Predicting
 from app.services.profiles import StoredProfiles
 from app.services.regret import Regret
 from app.services.remembered import Remembered
+from app.services.replanner import KEY, Replanner
+from app.services.routed import RoutedTokens
 from app.services.totals import Totals
 from app.services.writer import Writer
 from app.store import Store
@@ -42,8 +47,9 @@ DESCRIBED = ("link", "link_gbps", "link_latency_us")  # of a manifest: the link
 
 class Host:
     """The parts: `models` owns the engine and its settings, `loader` loads it, `chats` asks it; `calibrator`,
-    `evaluator`, `importer` and `analyst` do long jobs; `planner` plans the cache; `library` knows the models on this
-    machine, `regret` compares eviction policies, `totals` sums up since the start, `jobs` runs every long job,
+    `evaluator`, `importer` and `analyst` do long jobs; `planner` plans the cache, `replanner` again while idle, from
+    what `routed` keeps, and `predicting` compares their model with what answers took; `library` knows the models on
+    this machine, `regret` compares eviction policies, `totals` sums up since the start, `jobs` runs every long job,
     `remembered` keeps values for the next start.
     """
 
@@ -74,7 +80,19 @@ class Host:
         self.library = Library(store.db, store.folder)
         self.importer = Importer(self.library, store.db, jobs, importing)
         self.calibrator = Calibrator(store, models, jobs, profiles, calibrating)
-        self.planner = Planner(store.folder, models)
+        self.routed = RoutedTokens()
+        basis = Basis(models, self.routed)
+        self.planner = Planner(store.folder, models, basis)
+        self.predicting = Predicting(store.folder, basis)
+        kept: Mapping[str, object] = store.db.get(KEY) or {}
+        self.replanner = Replanner(
+            models,
+            self.planner,
+            self.routed,
+            remembered,
+            lambda: self.busy,
+            kept.get("on") is True,
+        )
         self.evaluator = Evaluator(store, models, jobs, evaluating or measure)
         self.analyst = Analyst(store, jobs)
 
@@ -103,6 +121,7 @@ class Host:
         if not self.models.shut():
             return
         self.jobs.close()
+        self.replanner.close()
         if not self._writer.close():
             log.error("an answer did not stop within its time; the store is closed without its end")
         self.regret.close()
@@ -122,6 +141,8 @@ class Host:
     def _heard(self, request: Request, step: StepRecord) -> None:
         model = request.model
         self.totals.add(step)
+        self.routed.add(model.load, step)
+        self.predicting.heard(request, step)
         if LINK & step.changes.keys():
             self._relinked(request)
         if not self.models.in_blocks:  # the other caches would be of whole experts
@@ -139,6 +160,8 @@ class Host:
 
     def _ended(self, request: Request) -> None:
         self.totals.ended(request.answer)
+        self.predicting.ended(request)
+        self.replanner.look()
         stats = request.answer.stats
         if stats is not None and stats.audit:
             self._auditor.expect(request.model.engine, stats.audit, request.answer.message_id)

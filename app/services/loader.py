@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.services.engine_protocol import EngineProtocol, Estimate, Profiles
 from app.services.jobs import JobRunner
+from app.services.least_memory import LeastMemory, MemoryFinder
 from app.services.loading import Loaded, Loading
 from app.services.model_manager import ModelManager
 from app.services.own_answers import OwnAnswers
@@ -34,6 +35,7 @@ class Loader:
         self._store, self._remembered, self._jobs, self._models = store, remembered, jobs, models
         self._profiles, self._engine, self._estimate = profiles, engine, estimate
         self._own = OwnAnswers(store, models.manifest, known)
+        self._finder = MemoryFinder()
 
     @property
     def loading(self) -> Loading | None:
@@ -56,6 +58,13 @@ class Loader:
         Raises MoestroError when there is no such model.
         """
         return self._fit(spec)[0]
+
+    def least_memory(self, spec: LoadSpec, tpot_ms: float) -> LeastMemory:
+        """The least memory for a token in `tpot_ms`, predicted from the model's profile. Raises MoestroError when there
+        is none, no memory suffices, or there is no such model.
+        """
+        fit = self.estimate(spec)
+        return self._finder.least(spec, fit, tpot_ms, *self._own.known(spec))
 
     def load(self, spec: LoadSpec) -> Loading:
         """Start loading. Raises BusyError; any other problem is reported in the returned `Loading`.

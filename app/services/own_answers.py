@@ -87,6 +87,16 @@ class OwnAnswers:
             log.warning("the estimate goes without your answers, which cannot be read: %s", error)
             return fit
 
+    def known(self, spec: LoadSpec) -> tuple[Profile | None, Link | None]:
+        """The profile of a model that was loaded before, and the link that `spec` has or will have; None = unknown."""
+        try:
+            loads = self._loads(spec.model)
+            model_hash = str(loads[0].manifest.get("model_hash", "")) if loads else ""
+            return self._profiles(model_hash) if model_hash else None, self._link(spec, loads)
+        except (MoestroError, ValueError, TypeError) as error:
+            log.warning("what was recorded of %s cannot be read: %s", spec.model, error)
+            return None, None
+
     def _seen(self, spec: LoadSpec) -> Seen:
         from core.capacity.forecast import Seen
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
+from app.services.least_memory import LeastMemory
+from app.services.predictions import Prediction, so_far
 from app.words import size
 from core.types import Fit
 
@@ -53,6 +56,15 @@ def fit_card(fit: Fit, budget: str = "") -> str:
         f'<p class="minor">Everything resident: {size(fit.budget_all)}; minimum: {size(fit.budget_min)}. Context '
         f"{fit.context} of {fit.context_limit} tokens.</p>{message}{_suggestion(fit, budget)}</div>"
     )
+
+
+def least_memory(found: LeastMemory, tpot_ms: float, earlier: Sequence[Prediction]) -> str:
+    """What a time per token needs, and how far `earlier` predictions were off."""
+    said = (
+        f"For {tpot_ms:g} ms per token: at least {size(found.bytes)} ({found.experts / found.total:.0%} of experts), "
+        f"by MoEpic's latency model, not measured. {so_far(earlier)}"
+    )
+    return notice(said.strip(), "info")
 
 
 def _tiers(fit: Fit) -> str:

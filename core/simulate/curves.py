@@ -3,7 +3,7 @@ it what predictions made for the same tokens were worth."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,14 @@ import numpy.typing as npt
 
 from core.errors import TraceError
 from core.policy.allocation.curves import Curves, Floats
-from core.policy.eviction import GONE, MakePolicy
+from core.policy.eviction import GONE, MakePolicy, policy_maker
+from core.settings.config import Settings
+from core.simulate import lcp_stack
 from core.simulate.replay import Replay
 from core.trace import ArrayTrace, Chunk, Trace
 from core.trace.ranking import NONE, rankings
 
+FEW = 5000  # tokens that are replayed where there is no native code
 SIZES = 32  # cache sizes replayed at most; between them, values are interpolated
 Ids = npt.NDArray[np.integer[Any]]
 
@@ -98,6 +101,33 @@ def measure_curves(trace: Trace, make: MakePolicy, *, sizes: Sequence[int] = (),
     if not meter.tokens:
         raise TraceError("This trace has no decoded token to plan from. Record an answer, not only a prompt.")
     return meter.curves()
+
+
+def routed_hits(ids: Ids, experts: int, wanted: Callable[[], bool] = lambda: True) -> tuple[Floats, int] | None:
+    """(H(C) [L, E + 1], tokens counted) of decoded tokens' experts [T, L, k] with LCP as it is by default, at every
+    size of the cache, by exact replay.
+
+    Without native code, the last FEW tokens are counted, at the sizes of CurveMeter. Asked again and again whether this
+    is still `wanted`; None when it is not. Raises TraceError when there is no token.
+    """
+    tokens, layers, k = ids.shape
+    if not tokens:
+        raise TraceError("There is no decoded token to plan from.")
+    policy = Settings().choice("eviction", "lcp")
+    if not lcp_stack.available():
+        meter = CurveMeter(layers, experts, k, policy_maker(policy))
+        for each in ids[-FEW:]:
+            if not wanted():
+                return None
+            meter.add(each)
+        return meter.curves().hit, meter.tokens
+    rho, omega = (policy.params[name] for name in ("rho", "omega"))
+    found = lcp_stack.places(ids, experts, rho=float(rho), omega=int(omega), wanted=wanted)
+    if found is None:
+        return None
+    played = np.arange(k, experts + 1)
+    hits = found.cumsum(1)[:, played - 1] / (tokens * k)
+    return hits @ _between(played, experts).T, tokens
 
 
 def _spaced(k: int, experts: int) -> list[int]:

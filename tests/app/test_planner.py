@@ -10,7 +10,8 @@ import pytest
 
 from app.services.engine_protocol import EngineProtocol
 from app.services.host import Host
-from app.ui.tabs.calibrate_plan import PlanPanel, drawing
+from app.ui.tabs.calibrate_plan import PlanPanel
+from app.ui.tabs.calibrate_plan_views import drawing
 from core.errors import SettingError
 from core.profile import Profile, load, profile_path
 from tests.fake_models import SHAPE
@@ -38,7 +39,7 @@ def test_what_a_plan_needs_is_said(host: Host) -> None:
 def test_a_plan_is_used_and_taken_back(host: Host) -> None:
     engine_of(host).use_profile(measured())
     proposal = host.planner.propose()
-    assert proposal.blocks == 1 and proposal.buffer == 0 and set(proposal.plan.theta) == {1.0}
+    assert proposal.known.blocks == 1 and proposal.known.buffer == 0 and set(proposal.plan.theta) == {1.0}
     assert proposal.plan.tpot_ms <= proposal.now.tpot_ms + 1e-6
     before = host.models.settings["layer_slots"]
     host.planner.use(proposal)
@@ -52,7 +53,8 @@ def test_a_plan_is_used_and_taken_back(host: Host) -> None:
 
 def test_a_plan_of_another_load_is_refused(host: Host) -> None:
     engine_of(host).use_profile(measured())
-    stale = replace(host.planner.propose(), load=-1)
+    stale = host.planner.propose()
+    stale = replace(stale, known=replace(stale.known, load=-1))
     with pytest.raises(SettingError, match="not loaded any more"):
         host.planner.use(stale)
     assert host.models.settings["layer_slots"] != "moepic"
@@ -61,11 +63,12 @@ def test_a_plan_of_another_load_is_refused(host: Host) -> None:
 def test_the_panel_says_what_is_predicted_and_measured(host: Host) -> None:
     engine_of(host).use_profile(measured())
     panel, now = built(host), {"dark": True}
-    *_, said, figure = panel._plan(now)
-    assert "Predicted by MoEpic" in said and "In use" in said and figure["visible"]
-    use, undo, said, _ = panel._use(now)
+    _, _, said, figure, edit, rows, *_ = panel._plan(now)
+    assert "Predicted by MoEpic" in said and "In use" in said and figure["visible"] and edit["visible"]
+    assert "Hit curves from calibration" in said and len(rows) == SHAPE.layers
+    use, undo, said, *_ = panel._use(now, rows)
     assert not use["visible"] and undo["visible"] and "Measured waiting a token" in said
-    use, undo, _, _ = panel._undo(now)
+    use, undo, *_ = panel._undo(now)
     assert use["visible"] and not undo["visible"]
     assert panel._proposal is not None
     assert len(drawing(panel._proposal, False).data) == 4
@@ -77,7 +80,9 @@ def test_the_least_budget_for_a_time_is_found(host: Host) -> None:
     engine_of(host).use_profile(measured())
     whole = host.planner.propose()
     experts, total, plan = host.planner.least(whole.plan.tpot_ms)
-    assert experts <= whole.experts and total == SHAPE.layers * SHAPE.experts and plan.tpot_ms <= whole.plan.tpot_ms
+    assert (
+        experts <= whole.known.experts and total == SHAPE.layers * SHAPE.experts and plan.tpot_ms <= whole.plan.tpot_ms
+    )
     assert f"{experts} of {total} experts" in panel._least(whole.plan.tpot_ms)
     assert "No budget reaches" in panel._least(0.001)
     for nothing in (0, None, -3):

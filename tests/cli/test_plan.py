@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from app import cli
+from core.policy.allocation.slot_allocation import place
 from core.profile import Profile, load, save
+from core.settings.config import Settings
 from tests.simulate.test_engine import routes
 
 LAYERS, EXPERTS, K = 3, 16, 2
@@ -55,8 +57,8 @@ def result(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[dict[str
 
 def test_from_a_profile_alone(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found, table = result(capsys, "--profile", profile, "--budget", "50%")
-    assert found["budget"] == {"experts": 24, "buffer": K, "bytes": None}
-    assert sum(found["plan"]["slots"]) == pytest.approx(24 - K)
+    assert found["budget"] == {"experts": 24, "buffer": 2 * K, "bytes": None}
+    assert sum(found["plan"]["slots"]) == pytest.approx(24 - 2 * K)
     assert found["tpot_ms"] == pytest.approx(5 + sum(found["plan"]["exposed_ms"]))
     assert len(found["compared_ms"]) == 4 and found["tpot_ms"] <= found["compared_ms"]["even, each layer's best split"]
     assert found["statistics"]["recall"] == pytest.approx([0.0, 0.4, 0.9])
@@ -70,10 +72,22 @@ def test_from_a_profile_alone(profile: Path, capsys: pytest.CaptureFixture[str])
         assert words in table
     assert load(profile).plan is None
     whole, _ = result(capsys, "--profile", profile, "--theta", 1, "--load-ms", 3, "--save")
-    assert set(whole["plan"]["theta"]) == {1.0} and sum(whole["plan"]["slots"]) == 24 - K
+    assert set(whole["plan"]["theta"]) == {1.0} and sum(whole["plan"]["slots"]) == 24
+    assert whole["budget"]["buffer"] == 0 and set(whole["compared_ms"]) == {
+        "even, whole experts",
+        "AdapMoE, whole experts",
+    }
     assert whole["times"]["load_ms"] == 3.0 and min(whole["plan"]["slots"]) >= K
     kept = load(profile).plan
     assert kept is not None and kept.as_json() == whole["plan"]
+
+
+def test_the_prefetch_buffer_is_the_engines(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for asked in (0, 5):
+        found, table = result(capsys, "--profile", profile, "--set", f"buffer={asked}")
+        engine = place(Settings({"buffer": asked}).cache, LAYERS, EXPERTS, K, None, 4)
+        assert found["budget"]["buffer"] == engine.transit == (asked or 2 * K)
+        assert f"{engine.transit} of them the prefetch buffer" in table
 
 
 def test_the_least_budget_for_a_speed(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,6 +129,7 @@ def test_from_a_trace_with_and_without_a_profile(
         ("--profile P --tpot soon", "not a time"),
         ("--trace T --profile P --eviction psychic", "eviction"),
         ("--profile P --set seed=3", "no use for seed"),
+        ("--profile P --set buffer=1", "A prefetch buffer of 1 experts is too small"),
         ("--profile Q", "There is no profile"),
         ("--profile P --replay", "--replay needs a --trace"),
         ("--trace T --att-ms 1 --moe-ms 1 --head-ms 1 --load-ms 1 --save", "no profile to keep the plan in"),

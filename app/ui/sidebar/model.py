@@ -13,9 +13,10 @@ from gradio.components import Component
 from app.server.live_state import host_state
 from app.services.candidates import MANIFEST, is_pack
 from app.services.host import Host
-from app.ui.controls import LIVE, ONCE, WIDE, control, html, progress
+from app.services.predictions import read_predictions
+from app.ui.controls import LIVE, ONCE, WIDE, control, html, progress, turned
 from app.ui.news import Shown, news
-from app.ui.text import exactness, fit_card, fit_error, notice
+from app.ui.text import exactness, fit_card, fit_error, least_memory, notice
 from app.words import name_of
 from core.errors import MoestroError
 from core.settings.loading import LoadSpec
@@ -74,6 +75,15 @@ class ModelSection:
                 apply_default_css=False,
                 js_on_load=SUGGEST_JS,
             )
+            self.target = gr.Number(
+                0,
+                label="Time per token (ms)",
+                minimum=0,
+                elem_id="fit-target",
+                elem_classes="advanced",
+                info="The least memory that a token is predicted to take no longer with; 0 = not asked.",
+            )
+            self.needed = html(elem_id="fit-needed", advanced=True)
             self.limits = gr.HTML(self.fit.value["limits"], html_template="", apply_default_css=False)
             self.alert = html(elem_id="model-alert")
             progress("Loading the model", elem_id="load-progress")
@@ -140,6 +150,8 @@ class ModelSection:
         gr.on([self.model.change, *(c.change for c in self.choices)], self.refit, self.form, self.fit, **LIVE)
         self.fit.change(self._settle, [self.fit, *self.form], [self.fit, self.limits], **LIVE)
         self.limits.change(self._restrict, [self.limits, *self.choices], self.choices, **LIVE)
+        asked = [*turned(self.target), self.model.change, *(c.change for c in self.choices)]
+        gr.on(asked, self._needed, [self.target, *self.form], self.needed, **LIVE)
         self.load.click(self._load, [self.known, *self.form], [*self.outputs, self.model], **ONCE)
         self.cancel.click(self._cancel, None, None, **ONCE)
         self.unload.click(self._unload, self.known, self.outputs, **ONCE)
@@ -163,6 +175,16 @@ class ModelSection:
             return self.host.loader.estimate(self._spec(model, *choices))
         except MoestroError as error:
             return error
+
+    def _needed(self, tpot_ms: float | None, model: Any, *choices: Any) -> str:
+        """The least memory for a time per token, and how well such predictions did, in words."""
+        if not tpot_ms or tpot_ms <= 0:
+            return ""
+        try:
+            found = self.host.loader.least_memory(self._spec(model, *choices), float(tpot_ms))
+        except MoestroError as error:
+            return notice(str(error))
+        return least_memory(found, float(tpot_ms), read_predictions(self.host.store.folder, found.model_hash))
 
     def _of(self, form: Sequence[Any]) -> str:
         """What a verdict on this form depends on, briefly."""

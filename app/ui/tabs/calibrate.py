@@ -59,6 +59,7 @@ class CalibrateTab:
             self.entropy,
             self.recall,
             *self.buddies.outputs,
+            *self.plan.outputs,
             *tab.starts,
             self.kinds,
         ]
@@ -216,7 +217,7 @@ class CalibrateTab:
                 *head,
                 gr.update(value=empty, visible=True),
                 gr.update(visible=False),
-                *[gr.skip()] * (9 + len(self.buddies.outputs)),
+                *[gr.skip()] * (9 + len(self.buddies.outputs) + len(self.plan.outputs)),
                 ready,
                 kinds,
             ]
@@ -242,6 +243,7 @@ class CalibrateTab:
             gr.update(maximum=max(1, profile.layers - 1), value=at, visible=layered),
             *drawn[1:],
             *self.buddies.values(profile, at, measure, alpha, dark),
+            *self.plan.values({"dark": dark}),
             ready,
             kinds,
         ]

@@ -51,11 +51,11 @@ class CachePlan:
 
     def in_blocks(self, blocks: int) -> tuple[LayerBlocks, ...]:
         """The plan for experts of `blocks` equal blocks: what each layer may keep, rounded down, and the tops that as
-        many experts as planned have room for, at least a block."""
+        many experts as planned have room for, no more than planned and at least a block."""
         found = []
-        for slots, cached in zip(self.slots, self.cached, strict=True):
-            capacity = int(slots * blocks + 1e-6)
-            found.append(LayerBlocks(capacity, min(blocks, max(1, capacity // cached)) if cached else 0))
+        for slots, cached, theta in zip(self.slots, self.cached, self.theta, strict=True):
+            capacity, most = int(slots * blocks + 1e-6), math.ceil(theta * blocks - 1e-6)
+            found.append(LayerBlocks(capacity, max(1, min(capacity // cached, most)) if cached else 0))
         return tuple(found)
 
     def as_json(self) -> dict[str, Any]:

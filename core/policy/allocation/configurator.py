@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -89,6 +89,17 @@ def plan_even(curves: Curves, times: LayerTimes, budget: float, theta: float | N
     """Every layer has the same share; each its best split, or all of them `theta`."""
     slots = _even(curves, min(budget, float(curves.layers * curves.experts)), theta)
     return CachePlan.of(slots, split_experts(curves, times, slots, theta), times)
+
+
+def plan_given(
+    curves: Curves, times: LayerTimes, slots: Sequence[float], theta: Sequence[float], rounds: int = 0
+) -> CachePlan:
+    """What the latency model expects of these slots of each layer, in whole experts, and these parts of an expert.
+    Raises ValueError unless there is one of each a layer."""
+    if not len(slots) == len(theta) == curves.layers:
+        raise ValueError(f"{len(slots)} slots and {len(theta)} parts for {curves.layers} layers")
+    given = np.minimum(np.array([slots], np.float64), curves.experts)
+    return CachePlan.of(given, split_experts(curves, times, given, tuple(theta)), times, rounds)
 
 
 def plan_adapmoe(curves: Curves, times: LayerTimes, budget: float) -> CachePlan:

@@ -7,7 +7,7 @@ V / C resident, all of it at most. Alternatives are computed side by side: N of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -86,13 +86,17 @@ def split_layer(
     return LayerSplit(*(np.take_along_axis(one, best, 1)[:, 0] for one in (sizes, share, ready)))
 
 
-def split_experts(curves: Curves, times: LayerTimes, slots: Floats, theta: float | None = None) -> Split:
-    """Algorithm 1's ExpertSplit, for slots [N, L] of the layers. A layer's window is what the layer before leaves."""
+def split_experts(
+    curves: Curves, times: LayerTimes, slots: Floats, theta: float | Sequence[float] | None = None
+) -> Split:
+    """Algorithm 1's ExpertSplit, for slots [N, L] of the layers. A layer's window is what the layer before leaves.
+    `theta`: one for all layers, or of each; None = each its best."""
     k, shape = curves.top_k, slots.shape
+    part = list(theta) if isinstance(theta, Sequence) else [theta] * curves.layers
     split = Split(np.zeros(shape, np.int64), *(np.zeros(shape) for _ in range(4)))
     window_ms = np.full(len(slots), times.head_ms + times.att_ms)
     for layer in range(curves.layers):
-        found = split_layer(curves, layer, slots[:, layer], window_ms, times.load_ms, theta)
+        found = split_layer(curves, layer, slots[:, layer], window_ms, times.load_ms, part[layer])
         hide_ms, miss_ms = found.ready * times.moe_ms / k, (k - found.ready) * times.load_ms
         split.cached[:, layer], split.theta[:, layer], split.ready[:, layer] = found
         split.window_ms[:, layer] = window_ms

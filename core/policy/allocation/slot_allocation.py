@@ -138,12 +138,16 @@ def place(
     check_need("split", settings.split.name, profile)
     tops = create("split", *settings.split, plan=plan).tops(layers, blocks)
     in_blocks = partial(_divided_in_blocks, divide, blocks, layers, experts)
-    buffer = _buffer(settings.buffer, top_k)
+    buffer = prefetch_buffer(settings.buffer, top_k, blocks)
     return Placement(layers, experts, top_k, scope, in_blocks, pinned, usual, buffer, blocks, tuple(tops))
 
 
-def _buffer(asked: int, top_k: int) -> int:
-    """Experts that the buffer holds. Raises SettingError when a token's would not fit."""
+def prefetch_buffer(asked: int, top_k: int, blocks: int) -> int:
+    """Experts of a budget that no layer gets, because experts in several blocks are prefetched and computed there;
+    whole ones, in one block, need none. `asked`: the setting `buffer`, 0 = room for two layers' of a token. Raises
+    SettingError when a token's would not fit."""
+    if blocks == 1:
+        return 0
     if 0 < asked < top_k:
         raise SettingError(
             f"A prefetch buffer of {asked} experts is too small: a token uses {top_k} in a layer, and all of them may "

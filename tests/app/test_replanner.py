@@ -1,0 +1,210 @@
+"""Plans while idle: after enough tokens, from the session's own, put into use if better, and given up for an answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import numpy as np
+import pytest
+
+from app.server.live_state import jobs_state
+from app.services import plan_basis, planner, replanner, routed
+from app.services.host import Host
+from app.services.progress import Answer
+from app.services.routed import RoutedTokens
+from app.ui.tabs.calibrate_plan import PlanPanel
+from core.metrics import StepRecord
+from core.policy.allocation.configurator import plans
+from core.simulate import Config
+from core.simulate.curves import measure_curves
+from core.simulate.run import maker
+from core.trace import ArrayTrace
+from tests.app.conftest import WAIT_S, GatedEngine, ended, follow, open_host
+from tests.app.test_planner import engine_of, measured
+from tests.fake_models import SHAPE
+
+AGAIN, ANSWER = 24, 12  # tokens
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replanner, "AGAIN", AGAIN)
+    monkeypatch.setattr(plan_basis, "ENOUGH", AGAIN)
+
+
+@pytest.fixture
+def slow(host: Host) -> Host:
+    """A slow link, so that there is something to wait for."""
+    linked(host)
+    return host
+
+
+def linked(host: Host) -> None:
+    profile = measured()
+    assert profile.times is not None
+    engine_of(host).use_profile(replace(profile, times={**profile.times, "moe": 0.05, "att": 0.05}))
+    assert host.models.change_many({"link": "emulated", "link_gbps": 0.1}) == ""
+
+
+def answers(host: Host, number: int) -> None:
+    with looked(host) as looks:
+        for _ in range(number):
+            ended(host.chats.ask(None, "hello"))
+            assert looks.acquire(timeout=WAIT_S)
+    assert host.replanner.settle(WAIT_S)
+
+
+@contextmanager
+def looked(host: Host) -> Iterator[threading.Semaphore]:
+    """Released when the host has told the replanner of an answer's end, which may be after its reader knows of it."""
+    looks, look = threading.Semaphore(0), host.replanner.look
+
+    def told() -> None:
+        look()
+        looks.release()
+
+    host.replanner.look = told  # type: ignore[method-assign]
+    yield looks
+    host.replanner.look = look  # type: ignore[method-assign]
+
+
+def step(ids: Any, phase: str = "decode") -> StepRecord:
+    """A pass over `ids` [L, T, k]; only its routing is told."""
+    record = StepRecord.__new__(StepRecord)
+    record.phase, record.tokens, record.ids = phase, ids.shape[1], ids  # type: ignore[assignment]
+    return record
+
+
+def test_routing_is_kept_of_one_load_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, rng = RoutedTokens(), np.random.default_rng(0)
+    ids = rng.integers(0, 16, (9, 3, 1, 2)).astype(np.int16)
+    monkeypatch.setattr(routed, "MOST", 5)
+    for one in ids:
+        kept.add(1, step(one))
+        kept.add(1, step(one.repeat(2, 1), "prefill"))
+    assert kept.tokens(1) == 9 and kept.tokens(2) == 0 and kept.snapshot(2) is None
+    assert np.array_equal(kept.snapshot(1), ids[4:, :, 0])  # type: ignore[arg-type]
+    kept.add(2, step(ids[0]))
+    assert kept.tokens(1) == 0 and kept.tokens(2) == 1
+    monkeypatch.setattr(routed, "MOST_BYTES", 3 * ids[0].nbytes)
+    for one in ids:
+        kept.add(3, step(one))
+    assert len(kept.snapshot(3)) == 3  # type: ignore[arg-type]
+
+
+def test_a_plan_is_from_the_sessions_own_tokens(slow: Host) -> None:
+    assert slow.planner.propose().known.basis == "from calibration"
+    answers(slow, AGAIN // ANSWER)
+    known = slow.planner.propose().known
+    assert known.basis == f"from {AGAIN} tokens of this session"
+    ids = slow.routed.snapshot(slow.models.load_id)
+    assert ids is not None
+    replayed = measure_curves(ArrayTrace(ids, SHAPE.experts), maker(Config("lcp", 2)))
+    assert np.allclose(known.curves.hit, replayed.hit)
+    calibrated = measured().curves()
+    assert calibrated is not None and np.allclose(known.curves.chosen, calibrated.chosen)
+
+
+def test_hit_curves_of_calibration_are_not_needed_then(slow: Host) -> None:
+    answers(slow, AGAIN // ANSWER)
+    profile = replace(measured(), curve_hit=None, curve_chosen=None, curve_cached=None)
+    engine_of(slow).use_profile(profile)
+    known = slow.planner.propose().known
+    assert "of this session" in known.basis and known.curves.chosen.size == 0
+    recall = np.array([np.nan, 0.5, 0.5, 0.5], np.float32)
+    engine_of(slow).use_profile(replace(profile, gate_recall=recall, similarity=recall[1:]))
+    assert slow.planner.propose().known.curves.recall.tolist() == pytest.approx([0, 0.5, 0.5, 0.5])
+
+
+def test_off_by_default_and_nothing_runs(slow: Host) -> None:
+    answers(slow, 2 * AGAIN // ANSWER)
+    assert not slow.replanner.on and slow.replanner.last is None and slow.planner.used is None
+
+
+def test_a_better_plan_is_used_while_idle_and_taken_back(slow: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replanner, "MARGIN", -1.0)  # any plan is good enough
+    with gr.Blocks():
+        panel = PlanPanel(slow)
+    slow.replanner.switch(True)
+    before = jobs_state(slow)["calibration"]["stamp"]
+    answers(slow, AGAIN // ANSWER - 1)
+    assert slow.replanner.last is None
+    answers(slow, 1)
+    done = slow.replanner.last
+    assert done is not None and f"After {AGAIN} tokens: a new plan was put into use" in done.text
+    assert slow.models.settings["layer_slots"] == "moepic" and slow.planner.used is not None
+    assert jobs_state(slow)["calibration"]["stamp"] != before
+    use, undo, said, _, _, rows, on, told = panel.values({"dark": True})
+    assert not use["visible"] and undo["visible"] and "of this session" in said and len(rows) == SHAPE.layers
+    assert on and "Undo takes it back" in told
+    answers(slow, 1)
+    assert slow.replanner.last is done, "not due again"
+    panel._undo({"dark": True})
+    assert slow.models.settings["layer_slots"] == "uniform" and slow.planner.used is None
+
+
+def test_plans_are_taken_back_one_after_the_other(slow: Host) -> None:
+    for _ in range(2):
+        slow.planner.use(slow.planner.propose())
+    slow.planner.undo()
+    assert slow.planner.used is not None and slow.models.settings["layer_slots"] == "moepic"
+    slow.planner.undo()
+    assert slow.planner.used is None and slow.models.settings["layer_slots"] == "uniform"
+
+
+def test_a_plan_that_is_not_clearly_better_is_not_used(slow: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replanner, "MARGIN", 1.0)
+    slow.replanner.switch(True)
+    answers(slow, AGAIN // ANSWER)
+    done = slow.replanner.last
+    assert done is not None and "left as it was" in done.text and slow.planner.used is None
+
+
+def test_what_is_missing_is_said(host: Host) -> None:
+    host.replanner.switch(True)
+    answers(host, AGAIN // ANSWER)
+    assert host.replanner.last is not None and "not planned again: A plan follows from" in host.replanner.last.text
+
+
+def test_the_switch_is_remembered(tmp_path: Path) -> None:
+    for on in (True, False):
+        host = open_host(tmp_path, loaded=False)
+        host.replanner.switch(on)
+        host.close()
+        host = open_host(tmp_path, loaded=False)
+        assert host.replanner.on is on
+        host.close()
+
+
+def test_an_answer_ends_the_planning_and_its_end_begins_it_again(
+    gated_host: Host, gated: type[GatedEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, begun = gated_host, list[Answer]()
+    linked(host)
+    monkeypatch.setattr(replanner, "AGAIN", ANSWER)
+    monkeypatch.setattr(replanner, "MARGIN", -1.0)
+
+    def interrupted(*inputs: Any, **how: Any) -> Iterator[Any]:
+        for one in plans(*inputs, **how):
+            if not begun:  # an answer is asked for in the middle of the first plan
+                begun.append(host.chats.ask(None, "quick"))
+                follow(begun[0], lambda answer: answer.state == "prefill")
+            yield one
+
+    monkeypatch.setattr(planner, "plans", interrupted)
+    host.replanner.switch(True)
+    with looked(host) as looks:
+        gated.gate.release(ANSWER + 1)
+        ended(host.chats.ask(None, "hello"))
+        assert looks.acquire(timeout=WAIT_S) and host.replanner.settle(WAIT_S)
+        assert begun and not begun[0].finished and host.replanner.last is None and host.planner.used is None
+        gated.gate.release(ANSWER + 1)
+        ended(begun[0])
+        assert looks.acquire(timeout=WAIT_S) and host.replanner.settle(WAIT_S)
+    assert host.replanner.last is not None and host.planner.used is not None and host.planner.used.idle

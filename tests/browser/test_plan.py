@@ -1,0 +1,61 @@
+"""The plan as a table, with the real engine: edited wrongly and rightly, used, and taken back; planning while idle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.browser.conftest import Open, Server
+from tests.browser.dashboard import Dashboard
+from tests.browser.test_calibrate import only
+
+
+def edit(dashboard: Dashboard, layer: int, column: int, text: str) -> None:
+    """Type into a cell of the plan, as a user does."""
+    cell = dashboard.page.locator(f"#plan-table [data-row='{layer}'][data-col='{column}']").first
+    cell.scroll_into_view_if_needed()
+    cell.dblclick()
+    field = cell.locator("textarea, input")
+    field.fill(text)
+    field.press("Enter")
+
+
+@pytest.mark.long
+def test_a_plan_is_edited_used_and_undone(open_page: Open, tmp_path: Path) -> None:
+    server = Server(tmp_path / "home", MOESTRO_TEST_ENGINE="real")
+    try:
+        dashboard = open_page(url=server.start().url)
+        page = dashboard.page
+        page.get_by_role("tab", name="Calibrate").click()
+        dashboard.wait_text("#calibration-empty", "Not calibrated yet")
+        only(dashboard, "Activations", "Hit curves", "Measured times")
+        page.locator("#calibration-limit input").fill("600")
+        page.click("#calibration-go")
+        dashboard.wait_text("#calibration-head", "Profile of Demo model")
+        page.click("#plan-go")
+        dashboard.wait_text("#plan-said", "Hit curves from calibration")
+        page.wait_for_selector("#plan-table [data-row='0'][data-col='1']")
+        edit(dashboard, 0, 1, "77")
+        dashboard.wait_text("#plan-said", "77 experts are not possible; it has 32")
+        page.click("#plan-use")
+        dashboard.wait_text("#plan-said", "77 experts are not possible")
+        assert not page.is_visible("#plan-undo")
+        edit(dashboard, 0, 1, "5")
+        dashboard.wait_text("#plan-said", "Your plan")
+        page.click("#plan-use")
+        dashboard.wait_text("#plan-said", "Measured waiting a token")
+        page.wait_for_selector("#plan-use", state="hidden")
+        dashboard.advanced()
+        page.wait_for_function("document.querySelector('#set-layer_slots input').value.includes('plan')")
+        page.click("#plan-undo")
+        page.wait_for_selector("#plan-undo", state="hidden")
+        page.wait_for_function("!document.querySelector('#set-layer_slots input').value.includes('plan')")
+        with page.expect_response("**/run/predict*"):
+            page.get_by_label("Plan again while idle").check()
+        dashboard.goto()
+        page.get_by_role("tab", name="Calibrate").click()
+        page.wait_for_function("document.querySelector('#plan-idle input')?.checked")
+        server.end()
+    finally:
+        server.kill()

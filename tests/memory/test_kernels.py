@@ -153,7 +153,7 @@ def test_experts_of_a_prompt_are_cut_into_portions() -> None:
         )
         for e in range(len(counts))
     ]
-    portions = list(together(held, rows, tokens=30))
+    portions = list(together(held, rows, most=30))
     assert [one for some in portions for one in some] == held
     for some in portions:
         assert sum(counts[one.expert] for one in some) <= 30

@@ -17,7 +17,11 @@ DIGITS = 4
 def table(plan: CachePlan, blocks: int) -> list[Row]:
     """One row a layer, rounded down to whole blocks as the engine does."""
     return [
-        [layer, round(one.capacity / blocks, DIGITS), f"{one.top}/{blocks}"]
+        [
+            layer,
+            round(one.capacity / blocks, DIGITS),
+            f"{one.top}/{blocks}" if 0 < one.top < blocks else str(one.top and 1),
+        ]
         for layer, one in enumerate(plan.in_blocks(blocks))
     ]
 

@@ -51,6 +51,7 @@ def test_an_edit_is_predicted_by_the_same_model(split: Proposal) -> None:
     assert plan.cached == (8, 15, 10, 0) and plan.exposed_ms[0] > 0
     kept = plan.in_blocks(4)
     assert kept == (LayerBlocks(8, 1), LayerBlocks(31, 2), LayerBlocks(40, 4), LayerBlocks(0, 0))
+    assert [row[1:] for row in table(plan, 4)] == [[2.0, "1/4"], [7.75, "2/4"], [10.0, "1"], [0.0, "0"]]
     assert edited(known, plan, table(plan, 4)) is plan
     for blocks in (3, 7):
         odd = edited(replace(known, blocks=blocks), split.plan, [[n, 4, f"2/{blocks}"] for n in range(4)])
@@ -112,7 +113,7 @@ def test_the_panel_uses_what_was_edited_and_takes_it_back(host: Host, whole: Pro
     assert use["visible"] and "Your plan" in said
     use, undo, said, _, _, shown, *_ = panel._use(NOW, mine)
     assert not use["visible"] and undo["visible"] and "Your plan" in said
-    assert shown == [[0, 5.0, "1/1"], *([n, 9.0, "1/1"] for n in (1, 2, 3))]
+    assert shown == [[0, 5.0, "1"], *([n, 9.0, "1"] for n in (1, 2, 3))]
     kept = load(profile_path(host.store.folder, "fake"), model_hash="fake").plan
     assert kept is not None and kept.slots == (5, 9, 9, 9)
     panel._undo(NOW)

@@ -143,6 +143,10 @@ def test_a_better_plan_is_used_while_idle_and_taken_back(slow: Host, monkeypatch
     use, undo, said, _, _, rows, on, told = panel.values({"dark": True})
     assert not use["visible"] and undo["visible"] and "of this session" in said and len(rows) == SHAPE.layers
     assert on and "Undo takes it back" in told
+    panel._plan({"dark": True})
+    mine = panel._proposal
+    panel.values({"dark": False})
+    assert mine is panel._proposal is not slow.planner.used.proposal, "what was planned since stays"
     answers(slow, 1)
     assert slow.replanner.last is done, "not due again"
     panel._undo({"dark": True})

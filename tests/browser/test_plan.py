@@ -1,4 +1,5 @@
-"""The plan as a table, with the real engine: edited wrongly and rightly, used, and taken back; planning while idle."""
+"""The plan as a table, with the real engine: edited wrongly and rightly, used, and taken back; planning while idle; and
+the least memory for a time per token."""
 
 from __future__ import annotations
 
@@ -27,12 +28,19 @@ def test_a_plan_is_edited_used_and_undone(open_page: Open, tmp_path: Path) -> No
     try:
         dashboard = open_page(url=server.start().url)
         page = dashboard.page
-        page.get_by_role("tab", name="Calibrate").click()
+        dashboard.advanced()
+        page.locator("#fit-target input").fill("1000")
+        page.press("#fit-target input", "Enter")
+        dashboard.wait_text("#fit-needed", "There are no hit curves and times of this model yet")
+        page.click("#fit-needed [data-open='tab-calibrate']")
         dashboard.wait_text("#calibration-empty", "Not calibrated yet")
         only(dashboard, "Activations", "Hit curves", "Measured times")
         page.locator("#calibration-limit input").fill("600")
         page.click("#calibration-go")
         dashboard.wait_text("#calibration-head", "Profile of Demo model")
+        page.locator("#fit-target input").fill("999")
+        page.press("#fit-target input", "Enter")
+        dashboard.wait_text("#fit-needed", "For 999 ms per token: at least")
         page.click("#plan-go")
         dashboard.wait_text("#plan-said", "Hit curves from calibration")
         page.wait_for_selector("#plan-table [data-row='0'][data-col='1']")
@@ -46,7 +54,6 @@ def test_a_plan_is_edited_used_and_undone(open_page: Open, tmp_path: Path) -> No
         page.click("#plan-use")
         dashboard.wait_text("#plan-said", "Measured waiting a token")
         page.wait_for_selector("#plan-use", state="hidden")
-        dashboard.advanced()
         page.wait_for_function("document.querySelector('#set-layer_slots input').value.includes('plan')")
         page.click("#plan-undo")
         page.wait_for_selector("#plan-undo", state="hidden")

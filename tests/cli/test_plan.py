@@ -112,6 +112,8 @@ def test_from_a_trace_with_and_without_a_profile(
     scarce = ("--trace", trace, "--profile", profile, "--budget", "30%")
     usual, other = result(capsys, *scarce)[0], result(capsys, *scarce, "--set", "eviction.lcp.omega=1")[0]
     assert other["plan"] != usual["plan"] and other["replayed"] == {}
+    whole, _ = result(capsys, "--trace", trace, *TIMES, "--theta", 1, "--replay")
+    assert list(whole["replayed"]) == ["planned", *whole["compared_ms"]]
     run, table = result(capsys, "--trace", trace, *TIMES, "--replay")
     assert list(run["replayed"]) == ["planned", *run["compared_ms"]] and "predicted/replayed" in table
     assert all(one["tokens"] == 150 and one["tpot_ms"] >= 5.0 - 1e-9 for one in run["replayed"].values())

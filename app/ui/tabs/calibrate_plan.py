@@ -8,7 +8,7 @@ import gradio as gr
 from gradio.components import Component
 
 from app.services.host import Host
-from app.services.planner import Proposal
+from app.services.planner import Proposal, Used
 from app.services.predictions import read_predictions, so_far
 from app.services.replanner import AGAIN, MARGIN
 from app.ui.controls import LIVE, ONCE, html
@@ -36,6 +36,7 @@ class PlanPanel:
     def __init__(self, host: Host) -> None:
         self.host = host
         self._proposal: Proposal | None = None
+        self._adopted: Used | None = None  # the last one that is shown though nobody pressed Plan
         html(ABOUT, elem_id="plan-about")
         with gr.Row(elem_classes="buttons"):
             self.plan = gr.Button("Plan", size="sm", elem_id="plan-go", min_width=80, scale=0)
@@ -72,6 +73,7 @@ class PlanPanel:
                 interactive=True,
                 max_height=260,
                 show_label=False,
+                buttons=[],
                 elem_id="plan-table",
             )
         self.drawn = gr.Plot(show_label=False, elem_id="plan-figure", visible=False)
@@ -90,8 +92,8 @@ class PlanPanel:
     def values(self, now: Shown) -> list[Any]:
         """The panel as it is now, with what was done while idle."""
         used, proposal = self.host.planner.used, self._proposal
-        if used is not None and used.idle:
-            self._proposal = used.proposal
+        if used is not None and used.idle and used is not self._adopted:
+            self._adopted, self._proposal = used, used.proposal
         elif proposal is not None and proposal.known.load != self.host.models.load_id:
             self._proposal = None
         return self._values(now)

@@ -23,8 +23,9 @@ def predicted(proposal: Proposal, planner: Planner, earlier: str) -> str:
         for name, one in rows.items()
     )
     aside = f", {known.buffer} of them the prefetch buffer" if known.buffer else ""
+    blocks = f", each in {known.blocks} blocks" if known.blocks > 1 else ""
     parts = [
-        f"<p class='minor'>Room for {known.experts} experts{aside}, each in {known.blocks} blocks. Hit curves "
+        f"<p class='minor'>Room for {known.experts} experts{aside}{blocks}. Hit curves "
         f"{escape(known.basis)}, times from calibration. Predicted by MoEpic's latency model, not measured:</p>",
         f"<table class='plan'><tr><th></th><th>Waiting a token</th><th>Time a token</th></tr>{table}</table>",
     ]

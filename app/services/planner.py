@@ -113,7 +113,7 @@ class Planner:
         loaded, settings = models.ready(), models.settings
         if proposal.known.load != models.load_id:
             raise SettingError("This plan is of a model that is not loaded any more. Plan again.")
-        changes: dict[str, Value] = {"layer_slots": "moepic"}
+        changes: dict[str, Value] = {"layer_slots": "moepic", "scope": "layer"}
         if proposal.known.blocks > 1:
             changes["split"] = "moepic"
         before = Used(

@@ -14,7 +14,7 @@ from app.services.plan_basis import NEEDED, Basis, Known
 from app.services.plan_edit import edited, table
 from core.errors import ProfileError, SettingError
 from core.policy.allocation.cache_plan import CachePlan
-from core.policy.allocation.configurator import WHOLE, least_budget, plan_adapmoe, plan_even, plans
+from core.policy.allocation.configurator import WHOLE, in_whole_blocks, least_budget, plan_adapmoe, plan_even, plans
 from core.profile import profile_path, save
 from core.settings.param import Value
 
@@ -89,11 +89,14 @@ class Planner:
             steps = [step]
             if not wanted():
                 return None
+        plan = steps[-1]
+        if known.blocks > 1:
+            plan = in_whole_blocks(curves, times, plan, rest, known.blocks)
         others = {"Even, whole experts": plan_even(curves, times, rest, WHOLE)}
         if known.blocks > 1:
             others["Even, halves"] = plan_even(curves, times, rest, 0.5)
         others["AdapMoE, whole experts"] = plan_adapmoe(curves, times, rest)
-        return Proposal(steps[-1], known.in_force(self._models.settings), others, known)
+        return Proposal(plan, known.in_force(self._models.settings), others, known)
 
     def edit(self, proposal: Proposal, rows: Sequence[Sequence[object]]) -> Proposal:
         """The proposal with the plan that an edited table says, or itself where nothing was edited."""
@@ -113,7 +116,7 @@ class Planner:
         loaded, settings = models.ready(), models.settings
         if proposal.known.load != models.load_id:
             raise SettingError("This plan is of a model that is not loaded any more. Plan again.")
-        changes: dict[str, Value] = {"layer_slots": "moepic"}
+        changes: dict[str, Value] = {"layer_slots": "moepic", "scope": "layer"}
         if proposal.known.blocks > 1:
             changes["split"] = "moepic"
         before = Used(

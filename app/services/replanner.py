@@ -23,8 +23,9 @@ KEY = "plan_when_idle"
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What was done last, in the user's words, and when: seconds since the epoch."""
+    """What was done last with a load, in the user's words, and when: seconds since the epoch."""
 
+    load: int | None
     text: str
     at_s: float
 
@@ -49,7 +50,7 @@ class Replanner:
         self._planned: tuple[int | None, int] = (None, 0)  # load, and tokens of it at the last plan
         self._due = self._closing = self._working = False
         self._thread: threading.Thread | None = None
-        self.last: Renewal | None = None
+        self._last: Renewal | None = None
 
     @property
     def on(self) -> bool:
@@ -57,9 +58,16 @@ class Replanner:
         return self._on
 
     @property
+    def last(self) -> Renewal | None:
+        """What was done with the loaded model; None = nothing yet."""
+        last = self._last
+        return last if last is not None and last.load == self._models.load_id else None
+
+    @property
     def stamp(self) -> str:
         """Changes with what the panel shows of it."""
-        return f"{self._on} {self.last.at_s if self.last is not None else ''}"
+        last = self.last
+        return f"{self._on} {last.at_s if last is not None else ''}"
 
     def switch(self, on: bool) -> None:
         """Switch on or off, for the next start as well."""
@@ -130,7 +138,7 @@ class Replanner:
         except MoestroError as error:
             text = f"The cache was not planned again: {error}"
         self._planned = load, tokens
-        self.last = Renewal(f"After {count(tokens)} tokens: {text}", time.time())
+        self._last = Renewal(load, f"After {count(tokens)} tokens: {text}", time.time())
 
     def _weigh(self, proposal: Proposal) -> str:
         """Use the plan if it is better; returns what was done."""

@@ -14,7 +14,9 @@ from app.ui.tabs.calibrate_plan import PlanPanel
 from core.errors import SettingError
 from core.policy.allocation.cache_plan import LayerBlocks
 from core.policy.allocation.configurator import plan_cache, plan_given
+from core.policy.allocation.slot_allocation import place
 from core.profile import load, profile_path
+from core.settings.config import Settings
 from tests.app.test_planner import engine_of, measured
 from tests.fake_models import SHAPE
 
@@ -56,6 +58,17 @@ def test_an_edit_is_predicted_by_the_same_model(split: Proposal) -> None:
     for blocks in (3, 7):
         odd = edited(replace(known, blocks=blocks), split.plan, [[n, 4, f"2/{blocks}"] for n in range(4)])
         assert edited(replace(known, blocks=blocks), odd, table(odd, blocks)) is odd
+
+
+def test_the_cache_holds_what_an_edited_plan_says(split: Proposal) -> None:
+    known = split.known
+    rows: list[list[object]] = [[0, 3.25, "1/4"], [1, 8.25, "3/4"], [2, 10.5, 1], [3, 10, 1]]
+    plan = edited(known, split.plan, rows)
+    chosen = Settings({"layer_slots": "moepic", "split": "moepic"})
+    profile = replace(known.profile, plan=plan)
+    placed = place(chosen.cache, SHAPE.layers, SHAPE.experts, SHAPE.top_k, profile, 4)
+    assert placed.sizes(36 * 4) == [13, 33, 42, 40] and placed.tops == (1, 3, 4, 4)
+    assert replace(known, profile=profile).in_force(chosen) == plan
 
 
 @pytest.mark.parametrize(

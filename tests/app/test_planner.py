@@ -13,6 +13,7 @@ from app.services.host import Host
 from app.ui.tabs.calibrate_plan import PlanPanel
 from app.ui.tabs.calibrate_plan_views import drawing
 from core.errors import SettingError
+from core.policy.allocation.slots import shares
 from core.profile import Profile, load, profile_path
 from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_profile
@@ -49,6 +50,17 @@ def test_a_plan_is_used_and_taken_back(host: Host) -> None:
     host.planner.undo()
     assert host.models.settings["layer_slots"] == before and host.planner.used is None
     assert load(profile_path(host.store.folder, "fake"), model_hash="fake").plan is None
+
+
+def test_a_plan_gives_layers_slots_of_their_own(host: Host) -> None:
+    engine_of(host).use_profile(measured())
+    assert host.models.change("scope", "global") == ""
+    proposal = host.planner.propose()
+    assert proposal.now.slots == tuple(map(float, shares(proposal.known.rest, SHAPE.layers)))
+    host.planner.use(proposal)
+    assert host.models.settings["scope"] == "layer"
+    host.planner.undo()
+    assert host.models.settings["scope"] == "global"
 
 
 def test_a_plan_of_another_load_is_refused(host: Host) -> None:

@@ -93,6 +93,9 @@ def test_an_answer_is_compared_with_what_was_predicted(host: Host) -> None:
 def test_without_a_profile_or_of_few_tokens_nothing_is(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     ended(host.chats.ask(None, "hello"))
     known(host)
+    assert host.models.change("telemetry", False) == ""
+    ended(host.chats.ask(None, "hello"))  # nothing tells whether its settings stayed
+    assert host.models.change("telemetry", True) == ""
     monkeypatch.setattr(predicting, "LEAST", 100)
     with heard(host):
         ended(host.chats.ask(None, "hello"))

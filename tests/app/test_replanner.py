@@ -168,6 +168,8 @@ def test_a_plan_that_is_not_clearly_better_is_not_used(slow: Host, monkeypatch: 
     answers(slow, AGAIN // ANSWER)
     done = slow.replanner.last
     assert done is not None and "left as it was" in done.text and slow.planner.used is None
+    slow.models.unload()
+    assert slow.replanner.last is None, "it was of another load"
 
 
 def test_what_is_missing_is_said(host: Host) -> None:

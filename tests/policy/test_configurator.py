@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from core.errors import SettingError
 from core.policy.allocation.cache_plan import CachePlan, LayerBlocks
-from core.policy.allocation.configurator import least_budget, plan_adapmoe, plan_cache, plan_even, plans
+from core.policy.allocation.configurator import (
+    in_whole_blocks,
+    least_budget,
+    plan_adapmoe,
+    plan_cache,
+    plan_even,
+    plan_given,
+    plans,
+)
 from core.policy.allocation.curves import Curves, curves_of
 from core.policy.allocation.expert_split import LayerTimes, split_experts, split_layer
 
@@ -264,3 +272,40 @@ def test_a_plan_in_blocks_stays_within_its_slots() -> None:
     plan = CachePlan((1.5, 0.5, 4.0, 0.1), (3, 3, 4, 0), (0.5, 1 / 6, 1.0, 0.0), (0.0,) * 4, 1.0)
     assert plan.in_blocks(8) == (LayerBlocks(12, 4), LayerBlocks(4, 1), LayerBlocks(32, 8), LayerBlocks(0, 0))
     assert plan.in_blocks(2) == (LayerBlocks(3, 1), LayerBlocks(1, 1), LayerBlocks(8, 2), LayerBlocks(0, 0))
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10_000), budget=st.floats(0.0, 12.0), blocks=st.integers(2, 5))
+def test_whole_blocks_use_the_budget_with_the_best_part_of_each_layer(seed: int, budget: float, blocks: int) -> None:
+    curves, times = some(seed), some_times(seed)
+    plan = in_whole_blocks(curves, times, plan_cache(curves, times, budget), budget, blocks)
+    assert sum(plan.slots) * blocks == pytest.approx(int(min(budget, LAYERS * EXPERTS) * blocks + 1e-9))
+    window_ms = times.head_ms + times.att_ms
+    for layer, (slots, theta) in enumerate(zip(plan.slots, plan.theta, strict=True)):
+        assert slots * blocks == pytest.approx(round(slots * blocks))
+        options = {
+            top / blocks: ready(
+                curves, layer, min(EXPERTS, int(slots * blocks / top + 1e-9)), top / blocks, window_ms, times.load_ms
+            )
+            for top in range(1, blocks + 1)
+        }
+        m = options[theta]
+        assert m == pytest.approx(max(options.values()))
+        hide_ms, miss_ms = m * times.moe_ms / K, (K - m) * times.load_ms
+        assert plan.exposed_ms[layer] == pytest.approx(max(0.0, miss_ms - hide_ms))
+        window_ms = times.moe_ms - min(hide_ms, miss_ms) + times.att_ms
+    again = in_whole_blocks(curves, times, plan, budget, blocks)
+    assert again == plan, "what the engine makes of it is the plan"
+
+
+def test_a_layer_may_choose_among_parts_and_a_given_one_stays() -> None:
+    curves, times = some(3), some_times(3)
+    given = plan_given(curves, times, [3.0] * LAYERS, [0.5] * LAYERS)
+    assert given.theta == (0.5,) * LAYERS and given.exposed_ms == pytest.approx(
+        exposed(curves, times, given.slots, 0.5)
+    )
+    free = plan_given(curves, times, [3.0] * LAYERS, [[0.5, 1.0]] * LAYERS)
+    assert set(free.theta) <= {0.5, 1.0}
+    assert plan_given(curves, times, [99.0] * LAYERS, [1.0] * LAYERS).slots == (EXPERTS,) * LAYERS
+    with pytest.raises(ValueError, match="2 parts for"):
+        plan_given(curves, times, [3.0] * LAYERS, [0.5] * 2)

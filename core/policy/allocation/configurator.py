@@ -16,8 +16,8 @@ import numpy as np
 from core.errors import SettingError
 from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.curves import Curves, Floats
-from core.policy.allocation.expert_split import ROUNDING, LayerTimes, split_experts
-from core.policy.allocation.slots import shares
+from core.policy.allocation.expert_split import ROUNDING, LayerTimes, Parts, split_experts
+from core.policy.allocation.slots import proportional, shares
 from core.policy.allocation.weights import Allocation, adapmoe_loads
 
 ZETA = 0.01  # part of the budget that one move takes from a layer and gives to another
@@ -92,14 +92,22 @@ def plan_even(curves: Curves, times: LayerTimes, budget: float, theta: float | N
 
 
 def plan_given(
-    curves: Curves, times: LayerTimes, slots: Sequence[float], theta: Sequence[float], rounds: int = 0
+    curves: Curves, times: LayerTimes, slots: Sequence[float], theta: Sequence[Parts], rounds: int = 0
 ) -> CachePlan:
-    """What the latency model expects of these slots of each layer, in whole experts, and these parts of an expert.
-    Raises ValueError unless there is one of each a layer."""
+    """What the latency model expects of these slots of each layer, in whole experts, and these parts of an expert; of
+    several parts for a layer, with its best. Raises ValueError unless there is one of each a layer."""
     if not len(slots) == len(theta) == curves.layers:
         raise ValueError(f"{len(slots)} slots and {len(theta)} parts for {curves.layers} layers")
     given = np.minimum(np.array([slots], np.float64), curves.experts)
     return CachePlan.of(given, split_experts(curves, times, given, tuple(theta)), times, rounds)
+
+
+def in_whole_blocks(curves: Curves, times: LayerTimes, plan: CachePlan, budget: float, blocks: int) -> CachePlan:
+    """The plan as a cache of `budget` experts in so many equal blocks can hold it: the layers have whole blocks in its
+    proportions, and each the best part for them."""
+    sizes = proportional(plan.slots, int(budget * blocks + ROUNDING), [0] * curves.layers, curves.experts * blocks)
+    parts = [top / blocks for top in range(blocks, 0, -1)]
+    return plan_given(curves, times, [size / blocks for size in sizes], [parts] * curves.layers, plan.rounds)
 
 
 def plan_adapmoe(curves: Curves, times: LayerTimes, budget: float) -> CachePlan:

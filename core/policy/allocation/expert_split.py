@@ -17,6 +17,7 @@ import numpy.typing as npt
 from core.policy.allocation.curves import Curves, Floats
 
 Ints = npt.NDArray[np.int64]
+Parts = float | Sequence[float]  # one part of an expert, or those that are possible
 ROUNDING = 1e-9  # of slots over theta, so that 1.2 / 0.4 holds three tops
 
 
@@ -61,11 +62,12 @@ class Split:
 
 
 def split_layer(
-    curves: Curves, layer: int, slots: Floats, window_ms: Floats, load_ms: float, theta: float | None = None
+    curves: Curves, layer: int, slots: Floats, window_ms: Floats, load_ms: float, theta: Parts | None = None
 ) -> LayerSplit:
     """The C in [1, E] with the most experts `ready`, the smallest of those, for `slots` [N] and prefetch windows [N].
 
-    A given `theta` is kept instead of searched for: then C is what its tops leave room for; 0 caches nothing.
+    A given `theta` is kept instead of searched for: then C is what its tops leave room for; 0 caches nothing. Of
+    several, the one with the most experts ready, the first of those.
     Memory: 8 N E Y bytes a few times.
     """
     k, experts = curves.top_k, curves.experts
@@ -74,9 +76,10 @@ def split_layer(
         share = np.minimum(1.0, slots[:, None] / sizes)  # [N, c]
         hit, cached = curves.hit[layer, 1:], curves.cached[layer, 1:]  # [c], [c, Y]
     else:
-        most = np.floor(slots / theta + ROUNDING) if theta else np.zeros(len(slots))
-        sizes = np.minimum(most, experts).astype(np.int64)[:, None]
-        share = np.full(sizes.shape, theta)
+        parts = np.atleast_1d(np.asarray(theta, np.float64))  # [c]
+        most = np.divide(slots[:, None], parts, out=np.zeros((len(slots), len(parts))), where=parts > 0)
+        sizes = np.minimum(np.floor(most + ROUNDING), experts).astype(np.int64)
+        share = np.broadcast_to(parts, sizes.shape)
         hit, cached = curves.hit[layer, sizes], curves.cached[layer, sizes]
     fetched = 1.0 - cached * share[..., None]  # [N, c, Y] experts that prefetching the y-th copies
     in_time = np.cumsum(fetched, -1) * load_ms <= window_ms[:, None, None]
@@ -87,12 +90,12 @@ def split_layer(
 
 
 def split_experts(
-    curves: Curves, times: LayerTimes, slots: Floats, theta: float | Sequence[float] | None = None
+    curves: Curves, times: LayerTimes, slots: Floats, theta: float | Sequence[Parts] | None = None
 ) -> Split:
     """Algorithm 1's ExpertSplit, for slots [N, L] of the layers. A layer's window is what the layer before leaves.
-    `theta`: one for all layers, or of each; None = each its best."""
+    `theta`: one for all layers, or what each may have; None = each its best."""
     k, shape = curves.top_k, slots.shape
-    part = list(theta) if isinstance(theta, Sequence) else [theta] * curves.layers
+    part: list[Parts | None] = list(theta) if isinstance(theta, Sequence) else [theta] * curves.layers
     split = Split(np.zeros(shape, np.int64), *(np.zeros(shape) for _ in range(4)))
     window_ms = np.full(len(slots), times.head_ms + times.att_ms)
     for layer in range(curves.layers):

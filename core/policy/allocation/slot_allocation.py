@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -137,7 +137,8 @@ def place(
         return Placement(layers, experts, top_k, scope, divide, pinned, usual, transit)
     check_need("split", settings.split.name, profile)
     tops = create("split", *settings.split, plan=plan).tops(layers, blocks)
-    in_blocks = partial(_divided_in_blocks, divide, blocks, layers, experts)
+    planned = plan.slots if plan is not None and name == "moepic" else None
+    in_blocks = partial(_divided_in_blocks, divide, planned, blocks, layers, experts)
     buffer = prefetch_buffer(settings.buffer, top_k, blocks)
     return Placement(layers, experts, top_k, scope, in_blocks, pinned, usual, buffer, blocks, tuple(tops))
 
@@ -157,10 +158,16 @@ def prefetch_buffer(asked: int, top_k: int, blocks: int) -> int:
 
 
 def _divided_in_blocks(
-    divide: Callable[[int], list[int]], blocks: int, layers: int, experts: int, slots: int
+    divide: Callable[[int], list[int]],
+    planned: Sequence[float] | None,
+    blocks: int,
+    layers: int,
+    experts: int,
+    slots: int,
 ) -> list[int]:
-    """Slots of each layer in the proportions that `divide` gives whole experts."""
-    return proportional(divide(slots // blocks), slots, [0] * layers, experts * blocks)
+    """Slots of each layer in the proportions that a plan says, or else that `divide` gives whole experts."""
+    wanted = divide(slots // blocks) if planned is None else planned
+    return proportional(wanted, slots, [0] * layers, experts * blocks)
 
 
 def crowded(pinned: Collection[int], capacities: list[int], total: int, top_k: int) -> str:

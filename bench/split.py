@@ -58,6 +58,7 @@ PLAIN: dict[str, dict[str, object]] = {
 THETA = "split.uniform.theta"
 LOADS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # and budgets ...
 SHARES = (0.1, 0.2, 0.35, 0.5, 0.75)  # that the latency model is asked about
+APART: dict[str, dict[str, Any]] = {"whole": {}, "split": {"split": "uniform", THETA: 1.0}}  # blocks not joined
 ZETAS = (0.01, 0.02, 0.05, 0.1)
 NOTHING = 1e-9  # a part that is none, to the configurator
 PLANNED = ("moepic_split", "moepic_random_prefetch", "moepic_random_eviction")
@@ -163,7 +164,8 @@ class Bench:
         self.profile = calibrate(whole, texts, parts={"counts", "curves", "times"}, limit=read, source="bench split")
         self.resident_ms = {}
         for name, engine in self.engines.items():
-            start_mode(engine, engine.settings.with_({**BASE, "budget": "all", "predictor": "none", "link": "own"}))
+            all_of_it = {**BASE, "budget": "all", "predictor": "none", "link": "own", **APART[name]}
+            start_mode(engine, engine.settings.with_(all_of_it))
             seen = [float(play(engine, self.work).figures()["compute_ms"]) for _ in range(1 + self.rounds)][1:]
             self.resident_ms[name] = median(seen)
             engine.change({"budget": self.budget})

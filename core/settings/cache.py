@@ -68,7 +68,7 @@ class CacheSettings:
         int,
         Param(
             "Experts that fit into the buffer beside the cache, out of the same budget: prefetches go there, and what "
-            "is fetched of experts whose top is cached. At least as many as a token uses in a layer; 0 = twice that. "
+            "is fetched of experts whose top is cached. At least as many as a token uses in a layer; 0 = as many. "
             "Has an effect where the model was loaded with several blocks per expert.",
             title="Prefetch buffer",
             low=0,

@@ -64,7 +64,7 @@ def test_the_cache_holds_what_an_edited_plan_says(split: Proposal) -> None:
     known = split.known
     rows: list[list[object]] = [[0, 3.25, "1/4"], [1, 8.25, "3/4"], [2, 10.5, 1], [3, 10, 1]]
     plan = edited(known, split.plan, rows)
-    chosen = Settings({"layer_slots": "moepic", "split": "moepic"})
+    chosen = Settings({"layer_slots": "moepic", "split": "moepic", "buffer": known.buffer})
     profile = replace(known.profile, plan=plan)
     placed = place(chosen.cache, SHAPE.layers, SHAPE.experts, SHAPE.top_k, profile, 4)
     assert placed.sizes(36 * 4) == [13, 33, 42, 40] and placed.tops == (1, 3, 4, 4)

@@ -57,8 +57,8 @@ def result(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[dict[str
 
 def test_from_a_profile_alone(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found, table = result(capsys, "--profile", profile, "--budget", "50%")
-    assert found["budget"] == {"experts": 24, "buffer": 2 * K, "bytes": None}
-    assert sum(found["plan"]["slots"]) == pytest.approx(24 - 2 * K)
+    assert found["budget"] == {"experts": 24, "buffer": K, "bytes": None}
+    assert sum(found["plan"]["slots"]) == pytest.approx(24 - K)
     assert found["tpot_ms"] == pytest.approx(5 + sum(found["plan"]["exposed_ms"]))
     assert len(found["compared_ms"]) == 4 and found["tpot_ms"] <= found["compared_ms"]["even, each layer's best split"]
     assert found["statistics"]["recall"] == pytest.approx([0.0, 0.4, 0.9])
@@ -86,7 +86,7 @@ def test_the_prefetch_buffer_is_the_engines(profile: Path, capsys: pytest.Captur
     for asked in (0, 5):
         found, table = result(capsys, "--profile", profile, "--set", f"buffer={asked}")
         engine = place(Settings({"buffer": asked}).cache, LAYERS, EXPERTS, K, None, 4)
-        assert found["budget"]["buffer"] == engine.transit == (asked or 2 * K)
+        assert found["budget"]["buffer"] == engine.transit == (asked or K)
         assert f"{engine.transit} of them the prefetch buffer" in table
 
 

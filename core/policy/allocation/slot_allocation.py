@@ -145,8 +145,8 @@ def place(
 
 def prefetch_buffer(asked: int, top_k: int, blocks: int) -> int:
     """Experts of a budget that no layer gets, because experts in several blocks are prefetched and computed there;
-    whole ones, in one block, need none. `asked`: the setting `buffer`, 0 = room for two layers' of a token. Raises
-    SettingError when a token's would not fit."""
+    whole ones, in one block, need none. `asked`: the setting `buffer`, 0 = as many as a token uses in a layer (MoEpic
+    section 3.2). Raises SettingError when a token's would not fit."""
     if blocks == 1:
         return 0
     if 0 < asked < top_k:
@@ -154,7 +154,7 @@ def prefetch_buffer(asked: int, top_k: int, blocks: int) -> int:
             f"A prefetch buffer of {asked} experts is too small: a token uses {top_k} in a layer, and all of them may "
             f"be missing. Choose {top_k} or more, or 0."
         )
-    return asked or 2 * top_k
+    return asked or top_k
 
 
 def _divided_in_blocks(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from core.engine import Engine
 from core.session.manifest import device_name, versions
 
@@ -10,7 +12,7 @@ def subject(engine: Engine) -> dict[str, object]:
     """The model, its shape, the device and the versions of the libraries."""
     shape = engine.shape
     return {
-        "model": engine.model_name,
+        "model": Path(engine.model_name).name,
         "model_hash": engine.model_hash,
         "layers": shape.layers,
         "experts": shape.experts,

@@ -102,6 +102,9 @@ def matters_little(result: Mapping[str, Any]) -> tuple[str, str] | None:
     )
 
 
+SPLIT_BUDGET = "20%"  # of the experts, in the paper's figures of splitting
+
+
 def parts(result: Mapping[str, Any]) -> dict[str, dict[float, float]]:
     """Of a result of bench split: link -> time per token by the part of every expert that stays."""
     return {
@@ -114,8 +117,10 @@ def parts(result: Mapping[str, Any]) -> dict[str, dict[float, float]]:
     }
 
 
-def inner_optimum(result: Mapping[str, Any]) -> tuple[str, str]:
+def inner_optimum(result: Mapping[str, Any]) -> tuple[str, str] | None:
     """Whether a part between none and all is the quickest, over each link."""
+    if result["budget"] != SPLIT_BUDGET:
+        return None
     inner, texts = [], []
     for link, times in parts(result).items():
         best = min(times, key=times.__getitem__)
@@ -131,6 +136,8 @@ def inner_optimum(result: Mapping[str, Any]) -> tuple[str, str]:
 
 def without_configurator(result: Mapping[str, Any]) -> tuple[str, str] | None:
     """MoEpic's plan beside the part nearest to a half, the same in every layer."""
+    if result["budget"] != SPLIT_BUDGET:
+        return None
     holds, texts = [], []
     for link, times in parts(result).items():
         part = min(times, key=lambda one: abs(one - 0.5))
@@ -145,7 +152,7 @@ def without_configurator(result: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def coarser(result: Mapping[str, Any]) -> tuple[str, str] | None:
     """Predicted times of plans by zeta."""
-    if not all("zeta" in link for _, link in _links(result)):
+    if result["budget"] != SPLIT_BUDGET or not all("zeta" in link for _, link in _links(result)):
         return None
     holds, texts = [], []
     for name, link in _links(result):

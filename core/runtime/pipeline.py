@@ -12,6 +12,7 @@ import torch
 
 from core.cache.expert_cache import ExpertCache
 from core.hf import ExpertsSite
+from core.hf.packed import Packing
 from core.runtime.batch import Batch, compute
 from core.runtime.moe_step import MoEStep
 from core.runtime.prefetcher import Prefetcher
@@ -70,9 +71,10 @@ class Pipeline:
         expert_cache: ExpertCache,
         threads: Threads,
         metrics: PassMetrics,
+        packing: Packing,
         prefetcher: Prefetcher | None = None,
     ) -> None:
-        self.step, self.prefetcher = step, prefetcher
+        self.step, self.prefetcher, self._packing = step, prefetcher, packing
         self._model, self._device, self._dispatch = model, device, dispatch
         self._expert_cache, self._threads, self._metrics = expert_cache, threads, metrics
 
@@ -86,6 +88,7 @@ class Pipeline:
         self._threads.use(batch.phase, batch.size)
         self._expert_cache.begin_pass(batch.phase, batch.size)
         self._metrics.begin(batch)
+        self.step.begin(batch)
         if self.prefetcher is not None:
             self.prefetcher.begin(batch)
 
@@ -94,7 +97,7 @@ class Pipeline:
         asked before each MoE layer's experts, with its index; when it says yes, the pass raises Stopped, and what the
         KV then holds of it is of no use."""
         with self._dispatch.to(self.step, stop):
-            return compute(self._model, self._device, batch, keep)
+            return compute(self._model, self._device, batch, keep, self._packing)
 
     def end(self) -> None:
         """Also after a pass that broke off: ends its leases, and frees the threads for other work."""

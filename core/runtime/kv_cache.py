@@ -104,7 +104,9 @@ class KVCache:
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
         self._config, self._context = model.config, context
-        self._reserve()
+        cache = DynamicCache(config=self._config)
+        self._own = reserve(cache, context)
+        self._layers = cache.layers
         self.holder: SequenceKV | None = None
         self.before_taken: Callable[[SequenceKV], None] = lambda holder: None
         """Called before the memory is taken from its holder, which may still be copied then."""
@@ -119,18 +121,16 @@ class KVCache:
             layer.clear()
         return self._held(SequenceKV(self._empty()))
 
+    @torch.inference_mode()
     def drop(self) -> None:
-        """Give the memory back until it is needed again. Whoever held it loses what was there."""
+        """Give back the memory of what grows with the context, until it is needed again. Whoever held it loses what was
+        there."""
         if self.holder is not None:
             self.before_taken(self.holder)
             self.holder.give_up()
         self.holder = None
-        self._reserve()
-
-    def _reserve(self) -> None:
-        cache = DynamicCache(config=self._config)
-        self._own = reserve(cache, self._context)
-        self._layers = cache.layers
+        for layer in self._own:
+            layer.drop()
 
     def release(self) -> None:
         """Give the memory up for good, when the model is unloaded: whoever has a sequence's KV has none any more."""

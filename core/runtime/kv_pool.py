@@ -28,11 +28,11 @@ class KVPool:
     def take(self, positions: int) -> SequenceKV | None:
         """Memory for a sequence of up to so many positions; None while others have taken too much. The first always
         gets it: `positions` is at most the context, which is what was reserved."""
-        need = self._bytes_of(positions)
-        if self._taken and sum(self._taken.values()) + need > self._room:
-            return None
         if not self._taken:
             self.chat.drop()
+        need = self._bytes_of(positions)
+        if self._taken and self.chat.bytes + sum(self._taken.values()) + need > self._room:
+            return None
         kv = KVCache(self._model, positions).fresh()
         self._taken[kv] = need
         return kv

@@ -29,6 +29,7 @@ from core.settings.sampling import Sampling
 from core.types import Chat, Phase, Piece
 
 BATCH = 16  # sequences at a time, where nothing else is said
+JOIN = 4  # new sequences join when a quarter of the places is free
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,12 @@ class Batching:
         source, waiting = iter(requests), list[Running]()
         running: list[Running] = []
         asked: BatchRequest | None = next(source, None)
+        places = limit  # sequences that there is room for
         try:
             while (running or asked is not None) and not cancel.is_set():
-                while asked is not None and len(running) + len(waiting) < limit:
+                # a pass over prompts needs nearly all experts, however short they are: several join at once
+                together = not running or len(running) <= places - max(1, places // JOIN)
+                while asked is not None and together and len(running) + len(waiting) < limit:
                     try:
                         fresh = self._joined(asked, cancel)
                     except (ContextError, ModelError) as error:
@@ -94,6 +98,7 @@ class Batching:
                         asked = next(source, None)
                         continue
                     if fresh is None:
+                        places = len(running) + len(waiting)
                         break
                     waiting.append(fresh)
                     asked = next(source, None)

@@ -16,7 +16,6 @@ from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease, LeasedSegment, SkippedRequest
 from core.cache.waves import in_waves
 from core.memory.codec.native.threads import MOST
-from core.runtime.batch import Batch
 from core.runtime.compute import ExpertMath
 from core.runtime.expert_rows import PairRows, PromptRows, TokenRows
 from core.runtime.miss import MissPolicy
@@ -53,7 +52,7 @@ class MoEStep:
         self._prefetcher, self._miss = prefetcher, miss
         self._has_idle = any(one.has_idle for one in math)
         self._in_blocks = any(one.codec.blocks > 1 for one in math)
-        self._few = False  # the running pass computes one token of each sequence
+        self.few = False  # the running pass computes one token of each of several sequences
         self._tap: Callable[[torch.Tensor], None] | None = None
 
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -70,15 +69,11 @@ class MoEStep:
         self._metrics.layer(layer, routed.asked, routed.requests(requests))
         return result
 
-    def begin(self, batch: Batch) -> None:
-        """A pass begins."""
-        self._few = batch.phase == "decode"
-
     def _kind(self, layer: int, routed: Routed) -> type[TokenRows] | type[PromptRows] | type[SplitTokenRows]:
         """How the rows of a layer are computed."""
         if (tokens := len(routed.chosen)) > 1:
             pairs = tokens * len(routed.chosen[0])
-            few = self._few and pairs <= min(MOST, EACH * len(routed.wanted))
+            few = self.few and pairs <= min(MOST, EACH * len(routed.wanted))
             return PairRows if few and self._math[layer].row_products is not None else PromptRows
         return SplitTokenRows if self._in_blocks and not self._expert_cache.keeps_whole else TokenRows
 

@@ -38,7 +38,7 @@ class Generation:
     ) -> None:
         """`number()` is the next request's."""
         self._loaded, self._pipeline, self._kv, self._meter = loaded, pipeline, kv, meter
-        self._controller, self._parts, self._chunk = controller, parts, loaded.sizes.chunk
+        self._controller, self._parts = controller, parts
         self._passes, self._number, self._constraints = passes, number, Constraints(loaded.prompt)
         self._kept: KeptKVs = parts.kept
 
@@ -125,9 +125,9 @@ class Generation:
         token: int | None = None
         if sequence.taken_over or sequence.kept:
             yield Piece("prefill", done=sequence.computed, total=total, cached=sequence.cached)
-        self._pipeline.announce(sequence.ids[sequence.computed : total][: self._chunk], sequence.request)
+        self._pipeline.announce(sequence.ids[sequence.computed : total][: self._passes.chunk], sequence.request)
         while sequence.computed < total and not sequence.cancelled:
-            count = min(self._chunk, total - sequence.computed)
+            count = min(self._passes.chunk, total - sequence.computed)
             [token], step = self._passes.run("prefill", (sequence, count), total=total)
             answer.count(step)
             if sequence.kept:

@@ -31,7 +31,8 @@ class Passes:
         self, loaded: LoadedModel, pipeline: Pipeline, controller: SettingsController, parts: EngineParts
     ) -> None:
         self._loaded, self._pipeline, self._controller, self._parts = loaded, pipeline, controller, parts
-        self._kept, self._chunk = parts.kept, loaded.sizes.chunk
+        self._kept = parts.kept
+        self.chunk = loaded.sizes.chunk  # most tokens of a prompt in one pass
 
     @torch.inference_mode()
     def run(self, phase: Phase, *work: tuple[Sequence, int], total: int = 0) -> tuple[list[int | None], StepRecord]:
@@ -80,7 +81,7 @@ class Passes:
         self._pipeline.begin(batch)
         held, taken_over = [sequence.computed for sequence, _ in work], sum(sequence.taken_over for sequence, _ in work)
         for sequence, count in work:  # of a prompt: its next part is searched for while this one is computed
-            if part := sequence.ids[sequence.computed + count :][: self._chunk]:
+            if part := sequence.ids[sequence.computed + count :][: self.chunk]:
                 self._pipeline.announce(part, sequence.request)
         layers = self._loaded.shape.layers
 

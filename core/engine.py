@@ -7,9 +7,11 @@ the path of one token through one MoE layer is `core.runtime.moe_step`.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -20,10 +22,12 @@ from core.hf import release_weights
 from core.profile import Profile, check_model
 from core.quality.report import Quality
 from core.runtime.measurement import MeasurementSession
+from core.session.batching import BATCH, Batching, BatchPiece, BatchRequest
 from core.session.generation import Generation
 from core.session.loading import LoadedModel, load, with_buddies
 from core.session.manifest import describe
 from core.session.model_access import ModelAccess
+from core.session.passes import Passes
 from core.session.prompt import Ids
 from core.session.sampler import Draw
 from core.session.settings_controller import check_early
@@ -52,7 +56,12 @@ class Engine:
         """Chooses what step records contain beside the routing."""
         self._controller, self.parts = wiring.controller, parts
         self.access = ModelAccess(lambda: self._controller.apply(parts), wiring.open_session, self._changed)
-        self._generation = Generation(loaded, wiring.answering, wiring.kv, wiring.meter, wiring.controller, parts)
+        number = functools.partial(next, itertools.count(1))  # of a request
+        passes = Passes(loaded, wiring.answering, wiring.controller, parts)
+        self._generation = Generation(
+            loaded, wiring.answering, wiring.kv, wiring.meter, wiring.controller, parts, passes, number
+        )
+        self._batching = Batching(loaded, wiring.answering, wiring.pool, wiring.meter, passes, parts, number)
 
     # ------------------------------------------------------------------ lifecycle
 
@@ -130,6 +139,19 @@ class Engine:
         ids = self.prompt.encode(messages, self.context)
         with self.access.owned("The model is answering another chat. Wait for it, or stop it."):
             yield from self._generation.answer(ids, sampling, cancel, submitted_s, draw, reuse=reuse, reading=reading)
+
+    def generate_many(
+        self, requests: Iterable[BatchRequest], limit: int = BATCH, cancel: threading.Event | None = None
+    ) -> Iterator[BatchPiece]:
+        """Answer many prompts together, at most `limit` at a time and as many as the context's KV memory has room for;
+        their pieces come as they are computed. The next request is taken from `requests` when one has ended. At
+        temperature 0 each answer is what it would be alone, up to rounding: its products have other numbers of rows.
+
+        Raises BusyError at the first step. A prompt that cannot be answered is told as its piece's `error`. `cancel`
+        stops all before the next MoE layer.
+        """
+        with self.access.owned("The model is answering a batch. Wait for it, or stop it."):
+            yield from self._batching.run(requests, limit, cancel or threading.Event())
 
     def count_tokens(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> int:
         """Number of prompt tokens of a chat."""

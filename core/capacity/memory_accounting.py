@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
 from core.capacity.free_memory import free_bytes
 from core.capacity.sizes import Sizes
 from core.memory.arena import Arena
-from core.runtime.kv_cache import KVCache
 from core.settings.budget import Budget
 from core.types import Memory
+
+
+class HasBytes(Protocol):
+    """Device memory of some use."""
+
+    @property
+    def bytes(self) -> int:
+        """Allocated now."""
 
 
 class Ledger:
@@ -22,7 +30,7 @@ class Ledger:
         self,
         sizes: Sizes,
         arena: Arena,
-        kv: KVCache,
+        kv: HasBytes,
         device: torch.device,
         budget: Budget,
         kept_bytes: Callable[[], int] = lambda: 0,

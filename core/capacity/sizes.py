@@ -116,9 +116,11 @@ def sizes_of(
     paged: bool = False,
     rounded: tuple[int, int] = (0, 0),
     budget: Budget | None = None,
+    sequences: int = 1,
 ) -> Sizes:
-    """Sizes for one context and expert format. `paged`: slots are whole pages (core.memory.arena); `rounded` =
-    core.hf.rounded_bytes of dense layers kept as codes. The longest chunks are those that `budget` pays for."""
+    """Sizes for one context and expert format, with KV memory for so many sequences of it. `paged`: slots are whole
+    pages (core.memory.arena); `rounded` = core.hf.rounded_bytes of dense layers kept as codes. The longest chunks are
+    those that `budget` pays for."""
     slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
     if codec.device.type == "cuda":
         slot = slot_cost(codec.slot_bytes)
@@ -133,7 +135,7 @@ def sizes_of(
         return Sizes(
             shape,
             outline.dense_bytes - rounded[0],
-            outline.kv_bytes(context),
+            sequences * outline.kv_bytes(context),
             max(states.bytes(chunk) + (1 << 20), computing + max(_unpacked(codec), rounded[1])) + libraries,
             slot,
             codec.blob_bytes,

@@ -48,6 +48,10 @@ class Reserved:
     def clear(self) -> None:
         """Drop the content, keep the memory."""
 
+    def drop(self) -> None:
+        """Drop the content, and give back the memory of what grows, until it is needed again."""
+        self.clear()
+
     def cuttable(self, length: int) -> bool:
         """Whether the first `length` positions are all there, and can be cut to any number of them."""
         return True
@@ -107,6 +111,12 @@ class ReservedLayer(Reserved, DynamicLayer):
         for room in self._rooms:
             room.length = 0
 
+    def drop(self) -> None:
+        super().drop()
+        self.keys = self.values = None
+        for room in self._rooms:
+            room.drop()
+
     def cuttable(self, length: int) -> bool:
         return super().cuttable(length) and (
             not self.is_initialized or all(room.length >= length for room in self._rooms)
@@ -154,6 +164,13 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
         self.cumulative_length = 0
         if self.is_initialized:
             self.keys, self.values = self.keys[:, :, :0], self.values[:, :, :0]
+
+    def drop(self) -> None:
+        super().drop()
+        if self.is_initialized:
+            self.keys, self.values = self.keys.clone(), self.values.clone()  # of no positions: views of nothing
+        for room in self._rooms:
+            room.drop()
 
     def cuttable(self, length: int) -> bool:
         whole = self.window is not None and self.cumulative_length <= self.window  # none has left it
@@ -248,6 +265,11 @@ class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
         super().clear()
         self._index.length = 0
         self.indexer_position_ids = None
+
+    def drop(self) -> None:
+        super().drop()
+        self.indexer_keys = None
+        self._index.drop()
 
     def cuttable(self, length: int) -> bool:
         return super().cuttable(length) and (not self.is_indexer_initialized or self._index.length >= length)

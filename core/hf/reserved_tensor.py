@@ -8,12 +8,17 @@ import torch
 class ReservedTensor:
     """A tensor of fixed capacity along one dimension, filled from the front. Allocated at the first append."""
 
-    __slots__ = ("_capacity", "_dim", "_tensor", "bytes", "length")
+    __slots__ = ("_capacity", "_device", "_dim", "_tensor", "bytes", "length")
 
     def __init__(self, capacity: int, dim: int) -> None:
         self._capacity, self._dim = capacity, dim
         self._tensor: torch.Tensor | None = None
+        self._device: torch.device | None = None  # where it was, once it was allocated
         self.length = self.bytes = 0
+
+    def drop(self) -> None:
+        """Give the memory back, with what it holds, until the next append."""
+        self._tensor, self.length, self.bytes = None, 0, 0
 
     def append(self, new: torch.Tensor) -> torch.Tensor:
         """Append `new` and return a view of everything so far. Raises ValueError when the capacity is exceeded."""
@@ -47,8 +52,8 @@ class ReservedTensor:
             return self.cut(0)
         whole = copy.shape[self._dim]
         kept = copy.narrow(self._dim, 0, whole if length is None else min(length, whole))
-        assert self._tensor is not None, "a copy is put back where it was taken from"
-        return self.append(kept.to(self._tensor.device))
+        assert self._device is not None, "a copy is put back where it was taken from"
+        return self.append(kept.to(self._device))
 
     def keep_last(self, full: torch.Tensor) -> torch.Tensor:
         """Replace the content by the last positions of `full`, as many as fit; returns a view of them."""
@@ -60,6 +65,7 @@ class ReservedTensor:
         shape = list(like.shape)
         shape[self._dim] = self._capacity
         tensor = like.new_empty(shape)
+        self._device = tensor.device
         self.bytes = tensor.numel() * tensor.itemsize
         return tensor
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from core.hf.packed import Packing
 from core.runtime.kv_cache import SequenceKV
 from core.types import Phase
 
@@ -46,14 +47,23 @@ class Batch:
 
 
 @torch.inference_mode()
-def compute(model: Any, device: torch.device, batch: Batch, keep: int = 1) -> torch.Tensor:
+def compute(
+    model: Any, device: torch.device, batch: Batch, keep: int = 1, packing: Packing | None = None
+) -> torch.Tensor:
     """Run the model over the batch -> logits [keep, V] of the last rows of each share, one share after the other. Their
-    KV then holds the tokens. The model is given one sequence: a pass has one share."""
-    (share,) = batch.shares
-    assert share.kv is not None, "there is nothing that the tokens follow"
-    inputs = torch.tensor([list(share.tokens)], device=device)
-    share.kv.whole = False  # until all layers hold the tokens
-    output = model(input_ids=inputs, past_key_values=share.kv.cache, use_cache=True, logits_to_keep=keep)
-    share.kv.length, share.kv.whole = share.kv.length + len(share.tokens), True
-    logits: torch.Tensor = output.logits[0]
-    return logits
+    KV then holds the tokens. Several shares need `packing`."""
+    kvs = [kv for share in batch.shares if (kv := share.kv) is not None]
+    assert len(kvs) == len(batch.shares), "there is nothing that the tokens follow"
+    for kv in kvs:
+        kv.whole = False  # until all layers hold the tokens
+    if len(kvs) == 1:
+        inputs = torch.tensor([batch.tokens], device=device)
+        logits = model(input_ids=inputs, past_key_values=kvs[0].cache, use_cache=True, logits_to_keep=keep).logits[0]
+    else:
+        assert packing is not None, "a pass over several sequences needs to know the model's mixers"
+        tokens, lengths = [share.tokens for share in batch.shares], [kv.length for kv in kvs]
+        logits = packing.compute(tokens, lengths, [kv.cache for kv in kvs], device, keep)
+    for share, kv in zip(batch.shares, kvs, strict=True):
+        kv.length, kv.whole = kv.length + len(share.tokens), True
+    result: torch.Tensor = logits
+    return result

@@ -6,6 +6,7 @@ and round once, so they are as close to the exact product as transformers' resul
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from core.cache.lease import LeasedSegment
 from core.hf.adapters.marks import ASCENDING, IDLE
 from core.memory.arena import Slot
 from core.memory.codec import Codec, SlotParts
-from core.memory.codec.direct import FusedCodec, PlainBlocks
+from core.memory.codec.direct import FusedCodec, PlainBlocks, PlainRows, row_products
 from core.memory.codec.kernels import SlotKernels
 from core.memory.codec.plain import Plain
 from core.runtime.grouped import GroupedMath, together
@@ -132,6 +133,19 @@ class ExpertMath:
     def _many_rows(self, slot: Slot, at: slice, x: torch.Tensor, total: int) -> torch.Tensor:
         y = self.up(slot, x)
         return self.down(slot, consecutive(self._gate, y, at.start, total) if self.placed else self.activate(y))
+
+    @functools.cached_property
+    def row_products(self) -> FusedCodec | PlainRows | None:
+        """What computes `pairs`; None where nothing does: on a GPU, of blocks, and without kernels for this CPU."""
+        return None if self.grouped is not None or self.codec.blocks > 1 else row_products(self.codec)
+
+    def pairs(self, slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
+        """States x [n, H], each through the expert in its own slot -> [n, H]. Every product's sum is fp32 and rounded
+        once, so that a row does not depend on the others."""
+        products, parts = self.row_products, [slot.parts for slot in slots]
+        assert products is not None
+        ups = self._biased(products.stacked(parts, self.up_name, x), parts, self.up_name)
+        return self._biased(products.stacked(parts, "down_proj", self.activate(ups)), parts, "down_proj")
 
     @property
     def can_copy(self) -> bool:

@@ -100,14 +100,30 @@ class PromptRows:
             some = [one for one in some if rows[one.expert].stop > rows[one.expert].start]
         if some:
             experts = dict.fromkeys([one.expert for one in some])
-            places = [rows[expert] for expert in experts]
             x = self._hidden.index_select(0, _joined([self._token_of[expert] for expert in experts]))
-            outs = self._math.many([slot for one in some for slot in one.slots], places, x, self._total)
+            outs = self._through(some, x)
             self._out.index_copy_(0, _joined([self._pairs[expert] for expert in experts]), outs)
+
+    def _through(self, some: Sequence[LeasedSegment], x: torch.Tensor) -> torch.Tensor:
+        """The rows x of these segments' experts, one expert's after the other's -> what they make of them."""
+        places = [self._rows[expert] for expert in dict.fromkeys([one.expert for one in some])]
+        return self._math.many([slot for one in some for slot in one.slots], places, x, self._total)
 
     def combined(self, tap: Tap | None = None) -> torch.Tensor:
         """[T, H] the layer's output; `tap` gets the experts' outputs [T * k, H] before their weights."""
         return self._math.combine(self._out, self._weights, self._hidden.dtype, tap)
+
+
+class PairRows(PromptRows):
+    """The next tokens of several sequences [T, H]: few rows an expert. All resident experts are computed at once, pair
+    by pair, then each missing one as it lands."""
+
+    def batches(self, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]:
+        return resident_first(segments)
+
+    def _through(self, some: Sequence[LeasedSegment], x: torch.Tensor) -> torch.Tensor:
+        rows = [(one.slots[0], self._rows[one.expert]) for one in some]
+        return self._math.pairs([slot for slot, at in rows for _ in range(at.start, at.stop)], x)
 
 
 def resident_first(segments: Sequence[LeasedSegment]) -> Sequence[Sequence[LeasedSegment]]:

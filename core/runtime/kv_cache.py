@@ -18,7 +18,9 @@ class SequenceKV:
     """Keys, values and states of the first `length` tokens of one sequence. They last as long as the sequence wants
     them, or until the memory is given to another one."""
 
-    __slots__ = ("_cache", "length", "lossy_from", "manners", "whole")
+    __slots__ = ("_cache", "length", "lossy_from", "manners", "memory", "whole")
+
+    memory: KVCache  # that it is in
 
     def __init__(self, cache: DynamicCache) -> None:
         self._cache: DynamicCache | None = cache
@@ -101,9 +103,9 @@ class KVCache:
     at a time, the `holder`."""
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
-        self._config = model.config
+        self._config, self._context = model.config, context
         cache = DynamicCache(config=self._config)
-        self._own, self._context = reserve(cache, context), context
+        self._own = reserve(cache, context)
         self._layers = cache.layers
         self.holder: SequenceKV | None = None
         self.before_taken: Callable[[SequenceKV], None] = lambda holder: None
@@ -118,6 +120,17 @@ class KVCache:
         for layer in self._own:
             layer.clear()
         return self._held(SequenceKV(self._empty()))
+
+    @torch.inference_mode()
+    def drop(self) -> None:
+        """Give back the memory of what grows with the context, until it is needed again. Whoever held it loses what was
+        there."""
+        if self.holder is not None:
+            self.before_taken(self.holder)
+            self.holder.give_up()
+        self.holder = None
+        for layer in self._own:
+            layer.drop()
 
     def release(self) -> None:
         """Give the memory up for good, when the model is unloaded: whoever has a sequence's KV has none any more."""
@@ -212,7 +225,7 @@ class KVCache:
         return cache
 
     def _held(self, kv: SequenceKV) -> SequenceKV:
-        self.holder = kv
+        self.holder, kv.memory = kv, self
         return kv
 
     @property

@@ -15,13 +15,16 @@ import torch
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease, LeasedSegment, SkippedRequest
 from core.cache.waves import in_waves
+from core.memory.codec.native.threads import MOST
 from core.runtime.compute import ExpertMath
-from core.runtime.expert_rows import PromptRows, TokenRows
+from core.runtime.expert_rows import PairRows, PromptRows, TokenRows
 from core.runtime.miss import MissPolicy
 from core.runtime.prefetcher import Prefetcher
 from core.runtime.processor import DeviceProcessor
 from core.runtime.routed import Routed, distinct
 from core.runtime.split_rows import SplitTokenRows
+
+EACH = 8  # rows an expert, on average, up to which they are computed pair by pair
 
 
 class LayerMetrics(Protocol):
@@ -49,6 +52,7 @@ class MoEStep:
         self._prefetcher, self._miss = prefetcher, miss
         self._has_idle = any(one.has_idle for one in math)
         self._in_blocks = any(one.codec.blocks > 1 for one in math)
+        self.few = False  # the running pass computes one token of each of several sequences
         self._tap: Callable[[torch.Tensor], None] | None = None
 
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -56,9 +60,7 @@ class MoEStep:
         routed = self._route(layer, ids, weights)
         if self._expert_cache.expects:
             self._expert_cache.arrive(layer, routed.wanted)
-        split = self._in_blocks and not self._expert_cache.keeps_whole
-        of = PromptRows if len(routed.chosen) > 1 else SplitTokenRows if split else TokenRows
-        rows = of(self._math[layer], hidden, routed)
+        rows = self._kind(layer, routed)(self._math[layer], hidden, routed)
         requests: list[LeasedSegment] = []
         for lease in self._leases(layer, routed):
             self.processor.compute(lease.segments, rows)
@@ -66,6 +68,14 @@ class MoEStep:
         result = rows.combined(self._tap)
         self._metrics.layer(layer, routed.asked, routed.requests(requests))
         return result
+
+    def _kind(self, layer: int, routed: Routed) -> type[TokenRows] | type[PromptRows] | type[SplitTokenRows]:
+        """How the rows of a layer are computed."""
+        if (tokens := len(routed.chosen)) > 1:
+            pairs = tokens * len(routed.chosen[0])
+            few = self.few and pairs <= min(MOST, EACH * len(routed.wanted))
+            return PairRows if few and self._math[layer].row_products is not None else PromptRows
+        return SplitTokenRows if self._in_blocks and not self._expert_cache.keeps_whole else TokenRows
 
     @contextmanager
     def tapped(self, tell: Callable[[torch.Tensor], None]) -> Iterator[None]:

@@ -12,6 +12,7 @@ import torch
 
 from core.cache.expert_cache import ExpertCache
 from core.hf import ExpertsSite
+from core.hf.packed import Packing
 from core.runtime.batch import Batch, compute
 from core.runtime.moe_step import MoEStep
 from core.runtime.prefetcher import Prefetcher
@@ -70,9 +71,10 @@ class Pipeline:
         expert_cache: ExpertCache,
         threads: Threads,
         metrics: PassMetrics,
+        packing: Packing,
         prefetcher: Prefetcher | None = None,
     ) -> None:
-        self.step, self.prefetcher = step, prefetcher
+        self.step, self.prefetcher, self._packing = step, prefetcher, packing
         self._model, self._device, self._dispatch = model, device, dispatch
         self._expert_cache, self._threads, self._metrics = expert_cache, threads, metrics
 
@@ -93,8 +95,12 @@ class Pipeline:
         """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other. `stop` is
         asked before each MoE layer's experts, with its index; when it says yes, the pass raises Stopped, and what the
         KV then holds of it is of no use."""
-        with self._dispatch.to(self.step, stop):
-            return compute(self._model, self._device, batch, keep)
+        self.step.few = batch.phase == "decode" and len(batch.shares) > 1
+        try:
+            with self._dispatch.to(self.step, stop):
+                return compute(self._model, self._device, batch, keep, self._packing)
+        finally:
+            self.step.few = False
 
     def end(self) -> None:
         """Also after a pass that broke off: ends its leases, and frees the threads for other work."""

@@ -37,6 +37,7 @@ class Prefetcher:
     ) -> None:
         self._expert_cache, self._predictor_host, self._throttle = expert_cache, predictor_host, throttle
         self._metrics, self._capture = metrics, capture
+        self._several = self._idle = False  # the running pass: of several sequences; nothing is predicted in it
 
     def announce(self, tokens: Sequence[int], request: int) -> None:
         """The coming pass will be over `tokens` of a request: what is predicted from them alone is begun at once."""
@@ -48,10 +49,13 @@ class Prefetcher:
             self._capture.shadows.announce(tokens, request)
 
     def begin(self, batch: Batch) -> None:
-        """A pass begins: prefetch what the predictor names before the first routing. Predictors follow one request at a
-        time: a pass has one share."""
-        (share,) = batch.shares
-        self._predictor_host.begin(share.tokens, share.request)
+        """A pass begins: prefetch what the predictor names before the first routing. In a pass over several sequences
+        only predictors are asked that need no memory of any of them."""
+        share, self._several = batch.shares[0], len(batch.shares) > 1
+        self._idle = self._several and not self._predictor_host.predictor.batches
+        self._predictor_host.begin(batch.tokens, 0 if self._several else share.request)
+        if self._several:
+            return
         if self._predictor_host.predictor.starts and not self._throttle.paused:
             began_s = time.perf_counter()
             self._fetch(self._predictor_host.predict_first(), -1)
@@ -61,6 +65,8 @@ class Prefetcher:
 
     def look_ahead(self, layer: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None) -> None:
         """`layer` computes the experts `chosen` [T][k] with `weights` [T, k]: predict for later layers."""
+        if self._idle:
+            return
         paused = self._throttle.paused
         if self._predictor_host.predictor.looks and (self._predictor_host.keeps_routing or not paused):
             began_s = time.perf_counter()
@@ -68,7 +74,7 @@ class Prefetcher:
             if not paused:
                 self._fetch(predictions, layer)
             self._metrics.predicted(time.perf_counter() - began_s)
-        if self._capture.shadows.on:
+        if self._capture.shadows.on and not self._several:
             self._capture.shadows.look(layer, chosen, weights)
 
     def _fetch(self, predictions: Sequence[Prediction], at: int) -> None:

@@ -106,7 +106,7 @@ class Telemetry:
             columns=_timelines(shown),
             marks=list(self.marks),
             memory=memory,
-            tok_s=1e3 / tpot_ms if tpot_ms else 0.0,
+            tok_s=1e3 * float(columns[ROWS["tokens"], decode].mean()) / tpot_ms if tpot_ms else 0.0,
             tpot_ms=tpot_ms,
             hit=float(hits.sum() / requests.sum()) if requests.sum() else float("nan"),
             link_gbps=sum(moved) / (span_s / 1e3) / 1e9 if span_s else 0.0,

@@ -47,9 +47,11 @@ class Threads:
         self._most, self._prompt = short, Split(most)
         self._short = Split(1, most) if self.token.coded > 1 else self._prompt
 
-    def use(self, phase: Phase, tokens: int = 1 << 30) -> None:
-        """Set the calling thread's thread counts for a pass over `tokens` tokens, by default for a long prompt."""
-        wanted = self.token if phase == "decode" else self._short if tokens <= self._most else self._prompt
+    def use(self, phase: Phase, tokens: int = 0) -> None:
+        """Set the calling thread's thread counts for a pass over `tokens` tokens, by default for one token or a long
+        prompt. Tokens of several sequences are computed as those of a prompt are."""
+        prompt = self._short if 0 < tokens <= self._most else self._prompt
+        wanted = self.token if phase == "decode" and tokens <= 1 else prompt
         if torch.get_num_threads() != wanted.plain:
             torch.set_num_threads(wanted.plain)
         share(wanted.coded)

@@ -14,6 +14,7 @@ from core.capacity.memory_accounting import Ledger
 from core.capacity.sizes import SHORT_CHUNK
 from core.hf import install
 from core.hf.hooks import Installed
+from core.hf.packed import Packing
 from core.hf.weighing import rules_of
 from core.memory.arena import Arena
 from core.memory.link_emulation import LinkEmulation
@@ -25,6 +26,7 @@ from core.profile import Profile
 from core.quality.meter import Meter
 from core.runtime.compute import ExpertMath
 from core.runtime.kv_cache import KVCache
+from core.runtime.kv_pool import KVPool
 from core.runtime.layer_math import choose_products, make_math
 from core.runtime.measurement import MeasurementSession
 from core.runtime.miss import MissPolicy
@@ -55,6 +57,7 @@ class Wiring:
     parts: EngineParts  # on which settings act
     arena: Arena
     kv: KVCache
+    pool: KVPool
     meter: Meter
     capture: TraceCapture
     threads: Threads
@@ -115,7 +118,8 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     arena = Arena(plan.codec, device, plan.paged)
     expert_cache = _cache(loaded, arena, transfers, controller)
     kept = KeptKVs(kv, settings.kv, sizes.carried, lambda: free_bytes(torch.device("cpu"))[0])
-    ledger = Ledger(sizes, arena, kv, device, settings.cache.budget, lambda: kept.bytes)
+    pool = KVPool(model, kv, sizes.kv, plan.outline.kv_bytes, plan.context)
+    ledger = Ledger(sizes, arena, pool, device, settings.cache.budget, lambda: kept.bytes)
     meter = Meter(device, expert_cache, lambda: 1e3 * (transfers.copy_s(sizes.blob) or sizes.blob / (link_gbps * 1e9)))
 
     throttle, capture = PrefetchThrottle(), TraceCapture(model, sites, shape)
@@ -133,6 +137,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     measured_step = MoEStep(math, expert_cache, DeviceProcessor(transfers, unrecorded), unrecorded)
     dispatch = StepDispatch(answer_step)
     installed = install(model, sites, dispatch)
+    packing = Packing(model, [site.module for site in sites])
 
     predictor_host.use(*settings.prefetch.predictor, controller.profile)
     expert_cache.pin(controller.placed.pinned)
@@ -169,6 +174,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
         parts,
         arena,
         kv,
+        pool,
         meter,
         capture,
         threads,
@@ -176,8 +182,8 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
         link_gbps,
         math,
         dispatch,
-        Pipeline(model, device, dispatch, answer_step, expert_cache, threads, recorder, prefetcher),
-        Pipeline(model, device, dispatch, measured_step, expert_cache, threads, unrecorded),
+        Pipeline(model, device, dispatch, answer_step, expert_cache, threads, recorder, packing, prefetcher),
+        Pipeline(model, device, dispatch, measured_step, expert_cache, threads, unrecorded, packing),
         unrecorded,
     )
 

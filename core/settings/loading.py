@@ -100,6 +100,18 @@ class LoadSpec:
             unit="tokens",
         ),
     ] = 0
+    sequences: Annotated[
+        int,
+        Param(
+            "Texts of the whole context length whose KV caches the budget has room for, so that several prompts are "
+            "answered together. Shorter ones are as far as they fit, also with 1.",
+            title="Texts at once",
+            low=1,
+            high=256,
+            step=1,
+            advanced=True,
+        ),
+    ] = 1
 
     settings: Settings = field(default_factory=Settings)
 

@@ -192,7 +192,7 @@ def test_an_abandoned_answer_frees_the_engine(engine: Engine) -> None:
 
 def test_a_long_prompt_is_computed_in_chunks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = [p.token for p in talk(engine, max_new_tokens=8)]
-    monkeypatch.setattr(engine._generation, "_chunk", 5)
+    monkeypatch.setattr(engine._generation._passes, "chunk", 5)
     pieces = talk(engine, max_new_tokens=8)
     prefill = [p for p in pieces if p.kind == "prefill"]
     assert len(prefill) == -(-engine.count_tokens(CHAT) // 5)

@@ -241,7 +241,7 @@ def test_the_next_part_of_a_prompt_is_searched_for_while_this_one_is_computed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, _ = scripted(engine, takes_s=0.0)
-    monkeypatch.setattr(engine._generation, "_chunk", 4)
+    monkeypatch.setattr(engine._generation._passes, "chunk", 4)
     at_layer_0: list[int] = []
     arrive = engine.expert_cache.acquire
 

@@ -151,7 +151,7 @@ def test_lossy_turned_off_in_an_answer_keeps_the_exact_text(engine: Engine) -> N
 
 
 def test_stopped_while_the_prompt_is_read(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine._generation, "_chunk", 8)
+    monkeypatch.setattr(engine._generation._passes, "chunk", 8)
     engine.prompt.ends, cancel = set(), threading.Event()
     for piece in engine.generate(Ids(FIRST), Sampling(max_new_tokens=4), cancel, reuse=True):
         if piece.done == 16:

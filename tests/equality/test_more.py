@@ -50,10 +50,11 @@ def path(arch: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tokenizer(make_checkpoint(arch, tmp_path_factory.mktemp(arch)))
 
 
-def load(path: Path, dtype: str, context: int = 0) -> Engine:
+def load(path: Path, dtype: str, context: int = 0, sequences: int = 1) -> Engine:
     """The engine, or a skip where an older transformers builds this architecture without a router of its own."""
     try:
-        return Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype=dtype, context=context))
+        settings = Settings({"budget": "50%"})
+        return Engine.load(LoadSpec.checked(str(path), settings, dtype=dtype, context=context, sequences=sequences))
     except ModelError as error:
         if Version(transformers.__version__) >= Version("5.23"):
             raise

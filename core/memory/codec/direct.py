@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from core.memory.codec.base import SlotParts
+from core.memory.codec.base import Codec, SlotParts
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.matrix import matrix
 from core.memory.codec.native import plain
@@ -51,17 +51,39 @@ def supported(codec: Grouped) -> bool:
     return codec.device.type == "cpu" and all(serves(matrix(codec, part), codec.dtype) for part in codec.weights)
 
 
-class PlainBlocks(Plain):
-    """Blocks of unquantised weights, whose products are not rounded before they are summed."""
+class PlainRows:
+    """Products of unquantised weights, one state at a time, by own kernels: sums are fp32, and rounded once or not."""
+
+    def __init__(self, codec: Plain) -> None:
+        self._codec = codec
 
     @functools.cached_property
     def _products(self) -> dict[str, PlainProducts]:
         """Compiled at the first product, because imports and estimates create codecs too."""
-        return {part: PlainProducts(matrix(self, part)) for part in self.weights}
+        return {part: PlainProducts(matrix(self._codec, part)) for part in self._codec.weights}
 
     def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
         """As `FusedCodec.stacked`."""
         return self._products[part].few([parts.at for parts in many], x, rounded=rounded)
+
+
+class PlainBlocks(Plain):
+    """Blocks of unquantised weights, whose products are not rounded before they are summed."""
+
+    @functools.cached_property
+    def _rows(self) -> PlainRows:
+        return PlainRows(self)
+
+    def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
+        """As `FusedCodec.stacked`."""
+        return self._rows.stacked(many, part, x, rounded=rounded)
+
+
+def row_products(codec: Codec) -> FusedCodec | PlainRows | None:
+    """What multiplies many states, each by the matrix of its own slot, in one call; None where no kernel does."""
+    if isinstance(codec, FusedCodec):
+        return codec
+    return PlainRows(codec) if isinstance(codec, Plain) and supports_blocks(codec) else None
 
 
 def supports_blocks(codec: Plain) -> bool:

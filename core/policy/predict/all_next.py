@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from core.settings.registry import register
 )
 class AllNext(Predictor):
     """Score: (uses + 1) / (tokens + 2), the rule of succession, so that never used experts are predicted too, last."""
+
+    batches: ClassVar[bool] = True
 
     def __init__(
         self,

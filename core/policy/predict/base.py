@@ -136,6 +136,7 @@ class Predictor(Protocol):
     defaults: ClassVar[bool] = False  # True: it calls `ask` with the "default" state
     starts: ClassVar[bool] = False  # True: `begin` is called before layer 0
     maps: ClassVar[bool] = False  # True: `take_maps` returns what it found
+    batches: ClassVar[bool] = False  # True: it can be asked about a pass over tokens of several sequences
     executes: ClassVar[bool] = False  # True: it always predicts the next layer's whole routing, by `ask` or `estimate`
     needs: ClassVar[tuple[str, ...]] = ()  # parts of the profile (core.profile.PARTS) that it requires
     patient: bool = False  # True in replays: it waits for its worker

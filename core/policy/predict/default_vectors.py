@@ -28,6 +28,7 @@ class DefaultVectors(Predictor):
     it), or a router that no norm feeds, the router is evaluated on h_l, as in the next-layer gate.
     """
 
+    batches: ClassVar[bool] = True
     asks: ClassVar[bool] = True
     defaults: ClassVar[bool] = True
     executes: ClassVar[bool] = True

@@ -23,6 +23,7 @@ from core.settings.registry import register
 class Estimated(Predictor):
     """The network's distribution for layer l + 1, given layer l's state."""
 
+    batches: ClassVar[bool] = True
     asks: ClassVar[bool] = True
     executes: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("estimator",)

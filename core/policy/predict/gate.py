@@ -24,6 +24,7 @@ class NextGate(Predictor):
     it: its router is given the last layer's state of this token (MoEpic section 3.2), or its experts are kept."""
 
     asks: ClassVar[bool] = True
+    batches: ClassVar[bool] = True
     executes: ClassVar[bool] = True
 
     def __init__(

@@ -13,6 +13,7 @@ from core.settings.registry import register
 class NoPrediction(Predictor):
     """Never called, predicts nothing."""
 
+    batches: ClassVar[bool] = True
     looks: ClassVar[bool] = False
 
     def predict(self, view: View) -> Sequence[Prediction]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from core.settings.registry import register
 )
 class RandomPrediction(Predictor):
     """Score: the chance that one of the coming tokens requests an expert, 1 - (1 - k / E)^tokens, the same for all."""
+
+    batches: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -27,6 +27,7 @@ class Stride(Predictor):
     (the engine's link does that for every predictor). Unlike it: no trained networks, and experts are copied whole, not
     in chunks."""
 
+    batches: ClassVar[bool] = True
     asks: ClassVar[bool] = True
 
     def __init__(

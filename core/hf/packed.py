@@ -1,0 +1,304 @@
+"""Several sequences in one forward pass of a transformers model, with nothing padded.
+
+Their tokens are given as one row [1, T], with the position of each in its own sequence. What computes a token by itself
+(norms, projections, routers, experts) takes all rows at once. What mixes tokens is computed one sequence after the
+other, over that one's own KV cache and with the mask that it would have alone: attention between the projections around
+it, and other mixers (linear attention, short convolutions, attention that chooses positions) as whole modules.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, DynamicCache
+from transformers.cache_utils import DynamicLayer
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from core.errors import ModelError
+from core.hf.cache import ReservedLayer, ReservedWindow
+
+CACHES = ("past_key_values", "past_key_value", "cache_params", "cache")
+"""What a mixer's argument for the KV cache may be called."""
+KEPT = (ReservedLayer, ReservedWindow)  # cache layers of plain attention: keys and values, and nothing else
+REGISTRY = "ALL_ATTENTION_FUNCTIONS"  # modelling files that use it ask it for the attention to compute
+EAGER = "eager_attention_forward"  # a modelling file's own attention
+LATENT = "kv_lora_rank"  # marks attention whose keys are made from what the cache holds: more than it was given
+
+_numbers = itertools.count(1)
+
+
+class Masks(tuple[Any, ...]):
+    """The attention mask of each sequence of a pass, in its order; None = none is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixer:
+    """A module that mixes tokens: it is given the KV cache, of which it uses layer `index`."""
+
+    module: nn.Module
+    index: int
+    names: tuple[str, ...]  # of the parameters of its forward
+    attends: bool  # by the function that transformers' registry names, over keys and values as the cache keeps them
+
+
+class PackedLayer(DynamicLayer):
+    """One layer of plain attention of all sequences: divides new keys and values among their own caches."""
+
+    def __init__(self, own: Sequence[Any], counts: Sequence[int]) -> None:
+        super().__init__()
+        self.own, self._counts = own, counts
+        self.is_sliding = own[0].is_sliding
+        self.held: list[tuple[torch.Tensor, torch.Tensor]] = []  # of each sequence, after `update`
+        self.given: torch.Tensor | None = None  # the keys of the last update
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append [1, heads, T, dim], each sequence's part to its own cache; returns what it was given."""
+        parts = zip(self.own, key_states.split(self._counts, 2), value_states.split(self._counts, 2), strict=True)
+        self.held = [layer.update(keys, values, *args, **kwargs) for layer, keys, values in parts]
+        self.given = key_states
+        return key_states, value_states
+
+    def get_seq_length(self) -> int:
+        """Of the first sequence: positions are given with the tokens, so that nothing follows from it."""
+        length: int = self.own[0].get_seq_length()
+        return length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Of the first sequence: each one's own are asked for when masks are made."""
+        sizes: tuple[int, int] = self.own[0].get_mask_sizes(query_length)
+        return sizes
+
+
+class PackedCache(DynamicCache):
+    """The KV caches of all sequences of a pass, as the model is given them. `plain`: by layer, whether it is packed;
+    the other layers are the first sequence's, and only read by the model around its mixers."""
+
+    def __init__(self, caches: Sequence[DynamicCache], counts: Sequence[int], plain: Sequence[bool]) -> None:
+        super().__init__()
+        self.caches, self.counts, self.asked = caches, counts, 0
+        self.layers = [
+            PackedLayer(own, counts) if packed else own[0]
+            for packed, *own in zip(plain, *(cache.layers for cache in caches), strict=True)
+        ]
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """The sizes of the first sequence; notes for which layer a mask is made."""
+        self.asked = layer_idx
+        sizes: tuple[int, int] = super().get_mask_sizes(query_length, layer_idx)
+        return sizes
+
+
+class Packing:
+    """Passes of one model over several sequences, one pass at a time. What a pass changes in the model is put back when
+    it ends. `experts`: the model's experts modules, which take the rows of all sequences."""
+
+    def __init__(self, model: Any, experts: Sequence[nn.Module]) -> None:
+        self._model, self._experts, self._name = model, tuple(experts), f"moestro_packed_{next(_numbers)}"
+        self._usual = ""  # the model's own attention, in transformers' registry
+        self._cache: PackedCache | None = None
+
+    def compute(
+        self,
+        tokens: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        caches: Sequence[DynamicCache],
+        device: torch.device,
+        keep: int,
+    ) -> torch.Tensor:
+        """The next `tokens` [t] of each sequence, which follow the `lengths` that its cache holds -> logits [keep, V]
+        of the last rows of each, one sequence after the other."""
+        counts = [len(some) for some in tokens]
+        ends = [*itertools.accumulate(counts)]
+        rows = [row for end in ends for row in range(end - keep, end)]
+        positions = [at for length, count in zip(lengths, counts, strict=True) for at in range(length, length + count)]
+        with self._over(caches, counts) as cache:
+            output = self._model(
+                input_ids=torch.tensor([[token for some in tokens for token in some]], device=device),
+                position_ids=torch.tensor([positions], device=device),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=torch.tensor(rows, device=device),
+            )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    # ------------------------------------------------------------------ what a pass changes
+
+    @functools.cached_property
+    def _configs(self) -> list[Any]:
+        return list({id(one): one for one in map(_config, self._model.modules()) if one is not None}.values())
+
+    @functools.cached_property
+    def _mixers(self) -> list[Mixer]:
+        return list(_mixers(self._model, self._experts))
+
+    @contextmanager
+    def _over(self, caches: Sequence[DynamicCache], counts: Sequence[int]) -> Iterator[PackedCache]:
+        """Inside, the model computes several sequences."""
+        layers = caches[0].layers
+        packed = {one.index for one in self._mixers if one.attends and type(layers[one.index]) in KEPT}
+        looped = [one for one in self._mixers if one.index not in packed]
+        self._cache = cache = PackedCache(caches, counts, [at in packed for at in range(len(layers))])
+        before = [one._attn_implementation_internal for one in self._configs]
+        self._usual = next((name for name in before if name), "eager")
+        AttentionInterface.register(self._name, self._attention)
+        AttentionMaskInterface.register(self._name, self._masks)
+        try:
+            for config in self._configs:
+                config._attn_implementation_internal = self._name
+            for mixer in looped:
+                mixer.module.forward = self._each(mixer, mixer.module.forward)
+            yield cache
+        finally:
+            for mixer in looped:
+                vars(mixer.module).pop("forward", None)
+            for config, name in zip(self._configs, before, strict=True):
+                config._attn_implementation_internal = name
+            AttentionInterface._global_mapping.pop(self._name, None)
+            AttentionMaskInterface._global_mapping.pop(self._name, None)
+            self._cache = None
+
+    @property
+    def _pass(self) -> PackedCache:
+        assert self._cache is not None, "no pass over several sequences is under way"
+        return self._cache
+
+    def _masks(self, **sizes: Any) -> Masks | None:
+        """Takes the place of the model's function for masks: each sequence's as that function makes it alone."""
+        make = ALL_MASK_ATTENTION_FUNCTIONS[self._usual] if self._usual in _masking() else None
+        if make is None:
+            return None
+        layer = self._pass.asked
+        masks = []
+        for cache, count in zip(self._pass.caches, self._pass.counts, strict=True):
+            length, offset = cache.get_mask_sizes(count, layer)
+            own = {"q_length": count, "kv_length": length, "kv_offset": offset}
+            masks.append(make(**{**sizes, **own, "q_offset": cache.get_query_offset(layer)}))
+        return None if all(mask is None for mask in masks) else Masks(masks)
+
+    def _attention(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Takes the place of the model's attention: [1, heads, T, dim] -> [1, T, heads, dim], one sequence after the
+        other, by the function that it uses alone."""
+        layer = self._pass.layers[module.layer_idx]
+        if not isinstance(layer, PackedLayer) or layer.given is not key:
+            raise ModelError(f"{type(module).__name__} attends in a way that Moestro cannot divide among sequences.")
+        attend = ALL_ATTENTION_FUNCTIONS.get(self._usual) or _eager(module)
+        queries = query.split(self._pass.counts, 2)
+        masks = attention_mask if isinstance(attention_mask, Masks) else (None,) * len(queries)
+        outs = [
+            attend(module, own, keys, values, mask, **kwargs)[0]
+            for own, (keys, values), mask in zip(queries, layer.held, masks, strict=True)
+        ]
+        layer.held, layer.given = [], None
+        return torch.cat(outs, 1), None
+
+    def _each(self, mixer: Mixer, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Takes the place of a mixer's forward: calls it for one sequence after the other."""
+        counts, caches = self._pass.counts, self._pass.caches
+        total, config = sum(counts), _config(mixer.module)
+
+        def all_of_them(*args: Any, **kwargs: Any) -> Any:
+            given = {**dict(zip(mixer.names, args, strict=False)), **kwargs}
+            shares = [_share(given, at, counts, total, cache) for at, cache in enumerate(caches)]
+            with _named(config, self._usual):
+                return _joined([forward(**share) for share in shares])
+
+        return all_of_them
+
+
+def _config(module: nn.Module) -> Any:
+    config = getattr(module, "config", None)
+    return config if hasattr(config, "_attn_implementation_internal") else None
+
+
+@contextmanager
+def _named(config: Any, name: str) -> Iterator[None]:
+    """Inside, modules of `config` use the attention `name`."""
+    if config is None:
+        yield
+        return
+    before = config._attn_implementation_internal
+    config._attn_implementation_internal = name
+    try:
+        yield
+    finally:
+        config._attn_implementation_internal = before
+
+
+def _masking() -> Mapping[str, Any]:
+    known: Mapping[str, Any] = AttentionMaskInterface._global_mapping
+    return known
+
+
+def _eager(module: nn.Module) -> Callable[..., Any]:
+    attend: Callable[..., Any] = getattr(sys.modules[type(module).__module__], EAGER)
+    return attend
+
+
+def _mixers(model: Any, experts: Sequence[nn.Module]) -> Iterator[Mixer]:
+    """The outermost modules that are given the KV cache, below the decoder layers and beside the experts."""
+    inside = [name for name, module in model.named_modules() if any(module is one for one in experts)]
+    found: list[str] = []
+    for name, module in model.named_modules():  # a module comes before what it contains
+        index, names = getattr(module, "layer_idx", None), tuple(inspect.signature(type(module).forward).parameters)[1:]
+        if index is None or not any(one in names for one in CACHES) or any(name.startswith(one) for one in found):
+            continue
+        if isinstance(module, GradientCheckpointingLayer) or any(one.startswith(name + ".") for one in inside):
+            continue
+        found.append(name + ".")
+        file = sys.modules[type(module).__module__]
+        yield Mixer(module, index, names, hasattr(file, REGISTRY) and not hasattr(module, LATENT))
+
+
+def _share(given: Mapping[str, Any], at: int, counts: Sequence[int], total: int, cache: DynamicCache) -> dict[str, Any]:
+    """A mixer's arguments for one sequence."""
+
+    def own(name: str, value: Any) -> Any:
+        if name in CACHES:
+            return None if value is None else cache
+        if isinstance(value, Masks):
+            return value[at]
+        if isinstance(value, torch.Tensor):
+            dim = next((d for d in _dims(value) if value.shape[d] == total), None)
+            return value if dim is None else value.split(counts, dim)[at]
+        if isinstance(value, tuple):
+            return tuple(own("", one) for one in value)
+        return value
+
+    return {name: own(name, value) for name, value in given.items()}
+
+
+def _dims(tensor: torch.Tensor) -> Sequence[int]:
+    """Where a tensor's rows may be: [T], [1, T, ...] or [n, 1, T]."""
+    return (0,) if tensor.ndim == 1 else (1,) if tensor.ndim == 2 else (1, 2)
+
+
+def _joined(outs: Sequence[Any]) -> Any:
+    """The outputs of all sequences as one: rows one after the other, what else there is of the first."""
+    first = outs[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(list(outs), 1)
+    if isinstance(first, tuple):
+        return tuple(_joined(parts) if torch.is_tensor(parts[0]) else parts[0] for parts in zip(*outs, strict=True))
+    return first

@@ -1,0 +1,48 @@
+"""The KV memory that the budget reserved, divided among several sequences: each gets the positions that it can need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from transformers import PreTrainedModel
+
+from core.runtime.kv_cache import KVCache, SequenceKV
+
+
+class KVPool:
+    """For one model. `room` bytes are divided; `bytes_of(positions)` = what a sequence takes. `chat` is the memory that
+    answers to one chat at a time use: it is dropped while others have theirs, and what it kept waits in host memory."""
+
+    def __init__(
+        self, model: PreTrainedModel, chat: KVCache, room: int, bytes_of: Callable[[int], int], context: int
+    ) -> None:
+        self.chat, self.context = chat, context
+        self._model, self._room, self._bytes_of = model, room, bytes_of
+        self._taken: dict[SequenceKV, int] = {}  # bytes of each that is in use
+
+    @property
+    def bytes(self) -> int:
+        """Device bytes allocated now. May be read from any thread."""
+        return self.chat.bytes + sum([kv.memory.bytes for kv in tuple(self._taken)])
+
+    def take(self, positions: int) -> SequenceKV | None:
+        """Memory for a sequence of up to so many positions; None while others have taken too much. The first always
+        gets it: `positions` is at most the context, which is what was reserved."""
+        if not self._taken:
+            self.chat.drop()
+        need = self._bytes_of(positions)
+        if self._taken and self.chat.bytes + sum(self._taken.values()) + need > self._room:
+            return None
+        kv = KVCache(self._model, positions).fresh()
+        self._taken[kv] = need
+        return kv
+
+    def give_back(self, kv: SequenceKV) -> None:
+        """A sequence has ended."""
+        del self._taken[kv]
+        kv.memory.release()
+
+    def clear(self) -> None:
+        """All sequences have ended."""
+        for kv in tuple(self._taken):
+            self.give_back(kv)

@@ -1,0 +1,127 @@
+"""Makes forward passes over sequences: applies requested settings before each, draws the tokens that follow, and
+records it. When a GPU runs out of memory, it frees some slots and makes the pass once more."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from core.errors import DeviceError, DeviceFullError
+from core.runtime.batch import Batch
+from core.runtime.out_of_memory import shortage
+from core.runtime.pipeline import Pipeline
+from core.session.loading import LoadedModel
+from core.session.sequence import Sequence
+from core.session.settings_controller import EngineParts, SettingsController
+from core.types import Phase, StepRecord
+
+Work = tuple[tuple[Sequence, int], ...]
+"""The next tokens, so many of each sequence, that one pass computes."""
+FULL = (
+    "The device ran out of memory: it has no room for {}. Lower the context or the budget, or close what else uses the "
+    "device."
+)
+
+
+class Passes:
+    """Of one model, for the holder of its lock."""
+
+    def __init__(
+        self, loaded: LoadedModel, pipeline: Pipeline, controller: SettingsController, parts: EngineParts
+    ) -> None:
+        self._loaded, self._pipeline, self._controller, self._parts = loaded, pipeline, controller, parts
+        self._kept = parts.kept
+        self.chunk = loaded.sizes.chunk  # most tokens of a prompt in one pass
+
+    @torch.inference_mode()
+    def run(self, phase: Phase, *work: tuple[Sequence, int], total: int = 0) -> tuple[list[int | None], StepRecord]:
+        """Compute the next tokens, so many of each sequence, in one forward pass; draw the token that follows where all
+        of a sequence's are computed. `total` = tokens of a prompt that is read in several passes.
+
+        When the device runs out of memory, some slots are freed and the pass is made once more. Raises DeviceFullError
+        when that does not help, and DeviceError for other errors that a GPU reports.
+        """
+        try:
+            return self._once(phase, work, total)
+        except RuntimeError as error:
+            lack = self._shortage(error)
+        # the error is gone by now, and with it what the frames of the pass held
+        self._make_room(work, lack)
+        try:
+            return self._once(phase, work, total)
+        except RuntimeError as error:
+            raise DeviceFullError(FULL.format(self._shortage(error))) from error
+
+    def _shortage(self, error: RuntimeError) -> str:
+        """What the device had no memory for. Any other error is raised."""
+        lack = shortage(error)
+        if lack:
+            return lack
+        if self._loaded.device.type == "cuda" and "CUDA error" in str(error):
+            raise DeviceError.of(error) from error
+        raise error
+
+    def _make_room(self, work: Work, lack: str) -> None:
+        """After a pass that broke off: take back what it did, and free some slots. Raises DeviceFullError when there
+        are none to free, or what it did cannot be taken back."""
+        self._parts.expert_cache.abandon()
+        for sequence, _ in work:
+            if not sequence.kv.memory.taken_back(sequence.kv, sequence.moments):
+                raise DeviceFullError(FULL.format(lack))
+        if not self._controller.make_room(self._parts):
+            raise DeviceFullError(FULL.format(lack))
+
+    def _once(self, phase: Phase, work: Work, total: int) -> tuple[list[int | None], StepRecord]:
+        """One forward pass, as `run` describes it."""
+        started_s, parts, device = time.perf_counter(), self._parts, self._loaded.device
+        self._controller.apply(parts)
+        parts.ledger.begin()
+        batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]))
+        self._pipeline.begin(batch)
+        held, taken_over = [sequence.computed for sequence, _ in work], sum(sequence.taken_over for sequence, _ in work)
+        for sequence, count in work:  # of a prompt: its next part is searched for while this one is computed
+            if part := sequence.ids[sequence.computed + count :][: self.chunk]:
+                self._pipeline.announce(part, sequence.request)
+        layers = self._loaded.shape.layers
+
+        def stop(layer: int) -> bool:
+            for sequence, count in work if phase == "prefill" else ():
+                sequence.reached(layer, layers, count, total)
+            return all(sequence.cancelled for sequence, _ in work)
+
+        began_s = time.perf_counter()
+        logits = self._pipeline.forward(batch, stop=stop)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        model_s = time.perf_counter() - began_s
+        try:
+            tokens = [self._draw(sequence, row) for (sequence, _), row in zip(work, logits.split(1), strict=True)]
+        except BaseException:
+            for (sequence, _), start in zip(work, held, strict=True):
+                sequence.kv.broke_off(start)
+            raise
+        for (sequence, _), token in zip(work, tokens, strict=True):
+            if token is not None and sequence.continues(token):
+                self._pipeline.announce([token], sequence.request)
+        changes = self._controller.take_changes()
+        step = parts.recorder.end(started_s, model_s, parts.ledger.used(), parts.ledger.budget_bytes, changes)
+        if not step.lossless:
+            manner = self._kept.manner(self._controller.applied)
+            for (sequence, _), start in zip(work, held, strict=True):
+                sequence.kv.mark_lossy(start, manner)
+        step.cached_tokens = taken_over
+        step.exact = all(sequence.kv.exact for sequence, _ in work)
+        if parts.recorder.enabled:
+            parts.telemetry.add(step)
+        step.spent(time.perf_counter() - started_s)
+        return tokens, step
+
+    def _draw(self, sequence: Sequence, logits: torch.Tensor) -> int | None:
+        """The token that follows, from logits [1, V]; None while tokens of the sequence are left to compute."""
+        if sequence.computed < len(sequence.ids):
+            return None
+        lossy = self._controller.applied.lossy
+        if lossy.active:
+            sequence.sample.keep(sequence.drawn, logits[0], lossy.quality_rate)
+        return sequence.draw(sequence.ids, logits)

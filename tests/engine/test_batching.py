@@ -1,0 +1,165 @@
+"""Many prompts answered together: each answer is the one it has alone; sequences join and leave; what ends one ends no
+other; the budget holds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from core.engine import Engine
+from core.errors import BusyError
+from core.session.batching import BatchPiece, BatchRequest
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
+from core.types import AnswerStats, StepRecord
+
+TEXTS = [
+    f"{what} keep what is {how}" * (1 + n % 3)
+    for n, (what, how) in enumerate(
+        [("caches", "hot"), ("slots", "used"), ("links", "slow"), ("routers", "known"), ("experts", "near"), ("x", "y")]
+    )
+]
+GREEDY = Sampling(max_new_tokens=9, temperature=0.0)
+DRAWN = Sampling(max_new_tokens=7, temperature=0.9, top_p=0.9, seed=5)
+
+
+@pytest.fixture
+def engine(model: Path) -> Iterator[Engine]:
+    """In fp32: two greedy answers can only differ where two logits are nearly the same."""
+    spec = LoadSpec.checked(str(model), Settings({"budget": "50%"}), context=128, dtype="float32", sequences=4)
+    engine = Engine.load(spec)
+    yield engine
+    engine.unload()
+
+
+def alone(engine: Engine, text: str, sampling: Sampling) -> list[int]:
+    return [p.token for p in engine.generate(text, sampling) if p.kind == "token" and p.token is not None]
+
+
+class Answers:
+    """What came of a batch."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[object, list[int]] = {}
+        self.text: dict[object, str] = {}
+        self.stats: dict[object, AnswerStats] = {}
+        self.errors: dict[object, str] = {}
+        self.steps: dict[int, StepRecord] = {}
+
+    def take(self, one: BatchPiece) -> None:
+        if one.error:
+            self.errors[one.key] = one.error
+        if (piece := one.piece) is None:
+            return
+        if piece.step is not None:
+            self.steps[piece.step.index] = piece.step
+        if piece.kind == "token":
+            assert one.key not in self.stats, "nothing follows the end"
+            self.tokens.setdefault(one.key, []).append(piece.token or 0)
+        if piece.kind in ("token", "end"):
+            self.text[one.key] = self.text.get(one.key, "") + piece.text
+        if piece.stats is not None:
+            self.stats[one.key] = piece.stats
+
+
+def together(engine: Engine, requests: list[BatchRequest], limit: int) -> Answers:
+    found = Answers()
+    for one in engine.generate_many(requests, limit):
+        found.take(one)
+        assert engine.memory().used <= engine.memory().budget
+    engine.expert_cache.check_integrity()
+    return found
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4, 16])
+def test_each_answer_is_the_one_it_has_alone(engine: Engine, limit: int) -> None:
+    wanted = {(n, s.seed): alone(engine, text, s) for n, text in enumerate(TEXTS) for s in (GREEDY, DRAWN)}
+    requests = [BatchRequest((n, s.seed), text, s) for n, text in enumerate(TEXTS) for s in (GREEDY, DRAWN)]
+    found = together(engine, requests, limit)
+    assert found.tokens == wanted and not found.errors
+    assert {key: stats.new_tokens for key, stats in found.stats.items()} == {k: len(v) for k, v in wanted.items()}
+    assert 1 + (limit > 1) <= max(len(step.rows) for step in found.steps.values()) <= limit
+
+
+def test_records_say_whose_rows_they_are(engine: Engine) -> None:
+    found = together(engine, [BatchRequest(n, text, GREEDY) for n, text in enumerate(TEXTS[:3])], 3)
+    decode = [step for step in found.steps.values() if step.phase == "decode"]
+    assert [len(step.rows) for step in decode] == [3] * 8, "9 tokens each, the first with the prompts"
+    shape = engine.shape
+    for step in decode:
+        assert step.tokens == 3 and step.ids.shape == (shape.layers, 3, shape.top_k)
+        assert len({request for request, _ in step.rows}) == 3 and {count for _, count in step.rows} == {1}
+        for layer in range(shape.layers):
+            assert len(step.expert[step.layer == layer]) == len({*step.ids[layer].reshape(-1).tolist()}), "each once"
+
+
+def test_a_prompt_that_does_not_fit_is_told_and_the_others_are_answered(engine: Engine) -> None:
+    wanted = alone(engine, TEXTS[0], GREEDY)
+    requests = [
+        BatchRequest("long", "very long " * 200, GREEDY),
+        BatchRequest("good", TEXTS[0], GREEDY),
+        BatchRequest("empty", "", GREEDY),
+    ]
+    found = together(engine, requests, 4)
+    assert found.tokens == {"good": wanted} and {*found.errors} == {"long", "empty"}
+    assert "context" in found.errors["long"]
+
+
+def test_memory_is_given_back_and_the_kept_chat_goes_on(engine: Engine) -> None:
+    engine.change({"kv_chats": 2})
+    list(engine.generate(TEXTS[0], GREEDY, reuse=True))
+    together(engine, [BatchRequest(n, text, GREEDY) for n, text in enumerate(TEXTS)], 4)
+    assert engine.wiring.pool.bytes == 0, "nothing is held when no one has a sequence"
+    again = list(engine.generate(TEXTS[0], GREEDY, reuse=True))
+    assert again[-1].stats is not None and again[-1].stats.cached_tokens > 0, "it waited in host memory"
+
+
+def test_no_more_join_than_their_kv_has_room_for(engine: Engine) -> None:
+    """Four texts of the whole context of 128; each of these takes it all."""
+    requests = [BatchRequest(n, text, Sampling(max_new_tokens=128, temperature=0.0)) for n, text in enumerate(TEXTS)]
+    found = together(engine, requests, 6)
+    assert {*found.stats} == {*range(6)} and max(len(step.rows) for step in found.steps.values()) == 4
+    assert all(stats.reason == "context" for stats in found.stats.values())
+
+
+def test_cancelling_ends_all_within_a_layer(engine: Engine) -> None:
+    cancel, seen = threading.Event(), Answers()
+    for one in engine.generate_many([BatchRequest(n, text, GREEDY) for n, text in enumerate(TEXTS)], 4, cancel):
+        seen.take(one)
+        if sum(map(len, seen.tokens.values())) >= 10:
+            cancel.set()
+    assert {*seen.stats} == {0, 1, 2, 3} and all(one.reason == "cancelled" for one in seen.stats.values())
+    engine.expert_cache.check_integrity()
+    assert alone(engine, TEXTS[0], GREEDY), "the model is free again"
+
+
+def test_the_model_is_busy_meanwhile_and_free_after_an_abandoned_batch(engine: Engine) -> None:
+    pieces = engine.generate_many([BatchRequest(0, TEXTS[0], GREEDY)])
+    next(pieces)
+    with pytest.raises(BusyError, match="batch"):
+        next(engine.generate_many([BatchRequest(1, TEXTS[1], GREEDY)]))
+    pieces.close()  # type: ignore[attr-defined]
+    assert engine.wiring.pool.bytes == 0 and alone(engine, TEXTS[1], GREEDY)
+
+
+def test_settings_change_between_passes(engine: Engine) -> None:
+    """Budget, policy, scope and predictor move while sequences join and leave; answers stay what they are."""
+    wanted = {n: alone(engine, text, GREEDY) for n, text in enumerate(TEXTS)}
+    turns = [
+        {"budget": "100%"},
+        {"predictor": "gate", "budget": "60%"},
+        {"scope": "global", "eviction": "lfu"},
+        {"predictor": "previous_token"},
+        {"budget": "50%", "scope": "layer"},
+        {"predictor": "all_next"},
+    ]
+    found = Answers()
+    for count, one in enumerate(engine.generate_many([BatchRequest(n, t, GREEDY) for n, t in enumerate(TEXTS)], 3)):
+        found.take(one)
+        engine.change(turns[count % len(turns)])
+    engine.expert_cache.check_integrity()
+    assert found.tokens == wanted

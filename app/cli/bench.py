@@ -40,6 +40,7 @@ BENCHES = (
     "turns",
     "prefill",
     "split",
+    "batch",
     "dispatch",
     "soak",
 )
@@ -70,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="NAME",
         help="quick, regret, predictors, estimator, methods, expert_maps, buddies, training, overhead, super_experts, "
-        'lossy, systems, turns, split: "demo", or a folder with a model (default: demo); systems, split: or '
-        '"generated", which the bench writes itself',
+        'lossy, systems, turns, split, batch: "demo", or a folder with a model (default: demo); systems, split, '
+        'batch: or "generated", which the bench writes itself',
     )
     asked.add_argument(
         "--profile", type=Path, metavar="FILE", help="buddies: a profile to read, in place of calibrating a model"
@@ -101,8 +102,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep",
         type=Path,
         metavar="DIR",
-        help="tiers, prefill: where the generated model and its packs stay, 12 GB; lossy, methods, systems: where "
-        "results are kept, to resume after an interruption, and profiles (default: bench in Moestro's data folder)",
+        help="tiers, prefill, split, batch: where the generated model and its packs stay, 12 GB; lossy, methods, "
+        "systems: where results are kept, to resume after an interruption, and profiles (default: bench in Moestro's "
+        "data folder)",
     )
     asked.add_argument(
         "--small",

@@ -1,0 +1,222 @@
+"""bench batch: how many more tokens a second do prompts give that are answered together?
+
+The same engine answers prompts of one length, each with the same number of tokens, 1 to 32 of them at a time: with a
+part of the experts resident, over an emulated link and out of a pack on disk. Tokens a second count the reading of the
+prompts. transformers answers the same batches with everything resident. What a batch can gain is bounded by the experts
+that its tokens share, so that the union of their experts, and the bytes copied for a token, stand beside each figure.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from bench.batch_table import table
+from bench.generate import FULL, SMALL, checkpoint
+from bench.subject import subject
+from core.calibrate.texts import bundled, tokenize
+from core.capacity.plan import model_path
+from core.engine import Engine
+from core.importing import import_model
+from core.memory.link import scaled_gbps
+from core.memory.pack import pack_at
+from core.metrics import reduced
+from core.session.batching import BatchRequest
+from core.session.loading import own_memory
+from core.session.prompt import Ids
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
+from core.types import StepRecord
+
+__all__ = ["run", "table"]
+
+GENERATED = "generated"
+SIZES = (1, 4, 8, 16, 32)
+PROMPT = 48  # tokens
+SHARES = ("100%", "50%", "25%")
+DISK, LINK = "disk", "link"
+LATENCY_US = 10.0
+GOAL = 6.0  # tokens a second of 16 at a time over those of one, with half of the experts resident
+PLAIN: dict[str, object] = {"eviction": "lru", "scope": "layer", "predictor": "none", "bypass": False, "pins": ""}
+CACHES: dict[str, dict[str, object]] = {  # compared at half of the experts
+    "lru": PLAIN,
+    "lru, one pool": {**PLAIN, "scope": "global"},
+    "plec": {**PLAIN, "eviction": "plec", "scope": "global", "predictor": "gate", "prefetch_guard": False},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The prompts, as token ids, and how many tokens each answer has."""
+
+    prompts: Sequence[Sequence[int]]
+    tokens: int
+
+    def first(self, count: int) -> list[list[int]]:
+        """So many of the prompts."""
+        return [list(ids) for ids in self.prompts[:count]]
+
+
+def run(
+    keep: Path,
+    model: str = "demo",
+    rounds: int = 3,
+    tokens: int = 32,
+    small: bool = False,
+    say: Callable[[str], None] = print,
+) -> dict[str, object]:
+    """Measures; returns the result as plain data. `keep` = the folder for a generated model and the packs; `tokens` =
+    tokens of an answer."""
+    sizes = SIZES[:2] if small else SIZES
+    rounds, tokens = (1, 4) if small else (rounds, tokens)
+    if model == GENERATED:
+        model = str(checkpoint(keep.expanduser(), SMALL if small else FULL, say=say))
+    with tempfile.TemporaryDirectory() as made, ExitStack() as stack:
+        pack = (keep.expanduser() if model != "demo" else Path(made)) / f"{Path(model).name}.whole1.pack"
+        if not pack_at(pack):
+            say(f"importing {pack.name}")
+            import_model(model, pack)
+        engines = {
+            name: _load(stack, name, path, host, max(sizes), tokens, say)
+            for name, path, host in ((LINK, model, "auto"), (DISK, str(pack), "none"))
+        }
+        work = _work(engines[LINK], model, max(sizes), tokens)
+        emulated = _emulated(engines[LINK], work)
+        found: dict[str, Any] = {LINK: {}, DISK: {}}
+        for name, engine in engines.items():
+            for share in SHARES:
+                settings = {**PLAIN, "budget": share, **(emulated if name == LINK else {"link": "own"})}
+                found[name][share] = _sizes(engine, settings, work, sizes, rounds, f"{name} {share}", say)
+        settings = {"budget": "50%", **emulated}
+        found["caches"] = {
+            name: _sizes(engines[LINK], {**one, **settings}, work, sizes, rounds, name, say)
+            for name, one in CACHES.items()
+        }
+        about = {**subject(engines[LINK]), "link_gbps": emulated["link_gbps"]}
+    say("transformers")
+    plain = _transformers(model, work, sizes, rounds)
+    half = found[LINK]["50%"]
+    return {
+        **about,
+        **found,
+        "transformers": plain,
+        "gain": half[str(max(s for s in sizes if s <= 16))]["tok_s"] / half["1"]["tok_s"],
+        "goal": GOAL,
+        "prompt_tokens": PROMPT,
+        "tokens": tokens,
+        "rounds": rounds,
+        "sizes": list(sizes),
+    }
+
+
+def _load(
+    stack: ExitStack, name: str, path: str, host: str, most: int, tokens: int, say: Callable[[str], None]
+) -> Engine:
+    say(f"loading {Path(path).name} for {name}")
+    settings = Settings({**PLAIN, "budget": "all", "link": "own", "telemetry": True})
+    spec = LoadSpec.checked(path, settings, context=PROMPT + tokens + 16, sequences=most, host=host)
+    engine = Engine.load(spec)
+    stack.callback(engine.unload)
+    engine.prompt.ends = set()  # every answer has the same number of tokens
+    return engine
+
+
+def _work(engine: Engine, model: str, most: int, tokens: int) -> Work:
+    """Prompts out of the bundled texts, one after the other."""
+    texts = (tokenize(engine.prompt.tokenizer, text).ids.tolist() for text in bundled(model))
+    ids = (token for text in texts for token in text)
+    return Work([list(islice(ids, PROMPT)) for _ in range(most)], tokens)
+
+
+def _emulated(engine: Engine, work: Work) -> dict[str, object]:
+    """A link whose copy of an expert takes as many layers of this machine as on the reference machine."""
+    steps = _answered(engine, work.first(1), work.tokens, 1)[1]
+    layer_ms = median(s.total_ms for s in steps if s.phase == "decode") / engine.shape.layers
+    gbps = scaled_gbps(layer_ms, engine.sizes.blob, LATENCY_US)
+    return {"link": "emulated", "link_gbps": gbps, "link_latency_us": LATENCY_US}
+
+
+def _sizes(
+    engine: Engine,
+    settings: Mapping[str, object],
+    work: Work,
+    sizes: Sequence[int],
+    rounds: int,
+    name: str,
+    say: Callable[[str], None],
+) -> dict[str, dict[str, float]]:
+    """By batch size: the medians of some rounds, sizes by turns."""
+    engine.change(settings)
+    rows: dict[str, list[dict[str, float]]] = {str(size): [] for size in sizes}
+    for number in range(rounds + 1):  # the first is warm-up and discarded
+        say(f"{name}: round {number} of {rounds}" if number else f"{name}: warming up")
+        for size in sizes if number else sizes[-1:]:
+            row = _row(engine, work, size)
+            if number:
+                rows[str(size)].append(row)
+    return {size: {key: median(one[key] for one in found) for key in found[0]} for size, found in rows.items()}
+
+
+def _row(engine: Engine, work: Work, size: int) -> dict[str, float]:
+    """The figures of answering prompts, so many at a time: all of them once, or a few one by one."""
+    prompts = work.first(max(size, 4))
+    seconds, steps = _answered(engine, prompts, work.tokens, size)
+    decode = [step for step in steps if step.phase == "decode"]
+    figures, generated, layers = reduced(steps), len(prompts) * work.tokens, engine.shape.layers
+    copied = sum(step.demand_bytes + step.prefetch_bytes for step in steps)
+    return {
+        "tok_s": generated / seconds,
+        "pass_ms": median(step.total_ms for step in decode),
+        "prefill_share": sum(step.total_ms for step in steps if step.phase == "prefill") / 1e3 / seconds,
+        "stall_share": sum(step.stall_ms for step in steps) / 1e3 / seconds,
+        "union": sum(len(step.expert) for step in decode) / layers / len(decode),
+        "tokens_per_expert": sum(step.tokens for step in decode) * engine.shape.top_k * layers
+        / sum(len(step.expert) for step in decode),
+        "hit_rate": float(figures["hit_rate"] or 0.0),
+        "bytes_per_token": copied / generated,
+    }  # fmt: skip
+
+
+def _answered(
+    engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, size: int
+) -> tuple[float, list[StepRecord]]:
+    """Seconds, and the passes that it took."""
+    sampling, steps = Sampling(max_new_tokens=tokens, temperature=0.0), dict[int, StepRecord]()
+    began_s = time.perf_counter()
+    for one in engine.generate_many([BatchRequest(n, Ids(ids), sampling) for n, ids in enumerate(prompts)], size):
+        if one.piece is not None and one.piece.step is not None:
+            steps[one.piece.step.index] = one.piece.step
+    return time.perf_counter() - began_s, list(steps.values())
+
+
+@torch.inference_mode()
+def _transformers(model: str, work: Work, sizes: Sequence[int], rounds: int) -> dict[str, float]:
+    """Tokens a second of transformers' own grouped_mm, all resident, prompts counted; of each size the same prompts."""
+    plain = AutoModelForCausalLM.from_pretrained(model_path(model), experts_implementation="grouped_mm").eval()
+    own_memory(plain)
+    found: dict[str, float] = {}
+    for size in sizes:
+        spans = [_plain_s(plain, work, size) for _ in range(rounds + 1)][1:]
+        found[str(size)] = max(size, 4) * work.tokens / median(spans)
+    return found
+
+
+def _plain_s(plain: Any, work: Work, size: int) -> float:
+    prompts, began_s = work.first(max(size, 4)), time.perf_counter()
+    for at in range(0, len(prompts), size):
+        cache, ids = DynamicCache(config=plain.config), torch.tensor(prompts[at : at + size])
+        for _ in range(work.tokens):
+            logits = plain(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            ids = logits[:, -1:].argmax(-1)
+    return time.perf_counter() - began_s

@@ -29,6 +29,10 @@ class Ids:
     ids: Sequence[int]
 
 
+Asked = Sequence[Mapping[str, Any]] | str | Ids | Chat
+"""A chat, a text to continue, or token ids."""
+
+
 class Prompt:
     """The model's tokenizer, chat template and end-of-sequence tokens."""
 
@@ -69,7 +73,7 @@ class Prompt:
             return "\n\n".join(m["content"] for m in chat.messages)
         return chat_template.prompt_of(self.tokenizer, chat.messages, chat.tools)
 
-    def tokens(self, messages: Sequence[Mapping[str, Any]] | str | Ids | Chat, context: int | None = None) -> list[int]:
+    def tokens(self, messages: Asked, context: int | None = None) -> list[int]:
         """Token ids of a chat or of a plain text. Raises ContextError, before tokenising, for a text that `context`
         tokens could never hold."""
         if isinstance(messages, Ids):
@@ -92,7 +96,7 @@ class Prompt:
         if len(text) > QUICK_CHARS:
             self.limit.check(text, context)
 
-    def encode(self, messages: Sequence[Mapping[str, Any]] | str | Ids | Chat, context: int) -> list[int]:
+    def encode(self, messages: Asked, context: int) -> list[int]:
         """Token ids with room for at least one more. Raises ContextError for an empty or too long prompt."""
         ids = self.tokens(messages, context)
         if not ids:

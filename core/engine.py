@@ -22,13 +22,13 @@ from core.hf import release_weights
 from core.profile import Profile, check_model
 from core.quality.report import Quality
 from core.runtime.measurement import MeasurementSession
-from core.session.batching import BATCH, Batching, BatchPiece, BatchRequest
+from core.session.batch_request import BATCH, BatchPiece, BatchRequest
+from core.session.batching import Batching
 from core.session.generation import Generation
 from core.session.loading import LoadedModel, load, with_buddies
 from core.session.manifest import describe
 from core.session.model_access import ModelAccess
 from core.session.passes import Passes
-from core.session.prompt import Ids
 from core.session.sampler import Draw
 from core.session.settings_controller import check_early
 from core.session.wiring import Profiles, Wiring, wire
@@ -36,7 +36,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.system.process_memory import forget_frames, release_memory, settle, unsettle
-from core.types import Chat, Frame, Memory, Piece
+from core.types import Chat, Frame, Ids, Memory, Piece
 
 
 class Engine:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 
 from core.profile import Profile
 from core.quality.report import Quality
-from core.session.batching import BatchPiece, BatchRequest
+from core.session.batch_request import BatchPiece, BatchRequest
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling

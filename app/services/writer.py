@@ -17,7 +17,7 @@ from app.services.progress import Answer
 from app.services.unsaved import Unsaved
 from app.store import Store
 from core.errors import ContextError, MoestroError, PromptError
-from core.session.batching import BatchRequest
+from core.session.batch_request import BatchRequest
 from core.system import process_memory
 from core.types import Piece, StepRecord
 

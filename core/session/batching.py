@@ -17,46 +17,18 @@ from core.quality.meter import Meter
 from core.runtime.kv_pool import KVPool
 from core.runtime.pipeline import Pipeline, Stopped
 from core.session.answer import AnswerBuilder
+from core.session.batch_request import BatchPiece, BatchRequest
 from core.session.constraint import Constraints
 from core.session.kept import Start
 from core.session.loading import LoadedModel
 from core.session.logprobs import Logprobs
 from core.session.passes import Passes
-from core.session.prompt import Asked
 from core.session.sampler import Sampler
 from core.session.sequence import Sequence, Stop
 from core.session.settings_controller import EngineParts, SettingsController
-from core.settings.sampling import Sampling
 from core.types import Phase, Piece
 
-BATCH = 16  # sequences at a time, where nothing else is said
 JOIN = 4  # new sequences join when a quarter of the places is free
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
-    """A prompt to answer; `key` names it in what comes back. `cancel` ends it alone. `reuse`: of a chat, as in
-    `Engine.generate`: it joins at once, and goes on from a kept KV if no other one does; `reading` is told how far its
-    prompt is read."""
-
-    key: Hashable
-    messages: Asked
-    sampling: Sampling
-    cancel: threading.Event | None = None
-    reuse: bool = False
-    reading: Callable[[Piece], None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPiece:
-    """A piece of the answer to the request `key`. `error`: why it has no answer, in the user's words; then nothing else
-    comes of it. Pieces of one pass have the same step record."""
-
-    key: Hashable
-    piece: Piece | None = None
-    error: str = ""
-    refused: bool = False  # the error lies in the request
-    too_long: bool = False  # ... whose prompt the context cannot hold
 
 
 @dataclass(slots=True)

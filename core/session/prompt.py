@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from core.errors import ContextError, ModelError
 from core.hf import chat_template
 from core.session.length import TextLimit
-from core.types import Chat
+from core.types import Asked, Chat, Ids
 
 PROBE: dict[str, Any] = {
     "type": "function",
@@ -20,17 +19,6 @@ PROBE: dict[str, Any] = {
 }
 THINK = "<think>"  # begins the reasoning of models that write theirs into the answer
 QUICK_CHARS = 50_000  # a text up to this length is tokenised whatever the context: that is fast, and the count is exact
-
-
-@dataclass(frozen=True, slots=True)
-class Ids:
-    """A prompt as token ids, used unchanged."""
-
-    ids: Sequence[int]
-
-
-Asked = Sequence[Mapping[str, Any]] | str | Ids | Chat
-"""A chat, a text to continue, or token ids."""
 
 
 class Prompt:

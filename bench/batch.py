@@ -31,13 +31,12 @@ from core.importing import import_model
 from core.memory.link import scaled_gbps
 from core.memory.pack import pack_at
 from core.metrics import reduced
-from core.session.batching import BatchRequest
+from core.session.batch_request import BatchRequest
 from core.session.loading import own_memory
-from core.session.prompt import Ids
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from core.types import StepRecord
+from core.types import Ids, StepRecord
 
 __all__ = ["run", "table"]
 

@@ -28,10 +28,10 @@ from core.engine import Engine
 from core.importing import import_model
 from core.memory.pack import pack_at
 from core.session.manifest import device_name, versions
-from core.session.prompt import Ids
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
+from core.types import Ids
 
 __all__ = ["run", "table"]
 

@@ -19,13 +19,12 @@ from core.memory.link import Pace
 from core.metrics import BY_NAME, share, values
 from core.policy.allocation.slot_allocation import AllocationProfile
 from core.profile import Profile
-from core.session.prompt import Ids
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
 from core.simulate import BELADY, BELADY_BYPASS, Clock, Config, simulate
 from core.trace import FileTrace
 from core.trace.file import TraceWriter
-from core.types import StepRecord
+from core.types import Ids, StepRecord
 
 PROMPT, ANSWER = 128, 64  # most tokens of a prompt and of an answer
 # Metrics of core.metrics that are shown, each per decoded token.

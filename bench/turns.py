@@ -19,11 +19,10 @@ import torch
 from bench.subject import subject
 from core.calibrate.texts import bundled, tokenize
 from core.engine import Engine
-from core.session.prompt import Ids
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from core.types import AnswerStats
+from core.types import AnswerStats, Ids
 
 GOAL = 1.3  # for TTFT of a turn over that of its new tokens alone
 TURNS, FIRST, NEW, ANSWER = 10, 256, 35, 16  # turns; tokens of the first prompt, of each later turn, and of an answer

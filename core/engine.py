@@ -22,13 +22,13 @@ from core.hf import release_weights
 from core.profile import Profile, check_model
 from core.quality.report import Quality
 from core.runtime.measurement import MeasurementSession
-from core.session.batching import BATCH, Batching, BatchPiece, BatchRequest
+from core.session.batch_request import BATCH, BatchPiece, BatchRequest
+from core.session.batching import Batching
 from core.session.generation import Generation
 from core.session.loading import LoadedModel, load, with_buddies
 from core.session.manifest import describe
 from core.session.model_access import ModelAccess
 from core.session.passes import Passes
-from core.session.prompt import Ids
 from core.session.sampler import Draw
 from core.session.settings_controller import check_early
 from core.session.wiring import Profiles, Wiring, wire
@@ -36,7 +36,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.system.process_memory import forget_frames, release_memory, settle, unsettle
-from core.types import Chat, Frame, Memory, Piece
+from core.types import Chat, Frame, Ids, Memory, Piece
 
 
 class Engine:
@@ -61,7 +61,9 @@ class Engine:
         self._generation = Generation(
             loaded, wiring.answering, wiring.kv, wiring.meter, wiring.controller, parts, passes, number
         )
-        self._batching = Batching(loaded, wiring.answering, wiring.pool, wiring.meter, passes, parts, number)
+        self._batching = Batching(
+            loaded, wiring.answering, wiring.pool, wiring.meter, passes, wiring.controller, parts, number
+        )
 
     # ------------------------------------------------------------------ lifecycle
 
@@ -141,11 +143,12 @@ class Engine:
             yield from self._generation.answer(ids, sampling, cancel, submitted_s, draw, reuse=reuse, reading=reading)
 
     def generate_many(
-        self, requests: Iterable[BatchRequest], limit: int = BATCH, cancel: threading.Event | None = None
+        self, requests: Iterable[BatchRequest | None], limit: int = BATCH, cancel: threading.Event | None = None
     ) -> Iterator[BatchPiece]:
-        """Answer many prompts together, at most `limit` at a time and as many as the context's KV memory has room for;
-        their pieces come as they are computed. The next request is taken from `requests` when one has ended. At
-        temperature 0 each answer is what it would be alone, up to rounding: its products have other numbers of rows.
+        """Answer many prompts together, at most `limit` at a time and as many as the KV memory has room for; their
+        pieces come as they are computed. The next request is taken from `requests` when there is room; None means that
+        there is none now, and it is asked again after the next pass, until nothing runs. At temperature 0 each answer
+        is what it would be alone, up to rounding: its products have other numbers of rows.
 
         Raises BusyError at the first step. A prompt that cannot be answered is told as its piece's `error`. `cancel`
         stops all before the next MoE layer.

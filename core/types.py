@@ -125,6 +125,17 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class Ids:
+    """A prompt as token ids, used unchanged."""
+
+    ids: Sequence[int]
+
+
+Asked = Sequence[Mapping[str, Any]] | str | Ids | Chat
+"""A chat, a text to continue, or token ids."""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """One item of a streamed answer. `prefill` pieces report progress, `token` pieces carry text, `end` the stats and
     text that was withheld."""

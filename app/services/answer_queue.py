@@ -1,4 +1,4 @@
-"""The answers that wait to be written: one at a time, in request order."""
+"""The answers that wait to be written, in request order: one at a time, or as many as the model was loaded for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AnswerQueue:
 
     def __init__(self) -> None:
         self._waiting: deque[Request] = deque()
-        self._now: Request | None = None
+        self._now: list[Request] = []  # being written
         self._turns = Turns()
         self._news = threading.Condition()
         self._closed = False
@@ -37,7 +37,7 @@ class AnswerQueue:
     def busy(self) -> bool:
         """Whether an answer is being written or waits."""
         with self._news:
-            return self._now is not None or bool(self._waiting)
+            return bool(self._now or self._waiting)
 
     @property
     def waiting(self) -> int:
@@ -73,21 +73,30 @@ class AnswerQueue:
         """Wait for the next request and begin it; None when `timeout` seconds passed without one, or at the close."""
         with self._news:
             self._news.wait_for(lambda: self._waiting or self._closed, timeout)
-            if not self._waiting:
-                return None
-            self._now = self._waiting.popleft()
-            self._turns.begin()
-            return self._now
+            return self._begun()
 
-    def end(self) -> None:
-        """The request begun last has ended: the model is free."""
+    def at_once(self) -> Request | None:
+        """Begin the next request; None when none waits."""
         with self._news:
-            self._turns.end()
-            self._now = None
+            return self._begun()
+
+    def _begun(self) -> Request | None:
+        if not self._waiting:
+            return None
+        request = self._waiting.popleft()
+        self._now.append(request)
+        self._turns.begin(id(request))
+        return request
+
+    def end(self, request: Request) -> None:
+        """A request that was begun has ended. After the last one the model is free."""
+        with self._news:
+            self._turns.end(id(request))
+            self._now = [one for one in self._now if one is not request]
 
     def close(self) -> list[Request]:
         """Let `next` return when the queue is empty; returns the requests that wait or are being written."""
         with self._news:
             self._closed = True
             self._news.notify_all()
-            return [*self._waiting, *([self._now] if self._now else [])]
+            return [*self._waiting, *self._now]

@@ -26,17 +26,16 @@ class Turns:
 
     def __init__(self) -> None:
         self._took_s: deque[float] = deque(maxlen=REMEMBERED)
-        self._began_s: float | None = None
+        self._began_s: dict[int, float] = {}  # of the answers that are being written, oldest first
 
-    def begin(self) -> None:
-        """Writing of an answer starts."""
-        self._began_s = time.monotonic()
+    def begin(self, key: int = 0) -> None:
+        """Writing of the answer `key` starts."""
+        self._began_s[key] = time.monotonic()
 
-    def end(self) -> None:
+    def end(self, key: int = 0) -> None:
         """The answer has ended, in whatever state."""
-        if self._began_s is not None:
-            self._took_s.append(time.monotonic() - self._began_s)
-        self._began_s = None
+        if (began_s := self._began_s.pop(key, None)) is not None:
+            self._took_s.append(time.monotonic() - began_s)
 
     def require_place(self, waiting: int) -> None:
         """Raises QueueFullError, with the expected wait, when the queue is full."""
@@ -48,7 +47,7 @@ class Turns:
                 f"{full} How long they take is not known yet: none has finished so far. Ask again later.", UNKNOWN_S
             )
         mean_s = sum(self._took_s) / len(self._took_s)
-        spent_s = time.monotonic() - self._began_s if self._began_s is not None else 0.0
+        spent_s = time.monotonic() - min(self._began_s.values()) if self._began_s else 0.0
         left_s = max(0.0, mean_s - spent_s)
         raise QueueFullError(
             f"{full} Going by the last {len(self._took_s)} answers, a place is free in about {span(left_s)}, and its "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from core.profile import Profile
 from core.quality.report import Quality
+from core.session.batch_request import BatchPiece, BatchRequest
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -83,6 +84,10 @@ class EngineProtocol(Protocol):
         """Stream an answer; with `reuse`, continue from the KV caches kept of earlier ones. `reading` is told layer by
         layer how much of the prompt is read. Raises ContextError before the first piece when the prompt is too long.
         """
+        ...
+
+    def generate_many(self, requests: Iterable[BatchRequest | None], limit: int) -> Iterator[BatchPiece]:
+        """Answer several prompts together; None = there is none now. As `core.engine.Engine.generate_many`."""
         ...
 
     @property

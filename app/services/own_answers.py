@@ -176,8 +176,8 @@ class OwnAnswers:
                 continue
             rows = self._store.db.rows(
                 "SELECT step, answer, slots, total_ms - record_ms AS total_ms, stall_ms, layer, outcome, transfers "
-                "FROM steps WHERE load = ? AND phase = 'decode' AND layers > 0 AND slots = coalesce(?, slots) "
-                "ORDER BY id DESC LIMIT ?",
+                "FROM steps WHERE load = ? AND phase = 'decode' AND tokens = 1 AND layers > 0 "
+                "AND slots = coalesce(?, slots) ORDER BY id DESC LIMIT ?",
                 load.id,
                 slots,
                 LAST,

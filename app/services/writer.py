@@ -1,11 +1,15 @@
-"""Writes answers one at a time, in request order, in a thread independent of any browser tab."""
+"""Writes answers in request order, in a thread independent of any browser tab: one at a time, or several together
+where the model was loaded for that."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
+from typing import cast
 
 from app.services.answer_queue import AnswerQueue, Request
 from app.services.crash import log_crash
@@ -13,6 +17,7 @@ from app.services.progress import Answer
 from app.services.unsaved import Unsaved
 from app.store import Store
 from core.errors import ContextError, MoestroError, PromptError
+from core.session.batch_request import BatchRequest
 from core.system import process_memory
 from core.types import Piece, StepRecord
 
@@ -68,10 +73,10 @@ class Writer:
                     return
                 self._retry()
                 continue
-            error = self._write(request)
-            self._queue.end()  # before the answer is marked as ended, so that a waiting caller finds the engine free
-            self._end(request, error)
-            self._ended(request)
+            if request.model.spec.sequences > 1:
+                self._write_together(request)
+            else:
+                self._over(request, self._write(request))
             process_memory.trim_now_and_then()
             try:
                 self._store.db.settle()
@@ -110,6 +115,55 @@ class Writer:
             log_crash(log, error, "unexpected error while writing an answer")
             return UNEXPECTED
         return ""
+
+    def _write_together(self, first: Request) -> None:
+        """Generate the answer to `first`, and to those that are asked meanwhile, pass by pass."""
+        writing, over, numbers, last = {0: first}, dict[int, str](), itertools.count(1), -1
+
+        def asked() -> Iterator[BatchRequest | None]:
+            yield _batched(0, first)
+            while True:
+                request = self._queue.at_once()
+                if request is None:
+                    yield None
+                    continue
+                number = next(numbers)
+                writing[number] = request
+                yield _batched(number, request)
+
+        def end(numbers: Iterable[int], error: str = "") -> None:
+            for number in tuple(numbers):
+                self._over(writing.pop(number), over.pop(number, error))
+
+        pieces, failed = first.model.engine.generate_many(asked(), first.model.spec.sequences), ""
+        try:
+            for one in pieces:
+                number = cast(int, one.key)
+                request, piece = writing[number], one.piece
+                if piece is not None:
+                    step = piece.step if piece.step is not None and piece.step.index != last else None
+                    last = piece.step.index if piece.step is not None else last
+                    self._take(request, replace(piece, step=step))  # a pass of several is recorded once
+                if one.error:
+                    request.answer.update(refused=one.refused, too_long=one.too_long)
+                if one.error or (piece is not None and piece.kind == "end"):
+                    over[number] = one.error
+                if len(over) < len(writing):  # the last ones when the engine is free
+                    end(over)
+        except MoestroError as error:
+            failed = str(error)
+        except Exception as error:
+            log_crash(log, error, "unexpected error while writing answers")
+            failed = UNEXPECTED
+        finally:
+            if isinstance(pieces, Generator):
+                pieces.close()
+        end(writing, failed)
+
+    def _over(self, request: Request, error: str) -> None:
+        self._queue.end(request)  # before the answer is marked as ended, so that a waiting caller finds the engine free
+        self._end(request, error)
+        self._ended(request)
 
     def _take(self, request: Request, piece: Piece) -> None:
         """Commit one piece, then show it: displayed text is in the store, or queued in memory for it."""
@@ -173,6 +227,14 @@ class Writer:
         if undone and answer.unsaved:
             error, undone = error or answer.unsaved, False
         answer.update(state="error" if error else "done", error=error, undone=undone)
+
+
+def _batched(number: int, request: Request) -> BatchRequest:
+    answer = request.answer
+    answer.update(state="prefill", queued_ms=(time.perf_counter() - answer.asked_s) * 1000)
+    return BatchRequest(
+        number, request.prompt, request.sampling, answer.cancelled, reuse=True, reading=_reading(answer)
+    )
 
 
 def _reading(answer: Answer) -> Callable[[Piece], None]:

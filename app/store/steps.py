@@ -147,7 +147,7 @@ class Steps:
         loads = self._db.rows("SELECT id FROM loads WHERE model = ? ORDER BY id DESC LIMIT 8", model)
         for load in loads:
             rows = self._db.rows(
-                "SELECT ids, layers, top_k FROM steps WHERE load = ? AND phase = 'decode' AND layers "
+                "SELECT ids, layers, top_k FROM steps WHERE load = ? AND phase = 'decode' AND tokens = 1 AND layers "
                 "ORDER BY id DESC LIMIT ?",
                 load["id"],
                 tokens,

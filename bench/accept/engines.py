@@ -18,11 +18,10 @@ from core.capacity.free_memory import free_bytes
 from core.engine import Engine
 from core.errors import BudgetError, ModelError
 from core.memory.codec.kernels import notice
-from core.session.prompt import Ids
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from core.types import StepRecord
+from core.types import Ids, StepRecord
 
 STRESS_S = 240.0
 STRESSED = [(p, s) for p in ("none", "gate", "previous_token", "all_next") for s in ("layer", "global")]

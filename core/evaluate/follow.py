@@ -9,9 +9,8 @@ import torch
 
 from core.engine import Engine
 from core.memory.store import Cancelled
-from core.session.prompt import Ids
 from core.settings.sampling import Sampling
-from core.types import StepRecord
+from core.types import Ids, StepRecord
 
 
 def follow(

@@ -14,9 +14,8 @@ from core.engine import Engine
 from core.errors import ContextError
 from core.evaluate.follow import follow
 from core.memory.store import Cancelled
-from core.session.prompt import Ids
 from core.settings.sampling import Sampling
-from core.types import StepRecord
+from core.types import Ids, StepRecord
 
 
 class Scorer:

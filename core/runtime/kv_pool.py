@@ -19,19 +19,26 @@ class KVPool:
         self.chat, self.context = chat, context
         self._model, self._room, self._bytes_of = model, room, bytes_of
         self._taken: dict[SequenceKV, int] = {}  # bytes of each that is in use
+        self.chatting = False  # an answer uses the chats' memory, beside others
 
     @property
     def bytes(self) -> int:
         """Device bytes allocated now. May be read from any thread."""
         return self.chat.bytes + sum([kv.memory.bytes for kv in tuple(self._taken)])
 
+    @property
+    def has_chat_room(self) -> bool:
+        """Whether a chat can have its memory, beside those that others have."""
+        return not self.chatting and sum(self._taken.values()) + self._bytes_of(self.context) <= self._room
+
     def take(self, positions: int) -> SequenceKV | None:
         """Memory for a sequence of up to so many positions; None while others have taken too much. The first always
         gets it: `positions` is at most the context, which is what was reserved."""
-        if not self._taken:
+        if not self._taken and not self.chatting:
             self.chat.drop()
         need = self._bytes_of(positions)
-        if self._taken and self.chat.bytes + sum(self._taken.values()) + need > self._room:
+        chat = self._bytes_of(self.context) if self.chatting else self.chat.bytes
+        if (self._taken or self.chatting) and chat + sum(self._taken.values()) + need > self._room:
             return None
         kv = KVCache(self._model, positions).fresh()
         self._taken[kv] = need

@@ -12,43 +12,23 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from core.errors import ContextError, ModelError
+from core.errors import ContextError, MoestroError, PromptError
 from core.quality.meter import Meter
 from core.runtime.kv_pool import KVPool
 from core.runtime.pipeline import Pipeline, Stopped
 from core.session.answer import AnswerBuilder
+from core.session.batch_request import BatchPiece, BatchRequest
 from core.session.constraint import Constraints
+from core.session.kept import Start
 from core.session.loading import LoadedModel
 from core.session.logprobs import Logprobs
 from core.session.passes import Passes
-from core.session.prompt import Ids
 from core.session.sampler import Sampler
 from core.session.sequence import Sequence, Stop
-from core.session.settings_controller import EngineParts
-from core.settings.sampling import Sampling
-from core.types import Chat, Phase, Piece
+from core.session.settings_controller import EngineParts, SettingsController
+from core.types import Phase, Piece
 
-BATCH = 16  # sequences at a time, where nothing else is said
 JOIN = 4  # new sequences join when a quarter of the places is free
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
-    """A prompt to answer; `key` names it in what comes back."""
-
-    key: Hashable
-    messages: Chat | str | Ids
-    sampling: Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPiece:
-    """A piece of the answer to the request `key`; of none (None) when a pass has read prompts. `error`: why it has no
-    answer, in the user's words; then nothing else comes of it. Pieces of one pass have the same step record."""
-
-    key: Hashable | None
-    piece: Piece | None = None
-    error: str = ""
 
 
 @dataclass(slots=True)
@@ -59,6 +39,24 @@ class Running:
     sequence: Sequence
     answer: AnswerBuilder
     seed: int
+
+    @property
+    def unread(self) -> int:
+        """Tokens to read before the next one can be drawn: of the prompt, or of all when it is read again."""
+        sequence = self.sequence
+        total = len(sequence.ids) - 1 if sequence.drawn else sequence.prompt
+        return total - sequence.computed
+
+
+class Either:
+    """Set when any of some events is."""
+
+    def __init__(self, *events: threading.Event | None) -> None:
+        self._events = [one for one in events if one is not None]
+
+    def is_set(self) -> bool:
+        """Whether one of them is."""
+        return any(one.is_set() for one in self._events)
 
 
 class Batching:
@@ -71,69 +69,95 @@ class Batching:
         pool: KVPool,
         meter: Meter,
         passes: Passes,
+        controller: SettingsController,
         parts: EngineParts,
         number: Callable[[], int],
     ) -> None:
         """`number()` is the next request's."""
         self._loaded, self._pipeline, self._pool, self._meter = loaded, pipeline, pool, meter
-        self._passes, self._parts, self._number = passes, parts, number
+        self._passes, self._controller, self._parts, self._number = passes, controller, parts, number
         self._constraints = Constraints(loaded.prompt)
 
-    def run(self, requests: Iterable[BatchRequest], limit: int, cancel: threading.Event) -> Iterator[BatchPiece]:
-        """Answer all requests, at most `limit` at a time; the next is asked for when there is room. When `cancel` is
-        set, the pass under way is broken off and what is running ends as cancelled. Nothing is kept of any."""
-        source, waiting = iter(requests), list[Running]()
-        running: list[Running] = []
-        asked: BatchRequest | None = next(source, None)
-        places = limit  # sequences that there is room for
+    def run(self, requests: Iterable[BatchRequest | None], limit: int, cancel: threading.Event) -> Iterator[BatchPiece]:
+        """Answer all requests, at most `limit` at a time; the next is asked for when there is room, and None means that
+        there is none now: it is asked again after each pass, until nothing runs. When `cancel` is set, the pass under
+        way is broken off and what is running ends as cancelled."""
+        source, running, places = iter(requests), list[Running](), limit
+        asked = next(source, None)
         try:
-            while (running or asked is not None) and not cancel.is_set():
-                # a pass over prompts needs nearly all experts, however short they are: several join at once
-                together = not running or len(running) <= places - max(1, places // JOIN)
-                while asked is not None and together and len(running) + len(waiting) < limit:
+            while not cancel.is_set():
+                asked = next(source, None) if asked is None else asked
+                if len(running) <= places - max(1, places // JOIN):
+                    places = limit  # some have left: there may be room for more than there was
+                while asked is not None and self._may_join(asked, running, places):
                     try:
                         fresh = self._joined(asked, cancel)
-                    except (ContextError, ModelError) as error:
-                        yield BatchPiece(asked.key, error=str(error))
+                    except MoestroError as error:
+                        refused, too_long = (
+                            isinstance(error, ContextError | PromptError),
+                            isinstance(error, ContextError),
+                        )
+                        yield BatchPiece(asked.key, None, str(error), refused, too_long)
                         asked = next(source, None)
                         continue
                     if fresh is None:
-                        places = len(running) + len(waiting)
+                        places = len(running)
                         break
-                    waiting.append(fresh)
+                    running.append(fresh)
                     asked = next(source, None)
+                yield from self._ended(running)
+                if not running:
+                    if asked is None:
+                        return
+                    continue
+                self._exactly(running)
                 with suppress(Stopped):
-                    yield from self._read(waiting)
-                    running += waiting
-                    waiting.clear()
+                    yield from self._read([one for one in running if one.unread])
                     yield from self._ended(running)
-                    if running:
-                        yield from self._decode(running)
-                        yield from self._ended(running)
-            for one in (*running, *waiting):
-                yield self._end(one)
+                    yield from self._decode([one for one in running if not one.unread])
+            while running:
+                yield self._end(running.pop(0))
         finally:
             self._pipeline.end()
+            for one in running:
+                self._leave(one.sequence)
             self._pool.clear()
 
     # ------------------------------------------------------------------ joining and leaving
 
+    def _may_join(self, asked: BatchRequest, running: list[Running], places: int) -> bool:
+        """A pass over prompts needs nearly all experts, however short they are: several join together. Chats do not
+        wait for others."""
+        reads = any(not one.sequence.drawn for one in running)
+        free = len(running) <= places - max(1, places // JOIN)
+        return len(running) < places and (asked.reuse or reads or not running or free)
+
     def _joined(self, request: BatchRequest, cancel: threading.Event) -> Running | None:
-        """A sequence for the request; None while there is no room for its KV. Raises ContextError or ModelError."""
+        """A sequence for the request; None while there is no room for its KV. Raises MoestroError."""
         loaded, sampling = self._loaded, request.sampling.drawn()
         ids, context = loaded.prompt.encode(request.messages, loaded.plan.context), loaded.plan.context
         room = context - len(ids)
         limit = min(sampling.max_new_tokens, room)
         constraint = self._constraints.of(sampling, len(ids)) if sampling.schema or sampling.grammar else None
-        kv = self._pool.take(len(ids) + limit)
-        if kv is None:
+        chat = request.reuse and self._pool.has_chat_room
+        start = self._chat(ids) if chat else self._pool.take(len(ids) + limit)
+        if start is None:
             return None
         draw = Sampler(sampling, loaded.device, len(ids), constraint)
         logprobs = None if sampling.logprobs is None else Logprobs(draw, loaded.prompt.tokenizer, sampling.logprobs)
-        stop = Stop(loaded.prompt.ends, limit, sampling.max_new_tokens > room, cancel)
-        sequence = Sequence(self._number(), list(ids), kv, logprobs or draw, stop, self._meter.begin())
+        stop = Stop(loaded.prompt.ends, limit, sampling.max_new_tokens > room, Either(request.cancel, cancel))
+        kv, begun = (start.kv, start.moment) if isinstance(start, Start) else (start, None)
+        sequence = Sequence(
+            self._number(), list(ids), kv, logprobs or draw, stop, self._meter.begin(), kept=chat, begun=begun
+        )
+        sequence.reading = request.reading
         answer = AnswerBuilder(loaded.prompt.tokenizer, sequence, time.perf_counter(), sampling.stop, logprobs)
         return Running(request.key, sequence, answer, sampling.seed)
+
+    def _chat(self, ids: list[int]) -> Start:
+        """The chats' memory, for the one whose KV outlives its answer."""
+        self._pool.chatting = True
+        return self._parts.kept.begin(ids, self._parts.kept.manner(self._controller.wanted))
 
     def _ended(self, running: list[Running]) -> Iterator[BatchPiece]:
         """Those that are over leave, and give their room to others."""
@@ -151,36 +175,56 @@ class Batching:
             plan.closeness,
             plan.weights,
         )
-        self._pool.give_back(sequence.kv)
+        self._leave(sequence)
         return BatchPiece(one.key, Piece("end", text=answer.rest(), step=answer.last_step, stats=stats))
+
+    def _leave(self, sequence: Sequence) -> None:
+        if sequence.kept:
+            self._parts.kept.end(sequence.ids, sequence.prompt, sequence.kv, sequence.moments)
+            self._pool.chatting = False
+        else:
+            self._pool.give_back(sequence.kv)
 
     # ------------------------------------------------------------------ passes
 
+    def _exactly(self, running: list[Running]) -> None:
+        """Where lossy options were turned off, what they touched is to be computed again."""
+        if self._controller.wanted.lossy.active:
+            return
+        for sequence in [one.sequence for one in running if not one.sequence.kv.exact]:
+            if sequence.kept:
+                sequence.start_over(self._pool.chat.fresh())
+            else:
+                sequence.start_over(sequence.kv.memory.fresh())
+
     def _read(self, fresh: list[Running]) -> Iterator[BatchPiece]:
         """Prefill: several prompts in a pass, as many tokens as its workspace allows."""
-        while reading := [one for one in fresh if one.sequence.computed < one.sequence.prompt]:
-            work, room = list[tuple[Running, int]](), self._loaded.sizes.chunk
+        while reading := [one for one in fresh if one.unread and not one.sequence.cancelled]:
+            work, room = list[tuple[Running, int]](), self._passes.chunk
             for one in reading:
-                left = one.sequence.prompt - one.sequence.computed
-                if not room or (work and left > room and not self._loaded.sizes.carried):
+                if not room or (work and one.unread > room and not self._loaded.sizes.carried):
                     break
-                count = min(left, room)
+                count = min(one.unread, room)
                 work.append((one, count))
                 room -= count
             yield from self._computed("prefill", work)
 
     def _decode(self, running: list[Running]) -> Iterator[BatchPiece]:
         """The next token of every sequence, as many in a pass as its workspace allows."""
-        most = max(1, self._loaded.sizes.chunk)
-        for at in range(0, len(running), most):
-            yield from self._computed("decode", [(one, 1) for one in running[at : at + most]])
+        for at in range(0, len(running), self._passes.chunk):
+            yield from self._computed("decode", [(one, 1) for one in running[at : at + self._passes.chunk]])
 
     def _computed(self, phase: Phase, work: list[tuple[Running, int]]) -> Iterator[BatchPiece]:
         """One pass over the next tokens, so many of each."""
-        tokens, step = self._passes.run(phase, *[(one.sequence, count) for one, count in work])
-        if phase == "prefill":
-            yield BatchPiece(None, Piece("prefill", done=step.tokens, total=step.tokens, step=step))
+        total = work[0][0].sequence.prompt if len(work) == 1 else 0
+        tokens, step = self._passes.run(phase, *[(one.sequence, count) for one, count in work], total=total)
         for (one, _), token in zip(work, tokens, strict=True):
             one.answer.count(step)
+            sequence = one.sequence
+            if phase == "prefill":
+                if sequence.kept:
+                    sequence.remember(sequence.kv.memory.moment(sequence.kv))
+                done, cached = sequence.computed, sequence.cached
+                yield BatchPiece(one.key, Piece("prefill", done=done, total=sequence.prompt, cached=cached, step=step))
             if token is not None and one.answer.take(token):
                 yield BatchPiece(one.key, one.answer.piece())

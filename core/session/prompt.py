@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from core.errors import ContextError, ModelError
 from core.hf import chat_template
 from core.session.length import TextLimit
-from core.types import Chat
+from core.types import Asked, Chat, Ids
 
 PROBE: dict[str, Any] = {
     "type": "function",
@@ -20,13 +19,6 @@ PROBE: dict[str, Any] = {
 }
 THINK = "<think>"  # begins the reasoning of models that write theirs into the answer
 QUICK_CHARS = 50_000  # a text up to this length is tokenised whatever the context: that is fast, and the count is exact
-
-
-@dataclass(frozen=True, slots=True)
-class Ids:
-    """A prompt as token ids, used unchanged."""
-
-    ids: Sequence[int]
 
 
 class Prompt:
@@ -69,7 +61,7 @@ class Prompt:
             return "\n\n".join(m["content"] for m in chat.messages)
         return chat_template.prompt_of(self.tokenizer, chat.messages, chat.tools)
 
-    def tokens(self, messages: Sequence[Mapping[str, Any]] | str | Ids | Chat, context: int | None = None) -> list[int]:
+    def tokens(self, messages: Asked, context: int | None = None) -> list[int]:
         """Token ids of a chat or of a plain text. Raises ContextError, before tokenising, for a text that `context`
         tokens could never hold."""
         if isinstance(messages, Ids):
@@ -92,7 +84,7 @@ class Prompt:
         if len(text) > QUICK_CHARS:
             self.limit.check(text, context)
 
-    def encode(self, messages: Sequence[Mapping[str, Any]] | str | Ids | Chat, context: int) -> list[int]:
+    def encode(self, messages: Asked, context: int) -> list[int]:
         """Token ids with room for at least one more. Raises ContextError for an empty or too long prompt."""
         ids = self.tokens(messages, context)
         if not ids:

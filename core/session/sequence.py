@@ -3,15 +3,22 @@ ends it."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from core.quality.sample import Sample
 from core.runtime.batch import Share
 from core.runtime.kv_cache import Moment, SequenceKV
 from core.session.sampler import Draw
 from core.types import Piece, Reason
+
+
+class Cancel(Protocol):
+    """A `threading.Event`, or what is set as one is."""
+
+    def is_set(self) -> bool:
+        """Whether the sequence is to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +28,7 @@ class Stop:
     ends: Set[int]
     limit: int
     limited_by_context: bool  # that many and no more fit into the context
-    cancel: threading.Event
+    cancel: Cancel
 
 
 @dataclass(slots=True, eq=False)

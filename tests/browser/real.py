@@ -13,10 +13,9 @@ import torch
 from app.services.host import Host
 from core.capacity import plan
 from core.engine import Engine
-from core.session.prompt import Ids
 from core.session.sampler import Draw, Sampler
 from core.settings.sampling import Sampling
-from core.types import Piece
+from core.types import Ids, Piece
 from tests.browser.lengths import ENDLESS, with_length
 
 PACE_S, LATER_S = 0.02, 1.0

@@ -11,7 +11,7 @@ import pytest
 
 from core.engine import Engine
 from core.errors import BusyError
-from core.session.batching import BatchPiece, BatchRequest
+from core.session.batch_request import BatchPiece, BatchRequest
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling

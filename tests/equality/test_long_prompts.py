@@ -10,10 +10,10 @@ import torch
 from transformers import DynamicCache
 
 from core.engine import Engine
-from core.session.prompt import Ids
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
+from core.types import Ids
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import plain_transformers
 from tests.selection import layered

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 
 from core.engine import Engine
-from core.session.prompt import Ids
 from core.settings.sampling import Sampling
+from core.types import Ids
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import plain_transformers
 from tests.equality.test_more import load

@@ -15,10 +15,10 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from core.engine import Engine
-from core.session.prompt import Ids
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
+from core.types import Ids
 from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
 

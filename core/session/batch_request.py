@@ -1,0 +1,38 @@
+"""What is asked of answers that are computed together, and what comes back. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from core.settings.sampling import Sampling
+from core.types import Asked, Piece
+
+BATCH = 16  # sequences at a time, where nothing else is said
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """A prompt to answer; `key` names it in what comes back. `cancel` ends it alone. `reuse`: of a chat, as in
+    `Engine.generate`: it joins at once, and goes on from a kept KV if no other one does; `reading` is told how far its
+    prompt is read."""
+
+    key: Hashable
+    messages: Asked
+    sampling: Sampling
+    cancel: threading.Event | None = None
+    reuse: bool = False
+    reading: Callable[[Piece], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPiece:
+    """A piece of the answer to the request `key`. `error`: why it has no answer, in the user's words; then nothing else
+    comes of it. Pieces of one pass have the same step record."""
+
+    key: Hashable
+    piece: Piece | None = None
+    error: str = ""
+    refused: bool = False  # the error lies in the request
+    too_long: bool = False  # ... whose prompt the context cannot hold

@@ -7,6 +7,7 @@ code.
 COMMANDS = {
     "ui": "Open the dashboard (the default command).",
     "chat": "Talk to a model in this terminal.",
+    "batch": "Answer a file of prompts into another file, many at a time; resumable.",
     "import": "Import a model into an expert pack, which opens in seconds and may be larger than memory.",
     "models": "List the models on this machine: packs, the Hugging Face cache, and folders of yours.",
     "calibrate": "Calibrate a model: measure its routing and its times, for predictors and policies that need them.",

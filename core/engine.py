@@ -143,7 +143,12 @@ class Engine:
             yield from self._generation.answer(ids, sampling, cancel, submitted_s, draw, reuse=reuse, reading=reading)
 
     def generate_many(
-        self, requests: Iterable[BatchRequest | None], limit: int = BATCH, cancel: threading.Event | None = None
+        self,
+        requests: Iterable[BatchRequest | None],
+        limit: int = BATCH,
+        cancel: threading.Event | None = None,
+        *,
+        by_row: bool = False,
     ) -> Iterator[BatchPiece]:
         """Answer many prompts together, at most `limit` at a time and as many as the KV memory has room for; their
         pieces come as they are computed. The next request is taken from `requests` when there is room; None means that
@@ -151,10 +156,11 @@ class Engine:
         is what it would be alone, up to rounding: its products have other numbers of rows.
 
         Raises BusyError at the first step. A prompt that cannot be answered is told as its piece's `error`. `cancel`
-        stops all before the next MoE layer.
+        stops all before the next MoE layer. `by_row`: also a token that is computed alone is computed as it would be
+        beside others, so that answers hardly depend on what else is asked.
         """
         with self.access.owned("The model is answering a batch. Wait for it, or stop it."):
-            yield from self._batching.run(requests, limit, cancel or threading.Event())
+            yield from self._batching.run(requests, limit, cancel or threading.Event(), by_row)
 
     def count_tokens(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> int:
         """Number of prompt tokens of a chat."""

@@ -86,7 +86,9 @@ class EngineProtocol(Protocol):
         """
         ...
 
-    def generate_many(self, requests: Iterable[BatchRequest | None], limit: int) -> Iterator[BatchPiece]:
+    def generate_many(
+        self, requests: Iterable[BatchRequest | None], limit: int, *, by_row: bool = False
+    ) -> Iterator[BatchPiece]:
         """Answer several prompts together; None = there is none now. As `core.engine.Engine.generate_many`."""
         ...
 

@@ -25,10 +25,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The shares of one pass. Its rows [T] are those of the first share, then those of the next."""
+    """The shares of one pass. Its rows [T] are those of the first share, then those of the next. `by_row`: a decoded
+    token's experts are computed in the same way whichever others the pass has."""
 
     phase: Phase
     shares: tuple[Share, ...]
+    by_row: bool = False
 
     @property
     def tokens(self) -> list[int]:

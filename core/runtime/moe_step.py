@@ -24,8 +24,6 @@ from core.runtime.processor import DeviceProcessor
 from core.runtime.routed import Routed, distinct
 from core.runtime.split_rows import SplitTokenRows
 
-EACH = 8  # rows an expert, on average, up to which they are computed pair by pair
-
 
 class LayerMetrics(Protocol):
     """What a layer reports: to `core.runtime.recorder.Recorder`, or to `core.runtime.unrecorded.Unrecorded`."""
@@ -52,7 +50,7 @@ class MoEStep:
         self._prefetcher, self._miss = prefetcher, miss
         self._has_idle = any(one.has_idle for one in math)
         self._in_blocks = any(one.codec.blocks > 1 for one in math)
-        self.few = False  # the running pass computes one token of each of several sequences
+        self.by_row = False  # the running pass computes one token of each sequence, each row by itself
         self._tap: Callable[[torch.Tensor], None] | None = None
 
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -71,10 +69,11 @@ class MoEStep:
 
     def _kind(self, layer: int, routed: Routed) -> type[TokenRows] | type[PromptRows] | type[SplitTokenRows]:
         """How the rows of a layer are computed."""
-        if (tokens := len(routed.chosen)) > 1:
-            pairs = tokens * len(routed.chosen[0])
-            few = self.few and pairs <= min(MOST, EACH * len(routed.wanted))
-            return PairRows if few and self._math[layer].row_products is not None else PromptRows
+        tokens = len(routed.chosen)
+        if self.by_row and self._math[layer].row_products is not None and tokens * len(routed.chosen[0]) <= MOST:
+            return PairRows
+        if tokens > 1:
+            return PromptRows
         return SplitTokenRows if self._in_blocks and not self._expert_cache.keeps_whole else TokenRows
 
     @contextmanager

@@ -95,12 +95,12 @@ class Pipeline:
         """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other. `stop` is
         asked before each MoE layer's experts, with its index; when it says yes, the pass raises Stopped, and what the
         KV then holds of it is of no use."""
-        self.step.few = batch.phase == "decode" and len(batch.shares) > 1
+        self.step.by_row = batch.phase == "decode" and (batch.by_row or len(batch.shares) > 1)
         try:
             with self._dispatch.to(self.step, stop):
                 return compute(self._model, self._device, batch, keep, self._packing)
         finally:
-            self.step.few = False
+            self.step.by_row = False
 
     def end(self) -> None:
         """Also after a pass that broke off: ends its leases, and frees the threads for other work."""

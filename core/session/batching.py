@@ -76,12 +76,16 @@ class Batching:
         """`number()` is the next request's."""
         self._loaded, self._pipeline, self._pool, self._meter = loaded, pipeline, pool, meter
         self._passes, self._controller, self._parts, self._number = passes, controller, parts, number
-        self._constraints = Constraints(loaded.prompt)
+        self._constraints, self._by_row = Constraints(loaded.prompt), False
 
-    def run(self, requests: Iterable[BatchRequest | None], limit: int, cancel: threading.Event) -> Iterator[BatchPiece]:
+    def run(
+        self, requests: Iterable[BatchRequest | None], limit: int, cancel: threading.Event, by_row: bool
+    ) -> Iterator[BatchPiece]:
         """Answer all requests, at most `limit` at a time; the next is asked for when there is room, and None means that
         there is none now: it is asked again after each pass, until nothing runs. When `cancel` is set, the pass under
-        way is broken off and what is running ends as cancelled."""
+        way is broken off and what is running ends as cancelled. `by_row`: also a token that is computed alone is
+        computed as it would be beside others."""
+        self._by_row = by_row
         source, running, places = iter(requests), list[Running](), limit
         asked = next(source, None)
         try:
@@ -217,7 +221,9 @@ class Batching:
     def _computed(self, phase: Phase, work: list[tuple[Running, int]]) -> Iterator[BatchPiece]:
         """One pass over the next tokens, so many of each."""
         total = work[0][0].sequence.prompt if len(work) == 1 else 0
-        tokens, step = self._passes.run(phase, *[(one.sequence, count) for one, count in work], total=total)
+        tokens, step = self._passes.run(
+            phase, *[(one.sequence, count) for one, count in work], total=total, by_row=self._by_row
+        )
         for (one, _), token in zip(work, tokens, strict=True):
             one.answer.count(step)
             sequence = one.sequence

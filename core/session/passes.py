@@ -35,21 +35,24 @@ class Passes:
         self.chunk = loaded.sizes.chunk  # most tokens of a prompt in one pass
 
     @torch.inference_mode()
-    def run(self, phase: Phase, *work: tuple[Sequence, int], total: int = 0) -> tuple[list[int | None], StepRecord]:
+    def run(
+        self, phase: Phase, *work: tuple[Sequence, int], total: int = 0, by_row: bool = False
+    ) -> tuple[list[int | None], StepRecord]:
         """Compute the next tokens, so many of each sequence, in one forward pass; draw the token that follows where all
-        of a sequence's are computed. `total` = tokens of a prompt that is read in several passes.
+        of a sequence's are computed. `total` = tokens of a prompt that is read in several passes; `by_row`
+        as in Batch.
 
         When the device runs out of memory, some slots are freed and the pass is made once more. Raises DeviceFullError
         when that does not help, and DeviceError for other errors that a GPU reports.
         """
         try:
-            return self._once(phase, work, total)
+            return self._once(phase, work, total, by_row)
         except RuntimeError as error:
             lack = self._shortage(error)
         # the error is gone by now, and with it what the frames of the pass held
         self._make_room(work, lack)
         try:
-            return self._once(phase, work, total)
+            return self._once(phase, work, total, by_row)
         except RuntimeError as error:
             raise DeviceFullError(FULL.format(self._shortage(error))) from error
 
@@ -72,12 +75,12 @@ class Passes:
         if not self._controller.make_room(self._parts):
             raise DeviceFullError(FULL.format(lack))
 
-    def _once(self, phase: Phase, work: Work, total: int) -> tuple[list[int | None], StepRecord]:
+    def _once(self, phase: Phase, work: Work, total: int, by_row: bool) -> tuple[list[int | None], StepRecord]:
         """One forward pass, as `run` describes it."""
         started_s, parts, device = time.perf_counter(), self._parts, self._loaded.device
         self._controller.apply(parts)
         parts.ledger.begin()
-        batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]))
+        batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]), by_row)
         self._pipeline.begin(batch)
         held, taken_over = [sequence.computed for sequence, _ in work], sum(sequence.taken_over for sequence, _ in work)
         for sequence, count in work:  # of a prompt: its next part is searched for while this one is computed

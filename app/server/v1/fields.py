@@ -69,6 +69,10 @@ class Body(BaseModel):
         """Look at the model and at fields that have no meaning here. Raises ApiError for a model that is not the loaded
         one, and for a field that cannot be honoured."""
         require_model(host, self.model)
+        self.check()
+
+    def check(self) -> None:
+        """Look at fields that have no meaning here. Raises ApiError for one that cannot be honoured."""
         extra = self.model_extra or {}
         for name, value in extra.items():
             if name in self.refused:

@@ -1,0 +1,114 @@
+"""Answers a batch with the engine: many prompts at a time, each with its own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from app.batch.lines import Line
+from app.batch.records import answered, refused
+from app.server.errors import TOO_LONG, ApiError, form
+from app.server.v1.chat import ChatBody, ChatForm
+from app.server.v1.completion import CompletionBody, CompletionForm
+from app.server.v1.contents import chat_of
+from app.server.v1.fields import with_schema
+from app.server.v1.parts import Parts
+from app.server.v1.result import result
+from app.services.engine_protocol import EngineProtocol
+from app.services.progress import Answer
+from core.errors import MoestroError
+from core.session.batch_request import BatchRequest
+from core.settings.sampling import Sampling
+from core.types import TokenLogprob
+
+Put = Callable[[dict[str, Any]], None]
+
+
+@dataclass(slots=True)
+class Asked:
+    """A line whose answer is being computed."""
+
+    line: Line
+    logprobs: bool
+    answer: Answer = field(default_factory=lambda: Answer(None, None))
+    tokens: list[TokenLogprob] = field(default_factory=list)
+
+
+class ByEngine:
+    """`model` = its name in answers; `base`: the sampling settings of lines that do not say."""
+
+    def __init__(self, engine: EngineProtocol, model: str, base: Sampling, at_once: int) -> None:
+        self._engine, self._model, self._base, self._at_once = engine, model, base, at_once
+
+    def run(self, lines: Iterable[Line], put: Put) -> Iterator[int]:
+        """Answer lines until there are no more, and `put` each one's record. Yields the tokens of each pass."""
+        asked: dict[int, Asked] = {}
+
+        def requests() -> Iterator[BatchRequest]:
+            for line in lines:
+                try:
+                    one, request = self._request(line)
+                except MoestroError as error:
+                    put(_refused(line, error))
+                    continue
+                asked[line.number] = one
+                yield request
+
+        for piece in self._engine.generate_many(requests(), self._at_once, by_row=True):
+            number = int(str(piece.key))
+            one = asked[number]
+            if piece.error:
+                asked.pop(number)
+                put(
+                    refused(
+                        one.line, piece.error, error=form(400, piece.error, code=TOO_LONG if piece.too_long else None)
+                    )
+                )
+            elif piece.piece is not None:
+                got = piece.piece
+                one.tokens += [got.logprob] if got.logprob is not None else []
+                one.answer.update(text=one.answer.text + got.text, n_tokens=one.answer.n_tokens + (got.kind == "token"))
+                if got.kind == "end":
+                    one.answer.update(stats=got.stats)
+                    put(self._record(asked.pop(number)))
+                yield int(got.kind == "token")
+
+    def _request(self, line: Line) -> tuple[Asked, BatchRequest]:
+        """Raises MoestroError for a field that cannot be honoured."""
+        kind = ChatBody if line.kind == "chat" else CompletionBody
+        try:
+            body: Any = kind.model_validate(line.body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ApiError(f"{where}: {first['msg']}.", where) from None
+        body.check()
+        sampling = body.sampling(self._base)
+        if isinstance(body, CompletionBody):
+            return Asked(line, body.logprobs is not None), BatchRequest(line.number, body.text(), sampling)
+        if body.tools:
+            raise ApiError("tools are not offered to a batch. Leave them out.", "tools")
+        messages: Any = chat_of(body.messages)
+        if not messages or not any(str(one["content"]).strip() for one in messages):
+            raise ApiError("The message is empty. Write something to answer.", "messages")
+        sampling = with_schema(sampling, "response_format", body.response_format)
+        return Asked(line, bool(body.logprobs)), BatchRequest(line.number, messages, sampling)
+
+    def _record(self, one: Asked) -> dict[str, Any]:
+        model, line = self._model, one.line
+        one.answer.update(logprobs=tuple(one.tokens))
+        if line.kind == "text":
+            parts = Parts()
+            found = result(one.answer, [*parts.feed(one.answer.text), *parts.end()])
+            return answered(line, CompletionForm(model, one.logprobs, False).whole(found))
+        parts = Parts(opened=self._engine.opens_reasoning)
+        found = result(one.answer, [*parts.feed(one.answer.text), *parts.end()])
+        return answered(line, ChatForm(model, one.logprobs, False).whole(found))
+
+
+def _refused(line: Line, error: MoestroError) -> dict[str, Any]:
+    param, code = (error.param, error.code) if isinstance(error, ApiError) else (None, None)
+    return refused(line, str(error), error=form(400, str(error), param, code))

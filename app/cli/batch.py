@@ -1,0 +1,146 @@
+"""`batch`: answers a file of prompts into another file, many at a time; goes on where an earlier run ended."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.cli import chat, options
+from app.cli.bar import Bar, clock
+from app.cli.interrupt import stoppable
+from app.cli.parser import CommandParser
+from core.errors import MoestroError
+from core.session.batch_request import BATCH
+
+if TYPE_CHECKING:
+    from app.batch.run import Backend, Progress, Run
+
+KEY = "OPENAI_API_KEY"
+AT_ONCE = 256  # most
+
+
+def add_arguments(parser: CommandParser) -> None:
+    files = parser.add_argument_group("files")
+    files.add_argument(
+        "--in",
+        dest="source",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="prompts, a line of JSON each: OpenAI's batch lines, "
+        '{"messages": [...]} or {"prompt": "..."}; the last two with an "id" if you like',
+    )
+    files.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="answers, in any order; what is in it already is not asked again",
+    )
+    files.add_argument("--retry-errors", action="store_true", help="ask lines that ended with an error again")
+    files.add_argument(
+        "--at-once",
+        type=number,
+        default=BATCH,
+        metavar="N",
+        help=f"most prompts that are answered together (default: {BATCH})",
+    )
+    server = parser.add_argument_group("another server", "instead of a model that is loaded here")
+    server.add_argument(
+        "--endpoint", metavar="URL", help="a server of the OpenAI API, such as http://localhost:8000/v1"
+    )
+    server.add_argument("--api-key", metavar="KEY", help=f"its key (default: {KEY} of the environment)")
+    server.add_argument(
+        "--retries", type=int, default=5, metavar="N", help="how often a request is sent again (default: 5)"
+    )
+    server.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="seconds a request may take (default: 600)"
+    )
+    options.add_settings(parser)
+    options.add_sampling(parser)
+
+
+def number(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= AT_ONCE:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {AT_ONCE}.")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    from app.batch.run import Run
+
+    spec, drain = options.spec(args), threading.Event()
+    batch = Run(args.source, args.out, drain, args.retry_errors)
+    try:
+        if not batch.left:
+            print(f"All {batch.total} lines have an answer in {args.out} already.", file=sys.stderr)
+            return 0
+        if batch.progress.before:
+            print(f"{batch.progress.before} of {batch.total} lines are answered already.", file=sys.stderr)
+        if args.endpoint:
+            from app.batch.by_server import ByServer, Server
+
+            key = args.api_key if args.api_key is not None else os.environ.get(KEY, "")
+            server = Server(args.endpoint, key, args.model or "", args.retries, args.timeout)
+            return _answered(batch, ByServer(server, args.at_once), drain, args.out)
+        from app.batch.by_engine import ByEngine
+
+        engine = chat.load(spec)
+        try:
+            return _answered(batch, ByEngine(engine, spec.model, options.sampling(args), args.at_once), drain, args.out)
+        finally:
+            engine.unload()
+    finally:
+        batch.close()
+
+
+def _answered(batch: Run, backend: Backend, drain: threading.Event, out: Path) -> int:
+    """Answer what is left and say what came of it; returns the exit code."""
+    shown = Shown()
+    with stoppable(drain):
+        try:
+            batch.answer(backend, shown)
+        except MoestroError:
+            shown.end(batch.progress, out)
+            raise
+        except KeyboardInterrupt:
+            shown.end(batch.progress, out)
+            print("Stopped. The same command goes on.", file=sys.stderr)
+            return 130
+    shown.end(batch.progress, out)
+    if batch.left:
+        print(f"Stopped with {batch.left} lines left. The same command goes on.", file=sys.stderr)
+        return 130
+    return 1 if batch.progress.errors else 0
+
+
+class Shown:
+    """Shows progress on stderr."""
+
+    def __init__(self) -> None:
+        self._bar, self._percent = Bar(), -1
+
+    def __call__(self, progress: Progress) -> None:
+        percent = int(20 * progress.share)
+        if not sys.stderr.isatty() and percent == self._percent:
+            return
+        self._percent, left = percent, progress.left_s
+        self._bar.show(
+            f"{progress.before + progress.done} of {progress.total}, {progress.tok_s:.1f} tokens/s"
+            + (f", {clock(left)} left" if left is not None else ""),
+            progress.share,
+        )
+
+    def end(self, progress: Progress, out: Path) -> None:
+        """The summary."""
+        self._bar.end()
+        wrong = f", {progress.errors} of them with an error" if progress.errors else ""
+        print(
+            f"{progress.done} lines answered{wrong}, {progress.tokens} tokens at {progress.tok_s:.1f} a second, "
+            f"in {out}.",
+            file=sys.stderr,
+        )

@@ -31,6 +31,7 @@ from core.importing import import_model
 from core.memory.link import scaled_gbps
 from core.memory.pack import pack_at
 from core.metrics import reduced
+from core.policy.batching import NoScheduler, RandomScheduler, Scheduler, TokenScheduler
 from core.session.batch_request import BatchRequest
 from core.session.loading import own_memory
 from core.settings.config import Settings
@@ -52,6 +53,12 @@ CACHES: dict[str, dict[str, object]] = {  # compared at half of the experts
     "lru": PLAIN,
     "lru, one pool": {**PLAIN, "scope": "global"},
     "plec": {**PLAIN, "eviction": "plec", "scope": "global", "predictor": "gate", "prefetch_guard": False},
+}
+
+SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
+    "none": NoScheduler,
+    "random": RandomScheduler,
+    "similarity": TokenScheduler,
 }
 
 
@@ -102,6 +109,7 @@ def run(
             name: _sizes(engines[LINK], {**one, **settings}, work, sizes, rounds, name, say)
             for name, one in CACHES.items()
         }
+        found["schedulers"] = _schedulers(engines[LINK], {**PLAIN, **settings}, work, rounds, say)
         about = {**subject(engines[LINK]), "link_gbps": emulated["link_gbps"]}
     say("transformers")
     plain = _transformers(model, work, sizes, rounds)
@@ -167,10 +175,30 @@ def _sizes(
     return {size: {key: median(one[key] for one in found) for key in found[0]} for size, found in rows.items()}
 
 
-def _row(engine: Engine, work: Work, size: int) -> dict[str, float]:
-    """The figures of answering prompts, so many at a time: all of them once, or a few one by one."""
-    prompts = work.first(max(size, 4))
-    seconds, steps = _answered(engine, prompts, work.tokens, size)
+def _schedulers(
+    engine: Engine, settings: Mapping[str, object], work: Work, rounds: int, say: Callable[[str], None]
+) -> dict[str, dict[str, float]]:
+    """Two batches of half of the prompts each, by what divides them; and all of them as one batch."""
+    engine.change(settings)
+    half = len(work.prompts) // 2
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in ("one batch", *SCHEDULERS)}
+    for number in range(rounds + 1):
+        say(f"schedulers: round {number} of {rounds}" if number else "schedulers: warming up")
+        for name, found in rows.items():
+            make, times = SCHEDULERS.get(name), engine.batching.scheduled_ms
+            times.clear()
+            row = _row(engine, work, half if make else 2 * half, make() if make else None)
+            row["scheduled_ms"] = median(times) if times else 0.0
+            if number:
+                found.append(row)
+    return {name: {key: median(one[key] for one in found) for key in found[0]} for name, found in rows.items()}
+
+
+def _row(engine: Engine, work: Work, size: int, scheduler: Scheduler | None = None) -> dict[str, float]:
+    """The figures of answering prompts, so many at a time: all of them once, or a few one by one; with a `scheduler`
+    two batches of so many."""
+    prompts = work.first(max(size, 4) if scheduler is None else 2 * size)
+    seconds, steps = _answered(engine, prompts, work.tokens, size, scheduler)
     decode = [step for step in steps if step.phase == "decode"]
     figures, generated, layers = reduced(steps), len(prompts) * work.tokens, engine.shape.layers
     copied = sum(step.demand_bytes + step.prefetch_bytes for step in steps)
@@ -188,12 +216,13 @@ def _row(engine: Engine, work: Work, size: int) -> dict[str, float]:
 
 
 def _answered(
-    engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, size: int
+    engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, size: int, scheduler: Scheduler | None = None
 ) -> tuple[float, list[StepRecord]]:
     """Seconds, and the passes that it took."""
     sampling, steps = Sampling(max_new_tokens=tokens, temperature=0.0), dict[int, StepRecord]()
     began_s = time.perf_counter()
-    for one in engine.generate_many([BatchRequest(n, Ids(ids), sampling) for n, ids in enumerate(prompts)], size):
+    requests = [BatchRequest(n, Ids(ids), sampling) for n, ids in enumerate(prompts)]
+    for one in engine.generate_many(requests, size, scheduler=scheduler):
         if one.piece is not None and one.piece.step is not None:
             steps[one.piece.step.index] = one.piece.step
     return time.perf_counter() - began_s, list(steps.values())

@@ -26,6 +26,14 @@ def table(found: Mapping[str, Any]) -> str:
         hits = "  ".join(f"{size}: {row['hit_rate']:.1%}" for size, row in rows.items())
         speed = "  ".join(f"{size}: {row['tok_s']:.1f}" for size, row in rows.items())
         lines.append(f"  {name:14s} hits {hits}   tok/s {speed}")
+    half = f["sizes"][-1] // 2
+    lines += ["", f"  {2 * half} prompts as two batches of {half}, regrouped for every token"]
+    for name, row in f["schedulers"].items():
+        lines.append(
+            f"  {name:12s} {row['tok_s']:7.1f} tok/s  pass {row['pass_ms']:6.1f} ms  union {row['union']:5.1f}  hits "
+            f"{row['hit_rate']:.1%}  {row['bytes_per_token'] / 1e6:.3f} MB a token  "
+            f"scheduling {row['scheduled_ms']:.2f} ms"
+        )
     goal = "kept" if f["gain"] >= f["goal"] else "MISSED"
     lines += ["", f"  16 at a time over one, half resident: {f['gain']:.2f} (>= {f['goal']:g}) {goal}"]
     return "\n".join(lines)

@@ -19,6 +19,7 @@ from core.capacity.free_memory import free_bytes, give_back
 from core.capacity.plan import plan
 from core.errors import BudgetError
 from core.hf import release_weights
+from core.policy.batching import Scheduler
 from core.profile import Profile, check_model
 from core.quality.report import Quality
 from core.runtime.measurement import MeasurementSession
@@ -61,7 +62,7 @@ class Engine:
         self._generation = Generation(
             loaded, wiring.answering, wiring.kv, wiring.meter, wiring.controller, parts, passes, number
         )
-        self._batching = Batching(
+        self.batching = Batching(
             loaded, wiring.answering, wiring.pool, wiring.meter, passes, wiring.controller, parts, number
         )
 
@@ -149,6 +150,7 @@ class Engine:
         cancel: threading.Event | None = None,
         *,
         by_row: bool = False,
+        scheduler: Scheduler | None = None,
     ) -> Iterator[BatchPiece]:
         """Answer many prompts together, at most `limit` at a time and as many as the KV memory has room for; their
         pieces come as they are computed. The next request is taken from `requests` when there is room; None means that
@@ -157,10 +159,13 @@ class Engine:
 
         Raises BusyError at the first step. A prompt that cannot be answered is told as its piece's `error`. `cancel`
         stops all before the next MoE layer. `by_row`: also a token that is computed alone is computed as it would be
-        beside others, so that answers hardly depend on what else is asked.
+        beside others, so that answers hardly depend on what else is asked. With a `scheduler` twice `limit` are at
+        work, in two batches that it regroups for every token (ExpertFlow section 3.3).
         """
         with self.access.owned("The model is answering a batch. Wait for it, or stop it."):
-            yield from self._batching.run(requests, limit, cancel or threading.Event(), by_row)
+            yield from self.batching.run(
+                requests, limit, cancel or threading.Event(), by_row=by_row, scheduler=scheduler
+            )
 
     def count_tokens(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> int:
         """Number of prompt tokens of a chat."""

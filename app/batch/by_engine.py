@@ -20,6 +20,7 @@ from app.server.v1.result import result
 from app.services.engine_protocol import EngineProtocol
 from app.services.progress import Answer
 from core.errors import MoestroError
+from core.policy.batching import Scheduler
 from core.session.batch_request import BatchRequest
 from core.settings.sampling import Sampling
 from core.types import TokenLogprob
@@ -38,9 +39,13 @@ class Asked:
 
 
 class ByEngine:
-    """`model` = its name in answers; `base`: the sampling settings of lines that do not say."""
+    """`model` = its name in answers; `base`: the sampling settings of lines that do not say. With a `scheduler` two
+    batches of `at_once` are at work."""
 
-    def __init__(self, engine: EngineProtocol, model: str, base: Sampling, at_once: int) -> None:
+    def __init__(
+        self, engine: EngineProtocol, model: str, base: Sampling, at_once: int, scheduler: Scheduler | None = None
+    ) -> None:
+        self._scheduler = scheduler
         self._engine, self._model, self._base, self._at_once = engine, model, base, at_once
 
     def run(self, lines: Iterable[Line], put: Put) -> Iterator[int]:
@@ -57,7 +62,7 @@ class ByEngine:
                 asked[line.number] = one
                 yield request
 
-        for piece in self._engine.generate_many(requests(), self._at_once, by_row=True):
+        for piece in self._engine.generate_many(requests(), self._at_once, by_row=True, scheduler=self._scheduler):
             number = int(str(piece.key))
             one = asked[number]
             if piece.error:

@@ -15,6 +15,7 @@ from app.cli.interrupt import stoppable
 from app.cli.parser import CommandParser
 from core.errors import MoestroError
 from core.session.batch_request import BATCH
+from core.settings.registry import create, variants
 
 if TYPE_CHECKING:
     from app.batch.run import Backend, Progress, Run
@@ -48,6 +49,14 @@ def add_arguments(parser: CommandParser) -> None:
         default=BATCH,
         metavar="N",
         help=f"most prompts that are answered together (default: {BATCH})",
+    )
+    files.add_argument(
+        "--scheduler",
+        choices=[one.name for one in variants("scheduler")],
+        default="none",
+        help="similarity: twice as many prompts are at work, in two batches that are regrouped for every token, so "
+        "that those that need the same experts are computed together (ExpertFlow; for when --at-once is the most that "
+        "the device computes well); random is its control (default: none, one batch)",
     )
     server = parser.add_argument_group("another server", "instead of a model that is loaded here")
     server.add_argument(
@@ -89,9 +98,12 @@ def run(args: argparse.Namespace) -> int:
             return _answered(batch, ByServer(server, args.at_once), drain, args.out)
         from app.batch.by_engine import ByEngine
 
+        scheduler = create("scheduler", args.scheduler, {}) if args.scheduler != "none" else None
         engine = chat.load(spec)
         try:
-            return _answered(batch, ByEngine(engine, spec.model, options.sampling(args), args.at_once), drain, args.out)
+            return _answered(
+                batch, ByEngine(engine, spec.model, options.sampling(args), args.at_once, scheduler), drain, args.out
+            )
         finally:
             engine.unload()
     finally:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
+from core.policy.batching import Scheduler
 from core.profile import Profile
 from core.quality.report import Quality
 from core.session.batch_request import BatchPiece, BatchRequest
@@ -87,7 +88,12 @@ class EngineProtocol(Protocol):
         ...
 
     def generate_many(
-        self, requests: Iterable[BatchRequest | None], limit: int, *, by_row: bool = False
+        self,
+        requests: Iterable[BatchRequest | None],
+        limit: int,
+        *,
+        by_row: bool = False,
+        scheduler: Scheduler | None = None,
     ) -> Iterator[BatchPiece]:
         """Answer several prompts together; None = there is none now. As `core.engine.Engine.generate_many`."""
         ...

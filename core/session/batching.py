@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
 
 from core.errors import ContextError, MoestroError, PromptError
+from core.policy.batching import Scheduler
 from core.quality.meter import Meter
 from core.runtime.kv_pool import KVPool
 from core.runtime.pipeline import Pipeline, Stopped
 from core.session.answer import AnswerBuilder
-from core.session.batch_request import BatchPiece, BatchRequest
+from core.session.batch_request import BATCH, BatchPiece, BatchRequest
 from core.session.constraint import Constraints
 from core.session.kept import Start
 from core.session.loading import LoadedModel
@@ -28,6 +34,8 @@ from core.session.sequence import Sequence, Stop
 from core.session.settings_controller import EngineParts, SettingsController
 from core.types import Phase, Piece
 
+Ids = npt.NDArray[np.int16]
+SCHEDULED = 1000  # times of regrouping that are kept
 JOIN = 4  # new sequences join when a quarter of the places is free
 
 
@@ -39,6 +47,7 @@ class Running:
     sequence: Sequence
     answer: AnswerBuilder
     seed: int
+    path: Ids | None = None  # [L, k] the experts of its newest token; None before there is one
 
     @property
     def unread(self) -> int:
@@ -76,16 +85,26 @@ class Batching:
         """`number()` is the next request's."""
         self._loaded, self._pipeline, self._pool, self._meter = loaded, pipeline, pool, meter
         self._passes, self._controller, self._parts, self._number = passes, controller, parts, number
-        self._constraints, self._by_row = Constraints(loaded.prompt), False
+        self._constraints, self._by_row, self._size = Constraints(loaded.prompt), False, BATCH
+        self._scheduler: Scheduler | None = None
+        self.scheduled_ms: deque[float] = deque(maxlen=SCHEDULED)  # what regrouping took, the last times
 
     def run(
-        self, requests: Iterable[BatchRequest | None], limit: int, cancel: threading.Event, by_row: bool
+        self,
+        requests: Iterable[BatchRequest | None],
+        limit: int,
+        cancel: threading.Event,
+        *,
+        by_row: bool = False,
+        scheduler: Scheduler | None = None,
     ) -> Iterator[BatchPiece]:
         """Answer all requests, at most `limit` at a time; the next is asked for when there is room, and None means that
         there is none now: it is asked again after each pass, until nothing runs. When `cancel` is set, the pass under
         way is broken off and what is running ends as cancelled. `by_row`: also a token that is computed alone is
-        computed as it would be beside others."""
-        self._by_row = by_row
+        computed as it would be beside others. With a `scheduler` twice as many are at work, in two batches that it
+        chooses anew for every token."""
+        self._by_row, self._size = by_row, limit
+        self._scheduler, limit = scheduler, limit if scheduler is None else 2 * limit
         source, running, places = iter(requests), list[Running](), limit
         asked = next(source, None)
         try:
@@ -215,8 +234,24 @@ class Batching:
 
     def _decode(self, running: list[Running]) -> Iterator[BatchPiece]:
         """The next token of every sequence, as many in a pass as its workspace allows."""
-        for at in range(0, len(running), self._passes.chunk):
-            yield from self._computed("decode", [(one, 1) for one in running[at : at + self._passes.chunk]])
+        most = self._passes.chunk
+        for group in self._groups(running):
+            for at in range(0, len(group), most):
+                yield from self._computed("decode", [(one, 1) for one in group[at : at + most]])
+
+    def _groups(self, running: list[Running]) -> list[list[Running]]:
+        """The batches that are computed one after the other. A sequence is expected to need the experts of its newest
+        token again."""
+        if self._scheduler is None or not running:
+            return [running]
+        began_s, shape = time.perf_counter(), self._loaded.shape
+        paths = np.zeros((len(running), shape.layers, shape.experts), np.bool_)
+        for at, one in enumerate(running):
+            if one.path is not None:
+                np.put_along_axis(paths[at], one.path.astype(np.int64), True, 1)
+        groups = self._scheduler.regroup(paths.reshape(len(running), -1), self._size)
+        self.scheduled_ms.append((time.perf_counter() - began_s) * 1e3)
+        return [[running[at] for at in group] for group in groups]
 
     def _computed(self, phase: Phase, work: list[tuple[Running, int]]) -> Iterator[BatchPiece]:
         """One pass over the next tokens, so many of each."""
@@ -224,6 +259,9 @@ class Batching:
         tokens, step = self._passes.run(
             phase, *[(one.sequence, count) for one, count in work], total=total, by_row=self._by_row
         )
+        if self._scheduler is not None and step.ids.size:
+            for (one, _), row in zip(work, accumulate(count for _, count in work), strict=True):
+                one.path = step.ids[:, row - 1]
         for (one, _), token in zip(work, tokens, strict=True):
             one.answer.count(step)
             sequence = one.sequence

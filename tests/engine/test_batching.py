@@ -7,10 +7,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from core.engine import Engine
 from core.errors import BusyError
+from core.policy.batching import NoScheduler, RandomScheduler, Scheduler, TokenScheduler
+from core.policy.batching.scheduler import Groups
+from core.policy.batching.unions import Paths
 from core.session.batch_request import BatchPiece, BatchRequest
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -66,9 +70,9 @@ class Answers:
             self.stats[one.key] = piece.stats
 
 
-def together(engine: Engine, requests: list[BatchRequest], limit: int) -> Answers:
+def together(engine: Engine, requests: list[BatchRequest], limit: int, scheduler: Scheduler | None = None) -> Answers:
     found = Answers()
-    for one in engine.generate_many(requests, limit):
+    for one in engine.generate_many(requests, limit, scheduler=scheduler):
         found.take(one)
         assert engine.memory().used <= engine.memory().budget
     engine.expert_cache.check_integrity()
@@ -163,3 +167,36 @@ def test_settings_change_between_passes(engine: Engine) -> None:
         engine.change(turns[count % len(turns)])
     engine.expert_cache.check_integrity()
     assert found.tokens == wanted
+
+
+@pytest.mark.parametrize("scheduler", [NoScheduler(), RandomScheduler(2), TokenScheduler()])
+def test_scheduled_answers_are_those_of_each_alone(engine: Engine, scheduler: Scheduler) -> None:
+    wanted = {n: alone(engine, text, GREEDY) for n, text in enumerate(TEXTS)}
+    found = together(engine, [BatchRequest(n, text, GREEDY) for n, text in enumerate(TEXTS)], 3, scheduler)
+    assert found.tokens == wanted
+    sizes = [len(step.rows) for step in found.steps.values() if step.phase == "decode"]
+    assert max(sizes) <= 3 and sizes.count(3) >= 8, "two batches of three"
+    assert len(engine.batching.scheduled_ms) >= 8
+
+
+def test_the_token_scheduler_regroups_by_what_sequences_needed_last(engine: Engine) -> None:
+    """It is told each sequence's experts of the newest token, as recorded."""
+
+    class Told(NoScheduler):
+        def regroup(self, paths: Paths, size: int) -> Groups:
+            seen.append(paths)
+            return super().regroup(paths, size)
+
+    seen: list[Paths] = []
+    found = together(engine, [BatchRequest(n, text, GREEDY) for n, text in enumerate(TEXTS[:4])], 2, Told())
+    shape, newest = engine.shape, dict[int, np.ndarray]()
+    decoded = [step for step in found.steps.values() if step.phase == "decode"]
+    for first, second, told in zip(decoded[0::2], decoded[1::2], seen[1:], strict=False):
+        for step in (first, second):
+            for row, (request, _) in enumerate(step.rows):
+                newest[request] = step.ids[:, row]
+        for at, request in enumerate(sorted(newest)):
+            experts = told.reshape(-1, shape.layers, shape.experts)[at]
+            assert [sorted(np.flatnonzero(one)) for one in experts] == [
+                sorted({*one}) for one in newest[request].tolist()
+            ]

@@ -11,7 +11,7 @@ from bench.papers.sources import DRAWING, Claims, Reading, Stated, Systems, neve
 METHODS, SYSTEMS, MAPS = "bench methods", "bench systems", "bench expert_maps"
 RIVALS = ("se_moe", "mixtral_offloading", "promoe", "moe_infinity")
 SEARCHED = ("live_searches", "residents")
-BATCH = "One answer is written at a time: there are no batches of requests yet."
+BATCH = "No bench lets requests arrive one after the other yet; FineMoE's search follows one sequence."
 FREE = 0.02  # of a token's time: what the paper calls negligible is 1 %
 
 

@@ -106,30 +106,31 @@ class Batching:
         self._by_row, self._size = by_row, limit
         self._scheduler, limit = scheduler, limit if scheduler is None else 2 * limit
         source, running, places = iter(requests), list[Running](), limit
-        asked = next(source, None)
+        asked: BatchRequest | None = None
         try:
             while not cancel.is_set():
-                asked = next(source, None) if asked is None else asked
                 if len(running) <= places - max(1, places // JOIN):
                     places = limit  # some have left: there may be room for more than there was
-                while asked is not None and self._may_join(asked, running, places):
+                while len(running) < places:
+                    asked = next(source, None) if asked is None else asked
+                    if asked is None or not self._may_join(asked, running, places):
+                        break
                     try:
                         fresh = self._joined(asked, cancel)
                     except MoestroError as error:
-                        refused, too_long = (
-                            isinstance(error, ContextError | PromptError),
-                            isinstance(error, ContextError),
-                        )
+                        too_long = isinstance(error, ContextError)
+                        refused = too_long or isinstance(error, PromptError)
                         yield BatchPiece(asked.key, None, str(error), refused, too_long)
-                        asked = next(source, None)
+                        asked = None
                         continue
                     if fresh is None:
                         places = len(running)
                         break
                     running.append(fresh)
-                    asked = next(source, None)
+                    asked = None
                 yield from self._ended(running)
                 if not running:
+                    asked = next(source, None) if asked is None else asked
                     if asked is None:
                         return
                     continue

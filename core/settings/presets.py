@@ -201,7 +201,7 @@ PRESETS: tuple[Preset, ...] = (
         "ExpertFlow",
         "A trained network tells the experts of all layers before a pass begins, and "
         "one cache for all layers keeps what is ahead, in the place of what is passed. The paper also "
-        "regroups the tokens of a batch by the experts they need; here tokens keep their order.",
+        "regroups the tokens of a batch by the experts they need: launch.py batch --scheduler similarity.",
         "ExpertFlow section 3",
         {"eviction": "plec", "scope": "global", "predictor": "routing_path", "prefetch_guard": False},
     ),

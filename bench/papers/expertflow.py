@@ -55,7 +55,8 @@ def scheduling(result: Mapping[str, Any]) -> tuple[str, str] | None:
 def over_batches(result: Mapping[str, Any]) -> tuple[str, str] | None:
     """Hit rates from batches of 4 to those of 16."""
     lost = {name: rows["4"]["hit_rate"] - rows["16"]["hit_rate"] for name, rows in result["caches"].items()}
-    said = HOLDS if lost["plec"] < lost["lru, one pool"] - NEAR else NO
+    fewer = [lost["plec"] < lost[name] - NEAR for name in ("lru", "lru, one pool")]
+    said = HOLDS if all(fewer) else PART if any(fewer) else NO
     told = ", ".join(f"{name} {100 * points:+.1f}" for name, points in lost.items())
     return said, (
         f"Points lost from 4 to 16 sequences: {told} ({result['model']}, half of the experts resident; PLEC behind "

@@ -1,0 +1,21 @@
+"""bench batch: the smoke run, and what its table says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.batch import run, table
+
+
+@pytest.mark.long(1)
+def test_it_runs_and_its_figures_fit_together(tmp_path: Path) -> None:
+    found = run(tmp_path, small=True, say=lambda text: None)
+    for place in ("link", "disk"):
+        for share, rows in found[place].items():  # type: ignore[attr-defined]
+            assert rows["1"]["tokens_per_expert"] == 1.0 and rows["4"]["union"] > rows["1"]["union"]
+            assert (rows["1"]["bytes_per_token"] > 0) == (share != "100%")
+    assert {*found["schedulers"]} == {"one batch", "none", "random", "similarity"}  # type: ignore[misc]
+    said = table(found)
+    assert "16 at a time over one" in said and "two batches of 2" in said

@@ -200,7 +200,7 @@ def test_the_command_prints_all_tables_and_runs_what_is_missing(
     assert cli.main(["papers", "--list"]) == 2
     monkeypatch.setattr(stored, "RESULTS", tmp_path)  # nothing was measured yet
     assert cli.main(["papers", "--run", "expertflow", "--list"]) == 0
-    listed = capsys.readouterr().out.splitlines()[-3:]
+    listed = capsys.readouterr().out.splitlines()[-4:]
     assert {"python launch.py bench methods", "python launch.py bench systems"} <= set(listed)
     ran: list[list[str]] = []
     monkeypatch.setattr("app.cli.main", lambda words: ran.append(words) or len(ran) // 2)

@@ -4,6 +4,7 @@ was killed goes on where it ended."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from typing import Any
 from core.errors import ModelError, MoestroError
 from core.memory.pack.lock import Lock
 
+log = logging.getLogger("moestro.app")
 SYNC_S = 1.0  # at most so long after it was written a line is on the disk itself
 FULL = "{} could not be written to: {}. {} answers are in it; make room, and run the command again to go on."
 
@@ -100,8 +102,8 @@ class AnswersFile:
         """Also after an error."""
         try:
             self._sync()
-        except OSError:
-            pass
+        except OSError as error:
+            log.warning("%s may not be on the disk yet: %s", self._path, error.strerror or error)
         self._out.close()
         self._lock.release()
 

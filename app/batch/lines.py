@@ -65,20 +65,22 @@ def _line(number: int, raw: bytes, seen: dict[str, int]) -> Line:
 def _parsed(number: int, raw: bytes) -> Line:
     try:
         found = json.loads(raw)
-    except ValueError as error:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadLine("It contains an unpaired surrogate, which is not a character.") from None
+    except (ValueError, RecursionError) as error:
         raise BadLine(f"It is not JSON: {error}.") from None
     if not isinstance(found, dict):
         raise BadLine(f"It is not a JSON object. {FORMS}")
     if "body" in found or "custom_id" in found:
         return _openai(number, found)
-    for name, kind in (("messages", "chat"), ("prompt", "chat")):
-        if name in found:
-            body = {key: value for key, value in found.items() if key != "id"}
-            if name == "prompt":
-                if not isinstance(body["prompt"], str):
-                    raise BadLine("Its prompt is not a text.")
-                body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
-            return Line(number, _id(found.get("id", f"line-{number}")), kind, body, plain=True)  # type: ignore[arg-type]
+    body = {key: value for key, value in found.items() if key != "id"}
+    if "messages" not in found and "prompt" in found:
+        if not isinstance(body["prompt"], str):
+            raise BadLine("Its prompt is not a text.")
+        body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+    if "messages" in body:
+        return Line(number, _id(found.get("id", f"line-{number}")), "chat", body, plain=True)
     raise BadLine(f"It has no prompt. {FORMS}")
 
 

@@ -18,13 +18,13 @@ class KVPool:
     ) -> None:
         self.chat, self.context = chat, context
         self._model, self._room, self._bytes_of = model, room, bytes_of
-        self._taken: dict[SequenceKV, int] = {}  # bytes of each that is in use
+        self._taken: dict[KVCache, int] = {}  # bytes of each that is in use
         self.chatting = False  # an answer uses the chats' memory, beside others
 
     @property
     def bytes(self) -> int:
         """Device bytes allocated now. May be read from any thread."""
-        return self.chat.bytes + sum([kv.memory.bytes for kv in tuple(self._taken)])
+        return self.chat.bytes + sum([memory.bytes for memory in tuple(self._taken)])
 
     @property
     def has_chat_room(self) -> bool:
@@ -40,16 +40,17 @@ class KVPool:
         chat = self._bytes_of(self.context) if self.chatting else self.chat.bytes
         if (self._taken or self.chatting) and chat + sum(self._taken.values()) + need > self._room:
             return None
-        kv = KVCache(self._model, positions).fresh()
-        self._taken[kv] = need
-        return kv
+        memory = KVCache(self._model, positions)
+        self._taken[memory] = need
+        return memory.fresh()
 
     def give_back(self, kv: SequenceKV) -> None:
         """A sequence has ended."""
-        del self._taken[kv]
+        del self._taken[kv.memory]
         kv.memory.release()
 
     def clear(self) -> None:
         """All sequences have ended."""
-        for kv in tuple(self._taken):
-            self.give_back(kv)
+        for memory in tuple(self._taken):
+            del self._taken[memory]
+            memory.release()

@@ -216,10 +216,7 @@ class Batching:
         if self._controller.wanted.lossy.active:
             return
         for sequence in [one.sequence for one in running if not one.sequence.kv.exact]:
-            if sequence.kept:
-                sequence.start_over(self._pool.chat.fresh())
-            else:
-                sequence.start_over(sequence.kv.memory.fresh())
+            sequence.start_over(sequence.kv.memory.fresh())
 
     def _read(self, fresh: list[Running]) -> Iterator[BatchPiece]:
         """Prefill: several prompts in a pass, as many tokens as its workspace allows."""

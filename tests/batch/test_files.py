@@ -72,6 +72,8 @@ def test_all_three_forms_are_read(tmp_path: Path) -> None:
     [
         ("not json", "not JSON"),
         ("[1]", "not a JSON object"),
+        ('{"prompt": "\\ud800"}', "surrogate"),
+        ("[" * 100_000, "not JSON"),
         ('{"text": "why"}', "has no prompt"),
         ('{"prompt": 3}', "not a text"),
         ('{"custom_id": "x", "url": "/v1/embeddings", "body": {}}', "/v1/embeddings"),

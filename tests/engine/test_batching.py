@@ -200,3 +200,16 @@ def test_the_token_scheduler_regroups_by_what_sequences_needed_last(engine: Engi
             assert [sorted(np.flatnonzero(one)) for one in experts] == [
                 sorted({*one}) for one in newest[request].tolist()
             ]
+
+
+def test_what_was_computed_lossily_is_computed_again_for_each(engine: Engine) -> None:
+    """Lossy options are turned off in the middle: every answer still goes on, exactly from there, and ends."""
+    engine.change({"miss": "drop"})
+    found = Answers()
+    for one in engine.generate_many([BatchRequest(n, text, GREEDY) for n, text in enumerate(TEXTS[:3])], 3):
+        found.take(one)
+        if sum(map(len, found.tokens.values())) == 9:
+            engine.change({"miss": "wait"})
+    assert {key: stats.new_tokens for key, stats in found.stats.items()} == {0: 9, 1: 9, 2: 9}
+    assert max(found.steps.items())[1].exact and not all(step.lossless for step in found.steps.values())
+    assert engine.wiring.pool.bytes == 0

@@ -20,7 +20,7 @@ import torch
 
 from bench.generate import Sizes, checkpoint
 from core.engine import Engine
-from core.hf.packed import Packing
+from core.hf.packed_texts import packing_of
 from core.runtime.batch import Batch, Share
 from core.runtime.compute import ExpertMath
 from core.runtime.moe_step import MoEStep
@@ -127,7 +127,7 @@ def _through(wiring: Wiring) -> Pipeline:
 
     loaded, moe_step = wiring.loaded, cast(MoEStep, step)  # all that a pass does with it is to call it
     cache, metrics = wiring.parts.expert_cache, wiring.unrecorded
-    packing = Packing(loaded.model, [site.module for site in loaded.sites])
+    packing = packing_of(loaded.model, [site.module for site in loaded.sites])
     return Pipeline(loaded.model, loaded.device, wiring.dispatch, moe_step, cache, wiring.threads, metrics, packing)
 
 

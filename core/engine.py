@@ -177,8 +177,14 @@ class Engine:
 
     @property
     def takes_chats(self) -> bool:
-        """Whether the model has a chat template; one without goes on with texts."""
-        return self.prompt.tokenizer.chat_template is not None
+        """Whether the model answers messages: it has a chat template, or writes a text for a text. Others go on with
+        texts."""
+        return self.text_to_text or self.prompt.tokenizer.chat_template is not None
+
+    @property
+    def text_to_text(self) -> bool:
+        """Whether the model writes one text for another: it sees the last message alone."""
+        return self.prompt.start is not None
 
     @property
     def takes_tools(self) -> bool:

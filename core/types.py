@@ -54,6 +54,8 @@ class ModelShape:
     top_k: int
     hidden: int
     expert_bytes: int
+    encoder_layers: int = 0
+    """The first so many layers compute a prompt, and only that; the others the answer. 0: all compute both."""
 
     @property
     def total(self) -> int:

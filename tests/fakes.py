@@ -37,6 +37,7 @@ class FakeEngine:
     closeness = 0.0
     weights = ""
     takes_chats = True
+    text_to_text = False
     takes_tools = False
     opens_reasoning = False
     says_once = False  # ends where its words end; else it says them again and again

@@ -60,7 +60,12 @@ class EngineProtocol(Protocol):
 
     @property
     def takes_chats(self) -> bool:
-        """Whether the model has a chat template; one without goes on with texts."""
+        """Whether the model answers messages; others go on with texts."""
+        ...
+
+    @property
+    def text_to_text(self) -> bool:
+        """Whether the model writes one text for another: it sees the last message alone."""
         ...
 
     @property

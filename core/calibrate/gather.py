@@ -77,6 +77,11 @@ def calibrate(
     if not wanted or not wanted <= PARTS.keys():
         asked = ", ".join(sorted(wanted - PARTS.keys())) or "without a name"
         raise SettingError(f"A profile has no part {asked}. Its parts: {', '.join(PARTS)}.")
+    if engine.text_to_text:
+        raise SettingError(
+            "A text-to-text model cannot be calibrated. Choose prefetchers and substitutes that need no profile; they "
+            "work as with any other model."
+        )
     if engine.shape.layers < 2:
         wanted -= {"gate_recall", "estimator"}  # a single layer has no layer before it
     for trace in traces:

@@ -30,6 +30,9 @@ CLOSE = (
     "differ from its own in the last bits, by no more than {:.0e} of the largest in fp32 (found with a tiny "
     "random model; a large one was not compared)."
 )
+TEXT_TO_TEXT = (
+    "Text to text: it sees the last message alone. It cannot be calibrated, and Analysis has no recordings of it."
+)
 SPLIT_SUMS = 2e-5
 """The same bound for experts in blocks, whose outputs are added up in another order; tests/equality/test_split.py."""
 SPLIT = (
@@ -79,7 +82,8 @@ class Plan:
         text = f"Text only: {', '.join(parts)} of this model {verb} not loaded." if parts else ""
         close = CLOSE.format(self.outline.closeness) if self.outline.closeness else ""
         split = SPLIT.format(self.codec.blocks, SPLIT_SUMS) if self.codec.blocks > 1 else ""
-        return " ".join(filter(None, (text, close, split, notice(self.device))))
+        turns = TEXT_TO_TEXT if self.outline.encoder_layers else ""
+        return " ".join(filter(None, (text, turns, close, split, notice(self.device))))
 
     @property
     def weights(self) -> str:

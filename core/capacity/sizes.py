@@ -125,7 +125,9 @@ def sizes_of(
     if codec.device.type == "cuda":
         slot = slot_cost(codec.slot_bytes)
     site, text = outline.sites[0], text_config(config)
-    shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot * codec.blocks)
+    shape = ModelShape(
+        len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot * codec.blocks, outline.encoder_layers
+    )
     states, scores = outline.states, _scores_bytes(text, context)
     libraries = LIBRARIES if codec.device.type == "cuda" else 0
 
@@ -193,7 +195,7 @@ def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, t
     hidden, k, itemsize = shape.hidden, shape.top_k, codec.dtype.itemsize
     widest = max(s.shape[0] * s.shape[1] // hidden for s in outline.sites[0].parts.values() if s.is_weight)
     heads = _most(config, "num_attention_heads")
-    head = max(_most(config, name) for name in ("head_dim", "qk_head_dim", "v_head_dim")) or hidden // heads
+    head = max(_most(config, name) for name in ("head_dim", "qk_head_dim", "v_head_dim", "d_kv")) or hidden // heads
     mixed = 4 * itemsize + 2 * 4  # of six rows, the two in norms and rotations
     residual = mixed * tokens * hidden
     attention = mixed * tokens * heads * head + (4 * heads * head + 2 * tokens) * context * itemsize

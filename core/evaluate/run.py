@@ -65,7 +65,11 @@ def gather(
         asked = demo_questions() if engine.model_name == "demo" else []
     texts = held_out(engine.model_name) if texts is None else texts
     note = ""
-    if asked and questions and engine.prompt.tokenizer.chat_template is None:
+    if tokens and engine.text_to_text:
+        raise SettingError(
+            "A text-to-text model goes on with no text, so tokens of text cannot be scored. Ask it questions alone."
+        )
+    if asked and questions and not engine.takes_chats:
         asked, note = [], NO_TEMPLATE.format(engine.model_name)
         if not tokens:
             raise SettingError(f"{note} Ask for tokens of text instead.")

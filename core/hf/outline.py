@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch.fx.experimental import _config as fx
-from transformers import DynamicCache
 
 from core.errors import ModelError
 from core.hf.adapters.marks import CLOSE
@@ -20,9 +19,11 @@ from core.hf.hooks import install
 from core.hf.quantized_linear import Linear, linears
 from core.hf.shape_inference import StateLayers, rehearse
 from core.hf.text_only import keep_text
+from core.hf.text_to_text import empty_cache, encoder_layers
 from core.system.text_config import text_config
 
 log = logging.getLogger("moestro.hf")
+RELATIVE = 512  # tokens: T5 was trained with so many
 ALL = "meta_nonzero_assume_all_nonzero"
 
 
@@ -49,6 +50,7 @@ class Outline:
     weights_itemsize: int  # bytes per number of the weights that routers return
     linears: tuple[Linear, ...]  # layers outside the experts that can be quantised
     closeness: float = 0.0  # maximum deviation of logits from transformers', relative to the largest; 0.0 = equal
+    encoder_layers: int = 0  # of `sites`: those of the encoder of a text-to-text model
     left_out: tuple[str, ...] = ()  # parts of a multimodal model that are not loaded
 
     def kv_bytes(self, context: int) -> int:
@@ -67,16 +69,24 @@ def outline(meta: Any) -> Outline:
     return Outline(
         hidden=config.hidden_size,
         vocab=config.vocab_size,
-        context_limit=config.max_position_embeddings,
+        context_limit=_context_limit(config),
         dense_bytes=_dense_bytes(meta, sites),
         kv=kv,
         sites=tuple(sites),
         states=states,
         weights_itemsize=itemsize,
         linears=linears(meta, sites),
+        encoder_layers=encoder_layers(meta, sites),
         left_out=keep_text(meta),
         closeness=max(getattr(site.module, CLOSE, 0.0) for site in sites),
     )
+
+
+def _context_limit(config: Any) -> int:
+    """Most tokens of a prompt and its answer. Text-to-text models with relative positions state what they were trained
+    with, if anything."""
+    stated = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    return int(stated or RELATIVE)
 
 
 def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:
@@ -98,7 +108,7 @@ def _layers(meta: Any, sites: list[ExpertsSite]) -> tuple[tuple[KvLayer, ...], S
     kind of layer. Also checks that every router's output is understood."""
     kind, sizes = meta.config.model_type, [1]
     try:
-        cache = DynamicCache(config=meta.config)
+        cache = empty_cache(meta.config)
         own = reserve(cache, 1)
         with (
             _all_selected(),
@@ -109,7 +119,8 @@ def _layers(meta: Any, sites: list[ExpertsSite]) -> tuple[tuple[KvLayer, ...], S
                 lambda layer, args, kwargs, output: sizes.append(read_router(sites[layer], output).weights.itemsize),
             ),
         ):
-            meta(torch.zeros(1, 1, dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
+            for _ in range(1 + meta.config.is_encoder_decoder):  # whose first pass is over a prompt alone
+                meta(torch.zeros(1, 1, dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
             states = rehearse(meta, own)
     except Exception as error:  # the model's own code, run without weights
         log.info("the code of a %r does not run without weights: %s: %s", kind, type(error).__name__, error)

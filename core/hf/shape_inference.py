@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 
 from core.hf.cache import Reserved, ReservedStates, reserve
+from core.hf.text_to_text import empty_cache
 
 SHORT, LONG = 64, 256  # tokens of the two observed chunks
 
@@ -40,7 +41,7 @@ def rehearse(meta: Any, layers: Iterable[Reserved]) -> StateLayers:
     """Observe the first of `layers` (the model's cache in order, used once) that allocated a state."""
     first = next((i for i, layer in enumerate(layers) if layer.state_bytes), None)
     if first is None:
-        return StateLayers()
+        return StateLayers(carried=not meta.config.is_encoder_decoder)
     cache = _cache(meta, 3)
     _run(meta, cache, 1, first)
     layer = cache.layers[first]
@@ -58,7 +59,7 @@ def _peak_bytes(meta: Any, tokens: int, layer: int) -> int:
 
 
 def _cache(meta: Any, context: int) -> DynamicCache:
-    cache = DynamicCache(config=meta.config)
+    cache = empty_cache(meta.config)
     reserve(cache, context)
     return cache
 

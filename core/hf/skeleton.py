@@ -24,6 +24,7 @@ from core.hf.files import ModelFiles, ModelPath, check_model
 from core.hf.hooks import NAME, register
 from core.hf.quantized_linear import QuantizedLinear
 from core.hf.text_only import keep_text, text_class
+from core.hf.text_to_text import as_causal
 from core.system.wording import reason
 
 BUILDING = threading.Lock()  # transformers builds models under process-wide dtype and flags
@@ -84,6 +85,7 @@ def load_skeleton(
         )
     model.__class__ = kind
     model.save_pretrained = _blocked
+    as_causal(model)
     return model.to(device).eval()
 
 
@@ -115,6 +117,7 @@ def _on_meta(config: Any, kind: Any, dtype: torch.dtype | None) -> Any:
             model = kind._from_config(config, dtype=number, experts_implementation=NAME).eval()
             keep_text(model)
             adapt(model)
+            as_causal(model)
             return model
     except ModelError:
         raise
@@ -142,6 +145,11 @@ def _architecture(files: ModelFiles) -> tuple[Any, Any]:
     except Exception as error:  # transformers' validation of an untrusted file can raise anything
         raise ModelError(f"{files.path / 'config.json'} cannot be used: {reason(error)}. Download it again.") from error
     found = text_class(config)
+    if found is None and config.is_encoder_decoder:
+        raise ModelError(
+            f"{name!r} writes one text for another with an encoder of its own, which Moestro runs for Switch "
+            "Transformers only. Choose another model."
+        )
     if found is None:
         raise ModelError(
             f"{name!r} is not a text-generating model that transformers can load as a causal language "

@@ -13,8 +13,10 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
 )
 
+from core.hf.text_to_text import SERVED
 from core.system.text_config import text_config
 
 LEFT_OUT = "_moestro_left_out"  # on a model: names of the removed parts
@@ -24,6 +26,9 @@ MAPPINGS = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, M
 def text_class(config: Any) -> tuple[Any, Any] | None:
     """(config, class) that transformers would use for text generation, or None. The config is the nested one where the
     class is that of a text model, as AutoModelForCausalLM has it."""
+    if config.is_encoder_decoder and type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+        kind = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)]
+        return (config, kind) if kind.__name__ in SERVED else None
     for mapping in MAPPINGS:
         if type(config) not in mapping or config.is_encoder_decoder:
             continue

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from core.hf.packed import Packing
+from core.hf.packed_texts import AnyPacking
 from core.runtime.kv_cache import SequenceKV
 from core.types import Phase
 
@@ -50,7 +50,7 @@ class Batch:
 
 @torch.inference_mode()
 def compute(
-    model: Any, device: torch.device, batch: Batch, keep: int = 1, packing: Packing | None = None
+    model: Any, device: torch.device, batch: Batch, keep: int = 1, packing: AnyPacking | None = None
 ) -> torch.Tensor:
     """Run the model over the batch -> logits [keep, V] of the last rows of each share, one share after the other. Their
     KV then holds the tokens. Several shares need `packing`."""

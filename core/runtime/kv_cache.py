@@ -12,6 +12,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from core.hf.cache import Copied, reserve
+from core.hf.text_to_text import empty_cache
 
 
 class SequenceKV:
@@ -104,7 +105,7 @@ class KVCache:
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
         self._config, self._context = model.config, context
-        cache = DynamicCache(config=self._config)
+        cache = empty_cache(self._config)
         self._own = reserve(cache, context)
         self._layers = cache.layers
         self.holder: SequenceKV | None = None
@@ -220,7 +221,7 @@ class KVCache:
             layer.put_moment(iter(copied))
 
     def _empty(self) -> DynamicCache:
-        cache = DynamicCache(config=self._config)
+        cache = empty_cache(self._config)
         cache.layers = self._layers
         return cache
 

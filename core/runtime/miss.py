@@ -115,7 +115,7 @@ class MissPolicy:
             now = self._execute(layer, now)
         missing = self._expert_cache.lacking(layer, now.wanted)
         self._delta[layer] = len(missing) / max(1, len(now.wanted))
-        if self._gates and missing:
+        if self._gates and missing and layer >= self._shape.encoder_layers:
             now = self._replace(layer, now, missing)
         return now
 
@@ -190,6 +190,7 @@ class MissPolicy:
         """Further inputs of a substitute: the router's logits, the predicted experts, and the router's weighting
         rule."""
         predictor_host, logits, named, weigh = self._predictor_host, None, None, None
+        layer -= self._shape.encoder_layers  # which no predictor sees
         if source is not None and source.logits:
             logits, rule = predictor_host.output(layer).logits.float(), predictor_host.rules[layer]
             weigh = partial(rule.weigh, logits) if rule is not None else None

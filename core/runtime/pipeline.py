@@ -12,7 +12,7 @@ import torch
 
 from core.cache.expert_cache import ExpertCache
 from core.hf import ExpertsSite
-from core.hf.packed import Packing
+from core.hf.packed_texts import AnyPacking
 from core.runtime.batch import Batch, compute
 from core.runtime.moe_step import MoEStep
 from core.runtime.prefetcher import Prefetcher
@@ -71,7 +71,7 @@ class Pipeline:
         expert_cache: ExpertCache,
         threads: Threads,
         metrics: PassMetrics,
-        packing: Packing,
+        packing: AnyPacking,
         prefetcher: Prefetcher | None = None,
     ) -> None:
         self.step, self.prefetcher, self._packing = step, prefetcher, packing

@@ -34,9 +34,12 @@ class Prefetcher:
         throttle: PrefetchThrottle,
         metrics: PredictionMetrics,
         capture: TraceCapture,
+        first: int = 0,
     ) -> None:
+        """`first`: the first layer that the predictor sees; those before it are an encoder's, for whose passes nothing
+        is predicted."""
         self._expert_cache, self._predictor_host, self._throttle = expert_cache, predictor_host, throttle
-        self._metrics, self._capture = metrics, capture
+        self._metrics, self._capture, self._first = metrics, capture, first
         self._several = self._idle = False  # the running pass: of several sequences; nothing is predicted in it
 
     def announce(self, tokens: Sequence[int], request: int) -> None:
@@ -53,6 +56,9 @@ class Prefetcher:
         only predictors are asked that need no memory of any of them."""
         share, self._several = batch.shares[0], len(batch.shares) > 1
         self._idle = self._several and not self._predictor_host.predictor.batches
+        if self._first and share.kv is not None and not share.kv.length:
+            self._idle = True
+            return
         self._predictor_host.begin(batch.tokens, 0 if self._several else share.request)
         if self._several:
             return
@@ -70,7 +76,7 @@ class Prefetcher:
         paused = self._throttle.paused
         if self._predictor_host.predictor.looks and (self._predictor_host.keeps_routing or not paused):
             began_s = time.perf_counter()
-            predictions = self._predictor_host.predict(layer, chosen, weights)
+            predictions = self._predictor_host.predict(layer - self._first, chosen, weights)
             if not paused:
                 self._fetch(predictions, layer)
             self._metrics.predicted(time.perf_counter() - began_s)
@@ -80,5 +86,7 @@ class Prefetcher:
     def _fetch(self, predictions: Sequence[Prediction], at: int) -> None:
         predictor = self._predictor_host.predictor
         maps = predictor.take_maps()
+        if self._first:
+            predictions = [one._replace(layer=one.layer + self._first) for one in predictions]
         self._capture.name(at, predictions, maps if predictor.maps else None)
         self._expert_cache.prefetch(predictions, at, maps)

@@ -164,6 +164,11 @@ class Recorder:
         self._transfers.forget()
 
     @property
+    def routed(self) -> Sequence[Sequence[Sequence[int]]]:
+        """The router's choice [T][k] in each layer that the last pass ran, while recording is on."""
+        return self._ids
+
+    @property
     def index(self) -> int:
         """The index the next pass will have."""
         return self._index

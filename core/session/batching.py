@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.errors import ContextError, MoestroError, PromptError
+from core.hf.text_to_text import decoder_shape
 from core.policy.batching import Scheduler
 from core.quality.meter import Meter
 from core.runtime.kv_pool import KVPool
@@ -47,7 +48,7 @@ class Running:
     sequence: Sequence
     answer: AnswerBuilder
     seed: int
-    path: Ids | None = None  # [L, k] the experts of its newest token; None before there is one
+    path: Ids | None = None  # [L, k] the experts of its newest token, in the layers that decode; None before its first
 
     @property
     def unread(self) -> int:
@@ -222,10 +223,12 @@ class Batching:
         """Prefill: several prompts in a pass, as many tokens as its workspace allows."""
         while reading := [one for one in fresh if one.unread and not one.sequence.cancelled]:
             work, room = list[tuple[Running, int]](), self._passes.chunk
+            if self._loaded.shape.encoder_layers:  # whose passes are not the decoder's
+                reading = [one for one in reading if bool(one.sequence.computed) == bool(reading[0].sequence.computed)]
             for one in reading:
                 if not room or (work and one.unread > room and not self._loaded.sizes.carried):
                     break
-                count = min(one.unread, room)
+                count = self._passes.next_count(one.sequence, one.unread, room)
                 work.append((one, count))
                 room -= count
             yield from self._computed("prefill", work)
@@ -242,7 +245,7 @@ class Batching:
         token again."""
         if self._scheduler is None or not running:
             return [running]
-        began_s, shape = time.perf_counter(), self._loaded.shape
+        began_s, shape = time.perf_counter(), decoder_shape(self._loaded.shape)
         paths = np.zeros((len(running), shape.layers, shape.experts), np.bool_)
         for at, one in enumerate(running):
             if one.path is not None:
@@ -257,9 +260,9 @@ class Batching:
         tokens, step = self._passes.run(
             phase, *[(one.sequence, count) for one, count in work], total=total, by_row=self._by_row
         )
-        if self._scheduler is not None and step.ids.size:
+        if self._scheduler is not None and (routed := self._parts.recorder.routed):
             for (one, _), row in zip(work, accumulate(count for _, count in work), strict=True):
-                one.path = step.ids[:, row - 1]
+                one.path = np.array([layer[row - 1] for layer in routed], np.int16)
         for (one, _), token in zip(work, tokens, strict=True):
             one.answer.count(step)
             sequence = one.sequence

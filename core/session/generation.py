@@ -127,7 +127,7 @@ class Generation:
             yield Piece("prefill", done=sequence.computed, total=total, cached=sequence.cached)
         self._pipeline.announce(sequence.ids[sequence.computed : total][: self._passes.chunk], sequence.request)
         while sequence.computed < total and not sequence.cancelled:
-            count = min(self._passes.chunk, total - sequence.computed)
+            count = self._passes.next_count(sequence, total - sequence.computed, self._passes.chunk)
             [token], step = self._passes.run("prefill", (sequence, count), total=total)
             answer.count(step)
             if sequence.kept:

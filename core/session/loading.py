@@ -72,7 +72,8 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
     progress("Reading dense weights", 0.0)
     tokenizer = load_tokenizer(plan.files.path)
     model = _dense(plan)
-    found = _with_experts(plan, model, Prompt(tokenizer, model.generation_config), progress, cancel)
+    prompt = Prompt(tokenizer, model.generation_config, text_to_text=plan.config.is_encoder_decoder)
+    found = _with_experts(plan, model, prompt, progress, cancel)
     if plan.spec.dense != "checkpoint":
         progress("Rounding dense weights", 1.0)
         round_linears(model, plan.outline.linears, plan.spec.dense, plan.dtype, plan.device)

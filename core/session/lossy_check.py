@@ -43,6 +43,8 @@ def check_allowed(settings: Settings, shape: ModelShape, profile: LossyProfile |
     """Raises SettingError, with advice, when a lossy setting cannot take effect."""
     lossy = settings.lossy
     if lossy.execute != "off":
+        if shape.encoder_layers:
+            raise SettingError("A text-to-text model cannot execute predicted experts. Set it off.")
         _check_executes(settings.prefetch.predictor.name)
     if lossy.miss == "wait":
         return

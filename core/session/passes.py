@@ -33,6 +33,14 @@ class Passes:
         self._loaded, self._pipeline, self._controller, self._parts = loaded, pipeline, controller, parts
         self._kept = parts.kept
         self.chunk = loaded.sizes.chunk  # most tokens of a prompt in one pass
+        self._encodes = loaded.shape.encoder_layers > 0
+
+    def next_count(self, sequence: Sequence, left: int, room: int) -> int:
+        """How many of a sequence's next `left` tokens are read in one pass that has room for `room`. Of a text-to-text
+        model all tokens of the prompt first, which the encoder computes, then each that the decoder does."""
+        if not self._encodes:
+            return min(left, room)
+        return 1 if sequence.computed else min(sequence.prompt - 1, room)
 
     @torch.inference_mode()
     def run(

@@ -1,4 +1,5 @@
-"""Turns a chat or a text into token ids."""
+"""Turns a chat or a text into token ids; for a text-to-text model the last message into those of its encoder, and the
+decoder's start token."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from core.errors import ContextError, ModelError
 from core.hf import chat_template
+from core.hf.text_to_text import start_token
 from core.session.length import TextLimit
 from core.types import Asked, Chat, Ids
 
@@ -24,8 +26,12 @@ QUICK_CHARS = 50_000  # a text up to this length is tokenised whatever the conte
 class Prompt:
     """The model's tokenizer, chat template and end-of-sequence tokens."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, generation_config: Any) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, generation_config: Any, *, text_to_text: bool = False
+    ) -> None:
         self.tokenizer = tokenizer
+        self.start = start_token(generation_config) if text_to_text else None
+        """What stands between a prompt and its answer in a text-to-text model, which is asked nothing but a text."""
         ends = [tokenizer.eos_token_id, generation_config.eos_token_id]
         self.ends = {i for end in ends for i in (end if isinstance(end, list) else [end]) if isinstance(i, int)}
 
@@ -57,6 +63,8 @@ class Prompt:
         if isinstance(messages, str):
             return messages
         chat = messages if isinstance(messages, Chat) else Chat(messages)
+        if self.start is not None:  # it knows no turns
+            return str(next((m["content"] for m in reversed(chat.messages) if m["role"] == "user"), ""))
         if self.tokenizer.chat_template is None:
             return "\n\n".join(m["content"] for m in chat.messages)
         return chat_template.prompt_of(self.tokenizer, chat.messages, chat.tools)
@@ -64,13 +72,15 @@ class Prompt:
     def tokens(self, messages: Asked, context: int | None = None) -> list[int]:
         """Token ids of a chat or of a plain text. Raises ContextError, before tokenising, for a text that `context`
         tokens could never hold."""
+        after = [] if self.start is None else [self.start]
         if isinstance(messages, Ids):
-            return list(messages.ids)
+            return [*messages.ids, *after]
         text = self.text(messages)
         if context is not None:
             self._check(text, context)
-        ids: list[int] = self.tokenizer(text, add_special_tokens=isinstance(messages, str)).input_ids
-        return ids
+        whole = isinstance(messages, str) or self.start is not None  # a chat template writes special tokens itself
+        ids: list[int] = self.tokenizer(text, add_special_tokens=whole).input_ids
+        return [*ids, *after] if ids else []
 
     def check(self, messages: Sequence[Mapping[str, Any]] | str | Chat, context: int) -> None:
         """Raises ContextError when the number of characters alone shows that the text is too long. Takes almost no time

@@ -15,7 +15,7 @@ from core.capacity.free_memory import free_bytes
 from core.capacity.sizes import PREFILL_CHUNK, Sizes
 from core.errors import BudgetError
 from core.hf import install
-from core.hf.packed import Packing
+from core.hf.packed_texts import packing_of
 from core.memory.arena import Arena
 from core.memory.transfer import TransferEngine
 from core.policy.eviction import policy_maker
@@ -77,7 +77,7 @@ def _measured(loaded: LoadedModel, transfers: TransferEngine, kv: KVCache) -> Si
     metrics = Unrecorded(expert_cache, transfers)
     step = MoEStep(math, expert_cache, DeviceProcessor(transfers, metrics), metrics)
     dispatch = StepDispatch(step)
-    packing = Packing(loaded.model, [site.module for site in loaded.sites])
+    packing = packing_of(loaded.model, [site.module for site in loaded.sites])
     pipeline = Pipeline(loaded.model, device, dispatch, step, expert_cache, Threads(), metrics, packing)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

@@ -14,7 +14,8 @@ from core.capacity.memory_accounting import Ledger
 from core.capacity.sizes import SHORT_CHUNK
 from core.hf import install
 from core.hf.hooks import Installed
-from core.hf.packed import Packing
+from core.hf.packed_texts import packing_of
+from core.hf.text_to_text import decoder_shape, decoder_sites
 from core.hf.weighing import rules_of
 from core.memory.arena import Arena
 from core.memory.link_emulation import LinkEmulation
@@ -123,13 +124,13 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     meter = Meter(device, expert_cache, lambda: 1e3 * (transfers.copy_s(sizes.blob) or sizes.blob / (link_gbps * 1e9)))
 
     throttle, capture = PrefetchThrottle(), TraceCapture(model, sites, shape)
-    predictor_host = PredictorHost(model, sites, shape)
+    predictor_host = PredictorHost(model, decoder_sites(model, sites), decoder_shape(shape))
     miss = MissPolicy(shape, expert_cache, predictor_host, device)
     telemetry, recorder = (
         Telemetry(shape),
         Recorder(shape, expert_cache, transfers, miss, capture, throttle, predictor_host),
     )
-    prefetcher = Prefetcher(expert_cache, predictor_host, throttle, recorder, capture)
+    prefetcher = Prefetcher(expert_cache, predictor_host, throttle, recorder, capture, shape.encoder_layers)
     unrecorded = Unrecorded(expert_cache, transfers)
 
     math = make_math([site.module for site in sites], plan.codec)
@@ -137,7 +138,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     measured_step = MoEStep(math, expert_cache, DeviceProcessor(transfers, unrecorded), unrecorded)
     dispatch = StepDispatch(answer_step)
     installed = install(model, sites, dispatch)
-    packing = Packing(model, [site.module for site in sites])
+    packing = packing_of(model, [site.module for site in sites])
 
     predictor_host.use(*settings.prefetch.predictor, controller.profile)
     expert_cache.pin(controller.placed.pinned)

@@ -6,6 +6,7 @@ import io
 import json
 import zipfile
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from core import __version__
 from core.errors import ContextError
 from core.types import Frame
 from tests.app.conftest import WAIT_S
+from tests.fake_models import SHAPE
 
 HOME = "http://127.0.0.1:7860"
 
@@ -64,7 +66,7 @@ def test_a_frame_survives_the_wire(client: TestClient, host: Host) -> None:
     assert frame is not None
     assert head["model"] == "demo"
     assert head["version"] == answer.headers["x-version"]
-    assert head["shape"] == {"layers": 4, "experts": 16, "top_k": 2, "hidden": 32, "expert_bytes": 100_000}
+    assert head["shape"] == {**asdict(SHAPE), "layers": 4}
     assert head["memory"]["dense"] == frame.memory.dense
     assert {"step", "decode", "started_s", "requests", "hits", "demand_bytes", "disk_bytes"} <= frame.columns.keys()
     for name, column in {"hit_rate": frame.hit_rate, **frame.columns}.items():

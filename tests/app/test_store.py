@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from app.store import Store, StoreError, data_dir
+from app.store.stored import Unfit, shape_of
 from core.errors import BusyError, MoestroError
-from core.types import StepRecord
+from core.types import ModelShape, StepRecord
 from tests.app.records import SHAPE, a_step, load_of
 
 STATS = {
@@ -146,3 +148,11 @@ def test_the_routing_of_the_latest_answers_is_remembered_for_the_forecast(tmp_pa
     assert trace[:, 0, 0].tolist() == [2, 3], "not the latest ones, oldest first"
     assert store.steps.trace("other", 2) is None
     store.close()
+
+
+def test_a_shape_of_an_older_version_is_read() -> None:
+    """It was stored before text-to-text models had layers of an encoder."""
+    stored = {"layers": 6, "experts": 32, "top_k": 4, "hidden": 192, "expert_bytes": 1000}
+    assert shape_of(json.dumps(stored)) == ModelShape(**stored)
+    with pytest.raises(Unfit):
+        shape_of(json.dumps({**stored, "more": 1}))

@@ -174,6 +174,18 @@ OWN: dict[str, dict[str, Any]] = {  # what the rules above do not make small, or
         indexer_compress_ratio=2,
     ),
     "step3p5": dict(mlp_layer_types=["dense", "sparse", "sparse", "sparse"], share_expert_dim=64),
+    "switch_transformers": dict(
+        d_model=64,
+        d_kv=16,
+        d_ff=96,
+        num_layers=4,
+        num_decoder_layers=4,
+        num_sparse_encoder_layers=2,
+        num_sparse_decoder_layers=2,
+        num_heads=4,
+        expert_capacity=4,
+        eos_token_id=2,
+    ),
     "zaya": dict(num_experts_per_tok=1, num_hidden_layers=4),
 }
 

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForMultimodalLM,
+    AutoModelForSeq2SeqLM,
     DynamicCache,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -24,12 +25,15 @@ from core.errors import ModelError
 from core.hf.text_only import keep_text
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
+from core.types import Ids
 from tests.architectures.tiny import tiny
+from tests.switch import generated
 from tests.tiny_tokenizer import save_tokenizer
 
 PROMPT = torch.randint(3, 250, (24,), generator=torch.Generator().manual_seed(1)).tolist()
 CHUNKS = (16, 8)
-AUTOS = (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM)
+AUTOS = (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM, AutoModelForSeq2SeqLM)
 TURNS: dict[str, list[object]] = {
     "budget": ["all", "50%", "62.5%", "75%"],
     "eviction": ["lru", "lfu", "random", "none"],
@@ -56,7 +60,11 @@ def known(model_type: str) -> bool:
 
 def writers(config: Any) -> list[Any]:
     """transformers' auto classes that would write text with a model of this config, its text part alone first."""
-    return [auto for auto in AUTOS if type(config) in auto._model_mapping]
+    return [auto for auto in AUTOS if type(config) in auto._model_mapping and _fits(auto, config)]
+
+
+def _fits(auto: Any, config: Any) -> bool:
+    return bool(config.is_encoder_decoder) == (auto is AutoModelForSeq2SeqLM)
 
 
 def random_model(model_type: str, seed: int = 0, **changes: Any) -> Any:
@@ -96,6 +104,20 @@ def run(model: Any, cache: Any, steps: int, before: Callable[[int], None] = lamb
     return torch.cat(logits)
 
 
+def written(engine: Engine, steps: int, before: Callable[[int], None]) -> torch.Tensor:
+    """Logits [steps, V] of the tokens that a text-to-text model writes greedily for the prompt."""
+    logits: list[torch.Tensor] = []
+
+    def draw(ids: list[int], row: torch.Tensor) -> int:
+        logits.append(row[0].clone())
+        before(len(logits))
+        return int(row[0].argmax())
+
+    for _ in engine.generate(Ids(PROMPT), Sampling(max_new_tokens=steps), draw=draw):
+        pass
+    return torch.stack(logits)
+
+
 def transformers_own(path: Path, dtype: torch.dtype) -> Any:
     """transformers' model of a checkpoint, with grouped_mm where it has that."""
     model = writers(AutoConfig.from_pretrained(path))[0].from_pretrained(path, dtype=dtype).eval()
@@ -133,11 +155,12 @@ def try_type(model_type: str, steps: int = 12, dtype: torch.dtype = torch.float3
                 engine.expert_cache.check_integrity()
                 assert engine.memory().used <= engine.memory().budget
 
-            got = run(engine.model, engine.fresh_cache(), steps, turn)
+            texts = engine.text_to_text
+            got = written(engine, steps, turn) if texts else run(engine.model, engine.fresh_cache(), steps, turn)
             left_out = keep_text(engine.model)
         finally:
             engine.unload()
         plain = transformers_own(path, dtype)
-        want = run(plain, DynamicCache(config=plain.config), steps)
+        want = generated(plain, PROMPT, steps)[1] if texts else run(plain, DynamicCache(config=plain.config), steps)
         off = ((got - want).abs().max() / want.abs().max()).item()
         return Outcome(model_type, "close" if off else "exact", "", off, left_out)

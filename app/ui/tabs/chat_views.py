@@ -18,6 +18,10 @@ LOAD_FIRST = (
     "Load a model to begin",
     "Choose one in the sidebar and press <b>Load</b>. The bundled demo is ready at once.",
 )
+GIVE = (
+    "Give it a text",
+    "It writes another one for it. Watch which experts are used, and change any setting meanwhile.",
+)
 ASK = ("Ask something", "Watch which experts are used, and change any setting while it answers.")
 GO_ON = ("Begin a text", "The model goes on with it. Watch which experts are used, and change any setting meanwhile.")
 
@@ -42,6 +46,10 @@ KEYS = (
     ("Alt+C", "Copy the last answer"),
     ("Alt+, and Alt+.", "Earlier and later branch of the last message that has several"),
     ("?", "This list"),
+)
+TEXT_TO_TEXT = (
+    "This model writes one text for another, like a translation or a summary: it sees your last message alone, neither "
+    "the chat before it nor a system prompt."
 )
 NO_TEMPLATE = (
     "This model has no chat template: it does not answer, it goes on with your text (plain completion), and a system "
@@ -79,9 +87,11 @@ def shortcuts() -> str:
 
 
 def no_template(host: Host) -> str:
-    """Said above the composer of a model without a chat template."""
+    """Said above the composer of a model that does not take part in a chat."""
     loaded = host.models.loaded
-    return notice(NO_TEMPLATE, "info") if loaded is not None and not loaded.engine.takes_chats else ""
+    if loaded is None or (loaded.engine.takes_chats and not loaded.engine.text_to_text):
+        return ""
+    return notice(TEXT_TO_TEXT if loaded.engine.text_to_text else NO_TEMPLATE, "info")
 
 
 def ask_for(host: Host) -> str:
@@ -89,6 +99,8 @@ def ask_for(host: Host) -> str:
     loaded = host.models.loaded
     if loaded is None:
         return "Load a model first"
+    if loaded.engine.text_to_text:
+        return "Give it a text"
     return "Ask something" if loaded.engine.takes_chats else "Begin a text that the model goes on with"
 
 
@@ -116,6 +128,8 @@ def empty(host: Host) -> str:
     """What an empty chat shows: what to do, and questions to begin with."""
     loaded = host.models.loaded
     head, text = LOAD_FIRST if loaded is None else ASK if loaded.engine.takes_chats else GO_ON
+    if loaded is not None and loaded.engine.text_to_text:
+        head, text = GIVE
     ways = "".join(
         f'<button type="button" data-ask="{escape(one, quote=True)}">{escape(one)}</button>'
         for one in suggestions(host)

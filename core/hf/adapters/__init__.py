@@ -17,6 +17,7 @@ from core.hf.adapters.llama4 import adapt_llama4
 from core.hf.adapters.longcat import adapt_longcat
 from core.hf.adapters.marks import mark
 from core.hf.adapters.split import adapt_split
+from core.hf.adapters.switch import adapt_switch
 
 ADAPTERS: dict[str, Callable[[nn.Module], None]] = {  # by transformers' class of the block or experts
     "Step3p7Experts": mark,
@@ -26,6 +27,7 @@ ADAPTERS: dict[str, Callable[[nn.Module], None]] = {  # by transformers' class o
     "DbrxFFN": adapt_dbrx,
     "JetMoeMoE": adapt_jetmoe,
     "JetMoeMoA": adapt_jetmoe_attention,
+    "SwitchTransformersSparseMLP": adapt_switch,
 }
 UNFIT: dict[str, str] = {  # unsupported classes and the reason
     "DogeCDMoE": "its experts are single rows of two tables, smaller than any transfer would be worth",

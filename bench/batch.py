@@ -185,10 +185,10 @@ def _schedulers(
     for number in range(rounds + 1):
         say(f"schedulers: round {number} of {rounds}" if number else "schedulers: warming up")
         for name, found in rows.items():
-            make, times = SCHEDULERS.get(name), engine.batching.scheduled_ms
+            make, times = SCHEDULERS.get(name), engine.batching.regrouped
             times.clear()
             row = _row(engine, work, half if make else 2 * half, make() if make else None)
-            row["scheduled_ms"] = median(times) if times else 0.0
+            row["scheduled_ms"] = median(one.ms for one in times) if times else 0.0
             if number:
                 found.append(row)
     return {name: {key: median(one[key] for one in found) for key in found[0]} for name, found in rows.items()}

@@ -23,7 +23,7 @@ from core.policy.batching import Scheduler
 from core.profile import Profile, check_model
 from core.quality.report import Quality
 from core.runtime.measurement import MeasurementSession
-from core.session.batch_request import BATCH, BatchPiece, BatchRequest
+from core.session.batch_request import BATCH, BatchPiece, BatchRequest, Regrouped
 from core.session.batching import Batching
 from core.session.generation import Generation
 from core.session.loading import LoadedModel, load, with_buddies
@@ -166,6 +166,11 @@ class Engine:
             yield from self.batching.run(
                 requests, limit, cancel or threading.Event(), by_row=by_row, scheduler=scheduler
             )
+
+    @property
+    def regrouped(self) -> Sequence[Regrouped]:
+        """What the scheduler of `generate_many` did, the last times."""
+        return self.batching.regrouped
 
     def count_tokens(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> int:
         """Number of prompt tokens of a chat."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import numpy as np
 from core.errors import ContextError
 from core.metrics import METRICS, values
 from core.policy.allocation.slot_allocation import check_needs
+from core.policy.batching import Scheduler
 from core.profile import Profile, check_model
 from core.quality.report import Quality
+from core.session.batch_request import BatchPiece, BatchRequest, Regrouped
 from core.session.lossy_check import check_allowed, with_substitute
 from core.session.stop_text import StopText
 from core.settings.config import Settings
@@ -172,6 +175,33 @@ class FakeEngine:
         self._steps.append(step)
         self.version += 1
         return step
+
+    def generate_many(
+        self,
+        requests: Iterable[BatchRequest | None],
+        limit: int,
+        cancel: threading.Event | None = None,
+        *,
+        by_row: bool = False,
+        scheduler: Scheduler | None = None,
+    ) -> Iterator[BatchPiece]:
+        """A token of each in turn."""
+        source, running = iter(requests), dict[Hashable, Iterator[Piece]]()
+        while True:
+            for one in islice(source, limit - len(running)):
+                assert one is not None
+                running[one.key] = self.generate(one.messages, one.sampling, cancel)
+            if not running:
+                return
+            for key, pieces in list(running.items()):
+                piece = next(pieces)
+                if piece.kind == "end":
+                    running.pop(key)
+                yield BatchPiece(key, piece)
+
+    @property
+    def regrouped(self) -> Sequence[Regrouped]:
+        return [Regrouped(0.25, 12.0, 9.5)]
 
     def generate(
         self,

@@ -18,7 +18,7 @@ Put = Callable[[dict[str, Any]], None]
 
 
 class Backend(Protocol):
-    """What answers lines: `app.batch.by_engine.ByEngine` or `app.batch.by_server.ByServer`."""
+    """What answers lines: `app.server.v1.batch.ByEngine` or `app.batch.by_server.ByServer`."""
 
     def run(self, lines: Iterable[Line], put: Put) -> Iterator[int]:
         """Answer lines until there are no more, in any order; `put` gets each one's record. Yields tokens answered."""
@@ -41,6 +41,11 @@ class Progress:
         return (self.before + self.done) / self.total if self.total else 1.0
 
     @property
+    def left(self) -> int:
+        """Lines without an answer."""
+        return self.total - self.before - self.done
+
+    @property
     def tok_s(self) -> float:
         """Tokens a second of this run."""
         return self.tokens / max(1e-9, time.perf_counter() - self.began_s)
@@ -48,16 +53,24 @@ class Progress:
     @property
     def left_s(self) -> float | None:
         """Seconds until all are answered at this pace; None before any is."""
-        spent_s, left = time.perf_counter() - self.began_s, self.total - self.before - self.done
-        return spent_s / self.done * left if self.done else None
+        spent_s = time.perf_counter() - self.began_s
+        return spent_s / self.done * self.left if self.done else None
 
 
 class Run:
     """Answers `source` into `out`. When `drain` is set, no further line is begun. Raises MoestroError at once for files
     that cannot be used."""
 
-    def __init__(self, source: Path, out: Path, drain: threading.Event, retry_errors: bool = False) -> None:
-        self._source, self._drain = source, drain
+    def __init__(
+        self,
+        source: Path,
+        out: Path,
+        drain: threading.Event,
+        retry_errors: bool = False,
+        told: Put = lambda record: None,
+    ) -> None:
+        """`told` gets each record that was written."""
+        self._source, self._drain, self._told = source, drain, told
         if out.resolve() == source.resolve():
             raise MoestroError("The answers cannot go into the file of the prompts. Name another one.")
         self.total = sum(1 for _ in read(source))
@@ -70,7 +83,7 @@ class Run:
     @property
     def left(self) -> int:
         """Lines without an answer."""
-        return self.total - self.progress.before - self.progress.done
+        return self.progress.left
 
     def answer(self, backend: Backend, shown: Callable[[Progress], None] = lambda progress: None) -> Progress:
         """Answer what is left. Raises MoestroError when that ends early; what was answered is in the file."""
@@ -100,3 +113,4 @@ class Run:
         self._file.append(record)
         self.progress.done += 1
         self.progress.errors += failed(record)
+        self._told(record)

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
             key = args.api_key if args.api_key is not None else os.environ.get(KEY, "")
             server = Server(args.endpoint, key, args.model or "", args.retries, args.timeout)
             return _answered(batch, ByServer(server, args.at_once), drain, args.out)
-        from app.batch.by_engine import ByEngine
+        from app.server.v1.batch import ByEngine
 
         scheduler = create("scheduler", args.scheduler, {}) if args.scheduler != "none" else None
         engine = chat.load(spec)

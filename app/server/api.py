@@ -113,6 +113,14 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
         answer = host.evaluator.answer
         return sheet("moestro-quality.csv", None if answer is None else answer.csv(), "evaluated")
 
+    @app.get("/export/batch.jsonl")
+    def answers() -> Response:
+        """The answers of the last batch."""
+        job = host.batcher.job
+        if job is None or not job.out.is_file():
+            return PlainTextResponse("No batch has been answered since the start.", 404)
+        return FileResponse(job.out, media_type="application/jsonl", filename=job.out.name)
+
     @app.get("/export/{chat}.zip")
     def chat(chat: RowId) -> Response:
         return send(f"moestro-chat-{chat}", chat=chat)

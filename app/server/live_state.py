@@ -101,6 +101,7 @@ def jobs_state(host: Host) -> dict[str, Any]:
             "stamp": f"{host.models.load_id} {ended} {id(profile)} {lists} {host.replanner.stamp}",
             **job_state(calibration),
         },
+        "batch": {"stamp": f"{host.models.load_id} {host.batcher.stamp}", **job_state(host.batcher.job)},
         "evaluation": {"stamp": f"{host.models.load_id} {host.evaluator.stamp}", **job_state(host.evaluator.job)},
     }
 

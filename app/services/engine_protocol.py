@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 from core.policy.batching import Scheduler
 from core.profile import Profile
 from core.quality.report import Quality
-from core.session.batch_request import BatchPiece, BatchRequest
+from core.session.batch_request import BatchPiece, BatchRequest, Regrouped
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -96,11 +96,17 @@ class EngineProtocol(Protocol):
         self,
         requests: Iterable[BatchRequest | None],
         limit: int,
+        cancel: threading.Event | None = None,
         *,
         by_row: bool = False,
         scheduler: Scheduler | None = None,
     ) -> Iterator[BatchPiece]:
         """Answer several prompts together; None = there is none now. As `core.engine.Engine.generate_many`."""
+        ...
+
+    @property
+    def regrouped(self) -> Sequence[Regrouped]:
+        """What the scheduler did, the last times."""
         ...
 
     @property

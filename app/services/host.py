@@ -14,6 +14,7 @@ from app.services.analysis.analyst import Analyst
 from app.services.analysis.quality import Evaluate, measure
 from app.services.answer_queue import AnswerQueue, Request
 from app.services.auditor import Auditor
+from app.services.batcher import Batcher
 from app.services.calibrator import Calibrate, Calibrator
 from app.services.chats import Chats
 from app.services.engine_protocol import EngineProtocol, Estimate
@@ -47,10 +48,10 @@ DESCRIBED = ("link", "link_gbps", "link_latency_us")  # of a manifest: the link
 
 class Host:
     """The parts: `models` owns the engine and its settings, `loader` loads it, `chats` asks it; `calibrator`,
-    `evaluator`, `importer` and `analyst` do long jobs; `planner` plans the cache, `replanner` again while idle, from
-    what `routed` keeps, and `predicting` compares their model with what answers took; `library` knows the models on
-    this machine, `regret` compares eviction policies, `totals` sums up since the start, `jobs` runs every long job,
-    `remembered` keeps values for the next start.
+    `evaluator`, `importer`, `analyst` and `batcher` do long jobs; `planner` plans the cache, `replanner` again while
+    idle, from what `routed` keeps, and `predicting` compares their model with what answers took; `library` knows the
+    models on this machine, `regret` compares eviction policies, `totals` sums up since the start, `jobs` runs every
+    long job, `remembered` keeps values for the next start.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Host:
         )
         self.evaluator = Evaluator(store, models, jobs, evaluating or measure)
         self.analyst = Analyst(store, jobs)
+        self.batcher = Batcher(store.folder / "batches", models, jobs, lambda: self.chats.sampling, self.totals.add)
 
     @property
     def busy(self) -> bool:

@@ -16,7 +16,7 @@ log = logging.getLogger("moestro.store")
 FOLDER, FILE = 0o700, 0o600
 POSIX = os.name == "posix"
 OURS = ("moestro*.sqlite3*", "in-use.sqlite3*", "moestro.log*")  # files of the data folder itself
-INSIDE = ("analysis", "backups", "bench", "exports", "profiles", "uploads")  # folders that hold only Moestro's files
+INSIDE = ("analysis", "backups", "batches", "bench", "exports", "profiles", "uploads")  # folders of our files alone
 PACKS = "packs"  # only the folder itself: packs may be shared
 
 

@@ -29,6 +29,7 @@ class JobTab:
         starts: Sequence[tuple[str, str]],
         cancel: tuple[str, Callable[[], None]],
         result: Callable[[], None],
+        cancel_label: str = "Cancel",
     ) -> None:
         """`name` = of the job in the server's state, and the beginning of its elements' ids. `form` and `result` build
         the fields and the right side. `starts` = (label, element id) of the start buttons, the main one first;
@@ -50,7 +51,7 @@ class JobTab:
                         )
                         for at, (label, element) in enumerate(starts)
                     ]
-                    stop = gr.Button("Cancel", size="sm", elem_id=cancel[0], min_width=80)
+                    stop = gr.Button(cancel_label, size="sm", elem_id=cancel[0], min_width=80)
             with gr.Column(scale=9, min_width=320, elem_classes="job-answer"):
                 result()
         self.news = gr.HTML(

@@ -12,6 +12,7 @@ from app.services.host import Host
 from app.ui.controls import LIVE, html
 from app.ui.sidebar import CacheSection, ModelSection, SamplingSection, SubstitutionSection
 from app.ui.tabs.analysis import AnalysisTab
+from app.ui.tabs.batch import BatchTab
 from app.ui.tabs.calibrate import CalibrateTab
 from app.ui.tabs.chat_live import ChatLive, Shown
 from app.ui.tabs.library import LibraryTab
@@ -70,6 +71,8 @@ def create_ui(host: Host) -> gr.Blocks:
                     analysis = AnalysisTab(host)
                 with gr.Tab("Quality", id="quality"):
                     QualityTab(host)
+            with gr.Tab("Batch", id="batch"):
+                BatchTab(host)
             with gr.Tab("Sessions", id="sessions") as past:
                 sessions = Sessions(host, chat, tabs)
 

@@ -1,5 +1,5 @@
-// Follows a long job (an analysis, a calibration, an evaluation): its progress bar, and a redraw of its tab when there is news.
-// data-analysis, data-calibration, data-evaluation of <body> = none | running | done | error | cancelled.
+// Follows a long job (an analysis, a calibration, an evaluation, a batch): its progress bar, and a redraw of its tab when there is news.
+// data-analysis, data-calibration, data-evaluation, data-batch of <body> = none | running | done | error | cancelled.
 
 const AGAIN_MS = 3000, REFIT_MS = 150;
 

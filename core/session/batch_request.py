@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from core.settings.sampling import Sampling
 from core.types import Asked, Piece
@@ -36,3 +37,12 @@ class BatchPiece:
     error: str = ""
     refused: bool = False  # the error lies in the request
     too_long: bool = False  # ... whose prompt the context cannot hold
+
+
+class Regrouped(NamedTuple):
+    """What dividing sequences into two batches took, and the experts a layer that a batch is expected to need: in the
+    order of arrival, and as they were divided."""
+
+    ms: float
+    arrival: float
+    chosen: float

@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from core.errors import ContextError, MoestroError, PromptError
 from core.hf.text_to_text import decoder_shape
-from core.policy.batching import Scheduler
+from core.policy.batching import Scheduler, in_order, union_size
 from core.quality.meter import Meter
 from core.runtime.kv_pool import KVPool
 from core.runtime.pipeline import Pipeline, Stopped
 from core.session.answer import AnswerBuilder
-from core.session.batch_request import BATCH, BatchPiece, BatchRequest
+from core.session.batch_request import BATCH, BatchPiece, BatchRequest, Regrouped
 from core.session.constraint import Constraints
 from core.session.kept import Start
 from core.session.loading import LoadedModel
@@ -88,7 +88,7 @@ class Batching:
         self._passes, self._controller, self._parts, self._number = passes, controller, parts, number
         self._constraints, self._by_row, self._size = Constraints(loaded.prompt), False, BATCH
         self._scheduler: Scheduler | None = None
-        self.scheduled_ms: deque[float] = deque(maxlen=SCHEDULED)  # what regrouping took, the last times
+        self.regrouped: deque[Regrouped] = deque(maxlen=SCHEDULED)  # the last times
 
     def run(
         self,
@@ -105,6 +105,7 @@ class Batching:
         computed as it would be beside others. With a `scheduler` twice as many are at work, in two batches that it
         chooses anew for every token."""
         self._by_row, self._size = by_row, limit
+        self.regrouped.clear()
         self._scheduler, limit = scheduler, limit if scheduler is None else 2 * limit
         source, running, places = iter(requests), list[Running](), limit
         asked: BatchRequest | None = None
@@ -250,8 +251,11 @@ class Batching:
         for at, one in enumerate(running):
             if one.path is not None:
                 np.put_along_axis(paths[at], one.path.astype(np.int64), True, 1)
-        groups = self._scheduler.regroup(paths.reshape(len(running), -1), self._size)
-        self.scheduled_ms.append((time.perf_counter() - began_s) * 1e3)
+        expected = paths.reshape(len(running), -1)
+        groups = self._scheduler.regroup(expected, self._size)
+        took_ms, cells = (time.perf_counter() - began_s) * 1e3, shape.layers * len(groups)
+        arrival = union_size(expected, in_order(len(running), self._size)) / cells
+        self.regrouped.append(Regrouped(took_ms, arrival, union_size(expected, groups) / cells))
         return [[running[at] for at in group] for group in groups]
 
     def _computed(self, phase: Phase, work: list[tuple[Running, int]]) -> Iterator[BatchPiece]:

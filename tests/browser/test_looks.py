@@ -34,6 +34,7 @@ def test_fits_the_screen(open_page: Open, tmp_path: Path, width: int, scheme: st
         ("Library", "#import-form"),
         ("Calibrate", "#calibration-go"),
         ("Analysis", "#whatif-go"),
+        ("Batch", "#batch-go"),
         ("Sessions", "#sessions"),
     ):
         dashboard.page.get_by_role("tab", name=tab).click()

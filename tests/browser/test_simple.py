@@ -69,7 +69,7 @@ def test_a_range_over_decades_has_a_logarithmic_slider(dashboard: Dashboard) -> 
 def test_every_target_is_large_enough_on_a_phone(open_page: Open) -> None:
     dashboard = open_page(width=390, height=844, scheme="light")
     page = dashboard.page
-    for tab in ("Chat + Live", "Library", "Calibrate", "Analysis", "Sessions"):
+    for tab in ("Chat + Live", "Library", "Calibrate", "Analysis", "Batch", "Sessions"):
         page.get_by_role("tab", name=tab).click()
         assert page.evaluate(SMALL) == [], tab
     page.locator(".sidebar .toggle-button").click()

@@ -176,7 +176,7 @@ def test_scheduled_answers_are_those_of_each_alone(engine: Engine, scheduler: Sc
     assert found.tokens == wanted
     sizes = [len(step.rows) for step in found.steps.values() if step.phase == "decode"]
     assert max(sizes) <= 3 and sizes.count(3) >= 8, "two batches of three"
-    assert len(engine.batching.scheduled_ms) >= 8
+    assert len(engine.batching.regrouped) >= 8
 
 
 def test_the_token_scheduler_regroups_by_what_sequences_needed_last(engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ from core.errors import MoestroError
 from core.policy.batching import Scheduler
 from core.session.batch_request import BatchRequest
 from core.settings.sampling import Sampling
-from core.types import TokenLogprob
+from core.types import StepRecord, TokenLogprob
 
 Put = Callable[[dict[str, Any]], None]
 
@@ -40,12 +41,20 @@ class Asked:
 
 class ByEngine:
     """`model` = its name in answers; `base`: the sampling settings of lines that do not say. With a `scheduler` two
-    batches of `at_once` are at work."""
+    batches of `at_once` are at work. When `cancel` is set, what is being written is given up. `heard` is told each
+    pass."""
 
     def __init__(
-        self, engine: EngineProtocol, model: str, base: Sampling, at_once: int, scheduler: Scheduler | None = None
+        self,
+        engine: EngineProtocol,
+        model: str,
+        base: Sampling,
+        at_once: int,
+        scheduler: Scheduler | None = None,
+        cancel: threading.Event | None = None,
+        heard: Callable[[StepRecord], None] = lambda step: None,
     ) -> None:
-        self._scheduler = scheduler
+        self._scheduler, self._cancel, self._heard = scheduler, cancel, heard
         self._engine, self._model, self._base, self._at_once = engine, model, base, at_once
 
     def run(self, lines: Iterable[Line], put: Put) -> Iterator[int]:
@@ -62,9 +71,15 @@ class ByEngine:
                 asked[line.number] = one
                 yield request
 
-        for piece in self._engine.generate_many(requests(), self._at_once, by_row=True, scheduler=self._scheduler):
+        passes = 0
+        for piece in self._engine.generate_many(
+            requests(), self._at_once, self._cancel, by_row=True, scheduler=self._scheduler
+        ):
             number = int(str(piece.key))
             one = asked[number]
+            if piece.piece is not None and (step := piece.piece.step) is not None and step.index >= passes:
+                passes = step.index + 1
+                self._heard(step)
             if piece.error:
                 asked.pop(number)
                 put(
@@ -76,9 +91,12 @@ class ByEngine:
                 got = piece.piece
                 one.tokens += [got.logprob] if got.logprob is not None else []
                 one.answer.update(text=one.answer.text + got.text, n_tokens=one.answer.n_tokens + (got.kind == "token"))
-                if got.kind == "end":
+                if got.stats is not None:
+                    asked.pop(number)
+                    if got.stats.reason == "cancelled":
+                        continue
                     one.answer.update(stats=got.stats)
-                    put(self._record(asked.pop(number)))
+                    put(self._record(one))
                 yield int(got.kind == "token")
 
     def _request(self, line: Line) -> tuple[Asked, BatchRequest]:

@@ -1,0 +1,180 @@
+"""Answers a file of prompts with the loaded model, in a thread independent of any browser tab."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from app.batch.figures import BatchFigures
+from app.batch.run import Backend, Progress, Run
+from app.services.engine_protocol import EngineProtocol
+from app.services.jobs import JobRunner, ModelJob
+from app.services.loading import Loaded
+from app.services.model_manager import ModelManager
+from app.store.private import private_folder
+from core.errors import MoestroError
+from core.policy.batching import Scheduler
+from core.session.batch_request import BATCH
+from core.settings.registry import create
+from core.settings.sampling import Sampling
+from core.types import StepRecord
+
+MOST = 256  # prompts at a time
+LATEST = 12  # answers shown
+
+
+@dataclass(frozen=True, slots=True)
+class BatchForm:
+    """The values of the form."""
+
+    source: str
+    upload: str = ""  # a file that was dropped on the page, in place of `source`
+    out: str = ""
+    at_once: int = BATCH
+    scheduler: str = "none"
+    retry_errors: bool = False
+
+    def files(self, own: Path) -> tuple[Path, Path]:
+        """The prompts and the answers: beside the prompts when nothing else is said, and those of an uploaded file in
+        the folder `own`, under a name that the same file finds again. Raises MoestroError for what is wrong at once."""
+        if not 1 <= self.at_once <= MOST:
+            raise MoestroError(f"Answer from 1 to {MOST} prompts at a time.")
+        named, out = self.source.strip() or self.upload, self.out.strip()
+        if not named:
+            raise MoestroError("Name the file of prompts, or drop one.")
+        source = Path(named).expanduser()
+        if not source.is_file():
+            raise MoestroError(f"There is no file {source}.")
+        if out:
+            return source, Path(out).expanduser()
+        if self.source.strip():
+            return source, source.with_name(f"{source.stem}.answers.jsonl")
+        try:
+            folder = private_folder(own)
+            with source.open("rb") as file:
+                mark = hashlib.file_digest(file, "sha256").hexdigest()[:8]
+        except OSError as error:
+            raise MoestroError(f"{source.name} cannot be taken: {error.strerror or error}.") from error
+        return source, folder / f"{source.stem}-{mark}.answers.jsonl"
+
+
+class Answerer(Protocol):
+    """Makes what answers lines with an engine: `app.server.v1.batch.ByEngine`, whose answers have the API's form."""
+
+    def __call__(
+        self,
+        engine: EngineProtocol,
+        model: str,
+        base: Sampling,
+        at_once: int,
+        scheduler: Scheduler | None,
+        cancel: threading.Event | None,
+        heard: Callable[[StepRecord], None],
+    ) -> Backend: ...
+
+
+class BatchJob(ModelJob):
+    """A batch in progress, or the outcome of the last one. `drain` is set: no further prompt is begun."""
+
+    name, doing, tab = "batch", "used for a batch", "Batch"
+    done, undone = "All answered", "Not all answered"
+    unexpected = "The batch broke off because of an error inside Moestro. Its details are in the log."
+
+    def __init__(self, model: Loaded, out: Path) -> None:
+        super().__init__("Reading the file", model.spec.model)
+        self.out, self.drain = out, threading.Event()
+        self.answered: Progress | None = None
+        self.figures = BatchFigures(model.engine.shape)
+        self.latest: deque[Mapping[str, Any]] = deque(maxlen=LATEST)  # records, as they are in the file
+
+    @property
+    def seconds(self) -> int:
+        """How long it has run, in whole seconds; 0 when it has ended."""
+        return 0 if self.finished else int(time.monotonic() - self._began_s)
+
+    def outcome(self, error: Exception | None) -> dict[str, Any]:
+        """As of every job; a batch that was drained with lines left was cancelled."""
+        known = self.answered
+        if error is None and (self.drain.is_set() or self.cancelled.is_set()) and known is not None and known.left:
+            return {"state": "cancelled", "text": "Stopped"}
+        return super().outcome(error)
+
+
+class Batcher:
+    """Answers batches with the loaded model. Methods return at once and may be called from any thread."""
+
+    def __init__(
+        self,
+        folder: Path,
+        models: ModelManager,
+        jobs: JobRunner,
+        sampling: Callable[[], Sampling],
+        heard: Callable[[StepRecord], None],
+    ) -> None:
+        """`folder` = where answers to uploaded files go; `sampling()` = what lines do not say; `heard` is told each
+        pass."""
+        self._folder = folder
+        self._models, self._jobs, self._sampling, self._heard = models, jobs, sampling, heard
+
+    @property
+    def job(self) -> BatchJob | None:
+        """The running batch, or the last one."""
+        return self._jobs.last(BatchJob)
+
+    @property
+    def stamp(self) -> str:
+        """Changes with the state that the page shows: every second while it runs."""
+        job = self.job
+        if job is None:
+            return ""
+        known = job.answered
+        return f"{id(job)} {job.state} {known.done if known else 0} {job.drain.is_set()} {job.seconds}"
+
+    def start(self, asked: BatchForm, answerer: Answerer) -> BatchJob:
+        """Start answering; no other answers are written meanwhile, settings may be turned. Raises MoestroError for what
+        is wrong at once; later errors are reported in the returned job."""
+        source, out = asked.files(self._folder)
+        with self._models.idle("answer a batch"):
+            model = self._models.ready()
+            job = BatchJob(model, out)
+            return self._jobs.start(job, lambda: self._run(job, model, source, asked, answerer))
+
+    def stop(self) -> None:
+        """Begin no further prompt; when that was said before, give up what is being written, too."""
+        job = self._jobs.running(BatchJob)
+        if job is not None and not job.drain.is_set():
+            job.drain.set()
+            job.update(text=job.text)
+        else:
+            self._jobs.cancel(BatchJob)
+
+    def _run(self, job: BatchJob, model: Loaded, source: Path, asked: BatchForm, answerer: Answerer) -> None:
+        engine, sampling = model.engine, self._sampling()
+        scheduler = create("scheduler", asked.scheduler, {}) if asked.scheduler != "none" else None
+        job.figures.regrouped = engine.regrouped
+
+        def heard(step: StepRecord) -> None:
+            job.figures.add(step)
+            self._heard(step)
+
+        def shown(progress: Progress) -> None:
+            if job.cancelled.is_set():
+                job.drain.set()
+            left = f"{progress.errors} with an error, " if progress.errors else ""
+            stopping = ", stopping after those being written" if job.drain.is_set() else ""
+            text = f"{progress.before + progress.done} of {progress.total}, {left}{progress.tok_s:.1f} tokens/s"
+            job.update(text=text + stopping, share=progress.share, left_s=progress.left_s)
+
+        run = Run(source, job.out, job.drain, asked.retry_errors, job.latest.append)
+        job.answered = run.progress
+        try:
+            backend = answerer(engine, model.spec.model, sampling, asked.at_once, scheduler, job.cancelled, heard)
+            run.answer(backend, shown)
+        finally:
+            run.close()

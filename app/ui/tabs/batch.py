@@ -1,0 +1,124 @@
+"""Tab Batch: answers a file of prompts with the loaded model, many at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+from gradio.components import Component
+
+from app.server.v1.batch import ByEngine
+from app.services.batcher import MOST, BatchForm
+from app.services.host import Host
+from app.ui.carried import Renewed
+from app.ui.controls import LIVE, html, whole
+from app.ui.job_tab import JobTab
+from app.ui.news import Shown
+from app.ui.tabs import batch_views as views
+from core.session.batch_request import BATCH
+from core.settings.registry import variants
+
+
+class BatchTab:
+    """Redrawn while a batch runs, every second."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.tab = tab = JobTab(
+            "batch",
+            "batch",
+            "Answering",
+            self._build_form,
+            [("Answer the file", "batch-go")],
+            ("batch-cancel", host.batcher.stop),
+            self._build_answer,
+            cancel_label="Stop",
+        )
+        answer = [self.empty, self.found, self.cards, self.plot, self.latest, self.about, *tab.starts]
+        self.outputs = [tab.news, tab.alert, *answer]
+        tab.on_news(self._renew, [], answer)
+        tab.on_start(self._start)
+        self.upload.upload(lambda: "", None, self.path, **LIVE)
+
+    def _build_form(self) -> list[Component]:
+        html(
+            "<p class='minor'>Chats wait until it is done. Settings may be turned meanwhile. What a line does not say, "
+            "like its temperature, is as in the sidebar.</p>"
+        )
+        self.path = gr.Textbox(
+            "",
+            label="File of prompts",
+            max_lines=1,
+            elem_id="batch-path",
+            info='A line of JSON each: OpenAI\'s batch lines, {"messages": [...]} or {"prompt": "..."}.',
+        )
+        self.upload = gr.File(label="Or drop a file here", file_types=[".jsonl"], height=132, elem_id="batch-upload")
+        self.out = gr.Textbox(
+            "",
+            label="File of answers",
+            max_lines=1,
+            elem_id="batch-out",
+            info="Empty: beside the prompts. Lines that it answers already are not asked again.",
+        )
+        self.at_once = gr.Number(
+            BATCH,
+            label="At a time",
+            precision=0,
+            minimum=1,
+            maximum=MOST,
+            elem_id="batch-at-once",
+            info="Prompts that are answered together, as far as the KV memory has room: more of it with a longer "
+            "context or more sequences when the model is loaded.",
+        )
+        known = variants("scheduler")
+        self.scheduler = gr.Dropdown(
+            [(one.title, one.name) for one in known],
+            value="none",
+            label="Scheduler",
+            filterable=False,
+            elem_id="batch-scheduler",
+            info="Twice as many prompts are at work, in two batches that are divided anew for every token, so that "
+            "those that need the same experts are computed together. None: one batch.",
+        )
+        self.retry = gr.Checkbox(
+            False, label="Ask lines that ended with an error again", elem_id="batch-retry", container=False
+        )
+        return [self.path, self.upload, self.out, self.at_once, self.scheduler, self.retry]
+
+    def _build_answer(self) -> None:
+        self.empty = html(views.EMPTY, elem_id="batch-empty")
+        with gr.Column(visible=False, elem_id="batch-found") as self.found:
+            self.cards = html(elem_id="batch-cards")
+            self.about = html(elem_id="batch-about")
+            html(
+                "<a href='/export/batch.jsonl' download id='batch-answers'>Download the answers</a>",
+                elem_id="batch-link",
+            )
+            self.plot = gr.Plot(show_label=False, elem_id="batch-plot")
+            self.latest = html(elem_id="batch-latest")
+
+    def _start(
+        self, path: str, upload: str | None, out: str, at_once: float | None, scheduler: str, retry: bool
+    ) -> None:
+        self.host.batcher.start(
+            BatchForm(path or "", upload or "", out or "", whole(at_once), scheduler, retry), ByEngine
+        )
+
+    def _renew(self, now: Shown, event: Renewed) -> list[Any]:
+        """Redraw: answers came, a model was loaded or unloaded, or the page's colours changed."""
+        job = self.host.batcher.job
+        head = self.tab.head(now, event, job, "Stopped. Press Answer the file again to go on.")
+        ready = gr.update(interactive=self.host.models.model is not None)
+        if job is None or job.answered is None:
+            return [*head, gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 4, ready]
+        plot = views.plot(job, event.dark)
+        return [
+            *head,
+            gr.update(visible=False),
+            gr.update(visible=True),
+            views.cards(job),
+            gr.update(value=plot, visible=plot is not None),
+            views.latest(job),
+            views.about(job),
+            ready,
+        ]

@@ -1,0 +1,59 @@
+"""Batch: a file is answered while every open page follows, stopped, gone on with, and downloaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.browser.conftest import Open
+from tests.browser.dashboard import Dashboard
+
+FITS = "document.documentElement.scrollWidth <= innerWidth"
+
+
+def batch(dashboard: Dashboard) -> Dashboard:
+    dashboard.page.get_by_role("tab", name="Batch").click()
+    dashboard.page.wait_for_selector("#batch-go:visible, #batch-cancel:visible")
+    return dashboard
+
+
+def test_answered_followed_stopped_and_gone_on_with(dashboard: Dashboard, open_page: Open, tmp_path: Path) -> None:
+    file, out = tmp_path / "prompts.jsonl", tmp_path / "prompts.answers.jsonl"
+    line = '{{"prompt": "say {0}", "id": "line {0}", "max_tokens": {1}}}\n'
+    file.write_text("".join(line.format(n, 400 if n == 3 else 3) for n in range(24)) + "no json\n", "utf-8")
+    batch(dashboard)
+    page = dashboard.page
+    dashboard.wait_text("#batch-empty", "No batch yet")
+    page.click("#batch-go")
+    dashboard.wait_text("#batch-alert", "Name the file of prompts")
+    page.locator("#batch-path").get_by_role("textbox").fill(str(file))
+    page.locator("#batch-at-once").get_by_role("spinbutton").fill("4")
+    page.click("#batch-go")
+    page.wait_for_selector("#batch-cancel", state="visible")
+    dashboard.wait_text("#batch-cards", "of 25")
+    other = batch(open_page())
+    other.page.wait_for_selector("#batch-cancel", state="visible")
+    other.wait_text("#batch-latest", "line ")
+    other.page.get_by_role("tab", name="Chat + Live").click()
+    other.page.fill("#message textarea", "Hello")
+    other.page.press("#message textarea", "Enter")
+    other.page.wait_for_selector("text=The model is being used for a batch")
+    page.click("#batch-cancel")
+    dashboard.wait_text("#batch-progress", "stopping after those being written")
+    page.click("#batch-cancel")  # line 3 is long
+    dashboard.wait_text("#batch-alert", "Stopped")
+    before = {one["id"] for one in map(json.loads, out.read_text("utf-8").splitlines())}
+    assert "line 0" in before and "line 3" not in before
+    page.click("#batch-go")
+    dashboard.wait_text("#batch-cards", "were answered before")
+    dashboard.wait_text("#batch-cards", "25 of 25")
+    dashboard.wait_text("#batch-cards", "Experts a layer")
+    page.wait_for_selector("#batch-plot .plot-container .main-svg")
+    with page.expect_download() as download:
+        page.click("#batch-answers")
+    found = [json.loads(one) for one in Path(download.value.path()).read_text("utf-8").splitlines()]
+    assert len(found) == 25 == len({one["id"] for one in found})
+    assert [one["id"] for one in found if "error" in one] == ["line-25"]
+    for width, height in ((390, 844), (1366, 768)):
+        page.set_viewport_size({"width": width, "height": height})
+        assert page.evaluate(FITS), width

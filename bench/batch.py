@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from bench.batch_accuracy import READ, measure
 from bench.batch_table import table
 from bench.generate import FULL, SMALL, checkpoint
 from bench.subject import subject
@@ -55,7 +56,9 @@ CACHES: dict[str, dict[str, object]] = {  # compared at half of the experts
     "plec": {**PLAIN, "eviction": "plec", "scope": "global", "predictor": "gate", "prefetch_guard": False},
 }
 
-SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
+NETWORK: dict[str, object] = {**CACHES["plec"], "predictor": "routing_path"}
+SCHEDULERS: dict[str, Callable[[], Scheduler] | None] = {
+    "one batch": None,
     "none": NoScheduler,
     "random": RandomScheduler,
     "similarity": TokenScheduler,
@@ -109,7 +112,15 @@ def run(
             name: _sizes(engines[LINK], {**one, **settings}, work, sizes, rounds, name, say)
             for name, one in CACHES.items()
         }
-        found["schedulers"] = _schedulers(engines[LINK], {**PLAIN, **settings}, work, rounds, say)
+        found["schedulers"] = _schedulers(engines[LINK], {**PLAIN, **settings}, work, SCHEDULERS, rounds, say)
+        if model == "demo":  # elsewhere the network would take longer to train than all of this
+            say("training the network")
+            texts, batches = bundled(model)[: 8 if small else None], [n for n in sizes if n > 1]
+            found["accuracy"] = measure(engines[LINK], texts, work.prompts, tokens, batches, 600 if small else READ)
+            network = {**settings, **NETWORK}
+            found["caches"]["plec, network"] = _sizes(engines[LINK], network, work, sizes, rounds, "plec, network", say)
+            ours = {"none, network": NoScheduler, "similarity, network": TokenScheduler}
+            found["schedulers"] |= _schedulers(engines[LINK], network, work, ours, rounds, say)
         about = {**subject(engines[LINK]), "link_gbps": emulated["link_gbps"]}
     say("transformers")
     plain = _transformers(model, work, sizes, rounds)
@@ -176,16 +187,21 @@ def _sizes(
 
 
 def _schedulers(
-    engine: Engine, settings: Mapping[str, object], work: Work, rounds: int, say: Callable[[str], None]
+    engine: Engine,
+    settings: Mapping[str, object],
+    work: Work,
+    schedulers: Mapping[str, Callable[[], Scheduler] | None],
+    rounds: int,
+    say: Callable[[str], None],
 ) -> dict[str, dict[str, float]]:
-    """Two batches of half of the prompts each, by what divides them; and all of them as one batch."""
+    """Two batches of half of the prompts each, by what divides them; None: all of them as one batch."""
     engine.change(settings)
     half = len(work.prompts) // 2
-    rows: dict[str, list[dict[str, float]]] = {name: [] for name in ("one batch", *SCHEDULERS)}
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in schedulers}
     for number in range(rounds + 1):
         say(f"schedulers: round {number} of {rounds}" if number else "schedulers: warming up")
         for name, found in rows.items():
-            make, times = SCHEDULERS.get(name), engine.batching.regrouped
+            make, times = schedulers[name], engine.batching.regrouped
             times.clear()
             row = _row(engine, work, half if make else 2 * half, make() if make else None)
             row["scheduled_ms"] = median(one.ms for one in times) if times else 0.0

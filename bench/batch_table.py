@@ -30,10 +30,15 @@ def table(found: Mapping[str, Any]) -> str:
     lines += ["", f"  {2 * half} prompts as two batches of {half}, regrouped for every token"]
     for name, row in f["schedulers"].items():
         lines.append(
-            f"  {name:12s} {row['tok_s']:7.1f} tok/s  pass {row['pass_ms']:6.1f} ms  union {row['union']:5.1f}  hits "
+            f"  {name:20s} {row['tok_s']:7.1f} tok/s  pass {row['pass_ms']:6.1f} ms  union {row['union']:5.1f}  hits "
             f"{row['hit_rate']:.1%}  {row['bytes_per_token'] / 1e6:.3f} MB a token  "
             f"scheduling {row['scheduled_ms']:.2f} ms"
         )
+    for size, rows in f.get("accuracy", {}).items():
+        lines += ["", f"  a batch of {size}: share of the experts needed that were named before, experts named a layer"]
+        for name, row in rows.items():
+            took = f"  {row['ms']:.2f} ms" if "ms" in row else ""
+            lines.append(f"    {name:24s} {row['accuracy']:6.1%} {row['named']:6.1f}{took}")
     goal = "kept" if f["gain"] >= f["goal"] else "MISSED"
     lines += ["", f"  16 at a time over one, half resident: {f['gain']:.2f} (>= {f['goal']:g}) {goal}"]
     return "\n".join(lines)

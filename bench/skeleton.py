@@ -81,7 +81,7 @@ def _decode(model: Any, sites: list[ExpertsSite], predictor_host: PredictorHost,
     with install(model, sites, experts):
         for count in (PROMPT, *[1] * tokens):
             ids = random.integers(vocabulary, size=count).tolist()
-            predictor_host.begin(ids, request)
+            predictor_host.begin([(request, ids)])
             predictor_host.predict_first()
             model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from core.hf.discover import ExpertsSite, RouterOutput
@@ -30,6 +32,9 @@ from core.settings.prefetch import PrefetchSettings
 from core.settings.registry import create
 from core.types import ModelShape
 
+Share = tuple[int, Sequence[int]]
+"""A request, and its token ids in a pass."""
+
 
 class PredictorHost:
     """One model's predictor. Call `use` and `close` only between two passes, and everything on the compute thread."""
@@ -38,6 +43,7 @@ class PredictorHost:
         self.shape = shape
         self.request = 0  # of the running pass
         self.tokens: Sequence[int] = ()  # its ids
+        self.shares: Sequence[Share] = ()  # ... by request, where it is over several sequences
         self.profile: Profile | None = None
         self.predictor: Predictor = NoPrediction()
         self.answer_wait = AnswerWait()  # of the predictor
@@ -116,15 +122,22 @@ class PredictorHost:
 
     # ------------------------------------------------------------------ within a pass
 
-    def announce(self, tokens: Sequence[int], request: int) -> None:
-        """The coming pass will be over `tokens` of a request: the predictor may begin to search."""
+    def announce(self, shares: Sequence[Share]) -> None:
+        """A coming pass will be over these tokens of some requests: the predictor may begin to search."""
         view = EngineView(self, -1, (), None, None)
-        view.tokens, view.request = tokens, request
+        (view.request, view.tokens), view.shares = shares[0], shares if len(shares) > 1 else ()
         self.predictor.announce(view)
 
-    def begin(self, tokens: Sequence[int], request: int) -> None:
-        """Start a pass over `tokens` of a request."""
-        self.tokens, self.request, self._begun = tokens, request, True
+    def begin(self, shares: Sequence[Share]) -> None:
+        """Start a pass over the tokens of some requests."""
+        several = len(shares) > 1
+        self.request, self.shares = 0 if several else shares[0][0], shares if several else ()
+        self.tokens = [token for _, tokens in shares for token in tokens] if several else shares[0][1]
+        self._begun = True
+
+    def expected(self, request: int) -> npt.NDArray[np.bool_] | None:
+        """[L * E] the experts that the next token of a request is predicted to need; None while that is not known."""
+        return self.predictor.expected(request)
 
     def predict_first(self) -> Sequence[Prediction]:
         """Before the first routing: predictions for the first layers, if the predictor makes any."""

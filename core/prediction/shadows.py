@@ -17,7 +17,7 @@ import torch
 from core.hf.discover import ExpertsSite
 from core.metrics.record import Beside
 from core.policy.predict.base import Prediction, Predictor, View, needs_recording
-from core.prediction.predictor_host import PredictorHost
+from core.prediction.predictor_host import PredictorHost, Share
 from core.profile import Profile
 from core.settings.config import Settings
 from core.settings.param import Choice
@@ -65,16 +65,16 @@ class Shadows:
         """Those that are asked."""
         return self._together.predictors if self.on else ()
 
-    def announce(self, tokens: Sequence[int], request: int) -> None:
-        """The coming pass will be over `tokens` of a request."""
+    def announce(self, share: Share) -> None:
+        """The coming pass will be over these tokens of a request."""
         with self._timed():
-            self._host.announce(tokens, request)
+            self._host.announce([share])
 
-    def begin(self, tokens: Sequence[int], request: int) -> None:
-        """A pass over `tokens` of a request begins."""
+    def begin(self, share: Share) -> None:
+        """A pass over these tokens of a request begins."""
         with self._timed():
             self._together.clear()
-            self._host.begin(tokens, request)
+            self._host.begin([share])
             self._host.predict_first()
 
     def look(self, layer: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None) -> None:

@@ -33,6 +33,7 @@ class EngineView:
         shape = predictor_host.shape
         self.layer, self.layers, self.experts, self.top_k = layer, shape.layers, shape.experts, shape.top_k
         self.request, self.tokens, self.ids = predictor_host.request, predictor_host.tokens, ids
+        self.shares: Sequence[tuple[int, Sequence[int]]] = predictor_host.shares
         self.profile: PredictorProfile | None = predictor_host.profile
         self._predictor_host, self._weights, self._seen = predictor_host, weights, seen
 

@@ -78,10 +78,10 @@ class Pipeline:
         self._model, self._device, self._dispatch = model, device, dispatch
         self._expert_cache, self._threads, self._metrics = expert_cache, threads, metrics
 
-    def announce(self, tokens: Sequence[int], request: int) -> None:
-        """The tokens of the coming pass are known, while this one still runs or before the first."""
+    def announce(self, *shares: tuple[int, Sequence[int]]) -> None:
+        """The tokens of some requests in coming passes are known, while this one still runs or before the first."""
         if self.prefetcher is not None:
-            self.prefetcher.announce(tokens, request)
+            self.prefetcher.announce(shares)
 
     def begin(self, batch: Batch) -> None:
         """A pass begins: sets the thread counts, and prefetches what is predicted before the first routing."""

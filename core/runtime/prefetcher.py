@@ -11,7 +11,7 @@ import torch
 from core.cache.expert_cache import ExpertCache
 from core.policy.predict import Prediction
 from core.policy.prefetch.throttle import PrefetchThrottle
-from core.prediction.predictor_host import PredictorHost
+from core.prediction.predictor_host import PredictorHost, Share
 from core.runtime.batch import Batch
 from core.runtime.trace_capture import TraceCapture
 
@@ -42,14 +42,17 @@ class Prefetcher:
         self._metrics, self._capture, self._first = metrics, capture, first
         self._several = self._idle = False  # the running pass: of several sequences; nothing is predicted in it
 
-    def announce(self, tokens: Sequence[int], request: int) -> None:
-        """The coming pass will be over `tokens` of a request: what is predicted from them alone is begun at once."""
-        if self._predictor_host.predictor.starts and not self._throttle.paused:
+    def announce(self, shares: Sequence[Share]) -> None:
+        """Coming passes will be over these tokens of some requests: what is predicted from them alone is begun at
+        once."""
+        predictor = self._predictor_host.predictor
+        if predictor.starts and not self._throttle.paused and (len(shares) == 1 or (shares and predictor.batches)):
             began_s = time.perf_counter()
-            self._predictor_host.announce(tokens, request)
+            self._predictor_host.announce(shares)
             self._metrics.predicted(time.perf_counter() - began_s)
         if self._capture.shadows.on:
-            self._capture.shadows.announce(tokens, request)
+            for share in shares:
+                self._capture.shadows.announce(share)
 
     def begin(self, batch: Batch) -> None:
         """A pass begins: prefetch what the predictor names before the first routing. In a pass over several sequences
@@ -59,15 +62,13 @@ class Prefetcher:
         if self._first and share.kv is not None and not share.kv.length:
             self._idle = True
             return
-        self._predictor_host.begin(batch.tokens, 0 if self._several else share.request)
-        if self._several:
-            return
-        if self._predictor_host.predictor.starts and not self._throttle.paused:
+        self._predictor_host.begin([(one.request, one.tokens) for one in batch.shares])
+        if self._predictor_host.predictor.starts and not self._throttle.paused and not self._idle:
             began_s = time.perf_counter()
             self._fetch(self._predictor_host.predict_first(), -1)
             self._metrics.predicted(time.perf_counter() - began_s)
-        if self._capture.shadows.on:
-            self._capture.shadows.begin(share.tokens, share.request)
+        if self._capture.shadows.on and not self._several:
+            self._capture.shadows.begin((share.request, share.tokens))
 
     def look_ahead(self, layer: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None) -> None:
         """`layer` computes the experts `chosen` [T][k] with `weights` [T, k]: predict for later layers."""

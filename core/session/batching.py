@@ -242,20 +242,23 @@ class Batching:
                 yield from self._computed("decode", [(one, 1) for one in group[at : at + most]])
 
     def _groups(self, running: list[Running]) -> list[list[Running]]:
-        """The batches that are computed one after the other. A sequence is expected to need the experts of its newest
-        token again."""
+        """The batches that are computed one after the other. A sequence is expected to need what the predictor says of
+        its next token, or else the experts of its newest one again."""
         if self._scheduler is None or not running:
             return [running]
         began_s, shape = time.perf_counter(), decoder_shape(self._loaded.shape)
         paths = np.zeros((len(running), shape.layers, shape.experts), np.bool_)
         for at, one in enumerate(running):
-            if one.path is not None:
+            expected = self._parts.predictor_host.expected(one.sequence.request)
+            if expected is not None:
+                paths[at] = expected.reshape(shape.layers, shape.experts)
+            elif one.path is not None:
                 np.put_along_axis(paths[at], one.path.astype(np.int64), True, 1)
-        expected = paths.reshape(len(running), -1)
-        groups = self._scheduler.regroup(expected, self._size)
+        needed = paths.reshape(len(running), -1)
+        groups = self._scheduler.regroup(needed, self._size)
         took_ms, cells = (time.perf_counter() - began_s) * 1e3, shape.layers * len(groups)
-        arrival = union_size(expected, in_order(len(running), self._size)) / cells
-        self.regrouped.append(Regrouped(took_ms, arrival, union_size(expected, groups) / cells))
+        arrival = union_size(needed, in_order(len(running), self._size)) / cells
+        self.regrouped.append(Regrouped(took_ms, arrival, union_size(needed, groups) / cells))
         return [[running[at] for at in group] for group in groups]
 
     def _computed(self, phase: Phase, work: list[tuple[Running, int]]) -> Iterator[BatchPiece]:

@@ -125,7 +125,7 @@ class Generation:
         token: int | None = None
         if sequence.taken_over or sequence.kept:
             yield Piece("prefill", done=sequence.computed, total=total, cached=sequence.cached)
-        self._pipeline.announce(sequence.ids[sequence.computed : total][: self._passes.chunk], sequence.request)
+        self._pipeline.announce((sequence.request, sequence.ids[sequence.computed : total][: self._passes.chunk]))
         while sequence.computed < total and not sequence.cancelled:
             count = self._passes.next_count(sequence, total - sequence.computed, self._passes.chunk)
             [token], step = self._passes.run("prefill", (sequence, count), total=total)

@@ -91,9 +91,8 @@ class Passes:
         batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]), by_row)
         self._pipeline.begin(batch)
         held, taken_over = [sequence.computed for sequence, _ in work], sum(sequence.taken_over for sequence, _ in work)
-        for sequence, count in work:  # of a prompt: its next part is searched for while this one is computed
-            if part := sequence.ids[sequence.computed + count :][: self.chunk]:
-                self._pipeline.announce(part, sequence.request)
+        ahead = [(sequence.request, sequence.ids[sequence.computed + n :][: self.chunk]) for sequence, n in work]
+        self._pipeline.announce(*[one for one in ahead if one[1]])  # searched for while these ones are computed
         layers = self._loaded.shape.layers
 
         def stop(layer: int) -> bool:
@@ -112,9 +111,8 @@ class Passes:
             for (sequence, _), start in zip(work, held, strict=True):
                 sequence.kv.broke_off(start)
             raise
-        for (sequence, _), token in zip(work, tokens, strict=True):
-            if token is not None and sequence.continues(token):
-                self._pipeline.announce([token], sequence.request)
+        follow = [(one, token) for (one, _), token in zip(work, tokens, strict=True) if token is not None]
+        self._pipeline.announce(*[(one.request, [token]) for one, token in follow if one.continues(token)])
         changes = self._controller.take_changes()
         step = parts.recorder.end(started_s, model_s, parts.ledger.used(), parts.ledger.budget_bytes, changes)
         if not step.lossless:

@@ -22,6 +22,7 @@ class TraceView:
         self.layer, self.request = -1, int(chunk.rid[at])
         self.ids: Sequence[Sequence[int]] = ()
         self.tokens: Sequence[int] = () if chunk.tok is None else chunk.tok[tokens].tolist()
+        self.shares: Sequence[tuple[int, Sequence[int]]] = ()
         self.profile = profile
         self._chunk, self._part = chunk, tokens
         self._ids = chunk.ids[tokens]

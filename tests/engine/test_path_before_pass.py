@@ -14,7 +14,7 @@ import torch
 
 from core.cache.lease import Lease
 from core.engine import Engine
-from core.policy.predict.path_reader import ANSWER, HEAD
+from core.policy.predict.path_reader import answer, needed, question
 from core.policy.prefetch.wait_bound import WaitBound
 from core.prediction.answer_wait import AnswerWait
 from core.runtime.batch import Batch
@@ -52,15 +52,17 @@ class Worker:
         self.said: npt.NDArray[np.float32] = np.random.default_rng(7).random((shape.layers, shape.experts), np.float32)
         self.asked: list[list[int]] = []  # the tokens
         self.fresh: list[bool] = []
-        self._clock, self._takes_s = clock, takes_s
+        self._clock, self._takes_s, self._top_k = clock, takes_s, shape.top_k
         self._due: list[tuple[float, bytes]] = []
 
     def give(self, message: bytes) -> None:
-        number, fresh = HEAD.unpack_from(message)
-        self.asked.append(np.frombuffer(message, "<i4", offset=HEAD.size).tolist())
-        self.fresh.append(bool(fresh))
+        number, (share,) = question(message)
+        self.asked.append(list(share.tokens))
+        self.fresh.append(share.fresh)
         if self._takes_s is not None:
-            self._due.append((self._clock() + self._takes_s, ANSWER.pack(number) + self.said.tobytes()))
+            idle = np.log1p(-self.said)
+            told = answer(number, [share.request], idle.reshape(1, -1), needed(idle, self._top_k).reshape(1, -1))
+            self._due.append((self._clock() + self._takes_s, told))
 
     def take(self) -> list[bytes]:
         there = [answer for due_s, answer in self._due if due_s <= self._clock()]

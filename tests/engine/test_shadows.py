@@ -90,7 +90,7 @@ def test_what_was_named_in_a_pass_that_broke_off_is_not_the_next_one_s(engine: E
     steps = answered(engine)
     shadows = engine.parts.shadows
     with torch.inference_mode():
-        shadows.begin([1], 0)
+        shadows.begin((0, [1]))
     seen = steps[-1].beside
     assert seen is not None and len(seen.ranked)
     empty, _ = shadows.take()

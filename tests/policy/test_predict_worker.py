@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from core.policy.predict import Oracle
-from core.policy.predict.path_reader import ANSWER, HEAD, PathReader
+from core.policy.predict.path_reader import PathReader, answer, needed, question
 from core.policy.predict.worker import InlineWorker
 from core.settings.registry import create, variants
 from tests.policy.views import Known, Looking, Pass, make, random_passes, shown
@@ -25,9 +25,11 @@ class Scripted:
         self.heard: list[tuple[int, bool, list[int]]] = []
 
     def work(self, message: bytes) -> bytes:
-        number, fresh = HEAD.unpack_from(message)
-        self.heard.append((number, bool(fresh), np.frombuffer(message, "<i4", offset=HEAD.size).tolist()))
-        return ANSWER.pack(number) + self.predicted.tobytes()
+        number, shares = question(message)
+        self.heard += [(number, share.fresh, list(share.tokens)) for share in shares]
+        idle = np.stack([np.log1p(-self.predicted)] * len(shares)).reshape(len(shares), -1)
+        active = [needed(np.log1p(-self.predicted), K * len(share.tokens)).ravel() for share in shares]
+        return answer(number, [share.request for share in shares], idle, np.stack(active))
 
 
 class Late(InlineWorker):
@@ -55,7 +57,9 @@ def test_the_routing_path_is_asked_once_a_pass_and_names_all_layers_then_the_nex
             assert [g.expert for g in predictions] == [
                 e for at in ahead for e in np.argsort(-worker.predicted[at])[:most].tolist()
             ]
-            assert [g.score for g in predictions] == [worker.predicted[g.layer][g.expert] for g in predictions]
+            assert [g.score for g in predictions] == pytest.approx(
+                [worker.predicted[g.layer][g.expert] for g in predictions]
+            )
     tokens = [list(Looking(one, 0, EXPERTS).tokens) for one in (first, second, other)]
     assert worker.heard == [(1, True, tokens[0]), (2, False, tokens[1]), (3, True, tokens[2])]  # another request
     predictor.close()  # starts anew

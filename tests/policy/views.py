@@ -56,6 +56,7 @@ class Looking:
         self.top_k, self.request = one.ids.shape[2], one.request
         self.ids: Sequence[Sequence[int]] = one.ids[layer].tolist() if layer >= 0 else []
         self.tokens: Sequence[int] = [token_of(row) for row in one.ids[0]]
+        self.shares: Sequence[tuple[int, Sequence[int]]] = ()
         self.profile = known
         self._states = states
         self._count = one.ids.shape[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ from core.policy.predict import Prediction, Predictor, View
 from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.nets.path import RoutingPathNet, State
-from core.policy.predict.path_reader import ROOM, WINDOW, PathReader
+from core.policy.predict.path_reader import ROOM, WINDOW, PathReader, Share, answered, asked
 from core.policy.predict.worker import WorkerTask
 from core.prediction.predictor_host import PredictorHost
 from core.prediction.view import _asked
@@ -113,7 +115,7 @@ def predict(
         return result
 
     with watch(opened.model, opened.sites, calls.append), install(opened.model, opened.sites, experts):
-        predictor_host.begin(ids[0].tolist(), 1)
+        predictor_host.begin([(1, ids[0].tolist())])
         predictor_host.predict_first()
         opened.model(ids)
     predictor_host.close()
@@ -264,7 +266,7 @@ def test_what_a_pass_is_made_of(opened: Opened) -> None:
 def test_a_pass_nobody_announced_has_no_tokens(opened: Opened) -> None:
     predictor_host = PredictorHost(opened.model, opened.sites, opened.shape)
     predictor_host.predictor = looker = Looker(lambda view: view.tokens)
-    predictor_host.begin([1, 2], 1)
+    predictor_host.begin([(1, [1, 2])])
     for number in range(2):
         for layer in range(opened.shape.layers):
             predictor_host.predict(layer, [[0, 1]])
@@ -309,4 +311,24 @@ def test_the_routing_path_of_a_long_prompt_in_pieces_goes_on_as_the_network_woul
                 logits, state = net.decode(torch.tensor([piece[at : at + WINDOW]]), state)
                 idle += torch.nn.functional.logsigmoid(-logits[0]).sum(0)
         assert predicted == pytest.approx(-torch.expm1(idle).numpy(), abs=1e-5)
-    assert work._prompt == ids[-WINDOW:]  # the encoder reads the end of it
+    assert work._texts[0].prompt == ids[-WINDOW:]  # the encoder reads the end of it
+
+
+def test_several_requests_are_followed_as_each_alone() -> None:
+    """Prompts and single tokens of several requests in one message, in any order; one that begins again is new."""
+    net = RoutingPathNet(3, 6, torch.arange(5, 45), d_ff=32, heads=2, d_kv=8).eval()
+    together, alone, chance = reading(net), {}, random.Random(3)
+    for number in range(60):
+        shares = []
+        for request in chance.sample(range(5), chance.randint(1, 5)):
+            fresh = request not in alone or chance.random() < 0.1
+            if fresh:
+                alone[request] = reading(net)
+            tokens = [chance.randrange(5, 45) for _ in range(chance.choice((1, 1, 1, 4)) if not fresh else 7)]
+            shares.append(Share(request, fresh, tokens))
+        got = answered(together.work(asked(number, shares)))
+        assert (got.number, got.requests) == (number, tuple(share.request for share in shares))
+        for share, idle, active in zip(shares, got.idle, got.active, strict=True):
+            expected = alone[share.request].follow(share.tokens)
+            assert -np.expm1(idle).reshape(3, 6) == pytest.approx(expected, abs=1e-5)
+            assert np.array_equal(active.reshape(3, 6), idle.reshape(3, 6) < math.log(0.5)), "above one half"

@@ -85,6 +85,7 @@ class View(Protocol):
     request: int  # increases with every prompt: tokens with the same number belong to one conversation turn
     ids: Sequence[Sequence[int]]  # [T][k] experts the router just chose; empty before the first layer
     tokens: Sequence[int]  # [T] the token ids of this pass; empty where unknown
+    shares: Sequence[tuple[int, Sequence[int]]]  # of a pass over several sequences: each one's request and token ids
     profile: PredictorProfile | None
 
     @property
@@ -110,6 +111,11 @@ class View(Protocol):
     def path(self) -> Net:
         """The profile's routing-path predictor, which must exist. Raises TraceError where the tokens it reads are
         unknown."""
+
+
+def shares_of(view: View) -> Sequence[tuple[int, Sequence[int]]]:
+    """The requests of a pass, with the token ids of each."""
+    return view.shares or ((view.request, view.tokens),)
 
 
 class AnswerWait(Protocol):
@@ -158,6 +164,10 @@ class Predictor(Protocol):
 
     def predict(self, view: View) -> Sequence[Prediction]:
         """Experts of later layers (or at the last layers, of the first layers of the next token), best first."""
+
+    def expected(self, request: int) -> npt.NDArray[np.bool_] | None:
+        """[L * E] the experts that the next token of a request is predicted to need; None while that is not known."""
+        return None
 
     def take_maps(self) -> Sequence[LayerMap]:
         """The maps of whole layers found since the last call, oldest first: also those that came too late to prefetch

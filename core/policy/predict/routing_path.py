@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from core.policy.predict.base import Prediction, Predictor, View
-from core.policy.predict.path_reader import PathReader, answered, asked
+from core.policy.predict.base import Prediction, Predictor, View, shares_of
+from core.policy.predict.path_reader import ACTIVE, PathReader, Share, answered, asked
 from core.policy.predict.ranking import Floor, Width, best
 from core.policy.predict.worker import AsyncWorker, InlineWorker, WorkerTask
 from core.settings.param import Param
 from core.settings.registry import register
 
 Singles = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+FOLLOWED = 256  # requests whose place in their text is known, the latest
+
+
+class _Told(NamedTuple):
+    """The answer about the next tokens of one request: see path_reader.Answer."""
+
+    number: int
+    idle: Singles  # [L * E]
+    active: Bools  # [L * E]
+
+
+class _Coming(NamedTuple):
+    """The next tokens of a request, and the number of the search for them."""
+
+    number: int
+    tokens: tuple[int, ...]
 
 
 @register(
@@ -24,7 +41,7 @@ Singles = npt.NDArray[np.float32]
     title="Routing path",
     help="A small network, trained on this model, reads the "
     "same tokens and tells the experts of every layer before the pass begins, which waits for it at most as long as "
-    "that saves. It runs beside the model.",
+    "that saves. It runs beside the model. For a batch it follows every sequence.",
     source="ExpertFlow section 3.1",
 )
 class RoutingPath(Predictor):
@@ -33,11 +50,13 @@ class RoutingPath(Predictor):
     All layers are named at once, nearest first, so that slots fill in the order of use, as far as there are any
     (ExpertFlow section 3.2): before layer 0, or where the pass did not wait long enough, in the layer that is reached
     when the answer is there. As each layer is reached, the next `distance` layers are named again, for slots that have
-    come free.
+    come free. A pass over several sequences needs what each of them does; what is known of a sequence tells a scheduler
+    which others it fits to (`expected`).
     """
 
     asks: ClassVar[bool] = False
     starts: ClassVar[bool] = True
+    batches: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("path",)
 
     def __init__(
@@ -56,72 +75,119 @@ class RoutingPath(Predictor):
         ] = 4,
         width: Width = 0,
         floor: Floor = 0.0,
+        active: Annotated[
+            Literal["likeliest", "half"],
+            Param(
+                "Which experts count as needed: as many as Width says, the likeliest; or those with a probability "
+                "above one half, as in the paper.",
+                title="Needed are",
+                choice_titles=("the likeliest", "those above one half"),
+            ),
+        ] = "likeliest",
     ) -> None:
-        self._distance, self._width, self._floor = distance, width, floor
+        self._distance, self._width, self._floor, self._half = distance, width, floor, active == "half"
         self.worker: AsyncWorker | None = None
-        self._request: int | None = None
         self._asked = 0  # number of the last search
-        self._announced: tuple[int, tuple[int, ...]] | None = None  # its request and tokens, until its pass begins
-        self._number = 0  # search of the pass that runs
-        self._tokens = 0  # tokens in that pass
-        self._answers: dict[int, Singles] = {}  # search -> [L * E], of that pass and later ones
-        self._plan: list[list[Prediction]] = []  # by layer, for that pass; empty before its answer is there
+        self._followed: dict[int, None] = {}  # requests that the reader follows, the one asked about last at the end
+        self._coming: dict[int, _Coming] = {}  # by request: announced, and not begun
+        self._pass: tuple[int, ...] = ()  # the requests of the pass that runs ...
+        self._numbers: tuple[int, ...] = ()  # ... the search for each ...
+        self._tokens = 0  # ... and its tokens
+        self._told: dict[int, _Told] = {}  # by request, the newest
+        self._plan: list[list[Prediction]] = []  # by layer, for that pass; empty before all of it was told
 
     def task(self, view: View) -> WorkerTask:
-        return WorkerTask("path", *view.path())
+        sizes, arrays = view.path()
+        return WorkerTask("path", {**sizes, ACTIVE: 0 if self._half else self._width or view.top_k}, arrays)
 
     def announce(self, view: View) -> None:
-        coming = view.request, tuple(view.tokens)
-        if coming == self._announced:
-            return
-        self.worker = self.worker or InlineWorker(PathReader(self.task(view)))
-        # Anew also when another pass than this one was announced: the reader followed tokens that never came.
-        fresh = view.request != self._request or self._announced is not None
-        self._asked, self._announced, self._request = self._asked + 1, coming, view.request
-        if self.wait is not None:
-            self.wait.asked(self._asked, len(view.tokens))
-        self.worker.give(asked(self._asked, fresh, view.tokens))
+        self._ask(view)
 
     def begin(self, view: View) -> Sequence[Prediction]:
-        self.announce(view)
-        self._number, self._tokens, self._announced, self._plan = self._asked, len(view.tokens), None, []
-        self._answers = {number: one for number, one in self._answers.items() if number >= self._number}
+        self._ask(view)
+        coming = shares_of(view)
+        self._pass = tuple(request for request, _ in coming)
+        self._numbers = tuple(self._coming.pop(request).number for request in self._pass)
+        self._tokens, self._plan = sum(len(tokens) for _, tokens in coming), []
         if self.patient and self.worker is not None:
             self._hear(self.worker.wait())
-        if self.wait is not None:
-            self.wait.wait(self._number, self._tokens, self._there)
+        if self.wait is not None and self._numbers:
+            self.wait.wait(max(self._numbers), self._tokens, self._there)
         return self._name(view)
 
     def predict(self, view: View) -> Sequence[Prediction]:
         if view.layer == 0 and not view.tokens:  # the model was called directly, not by the engine
-            self._number, self._plan = self._asked + 1, []
+            self._pass, self._numbers, self._plan = (), (), []
         return self._name(view)
+
+    def expected(self, request: int) -> Bools | None:
+        """[L * E] the experts that the next token of a request is predicted to need; None while that is not known."""
+        if self.worker is not None:
+            self._hear(self.worker.take())
+        coming, told = self._coming.get(request), self._told.get(request)
+        return told.active if coming is not None and told is not None and told.number == coming.number else None
 
     def close(self) -> None:
         if self.worker is not None:
             self.worker.close()
 
+    def _ask(self, view: View) -> None:
+        """Give the worker what it has not been given of the coming tokens."""
+        shares, number = list[Share](), self._asked + 1
+        for request, some in shares_of(view):
+            tokens, before = tuple(some), self._coming.get(request)
+            if before is not None and before.tokens == tokens:
+                continue
+            # Anew also when other tokens than these were announced: the reader followed tokens that never came.
+            shares.append(Share(request, request not in self._followed or before is not None, tokens))
+            self._coming[request] = _Coming(number, tokens)
+            self._followed.pop(request, None)
+            self._followed[request] = None
+        if not shares:
+            return
+        self._asked = number
+        self._forget()
+        self.worker = self.worker or InlineWorker(PathReader(self.task(view)))
+        if self.wait is not None:
+            self.wait.asked(number, sum(len(share.tokens) for share in shares))
+        self.worker.give(asked(number, shares))
+
+    def _forget(self) -> None:
+        """Requests that ended are not told of: the oldest make way."""
+        while len(self._followed) > FOLLOWED:
+            old = next(iter(self._followed))
+            for known in (self._followed, self._coming, self._told):
+                known.pop(old, None)
+
     def _there(self) -> bool:
-        """Whether this pass's answer is there."""
+        """Whether this pass's answers are there."""
         if self.worker is not None:
             self._hear(self.worker.take())
-        return self._number in self._answers
+        return bool(self._pass) and all(
+            (told := self._told.get(request)) is not None and told.number == number
+            for request, number in zip(self._pass, self._numbers, strict=True)
+        )
 
     def _hear(self, answers: Sequence[bytes]) -> None:
-        for answer in answers:
-            number, predicted = answered(answer)
+        for one in answers:
+            number, requests, idle, active = answered(one)
             if self.wait is not None:
                 self.wait.answered(number)
-            if number >= self._number:
-                self._answers[number] = predicted
+            for request, *told in zip(requests, idle, active, strict=True):
+                if request in self._followed:
+                    self._told[request] = _Told(number, *told)
 
     def _name(self, view: View) -> list[Prediction]:
         ahead = self._distance
         if not self._plan:
             if not self._there():
                 return []
-            most = min((self._width or view.top_k) * self._tokens, view.experts)
-            predicted = self._answers[self._number].reshape(view.layers, view.experts)
-            self._plan = [best(layer, row, most, self._floor) for layer, row in enumerate(predicted)]
+            told, shape = [self._told[request] for request in self._pass], (view.layers, view.experts)
+            chances = -np.expm1(sum(one.idle for one in told)).reshape(shape)
+            active = np.any([one.active for one in told], 0).reshape(shape)
+            self._plan = [
+                best(layer, np.where(needed, row, 0.0), int(needed.sum()), self._floor)
+                for layer, (row, needed) in enumerate(zip(chances, active, strict=True))
+            ]
             ahead = view.layers
         return [prediction for named in self._plan[view.layer + 1 :][:ahead] for prediction in named]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from core.policy.predict.map_search import followed, opened
-from core.policy.predict.path_reader import asked
+from core.policy.predict.path_reader import Share, asked
 from core.policy.predict.worker import InlineWorker, WorkerTask
 from core.policy.predict.workers import make_worker
 from core.prediction.worker.process_worker import MOST, NICENESS, ProcessWorker
@@ -58,7 +58,10 @@ def maps(**sizes: int) -> tuple[WorkerTask, list[bytes]]:
 
 def path() -> tuple[WorkerTask, list[bytes]]:
     """A network, and a request for it."""
-    return WorkerTask("path", *drawn_path(LAYERS, EXPERTS)), [asked(0, True, [3, 4, 60]), asked(1, False, [5])]
+    return WorkerTask("path", *drawn_path(LAYERS, EXPERTS)), [
+        asked(0, [Share(1, True, [3, 4, 60])]),
+        asked(1, [Share(1, False, [5])]),
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from core.policy.batching import Scheduler
 from core.profile import Profile, check_model
 from core.quality.report import Quality
 from core.runtime.measurement import MeasurementSession
+from core.session.answering import Answering
 from core.session.batch_request import BATCH, BatchPiece, BatchRequest, Regrouped
 from core.session.batching import Batching
 from core.session.generation import Generation
@@ -59,12 +60,9 @@ class Engine:
         self.access = ModelAccess(lambda: self._controller.apply(parts), wiring.open_session, self._changed)
         number = functools.partial(next, itertools.count(1))  # of a request
         passes = Passes(loaded, wiring.answering, wiring.controller, parts)
-        self._generation = Generation(
-            loaded, wiring.answering, wiring.kv, wiring.meter, wiring.controller, parts, passes, number
-        )
-        self.batching = Batching(
-            loaded, wiring.answering, wiring.pool, wiring.meter, passes, wiring.controller, parts, number
-        )
+        answering = Answering(loaded, wiring.meter, parts, number)
+        self._generation = Generation(wiring.answering, wiring.kv, wiring.controller, parts, passes, answering)
+        self.batching = Batching(loaded, wiring.answering, wiring.pool, passes, wiring.controller, parts, answering)
 
     # ------------------------------------------------------------------ lifecycle
 
@@ -151,6 +149,7 @@ class Engine:
         *,
         by_row: bool = False,
         scheduler: Scheduler | None = None,
+        pipelined: bool = False,
     ) -> Iterator[BatchPiece]:
         """Answer many prompts together, at most `limit` at a time and as many as the KV memory has room for; their
         pieces come as they are computed. The next request is taken from `requests` when there is room; None means that
@@ -160,11 +159,17 @@ class Engine:
         Raises BusyError at the first step. A prompt that cannot be answered is told as its piece's `error`. `cancel`
         stops all before the next MoE layer. `by_row`: also a token that is computed alone is computed as it would be
         beside others, so that answers hardly depend on what else is asked. With a `scheduler` twice `limit` are at
-        work, in two batches that it regroups for every token (ExpertFlow section 3.3).
+        work, in two batches that it regroups for every token (ExpertFlow section 3.3); `pipelined` four times as many,
+        of which half are regrouped while the others are computed.
         """
         with self.access.owned("The model is answering a batch. Wait for it, or stop it."):
             yield from self.batching.run(
-                requests, limit, cancel or threading.Event(), by_row=by_row, scheduler=scheduler
+                requests,
+                limit,
+                cancel or threading.Event(),
+                by_row=by_row,
+                scheduler=scheduler,
+                pipelined=pipelined,
             )
 
     @property

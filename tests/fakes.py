@@ -184,6 +184,7 @@ class FakeEngine:
         *,
         by_row: bool = False,
         scheduler: Scheduler | None = None,
+        pipelined: bool = False,
     ) -> Iterator[BatchPiece]:
         """A token of each in turn."""
         source, running = iter(requests), dict[Hashable, Iterator[Piece]]()

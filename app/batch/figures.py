@@ -6,9 +6,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from core.session.batch_request import Regrouped
-from core.types import ModelShape, StepRecord
+import numpy as np
 
+from core.session.batch_request import Regrouped
+from core.types import ModelShape, Outcome, StepRecord
+
+MISSES = (Outcome.MISS, Outcome.MISS_DISK)
 SHOWN = 400  # passes in the figure
 
 
@@ -32,7 +35,7 @@ class BatchFigures:
         asked, layers = step.requests, len(set(step.layer.tolist()))
         self.requests += asked
         self.hits += step.hits
-        self.copied += asked - step.hits + step.prefetch_issued
+        self.copied += int(np.isin(step.outcome, MISSES).sum()) + step.prefetch_issued
         self.bytes += step.demand_bytes + step.prefetch_bytes
         self.pairs += step.tokens * self.shape.top_k * layers
         if step.phase == "decode" and layers:

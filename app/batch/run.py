@@ -34,6 +34,7 @@ class Progress:
     errors: int = 0
     tokens: int = 0
     began_s: float = field(default_factory=time.perf_counter)
+    ended_s: float | None = None
 
     @property
     def share(self) -> float:
@@ -48,13 +49,17 @@ class Progress:
     @property
     def tok_s(self) -> float:
         """Tokens a second of this run."""
-        return self.tokens / max(1e-9, time.perf_counter() - self.began_s)
+        return self.tokens / max(1e-9, self.seconds)
+
+    @property
+    def seconds(self) -> float:
+        """What it has taken, or took."""
+        return (time.perf_counter() if self.ended_s is None else self.ended_s) - self.began_s
 
     @property
     def left_s(self) -> float | None:
         """Seconds until all are answered at this pace; None before any is."""
-        spent_s = time.perf_counter() - self.began_s
-        return spent_s / self.done * self.left if self.done else None
+        return self.seconds / self.done * self.left if self.done else None
 
 
 class Run:
@@ -88,9 +93,12 @@ class Run:
     def answer(self, backend: Backend, shown: Callable[[Progress], None] = lambda progress: None) -> Progress:
         """Answer what is left. Raises MoestroError when that ends early; what was answered is in the file."""
         self.progress.began_s = time.perf_counter()
-        for tokens in backend.run(self._lines(), self._put):
-            self.progress.tokens += tokens
-            shown(self.progress)
+        try:
+            for tokens in backend.run(self._lines(), self._put):
+                self.progress.tokens += tokens
+                shown(self.progress)
+        finally:
+            self.progress.ended_s = time.perf_counter()
         shown(self.progress)
         return self.progress
 

@@ -58,6 +58,11 @@ def add_arguments(parser: CommandParser) -> None:
         "that those that need the same experts are computed together (ExpertFlow; for when --at-once is the most that "
         "the device computes well); random is its control (default: none, one batch)",
     )
+    files.add_argument(
+        "--pipeline",
+        action="store_true",
+        help="with a scheduler: four batches are at work, and two are divided while the others are computed",
+    )
     server = parser.add_argument_group("another server", "instead of a model that is loaded here")
     server.add_argument(
         "--endpoint", metavar="URL", help="a server of the OpenAI API, such as http://localhost:8000/v1"
@@ -100,10 +105,10 @@ def run(args: argparse.Namespace) -> int:
 
         scheduler = create("scheduler", args.scheduler, {}) if args.scheduler != "none" else None
         engine = chat.load(spec)
+        sampling, pipelined = options.sampling(args), args.pipeline
+        backend = ByEngine(engine, spec.model, sampling, args.at_once, scheduler, pipelined=pipelined)
         try:
-            return _answered(
-                batch, ByEngine(engine, spec.model, options.sampling(args), args.at_once, scheduler), drain, args.out
-            )
+            return _answered(batch, backend, drain, args.out)
         finally:
             engine.unload()
     finally:

@@ -38,6 +38,7 @@ class BatchForm:
     out: str = ""
     at_once: int = BATCH
     scheduler: str = "none"
+    pipelined: bool = False
     retry_errors: bool = False
 
     def files(self, own: Path) -> tuple[Path, Path]:
@@ -76,6 +77,8 @@ class Answerer(Protocol):
         scheduler: Scheduler | None,
         cancel: threading.Event | None,
         heard: Callable[[StepRecord], None],
+        *,
+        pipelined: bool,
     ) -> Backend: ...
 
 
@@ -150,7 +153,7 @@ class Batcher:
         job = self._jobs.running(BatchJob)
         if job is not None and not job.drain.is_set():
             job.drain.set()
-            job.update(text=job.text)
+            job.update(text="Stopping after those being written")
         else:
             self._jobs.cancel(BatchJob)
 
@@ -167,14 +170,23 @@ class Batcher:
             if job.cancelled.is_set():
                 job.drain.set()
             left = f"{progress.errors} with an error, " if progress.errors else ""
-            stopping = ", stopping after those being written" if job.drain.is_set() else ""
-            text = f"{progress.before + progress.done} of {progress.total}, {left}{progress.tok_s:.1f} tokens/s"
-            job.update(text=text + stopping, share=progress.share, left_s=progress.left_s)
+            ending = ", stopping after those being written" if job.drain.is_set() else ""
+            text = f"{progress.before + progress.done} of {progress.total}, {left}{progress.tok_s:.1f} tokens/s{ending}"
+            job.update(text=text, share=progress.share, left_s=progress.left_s)
 
         run = Run(source, job.out, job.drain, asked.retry_errors, job.latest.append)
         job.answered = run.progress
         try:
-            backend = answerer(engine, model.spec.model, sampling, asked.at_once, scheduler, job.cancelled, heard)
+            backend = answerer(
+                engine,
+                model.spec.model,
+                sampling,
+                asked.at_once,
+                scheduler,
+                job.cancelled,
+                heard,
+                pipelined=asked.pipelined,
+            )
             run.answer(backend, shown)
         finally:
             run.close()

@@ -100,6 +100,7 @@ class EngineProtocol(Protocol):
         *,
         by_row: bool = False,
         scheduler: Scheduler | None = None,
+        pipelined: bool = False,
     ) -> Iterator[BatchPiece]:
         """Answer several prompts together; None = there is none now. As `core.engine.Engine.generate_many`."""
         ...

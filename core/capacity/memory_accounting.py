@@ -14,6 +14,12 @@ from core.settings.budget import Budget
 from core.types import Memory
 
 
+def _most_reserved(device: torch.device) -> int:
+    """torch.cuda.max_memory_reserved, without sorting all of the allocator's counters by name first."""
+    reserved = torch.cuda.memory_stats_as_nested_dict(device).get("reserved_bytes")
+    return int(reserved["all"]["peak"]) if reserved else 0
+
+
 class HasBytes(Protocol):
     """Device memory of some use."""
 
@@ -57,7 +63,7 @@ class Ledger:
         began if that is more: with what its allocator keeps, and what products need for themselves."""
         used = self._sizes.dense + self._arena.bytes + self._kv.bytes + self._sizes.workspace
         if self._device.type == "cuda":
-            used = max(used, torch.cuda.max_memory_reserved(self._device))
+            used = max(used, _most_reserved(self._device))
             self._exceeded = used > self.budget_bytes
         self._peak = max(self._peak, used)
         return used

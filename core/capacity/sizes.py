@@ -146,9 +146,10 @@ def sizes_of(
             codec.blocks,
         )
 
+    most = min(PREFILL_CHUNK, sequences * context)  # the prompts of several are read together
     if not states.carried:  # a prompt is computed in one pass
-        return sizes(context)
-    chunk = min(PREFILL_CHUNK, context)
+        return sizes(max(context, most))
+    chunk = most
     while chunk > 32 and max(chunk * scores, states.bytes(chunk)) > SCORES_LIMIT:
         chunk //= 2
     while chunk > SHORT_CHUNK and not _pays(sizes(chunk), sizes(SHORT_CHUNK), budget or Budget(share=1.0)):

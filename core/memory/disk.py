@@ -48,6 +48,9 @@ class PackStore:
     def begin_pass(self, now: int) -> None:
         pass
 
+    def at_hand(self, eid: int) -> bool:
+        return False  # it may have to be read, and what is in a row may leave it
+
     def close(self) -> None:
         self._reader.close()
         self._memory.close()

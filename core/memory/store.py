@@ -45,6 +45,9 @@ class ExpertStore(Protocol):
     def origin(self, eid: int) -> Origin:
         """Where a fetch would find the expert now."""
 
+    def at_hand(self, eid: int) -> bool:
+        """Whether a fetch to a GPU waits for nothing, as the expert is in pinned memory to stay."""
+
     def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
         """Write blocks of an expert, from `first` on, into slots (uint8 [>= slot_bytes] each); returns the bytes read
         from disk for them.
@@ -96,6 +99,9 @@ class HostStore:
 
     def origin(self, eid: int) -> Origin:
         return "host"
+
+    def at_hand(self, eid: int) -> bool:
+        return eid < self._memory.pinned
 
     def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
         self._memory.place(eid, self._blobs[eid], self._codec, slots, first)

@@ -2,9 +2,10 @@
 
 One worker thread serves the queue when experts come from host memory, two when they are read from disk. No prefetch
 starts while a demand is queued or in flight. On a CPU, a thread that waits for a queued copy performs it itself instead
-of blocking; on CUDA the workers issue copies on a separate stream, and the compute stream (not the host) waits for
-their events. A copy that fails is an error to whoever waits for it, and nothing else; an error of the device ends the
-workers, and every copy that is not done fails.
+of blocking. On CUDA copies are issued on a separate stream, and the compute stream (not the host) waits for their
+events: a demand for what is at hand in pinned memory is issued by the thread that asks for it, which takes some
+microseconds and waits for no other thread; all else is issued by the workers. A copy that fails is an error to whoever
+waits for it, and nothing else; an error of the device ends the workers, and every copy that is not done fails.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
@@ -29,12 +31,17 @@ SPANS = 64  # number of recent copy times kept
 
 class TransferEngine:
     """Runs all copies over the link. `fetch(eid, raws, first)` writes blocks of an expert, from `first` on, into slots,
-    and returns the bytes that it read from disk."""
+    and returns the bytes that it read from disk; on CUDA `at_hand(eid)` says whether it only issues a copy."""
 
     def __init__(
-        self, device: torch.device, fetch: Callable[[int, Sequence[torch.Tensor], int], int], workers: int = 1
+        self,
+        device: torch.device,
+        fetch: Callable[[int, Sequence[torch.Tensor], int], int],
+        workers: int = 1,
+        at_hand: Callable[[int], bool] = lambda eid: False,
     ) -> None:
-        self._fetch, self._cuda = fetch, device.type == "cuda"
+        self._fetch, self._at_hand, self._cuda = fetch, at_hand, device.type == "cuda"
+        self._issuing = threading.Lock()  # of copies at hand: what the events around one measure is that copy
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self.pace = Pace(0.0, 0.0)
         self.hurried = False  # copies ignore the emulated pace, because they are not measured
@@ -60,7 +67,10 @@ class TransferEngine:
                 _fail(ticket, self._lost)
                 return ticket
             self._queue.push(ticket)
-            self._lock.notify()
+            if not (own := self._take_over(ticket)):
+                self._lock.notify()
+        if own:
+            self._copy(ticket)
         return ticket
 
     def promote(self, ticket: Ticket) -> bool:
@@ -70,8 +80,11 @@ class TransferEngine:
                 return False
             ticket.submitted_s = time.perf_counter()
             self._queue.promote(ticket)
-            self._lock.notify()
-            return True
+            if not (own := self._take_over(ticket)):
+                self._lock.notify()
+        if own:
+            self._copy(ticket)
+        return True
 
     def cancel(self, ticket: Ticket) -> bool:
         """Remove a copy from the queue; False when it has started. Cancelling twice has no further effect."""
@@ -213,6 +226,14 @@ class TransferEngine:
         for thread in self._threads:
             thread.join()
 
+    def _take_over(self, ticket: Ticket) -> bool:
+        """On CUDA, whether this thread issues a queued copy itself: it is then no longer queued. Requires the lock."""
+        if not self._cuda or not ticket.demand or self.pace or not self._at_hand(ticket.eid):
+            return False
+        self._queue.remove(ticket)
+        self._start(ticket)
+        return True
+
     def _steal(self, ticket: Ticket) -> bool:
         if self._cuda:
             return False
@@ -238,7 +259,7 @@ class TransferEngine:
             if self._stream is None:
                 ticket.disk_bytes = self._fetch(eid, raws, blocks.start)
             else:
-                with torch.cuda.stream(self._stream):
+                with self._issuing if self._at_hand(eid) else nullcontext(), torch.cuda.stream(self._stream):
                     for slot in ticket.slots:
                         if slot.fence is not None:
                             self._stream.wait_event(slot.fence)

@@ -42,7 +42,7 @@ class TokenRows:
 
     def batches(self, segments: Sequence[LeasedSegment]) -> Sequence[Sequence[LeasedSegment]]:
         """Split segments into those that are computed together, resident ones first."""
-        return resident_first(segments) if self._math.joined is None else by_expert(segments)
+        return resident_first(segments, self._hidden) if self._math.joined is None else by_expert(segments)
 
     def compute(self, some: Sequence[LeasedSegment]) -> None:
         """Compute segments whose blocks are in their slots."""
@@ -119,20 +119,22 @@ class PairRows(PromptRows):
     by pair, then each missing one as it lands."""
 
     def batches(self, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]:
-        return resident_first(segments)
+        return resident_first(segments, self._hidden)
 
     def _through(self, some: Sequence[LeasedSegment], x: torch.Tensor) -> torch.Tensor:
         rows = [(one.slots[0], self._rows[one.expert]) for one in some]
         return self._math.pairs([slot for slot, at in rows for _ in range(at.start, at.stop)], x)
 
 
-def resident_first(segments: Sequence[LeasedSegment]) -> Sequence[Sequence[LeasedSegment]]:
-    """All segments without a copy to wait for, then each of the others."""
+def resident_first(segments: Sequence[LeasedSegment], hidden: torch.Tensor) -> Sequence[Sequence[LeasedSegment]]:
+    """All segments without a copy to wait for, then each of the others; on the GPU of `hidden` all of the others, where
+    a launch takes longer than an expert."""
     resident = [one for one in segments if one.ticket is None]
     if len(resident) == len(segments):
         return (resident,) if resident else ()
-    missing = [[one] for one in segments if one.ticket is not None]
-    return [resident, *missing] if resident else missing
+    missing = [one for one in segments if one.ticket is not None]
+    late = [missing] if hidden.device.type == "cuda" else [[one] for one in missing]
+    return [resident, *late] if resident else late
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:

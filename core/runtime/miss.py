@@ -23,6 +23,7 @@ from core.prediction.predictor_host import PredictorHost
 from core.prediction.speculation import Executing
 from core.profile import Profile
 from core.runtime.gates import ALWAYS, gates_of, thresholds
+from core.runtime.placed import placed
 from core.runtime.routed import NOTHING, Routed, distinct
 from core.settings.lossy import LossySettings
 from core.settings.registry import create
@@ -174,14 +175,14 @@ class MissPolicy:
             layer,
             now.ids,
             now.weights,
-            torch.tensor(lacks, device=self._device),
-            torch.tensor(ready, device=self._device),
+            placed(lacks, self._device),
+            placed(ready, self._device),
             *self._told(layer, source),
         )
         if len(now.chosen) > 1 or (source is not None and source.reroutes):
             found = batch.select(ask, gates, source)
-            ids, action, why = found.ids.tolist(), found.action.cpu().numpy(), found.why.cpu().numpy()
-            return self._taken(layer, now, missing, ids, action, why, found.weights)
+            ids, action, why = torch.stack((found.ids, found.action.long(), found.why.long())).cpu().numpy()
+            return self._taken(layer, now, missing, ids.tolist(), action, why, found.weights)
         listed = partial(source.listed, ask, 0) if source is not None else nobody
         one = plain.pick(now.chosen[0], now.weights[0].tolist(), lacks, ready, gates, listed, float(self._delta[layer]))
         return self._taken(layer, now, missing, [one.ids], np.array([one.action]), np.array([one.why]), None)
@@ -220,7 +221,7 @@ class MissPolicy:
         if not (done >= Action.SUBSTITUTE).any():
             return now
         weights = now.weights if weights is None else weights
-        changed = torch.tensor(ids, device=self._device)
+        changed = placed(ids, self._device)
         if (done == Action.DROP).any():
             weights = without(weights, changed == NOTHING, renormalise=self._renormalise)
         wanted, how = distinct(ids), dict(zip(asked.tolist(), done.tolist(), strict=True))

@@ -17,7 +17,7 @@ from core.cache.lease import Lease, LeasedSegment, SkippedRequest
 from core.cache.waves import in_waves
 from core.memory.codec.native.threads import MOST
 from core.runtime.compute import ExpertMath
-from core.runtime.expert_rows import PairRows, PromptRows, TokenRows
+from core.runtime.expert_rows import PairRows, PromptRows, Rows, TokenRows
 from core.runtime.miss import MissPolicy
 from core.runtime.prefetcher import Prefetcher
 from core.runtime.processor import DeviceProcessor
@@ -60,9 +60,12 @@ class MoEStep:
             self._expert_cache.arrive(layer, routed.wanted)
         rows = self._kind(layer, routed)(self._math[layer], hidden, routed)
         requests: list[LeasedSegment] = []
-        for lease in self._leases(layer, routed):
-            self.processor.compute(lease.segments, rows)
-            requests += lease.requests
+        if len(routed.chosen) > 1:
+            for lease in self._leases(layer, routed):
+                self.processor.compute(lease.segments, rows)
+                requests += lease.requests
+        else:
+            requests += self._token(layer, routed, rows, beside=hidden.device.type == "cuda")
         result = rows.combined(self._tap)
         self._metrics.layer(layer, routed.asked, routed.requests(requests))
         return result
@@ -94,18 +97,24 @@ class MoEStep:
         # with one token, each expert is computed once anyway
         return routed.without_idle() if self._has_idle and len(asked) > 1 else routed
 
-    def _leases(self, layer: int, routed: Routed) -> Iterator[Lease]:
-        """Lease the wanted experts: all at once, or in waves where a prompt needs more than there are slots. Later
-        layers' experts are prefetched once nothing more has to be fetched for this one."""
-        if len(routed.chosen) > 1:
-            yield from in_waves(
-                self._expert_cache, layer, routed.wanted, self._release, lambda: self._prefetch(layer, routed)
-            )
-            return
+    def _token(self, layer: int, routed: Routed, rows: Rows, *, beside: bool) -> list[LeasedSegment]:
+        """Compute the wanted experts of one token. Later layers' experts are prefetched before that; where the device
+        computes `beside` this thread, once it has the resident ones to compute."""
         lease = self._expert_cache.acquire(layer, routed.wanted)
-        self._prefetch(layer, routed)
-        yield lease
+        if beside:
+            self.processor.compute(lease.segments, rows, lambda: self._prefetch(layer, routed))
+        else:
+            self._prefetch(layer, routed)
+            self.processor.compute(lease.segments, rows)
         self._release(lease)
+        return lease.requests
+
+    def _leases(self, layer: int, routed: Routed) -> Iterator[Lease]:
+        """Lease the wanted experts of several tokens, in waves where they need more than there are slots. Later layers'
+        experts are prefetched once nothing more has to be fetched for this one."""
+        yield from in_waves(
+            self._expert_cache, layer, routed.wanted, self._release, lambda: self._prefetch(layer, routed)
+        )
 
     def _prefetch(self, layer: int, routed: Routed) -> None:
         if self._prefetcher is not None:

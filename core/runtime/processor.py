@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from core.cache.lease import LeasedSegment
@@ -24,14 +24,23 @@ class DeviceProcessor:
     def __init__(self, transfers: TransferEngine, metrics: WaitMetrics) -> None:
         self.transfers, self._metrics = transfers, metrics
 
-    def compute(self, segments: Sequence[LeasedSegment], rows: Rows) -> None:
-        """Give `rows` what all `segments` make of their states: resident ones at once, then each missing one."""
+    def compute(
+        self, segments: Sequence[LeasedSegment], rows: Rows, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """Give `rows` what all `segments` make of their states: resident ones at once, then the missing ones.
+        `meanwhile` is called in between."""
+        called = False
         for some in rows.batches(segments):
+            if not called and some[0].ticket is not None:
+                meanwhile()
+                called = True
             for leased in some:
                 if leased.ticket is not None:
                     seconds = self.transfers.wait(leased.ticket)
                     self._metrics.waited(seconds, late=leased.outcome == Outcome.PARTIAL_HIT)
             rows.compute(some)
+        if not called:
+            meanwhile()
 
     def fence(self) -> Any:
         """What marks the end of everything computed so far: a CUDA event, None on a CPU."""

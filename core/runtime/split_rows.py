@@ -31,7 +31,7 @@ class SplitTokenRows:
 
     def batches(self, segments: Sequence[LeasedSegment]) -> Sequence[Sequence[LeasedSegment]]:
         """Split segments into those that are computed together, resident ones first."""
-        return resident_first(segments)
+        return resident_first(segments, self._hidden)
 
     def compute(self, some: Sequence[LeasedSegment]) -> None:
         """Compute segments whose blocks are in their slots."""

@@ -6,20 +6,17 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 
-from core.quality.meter import Meter
 from core.runtime.kv_cache import KVCache
 from core.runtime.pipeline import Pipeline, Stopped
 from core.session.answer import AnswerBuilder
-from core.session.constraint import Constraints
+from core.session.answering import Answering
 from core.session.kept import KeptKVs, Start
-from core.session.loading import LoadedModel
-from core.session.logprobs import Logprobs
 from core.session.passes import Passes
-from core.session.sampler import Draw, Sampler
-from core.session.sequence import Sequence, Stop
+from core.session.sampler import Draw
+from core.session.sequence import Sequence
 from core.session.settings_controller import EngineParts, SettingsController
 from core.settings.sampling import Sampling
-from core.types import AnswerStats, Piece
+from core.types import Piece
 
 
 class Generation:
@@ -27,19 +24,15 @@ class Generation:
 
     def __init__(
         self,
-        loaded: LoadedModel,
         pipeline: Pipeline,
         kv: KVCache,
-        meter: Meter,
         controller: SettingsController,
         parts: EngineParts,
         passes: Passes,
-        number: Callable[[], int],
+        answering: Answering,
     ) -> None:
-        """`number()` is the next request's."""
-        self._loaded, self._pipeline, self._kv, self._meter = loaded, pipeline, kv, meter
-        self._controller, self._parts = controller, parts
-        self._passes, self._number, self._constraints = passes, number, Constraints(loaded.prompt)
+        self._pipeline, self._kv, self._controller = pipeline, kv, controller
+        self._passes, self._answering = passes, answering
         self._kept: KeptKVs = parts.kept
 
     def answer(
@@ -57,20 +50,14 @@ class Generation:
         `cancel` is set, the pass under way is broken off before its next MoE layer, and counts for nothing. `reuse`:
         continue from a kept KV, and keep this one. `reading` is told within a pass over the prompt, layer by layer, how
         far it is."""
-        tokenizer, constraint = self._loaded.prompt.tokenizer, None
-        if sampling.schema or sampling.grammar:
-            constraint = self._constraints.of(sampling, len(ids))
-        draw = draw or Sampler(sampling, self._loaded.device, len(ids), constraint)
-        logprobs = None if sampling.logprobs is None else Logprobs(draw, tokenizer, sampling.logprobs)
-        sequence = self._sequence(ids, sampling, cancel, logprobs or draw, reuse=reuse)
-        sequence.reading = reading
-        answer = AnswerBuilder(tokenizer, sequence, submitted_s, sampling.stop, logprobs)
+        draw = draw or self._answering.draw(ids, sampling)
+        start = self._kept.begin(ids, self._kept.manner(self._controller.wanted)) if reuse else Start(self._kv.fresh())
+        begun = self._answering.begin(ids, sampling, draw, start, cancel, submitted_s, kept=reuse, reading=reading)
+        sequence = begun.sequence
         try:
             with suppress(Stopped):
-                yield from self._write(sequence, answer, len(ids))
-            yield Piece(
-                "end", text=answer.rest(), step=answer.last_step, stats=self._stats(sequence, answer, sampling.seed)
-            )
+                yield from self._write(sequence, begun.answer, len(ids))
+            yield self._answering.end(begun)
         finally:
             self._pipeline.end()
             if reuse:
@@ -90,34 +77,6 @@ class Generation:
                     return
             [token], step = self._passes.run("decode", (sequence, 1))
             answer.count(step)
-
-    def _sequence(
-        self, ids: list[int], sampling: Sampling, cancel: threading.Event, draw: Draw, *, reuse: bool
-    ) -> Sequence:
-        room = self._loaded.plan.context - len(ids)
-        limited = sampling.max_new_tokens > room
-        manner = self._kept.manner(self._controller.wanted)
-        start = self._kept.begin(ids, manner) if reuse else Start(self._kv.fresh())
-        return Sequence(
-            self._number(),
-            list(ids),
-            start.kv,
-            draw,
-            Stop(self._loaded.prompt.ends, min(sampling.max_new_tokens, room), limited, cancel),
-            self._meter.begin(),
-            kept=reuse,
-            begun=start.moment,
-        )
-
-    def _stats(self, sequence: Sequence, answer: AnswerBuilder, seed: int) -> AnswerStats:
-        given, drawn = sequence.ids[: sequence.prompt], sequence.ids[sequence.prompt :]
-        return answer.stats(
-            self._parts.ledger.memory(self._loaded.store.bytes, self._loaded.store.unpinned_bytes),
-            seed,
-            self._meter.end(sequence.sample, given, drawn, answer.steps),
-            self._loaded.plan.closeness,
-            self._loaded.plan.weights,
-        )
 
     def _read(self, sequence: Sequence, answer: AnswerBuilder, total: int) -> Generator[Piece, None, int | None]:
         """Prefill: compute the first `total` tokens of `sequence` in chunks -> the token that follows, if that is

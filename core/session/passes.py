@@ -103,7 +103,7 @@ class Passes:
         began_s = time.perf_counter()
         logits = self._pipeline.forward(batch, stop=stop)
         if device.type == "cuda":
-            torch.cuda.synchronize(device)
+            torch.cuda.current_stream(device).synchronize()  # prefetches may go on
         model_s = time.perf_counter() - began_s
         try:
             tokens = [self._draw(sequence, row) for (sequence, _), row in zip(work, logits.split(1), strict=True)]

@@ -39,7 +39,7 @@ def test_answered_followed_stopped_and_gone_on_with(dashboard: Dashboard, open_p
     other.page.press("#message textarea", "Enter")
     other.page.wait_for_selector("text=The model is being used for a batch")
     page.click("#batch-cancel")
-    dashboard.wait_text("#batch-progress", "stopping after those being written")
+    dashboard.wait_text("#batch-progress", "topping after those being written")
     page.click("#batch-cancel")  # line 3 is long
     dashboard.wait_text("#batch-alert", "Stopped")
     before = {one["id"] for one in map(json.loads, out.read_text("utf-8").splitlines())}

@@ -79,11 +79,17 @@ def test_a_client_is_told_that_it_is_not_to_blame(error: MoestroError) -> None:
     assert response.status_code == 503 and "more" not in bytes(response.body).decode()
 
 
-def test_an_answer_ends_with_an_error_the_user_can_read(model: Path) -> None:
+@pytest.mark.parametrize("who", ["worker", "computing thread"])
+def test_an_answer_ends_with_an_error_the_user_can_read(model: Path, who: str) -> None:
+    """Prefetches are the worker's, demands for what is pinned the computing thread's own."""
+    settings: dict[str, object] = {"budget": "45%", "eviction": "lru", "predictor": "all_next"}
     with installed(FakeCuda()) as fake:
         try:
-            with engine_on(model, {"budget": "45%", "eviction": "lru"}) as engine:
-                fake.faults.lose_in_worker("event.synchronize")
+            with engine_on(model, settings) as engine:
+                if who == "worker":
+                    fake.faults.lose_in_worker("event.synchronize")
+                else:
+                    fake.faults.lose_device(lambda call: call == "event.record")
                 with pytest.raises(DeviceError, match="start Moestro again"):
                     list(engine.generate("hello", Sampling(max_new_tokens=64)))
                 assert not engine.busy

@@ -177,6 +177,30 @@ def test_settings_change_between_passes(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("scheduler", [NoScheduler(), RandomScheduler(2), TokenScheduler()])
+def test_two_units_are_divided_in_turn_beside_the_computation(engine: Engine, scheduler: Scheduler) -> None:
+    """Four batches are at work; answers are those of each alone, and only the first division is waited for."""
+    threads: list[str] = []
+    regroup = scheduler.regroup
+
+    class Where:
+        def regroup(self, paths: Paths, size: int) -> Groups:
+            threads.append(threading.current_thread().name)
+            return regroup(paths, size)
+
+    texts = [f"{text} {n}" for n in range(2) for text in TEXTS]
+    wanted = {n: alone(engine, text, GREEDY) for n, text in enumerate(texts)}
+    found, requests = Answers(), [BatchRequest(n, text, GREEDY) for n, text in enumerate(texts)]
+    for one in engine.generate_many(requests, 2, scheduler=Where(), pipelined=True):
+        found.take(one)
+    assert found.tokens == wanted
+    sizes = [len(step.rows) for step in found.steps.values() if step.phase == "decode"]
+    assert max(sizes) <= 2 and sizes.count(2) >= 8
+    beside = [name for name in threads if name.startswith("moestro-schedule")]
+    assert len(beside) >= 8 and len(threads) - len(beside) <= 2, threads
+    assert not [one for one in threading.enumerate() if one.name.startswith("moestro-schedule")], "its thread has ended"
+
+
+@pytest.mark.parametrize("scheduler", [NoScheduler(), RandomScheduler(2), TokenScheduler()])
 def test_scheduled_answers_are_those_of_each_alone(engine: Engine, scheduler: Scheduler) -> None:
     wanted = {n: alone(engine, text, GREEDY) for n, text in enumerate(TEXTS)}
     found = together(engine, [BatchRequest(n, text, GREEDY) for n, text in enumerate(TEXTS)], 3, scheduler)

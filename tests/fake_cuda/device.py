@@ -55,6 +55,7 @@ class FakeCuda:
             "max_memory_allocated": lambda *_: memory.most_allocated,
             "memory_reserved": lambda *_: memory.reserved,
             "max_memory_reserved": lambda *_: memory.most_reserved,
+            "memory_stats_as_nested_dict": lambda *_: {"reserved_bytes": {"all": {"peak": memory.most_reserved}}},
             "reset_peak_memory_stats": lambda *_: memory.reset_peak(),
             "empty_cache": memory.empty_cache,
             "get_device_name": lambda *_: "Fake GPU",

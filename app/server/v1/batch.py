@@ -41,8 +41,8 @@ class Asked:
 
 class ByEngine:
     """`model` = its name in answers; `base`: the sampling settings of lines that do not say. With a `scheduler` two
-    batches of `at_once` are at work. When `cancel` is set, what is being written is given up. `heard` is told each
-    pass."""
+    batches of `at_once` are at work, `pipelined` four. When `cancel` is set, what is being written is given up. `heard`
+    is told each pass."""
 
     def __init__(
         self,
@@ -53,8 +53,10 @@ class ByEngine:
         scheduler: Scheduler | None = None,
         cancel: threading.Event | None = None,
         heard: Callable[[StepRecord], None] = lambda step: None,
+        *,
+        pipelined: bool = False,
     ) -> None:
-        self._scheduler, self._cancel, self._heard = scheduler, cancel, heard
+        self._scheduler, self._cancel, self._heard, self._pipelined = scheduler, cancel, heard, pipelined
         self._engine, self._model, self._base, self._at_once = engine, model, base, at_once
 
     def run(self, lines: Iterable[Line], put: Put) -> Iterator[int]:
@@ -73,7 +75,7 @@ class ByEngine:
 
         passes = 0
         for piece in self._engine.generate_many(
-            requests(), self._at_once, self._cancel, by_row=True, scheduler=self._scheduler
+            requests(), self._at_once, self._cancel, by_row=True, scheduler=self._scheduler, pipelined=self._pipelined
         ):
             number = int(str(piece.key))
             one = asked[number]

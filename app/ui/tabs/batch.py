@@ -80,10 +80,16 @@ class BatchTab:
             info="Twice as many prompts are at work, in two batches that are divided anew for every token, so that "
             "those that need the same experts are computed together. None: one batch.",
         )
+        self.pipelined = gr.Checkbox(
+            False,
+            label="Divide beside the computation",
+            elem_id="batch-pipelined",
+            info="With a scheduler: four batches are at work, and two are divided while the others are computed.",
+        )
         self.retry = gr.Checkbox(
             False, label="Ask lines that ended with an error again", elem_id="batch-retry", container=False
         )
-        return [self.path, self.upload, self.out, self.at_once, self.scheduler, self.retry]
+        return [self.path, self.upload, self.out, self.at_once, self.scheduler, self.pipelined, self.retry]
 
     def _build_answer(self) -> None:
         self.empty = html(views.EMPTY, elem_id="batch-empty")
@@ -98,11 +104,17 @@ class BatchTab:
             self.latest = html(elem_id="batch-latest")
 
     def _start(
-        self, path: str, upload: str | None, out: str, at_once: float | None, scheduler: str, retry: bool
+        self,
+        path: str,
+        upload: str | None,
+        out: str,
+        at_once: float | None,
+        scheduler: str,
+        pipelined: bool,
+        retry: bool,
     ) -> None:
-        self.host.batcher.start(
-            BatchForm(path or "", upload or "", out or "", whole(at_once), scheduler, retry), ByEngine
-        )
+        form = BatchForm(path or "", upload or "", out or "", whole(at_once), scheduler, pipelined, retry)
+        self.host.batcher.start(form, ByEngine)
 
     def _renew(self, now: Shown, event: Renewed) -> list[Any]:
         """Redraw: answers came, a model was loaded or unloaded, or the page's colours changed."""

@@ -38,9 +38,7 @@ def cards(job: BatchJob) -> str:
     if figures.hit_rate is not None:
         found.append(card("Hit rate", percent(figures.hit_rate), "of experts asked for"))
     if figures.union is not None:
-        found.append(
-            card("Experts a layer", f"{figures.union:.1f} of {figures.shape.experts}", "in a token pass")
-        )
+        found.append(card("Experts a layer", f"{figures.union:.1f} of {figures.shape.experts}", "in a token pass"))
     if figures.uses_per_copy is not None:
         found.append(card("Tokens per copy", f"{figures.uses_per_copy:.1f}", f"{size(figures.bytes)} copied"))
     elif figures.uses_per_expert is not None:

@@ -1,0 +1,107 @@
+"""What the computing thread issues itself, and in which order: a demand for what is in pinned memory waits for no other
+thread, the GPU has its resident experts to compute before anything is predicted, and a layer's missing experts are
+computed together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from core.cache.lease import LeasedSegment
+from core.memory.transfer import TransferEngine
+from core.runtime.expert_rows import TokenRows
+from core.runtime.moe_step import MoEStep
+from core.runtime.prefetcher import Prefetcher
+from core.settings.sampling import Sampling
+from tests.cuda.conftest import engine_on
+from tests.cuda.test_copy_errors import GPU, ticket
+from tests.fake_cuda import FakeCuda
+
+
+def test_a_demand_in_pinned_memory_waits_for_no_other_thread(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the computing thread holds Python's lock, no worker comes."""
+    monkeypatch.setattr(TransferEngine, "_serve", lambda self: None)
+    issued: list[tuple[int, object]] = []
+
+    def fetch(eid: int, slots: Sequence[torch.Tensor], first: int) -> int:
+        issued.append((eid, threading.current_thread()))
+        return 0
+
+    link, me = TransferEngine(GPU, fetch, at_hand=lambda eid: eid < 10), threading.current_thread()
+    one = link.submit(ticket(3))
+    assert one.done.is_set() and issued == [(3, me)]
+    assert not link.submit(ticket(11)).done.is_set(), "what has to be read is the worker's"
+    ahead = link.submit(ticket(4, demand=False))
+    assert not ahead.done.is_set(), "a prefetch can wait, and be cancelled"
+    assert link.promote(ahead) and ahead.done.is_set() and issued[1:] == [(4, me)]
+    link.wait(one)
+    link.close()
+
+
+def layers_of(
+    monkeypatch: pytest.MonkeyPatch, model: Path, **settings: object
+) -> list[list[tuple[str, Sequence[LeasedSegment]]]]:
+    """What an answer's decoded tokens do, layer by layer: "compute" some segments, or "ask" for later layers'."""
+    layers: list[list[tuple[str, Sequence[LeasedSegment]]]] = []
+    step, compute, look = MoEStep.__call__, TokenRows.compute, Prefetcher.look_ahead
+
+    def begun(self: MoEStep, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Any:
+        if len(ids) == 1:
+            layers.append([])
+        return step(self, layer, hidden, ids, weights)
+
+    def computed(self: TokenRows, some: Sequence[LeasedSegment]) -> None:
+        layers[-1].append(("compute", some))
+        compute(self, some)
+
+    def asked(self: Prefetcher, layer: int, chosen: Sequence[Sequence[int]], weights: Any) -> None:
+        if len(chosen) == 1:
+            layers[-1].append(("ask", ()))
+        look(self, layer, chosen, weights)
+
+    with engine_on(model, settings) as engine:
+        monkeypatch.setattr(MoEStep, "__call__", begun)
+        monkeypatch.setattr(TokenRows, "compute", computed)
+        monkeypatch.setattr(Prefetcher, "look_ahead", asked)
+        for _ in engine.generate("hello there, how are you?", Sampling(max_new_tokens=12)):
+            pass
+        monkeypatch.undo()
+    return layers
+
+
+def test_residents_are_launched_before_looking_ahead_and_the_missing_ones_together(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    layers, orders = layers_of(monkeypatch, model, budget="45%", predictor="gate"), set[tuple[str, ...]]()
+    for layer in layers:
+        kinds = tuple(
+            what if what == "ask" else "missing" if some[0].ticket is not None else "resident" for what, some in layer
+        )
+        orders.add(kinds)
+        for what, some in layer:
+            assert what == "ask" or len({one.ticket is None for one in some}) == 1
+    assert orders <= {("resident", "ask", "missing"), ("resident", "ask"), ("ask", "missing")}, orders
+    assert ("resident", "ask", "missing") in orders
+    assert any(len(some) > 1 and some[0].ticket is not None for layer in layers for _, some in layer if some)
+
+
+def test_a_pass_waits_for_its_own_stream_alone(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    """Prefetches under way may go on: no pass waits for all of the device."""
+
+    def refused(*_: object) -> None:
+        raise AssertionError("the whole device was waited for")
+
+    with engine_on(model, {"budget": "45%", "predictor": "gate"}) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "synchronize", refused)
+            text = "".join(piece.text for piece in engine.generate("hello", Sampling(max_new_tokens=12)))
+        assert text

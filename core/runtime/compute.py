@@ -139,13 +139,20 @@ class ExpertMath:
         """What computes `pairs`; None where nothing does: on a GPU, of blocks, and without kernels for this CPU."""
         return None if self.grouped is not None or self.codec.blocks > 1 else row_products(self.codec)
 
-    def pairs(self, slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
-        """States x [n, H], each through the expert in its own slot -> [n, H]. Every product's sum is fp32 and rounded
-        once, so that a row does not depend on the others."""
-        products, parts = self.row_products, [slot.parts for slot in slots]
+    @property
+    def rows_at_once(self) -> int:
+        """The most rows of one expert that `pairs` multiplies together."""
+        products = self.row_products
+        return products.at_once if products is not None else 1
+
+    def pairs(self, runs: Sequence[tuple[int, Sequence[Slot]]], x: torch.Tensor) -> torch.Tensor:
+        """States x [n, H], so many consecutive ones through the expert in each slot of a run -> [n, H]. Every product's
+        sum is fp32 and rounded once, so that a row does not depend on the others."""
+        products, parts = self.row_products, [(count, [slot.parts for slot in slots]) for count, slots in runs]
         assert products is not None
-        ups = self._biased(products.stacked(parts, self.up_name, x), parts, self.up_name)
-        return self._biased(products.stacked(parts, "down_proj", self.activate(ups)), parts, "down_proj")
+        each = [one for count, some in parts for one in some for _ in range(count)] if self.has_bias else []
+        ups = self._biased(products.several(parts, self.up_name, x), each, self.up_name)
+        return self._biased(products.several(parts, "down_proj", self.activate(ups)), each, "down_proj")
 
     @property
     def can_copy(self) -> bool:

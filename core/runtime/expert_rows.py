@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from core.cache.lease import LeasedSegment
+from core.memory.slot import Slot
 from core.runtime.compute import ExpertMath, by_expert
 from core.runtime.routed import NOTHING, Routed
 from core.runtime.row_places import Places
@@ -99,15 +100,14 @@ class PromptRows:
         if self._partial:  # an expert whose pairs were all dropped has no rows
             some = [one for one in some if rows[one.expert].stop > rows[one.expert].start]
         if some:
-            experts = dict.fromkeys([one.expert for one in some])
-            x = self._hidden.index_select(0, _joined([self._token_of[expert] for expert in experts]))
-            outs = self._through(some, x)
-            self._out.index_copy_(0, _joined([self._pairs[expert] for expert in experts]), outs)
+            self._computed(some)
 
-    def _through(self, some: Sequence[LeasedSegment], x: torch.Tensor) -> torch.Tensor:
-        """The rows x of these segments' experts, one expert's after the other's -> what they make of them."""
-        places = [self._rows[expert] for expert in dict.fromkeys([one.expert for one in some])]
-        return self._math.many([slot for one in some for slot in one.slots], places, x, self._total)
+    def _computed(self, some: Sequence[LeasedSegment]) -> None:
+        experts = dict.fromkeys([one.expert for one in some])
+        x = self._hidden.index_select(0, _joined([self._token_of[expert] for expert in experts]))
+        places = [self._rows[expert] for expert in experts]
+        outs = self._math.many([slot for one in some for slot in one.slots], places, x, self._total)
+        self._out.index_copy_(0, _joined([self._pairs[expert] for expert in experts]), outs)
 
     def combined(self, tap: Tap | None = None) -> torch.Tensor:
         """[T, H] the layer's output; `tap` gets the experts' outputs [T * k, H] before their weights."""
@@ -115,15 +115,29 @@ class PromptRows:
 
 
 class PairRows(PromptRows):
-    """The next tokens of several sequences [T, H]: few rows an expert. All resident experts are computed at once, pair
-    by pair, then each missing one as it lands."""
+    """The next tokens of several sequences [T, H]: few rows an expert. All resident experts are computed at once, row
+    by row, then each missing one as it lands."""
 
     def batches(self, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]:
         return resident_first(segments, self._hidden)
 
-    def _through(self, some: Sequence[LeasedSegment], x: torch.Tensor) -> torch.Tensor:
-        rows = [(one.slots[0], self._rows[one.expert]) for one in some]
-        return self._math.pairs([slot for slot, at in rows for _ in range(at.start, at.stop)], x)
+    def _computed(self, some: Sequence[LeasedSegment]) -> None:
+        """Rows of one expert are multiplied together, as many at once as there are kernels for, so that its weights are
+        read once."""
+        most = self._math.rows_at_once
+        runs: dict[int, list[Slot]] = {}  # by the number of rows
+        parts: dict[int, list[tuple[int, slice]]] = {}  # whose these are
+        for one in some:
+            places = self._rows[one.expert]
+            full, rest = divmod(places.stop - places.start, most)
+            for count, times, at in ((most, full, 0), (rest, 1, full * most)):
+                if count and times:
+                    runs.setdefault(count, []).extend([one.slots[0]] * times)
+                    parts.setdefault(count, []).append((one.expert, slice(at, at + count * times)))
+        every = [part for count in runs for part in parts[count]]
+        x = self._hidden.index_select(0, _joined([self._token_of[expert][at] for expert, at in every]))
+        outs = self._math.pairs(list(runs.items()), x)
+        self._out.index_copy_(0, _joined([self._pairs[expert][at] for expert, at in every]), outs)
 
 
 def resident_first(segments: Sequence[LeasedSegment], hidden: torch.Tensor) -> Sequence[Sequence[LeasedSegment]]:

@@ -302,3 +302,13 @@ def test_what_was_computed_lossily_is_computed_again_for_each(engine: Engine) ->
     assert {key: stats.new_tokens for key, stats in found.stats.items()} == {0: 9, 1: 9, 2: 9}
     assert max(found.steps.items())[1].exact and not all(step.lossless for step in found.steps.values())
     assert engine.wiring.pool.bytes == 0
+
+
+def test_prompts_are_read_together_beyond_the_context_of_one(engine: Engine) -> None:
+    """A pass holds as many tokens as the sequences that there is KV memory for may have."""
+    text = "caches keep what is hot. " * 4
+    assert engine.sizes.chunk == 4 * engine.context
+    short = Sampling(max_new_tokens=2, temperature=0.0)
+    found = together(engine, [BatchRequest(n, f"{n} {text}", short) for n in range(4)], 4)
+    first = next(iter(found.steps.values()))
+    assert len(first.rows) == 4 and first.tokens > engine.context

@@ -116,6 +116,16 @@ def test_products_are_rounded_once(name: str, dtype: torch.dtype, width: int) ->
     assert torch.equal(wide, plain) or (name == "nf4" and missed.max() <= TABLE + torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("name", CODED)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_several_rows_of_a_slot_are_each_the_one_alone(name: str, width: int) -> None:
+    made = case(name, 6, inputs_of(name), BF16, width)
+    runs = [(4, [made.at[0], made.at[1], made.at[0]]), (3, [made.at[1]]), (2, [made.at[0]]), (1, [*made.at[:2]])]
+    own = [slot for count, some in runs for slot in some for _ in range(count)]
+    x = states(len(own), inputs_of(name), BF16)
+    assert torch.equal(made.products.several(runs, x), made.products.few(own, x))
+
+
 @pytest.mark.parametrize("name", [n for n in CODED if n != "nf4"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_code_meets_its_own_number(name: str, width: int) -> None:

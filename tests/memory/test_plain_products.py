@@ -68,6 +68,21 @@ def test_a_row_is_the_same_whatever_is_computed_beside_it(count: int, threads: i
     assert torch.equal(together, torch.cat(alone))
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), [(4, 4), (12, 28), (192, 96), (20, 204)])
+def test_several_rows_of_a_slot_are_each_the_one_alone(
+    outputs: int, inputs: int, dtype: torch.dtype, width: int
+) -> None:
+    kept = slots(3, outputs, inputs, dtype)
+    held = [one.data_ptr() for one in kept]
+    products = PlainProducts(described(outputs, inputs, dtype), width)
+    runs = [(n, [held[n % 3], held[(n + 1) % 3]]) for n in plain.ROWS]
+    own = [slot for count, some in runs for slot in some for _ in range(count)]
+    x = torch.randn(len(own), inputs, generator=torch.Generator().manual_seed(2)).to(dtype)
+    assert torch.equal(products.several(runs, x), products.few(own, x))
+
+
 def test_other_matrices_are_left_to_torch() -> None:
     served = plain.serves(described(64, 32, torch.bfloat16))
     assert served == bool(widths())

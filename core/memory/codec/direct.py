@@ -12,7 +12,7 @@ from core.memory.codec.grouped import Grouped
 from core.memory.codec.matrix import matrix
 from core.memory.codec.native import plain
 from core.memory.codec.native.plain import PlainProducts
-from core.memory.codec.native.products import FEW, Products, serves
+from core.memory.codec.native.products import FEW, STATES, Products, serves
 from core.memory.codec.plain import Plain
 
 
@@ -20,6 +20,7 @@ class FusedCodec(Grouped):
     """Quantised weights, in bf16 or fp16. Slots have the layout of the portable form; `weight` stays its reference."""
 
     direct = True
+    at_once = STATES  # states of one expert that `several` takes together
 
     @functools.cached_property
     def _products(self) -> dict[str, Products]:
@@ -38,6 +39,11 @@ class FusedCodec(Grouped):
         out], in fp32 where it is not to be rounded."""
         return self._products[part].few([parts.at for parts in many], x, rounded=rounded)
 
+    def several(self, runs: Sequence[tuple[int, Sequence[SlotParts]]], part: str, x: torch.Tensor) -> torch.Tensor:
+        """Multiply consecutive states by the part's matrix of each expert: of each run (states, experts) so many rows
+        of x [all, in] for every expert -> [all, out]. A row's result is the one that `stacked` has."""
+        return self._products[part].several([(count, [one.at for one in many]) for count, many in runs], x)
+
     def unpacked(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
         return self._products[part].wide(parts.at, x)
 
@@ -52,7 +58,9 @@ def supported(codec: Grouped) -> bool:
 
 
 class PlainRows:
-    """Products of unquantised weights, one state at a time, by own kernels: sums are fp32, and rounded once or not."""
+    """Products of unquantised weights by own kernels: sums are fp32, and rounded once or not."""
+
+    at_once = max(plain.ROWS)
 
     def __init__(self, codec: Plain) -> None:
         self._codec = codec
@@ -65,6 +73,10 @@ class PlainRows:
     def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
         """As `FusedCodec.stacked`."""
         return self._products[part].few([parts.at for parts in many], x, rounded=rounded)
+
+    def several(self, runs: Sequence[tuple[int, Sequence[SlotParts]]], part: str, x: torch.Tensor) -> torch.Tensor:
+        """As `FusedCodec.several`."""
+        return self._products[part].several([(count, [one.at for one in many]) for count, many in runs], x)
 
 
 class PlainBlocks(Plain):

@@ -8,18 +8,18 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from core.memory.codec.matrix import Matrix
-from core.memory.codec.native.products import multiply
+from core.memory.codec.native.products import Runs, multiply, several
 from core.native import numbers
 from core.native.compile import address, compiled, widths
 from core.native.ir import Code
 
-ROWS = 4  # of a matrix, multiplied at once
+ROWS = {1: 4, 2: 4, 3: 4, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}  # of a matrix, multiplied at once, by the number of states
 NARROWEST = 4  # numbers of a vector: what inputs have to be a multiple of
 
 
 def serves(matrix: Matrix) -> bool:
     """Whether this machine has kernels for a matrix of plain numbers."""
-    fits = not (matrix.bits or matrix.transposed or matrix.inputs % NARROWEST or matrix.outputs % ROWS)
+    fits = not (matrix.bits or matrix.transposed or matrix.inputs % NARROWEST or matrix.outputs % ROWS[1])
     return fits and bool(widths())
 
 
@@ -39,6 +39,10 @@ class PlainProducts:
         assert x.dtype == self.matrix.codes.dtype and x.shape[-1] == self.matrix.inputs
         return multiply(self._kernels, self.matrix.outputs, self._row_bytes, slots, x, rounded=rounded)
 
+    def several(self, runs: Runs, x: torch.Tensor) -> torch.Tensor:
+        """Multiply consecutive states by the matrix of one slot: see `products.several`."""
+        return several(self._kernels, self.matrix.outputs, self._row_bytes, runs, x)
+
 
 class PlainKernels:
     """The compiled functions of one matrix. A prepared state is its numbers as fp32."""
@@ -52,10 +56,24 @@ class PlainKernels:
             width=width,
         )
         self.prepare, self.one, self.exact = (address(made[name]) for name in ("prepare", "one", "exact"))
-        self.state_bytes = -(-matrix.inputs * 4 // 64) * 64
+        self._matrix, self._width, self.state_bytes = matrix, width, _state_bytes(matrix)
+        self.many = functools.lru_cache(maxsize=None)(self._many)
+
+    def _many(self, states: int) -> int:
+        """The address of what multiplies so many states at once; compiled when first used."""
+        if states == 1:
+            return self.one
+        stored, width = self._matrix.codes.dtype, self._width
+        made = compiled(_product("many", self._matrix, stored, width // 4, states), width=width)
+        return address(made["many"])
 
 
 _kernels = functools.lru_cache(maxsize=None)(PlainKernels)
+
+
+def _state_bytes(matrix: Matrix) -> int:
+    """Of a prepared state: whole cache lines."""
+    return -(-matrix.inputs * 4 // 64) * 64
 
 
 def _runs(inputs: int, lanes: int) -> Iterator[tuple[int, int, int]]:
@@ -78,36 +96,38 @@ def _prepare(inputs: int, stored: torch.dtype, lanes: int) -> Code:
     return code
 
 
-def _product(name: str, matrix: Matrix, out: torch.dtype, lanes: int) -> Code:
-    """Generates the function name(state, slot, out, from, to): a prepared state times rows from..to - 1 (a multiple of
-    ROWS) of the matrix in a slot, rounded once to `out`."""
-    code = Code(f"void @{name}(ptr noalias %state, ptr noalias %slot, ptr noalias %out, i64 %from, i64 %to)")
-    stored, begin = matrix.codes.dtype, code.at("%slot", matrix.codes.at)
-    with code.loop("%from", "%to", ROWS) as block:
-        rows = [code.at(begin, code.add(block.index, r), matrix.inputs * stored.itemsize) for r in range(ROWS)]
-        sums: list[list[str]] = [[] for _ in rows]
+def _product(name: str, matrix: Matrix, out: torch.dtype, lanes: int, states: int = 1) -> Code:
+    """Generates the function name(states, slot, out, from, to): prepared states, consecutive in memory, times rows
+    from..to - 1 (a multiple of ROWS) of the matrix in a slot, into out [states, outputs], each rounded once. A sum does
+    not depend on how many states there are."""
+    code = Code(f"void @{name}(ptr noalias %states, ptr noalias %slot, ptr noalias %out, i64 %from, i64 %to)")
+    stored, begin, size = matrix.codes.dtype, code.at("%slot", matrix.codes.at), ROWS[states]
+    given = [code.at("%states", t * _state_bytes(matrix)) for t in range(states)]
+    with code.loop("%from", "%to", size) as block:
+        rows = [code.at(begin, code.add(block.index, r), matrix.inputs * stored.itemsize) for r in range(size)]
+        sums: list[list[str]] = [[] for _ in range(size * states)]
         for start, turns, count in _runs(matrix.inputs, lanes):
             kind = f"<{count} x float>"
-            with code.loop(0, turns, 1, [(kind, "zeroinitializer")] * ROWS) as each:
+            with code.loop(0, turns, 1, [(kind, "zeroinitializer")] * len(sums)) as each:
                 at = code.add(code.times(each.index, count), start)
-                state = code.load(kind, code.at("%state", at, 4), 4)
-                each.next = [
-                    code.call(
-                        kind,
-                        f"llvm.fma.v{count}f32",
-                        (kind, numbers.load(code, row, at, count, stored)),
-                        (kind, state),
-                        (kind, total),
-                    )
-                    for row, total in zip(rows, each.values, strict=True)
-                ]
-            for row_sums, total in zip(sums, each.values, strict=True):
-                row_sums.append(_sum(code, total, count))
-        for r, row_sums in enumerate(sums):
-            y = functools.reduce(lambda one, other: code.let(f"fadd float {one}, {other}"), row_sums)
+                seen = [code.load(kind, code.at(state, at, 4), 4) for state in given]
+                totals, after = iter(each.values), list[str]()
+                for row in rows:
+                    weights = numbers.load(code, row, at, count, stored)
+                    after += [
+                        code.call(kind, f"llvm.fma.v{count}f32", (kind, weights), (kind, state), (kind, next(totals)))
+                        for state in seen
+                    ]
+                each.next = after
+            for found, total in zip(sums, each.values, strict=True):
+                found.append(_sum(code, total, count))
+        for place, found in enumerate(sums):
+            y = functools.reduce(lambda one, other: code.let(f"fadd float {one}, {other}"), found)
             one = code.let(f"insertelement <1 x float> poison, float {y}, i32 0")
             kind, value = numbers.rounded(code, one, 1, out)
-            code.store(kind, value, code.at("%out", code.add(block.index, r), out.itemsize), out.itemsize)
+            r, t = divmod(place, states)
+            to = code.add(code.add(block.index, r), t * matrix.outputs)
+            code.store(kind, value, code.at("%out", to, out.itemsize), out.itemsize)
     return code
 
 

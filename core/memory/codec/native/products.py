@@ -42,6 +42,11 @@ class RowKernels(Protocol):
     def one(self) -> int: ...
     @property
     def exact(self) -> int: ...
+    def many(self, states: int, /) -> int: ...
+
+
+Runs = Sequence[tuple[int, Sequence[int]]]
+"""(states, addresses of slots): so many consecutive states go through each slot."""
 
 
 def multiply(
@@ -74,6 +79,38 @@ def multiply(
     return out
 
 
+def several(kernels: RowKernels, outputs: int, row_bytes: int, runs: Runs, x: torch.Tensor) -> torch.Tensor:
+    """Consecutive states times the matrix [outputs, in] of one slot: x [all, in] -> [all, outputs], rounded. Of each
+    run (states, slots) the first `states` rows of x are multiplied by the matrix of the first slot, and so on. A row's
+    result is the one that it has alone."""
+    out, state_bytes = x.new_empty(len(x), outputs), kernels.state_bytes
+    x, done = x.contiguous(), 0
+    team = claim()
+    try:
+        states = team.memory(kernels, state_bytes * len(x))
+        for count, slots in runs:
+            given = count * len(slots)
+            team.run(
+                slots,
+                outputs,
+                row_bytes,
+                kernels.many(count),
+                states + done * state_bytes,
+                count * state_bytes,
+                out.data_ptr() + done * outputs * out.itemsize,
+                count * outputs * out.itemsize,
+                kernels.prepare,
+                x.data_ptr() + done * x.shape[1] * x.itemsize,
+                x.shape[1] * x.itemsize,
+                given,
+                state_bytes,
+            )
+            done += given
+    finally:
+        team.release()
+    return out
+
+
 class Products:
     """Products of one matrix. Thread-safe; results do not depend on the number of threads."""
 
@@ -91,6 +128,10 @@ class Products:
         """
         assert x.dtype == self._dtype and x.shape[-1] == self.matrix.inputs
         return multiply(self._kernels, self.matrix.outputs, self._row_bytes, slots, x, rounded=rounded)
+
+    def several(self, runs: Runs, x: torch.Tensor) -> torch.Tensor:
+        """Multiply consecutive states by the matrix of one slot: see `several`."""
+        return several(self._kernels, self.matrix.outputs, self._row_bytes, runs, x)
 
     def many(self, slot: int, x: torch.Tensor) -> torch.Tensor:
         """Multiply states by the matrix of one slot: x [..., in] -> [..., out]."""
@@ -195,7 +236,15 @@ class Kernels:
         self.prepare, self.dequantize, self.one, self.some = (
             address(made[name]) for name in ("prepare", "dequantize", "one", "some")
         )
-        self._matrix, self._width, self.state_bytes = matrix, width, self.layout.bytes
+        self._matrix, self._width, self.state_bytes, self._dtype = matrix, width, self.layout.bytes, dtype
+        self.many = functools.lru_cache(maxsize=None)(self._many)
+
+    def _many(self, states: int) -> int:
+        """The address of what multiplies so many states at once; compiled when first used."""
+        if states in (1, STATES):
+            return self.one if states == 1 else self.some
+        made = compiled(Product("many", self._matrix, self.layout, self._dtype, ROWS, states).code, width=self._width)
+        return address(made["many"])
 
     @functools.cached_property
     def exact(self) -> int:

@@ -45,6 +45,7 @@ class Ledger:
         self._kept_bytes = kept_bytes
         self._peak, self._exceeded = 0, False
         self.budget_bytes = sizes.budget_bytes(budget)
+        self.borrowed = 0  # bytes of workspace that slots made room for
 
     def hold_to(self, budget: Budget) -> None:
         """Sets the budget that must not be exceeded from now on."""
@@ -61,7 +62,7 @@ class Ledger:
     def used(self) -> int:
         """Device bytes in use, with the workspace as reserved; on CUDA, the most that torch had reserved since the pass
         began if that is more: with what its allocator keeps, and what products need for themselves."""
-        used = self._sizes.dense + self._arena.bytes + self._kv.bytes + self._sizes.workspace
+        used = self._sizes.dense + self._arena.bytes + self._kv.bytes + self._sizes.workspace + self.borrowed
         if self._device.type == "cuda":
             used = max(used, _most_reserved(self._device))
             self._exceeded = used > self.budget_bytes

@@ -6,8 +6,8 @@ while a slider moves, and when the engine resizes itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from core.hf import Outline
 from core.memory.codec import Codec
@@ -19,12 +19,21 @@ from core.settings.budget import Budget
 from core.system.text_config import text_config
 from core.types import ModelShape
 
-PREFILL_CHUNK = 2048  # most prompt positions computed in one forward pass
+PREFILL_CHUNK = 2048  # most prompt positions for whose pass memory is reserved
+LONGEST_CHUNK = 16384  # ... that are computed in one pass with memory borrowed from the slots
 SHORT_CHUNK = 512  # ... however small the budget, and by passes that are measured
 WORTH_SHARED, WORTH_BYTES = 1 / 4, 1 / 16  # of the slots' bytes: what longer chunks may add to the workspace, with a
 # budget that is a share of the experts, and with one in bytes, where the workspace takes from the slots
 LIBRARIES = 64 << 20  # on a GPU: what its libraries take for themselves, and what its allocator leaves unused
 SCORES_LIMIT = 256 << 20  # chunks are halved while attention scores or layers' states would take more than this
+
+
+class PromptPiece(NamedTuple):
+    """So many positions of prompts that are computed in one pass, and the bytes of workspace that they need beyond what
+    is reserved."""
+
+    chunk: int
+    extra: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,9 @@ class Sizes:
     chunk: int  # prompt positions computed in one forward pass
     carried: bool = True  # whether a pass continues from the previous pass's state; else a prompt is one pass
     blocks: int = 1  # of an expert, see core.memory.codec
+    longer: tuple[
+        PromptPiece, ...
+    ] = ()  # pieces of a prompt that are more than `chunk` positions, see core.capacity.pieces
 
     @property
     def slots_all(self) -> int:
@@ -154,7 +166,13 @@ def sizes_of(
         chunk //= 2
     while chunk > SHORT_CHUNK and not _pays(sizes(chunk), sizes(SHORT_CHUNK), budget or Budget(share=1.0)):
         chunk = max(SHORT_CHUNK, chunk // 2)
-    return sizes(chunk)
+    found, longer = sizes(chunk), list[PromptPiece]()
+    while chunk < min(LONGEST_CHUNK, sequences * context) and not outline.encoder_layers:
+        chunk *= 2
+        if max(chunk * scores, states.bytes(chunk)) > SCORES_LIMIT:
+            break
+        longer.append(PromptPiece(chunk, sizes(chunk).workspace - found.workspace))
+    return replace(found, longer=tuple(longer))
 
 
 def _pays(longer: Sizes, shorter: Sizes, budget: Budget) -> bool:

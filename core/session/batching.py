@@ -122,6 +122,7 @@ class Batching:
         finally:
             units.close()
             self._pipeline.end()
+            self._passes.settle()
             for one in running:
                 self._leave(one.sequence)
             self._pool.clear()
@@ -186,7 +187,7 @@ class Batching:
     def _read(self, fresh: list[Running]) -> Iterator[BatchPiece]:
         """Prefill: several prompts in a pass, as many tokens as its workspace allows."""
         while reading := [one for one in fresh if one.unread and not one.sequence.cancelled]:
-            work, room = list[tuple[Running, int]](), self._passes.chunk
+            work, room = list[tuple[Running, int]](), self._passes.piece(sum(one.unread for one in reading))
             if self._loaded.shape.encoder_layers:  # whose passes are not the decoder's
                 reading = [one for one in reading if bool(one.sequence.computed) == bool(reading[0].sequence.computed)]
             for one in reading:

@@ -60,6 +60,7 @@ class Generation:
             yield self._answering.end(begun)
         finally:
             self._pipeline.end()
+            self._passes.settle()
             if reuse:
                 self._kept.end(sequence.ids, sequence.prompt, sequence.kv, sequence.moments)
 
@@ -86,7 +87,8 @@ class Generation:
             yield Piece("prefill", done=sequence.computed, total=total, cached=sequence.cached)
         self._pipeline.announce((sequence.request, sequence.ids[sequence.computed : total][: self._passes.chunk]))
         while sequence.computed < total and not sequence.cancelled:
-            count = self._passes.next_count(sequence, total - sequence.computed, self._passes.chunk)
+            left = total - sequence.computed
+            count = self._passes.next_count(sequence, left, self._passes.piece(left))
             [token], step = self._passes.run("prefill", (sequence, count), total=total)
             answer.count(step)
             if sequence.kept:

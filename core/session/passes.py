@@ -32,7 +32,7 @@ class Passes:
     ) -> None:
         self._loaded, self._pipeline, self._controller, self._parts = loaded, pipeline, controller, parts
         self._kept = parts.kept
-        self.chunk = loaded.sizes.chunk  # most tokens of a prompt in one pass
+        self.chunk = loaded.sizes.chunk  # most tokens in one pass without borrowing memory
         self._encodes = loaded.shape.encoder_layers > 0
 
     def next_count(self, sequence: Sequence, left: int, room: int) -> int:
@@ -41,6 +41,14 @@ class Passes:
         if not self._encodes:
             return min(left, room)
         return 1 if sequence.computed else min(sequence.prompt - 1, room)
+
+    def piece(self, unread: int) -> int:
+        """Most tokens of the next pass over prompts, of which so many are still to be read."""
+        return self._controller.piece(self._parts, unread)
+
+    def settle(self) -> None:
+        """What is read has ended, or broken off, and nothing is leased: the slots are whole again."""
+        self._controller.make_way(self._parts, 0)
 
     @torch.inference_mode()
     def run(
@@ -87,6 +95,7 @@ class Passes:
         """One forward pass, as `run` describes it."""
         started_s, parts, device = time.perf_counter(), self._parts, self._loaded.device
         self._controller.apply(parts)
+        self._controller.make_way(parts, sum(count for _, count in work) if phase == "prefill" else 0)
         parts.ledger.begin()
         batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]), by_row)
         self._pipeline.begin(batch)

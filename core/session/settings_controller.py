@@ -14,7 +14,8 @@ import numpy as np
 
 from core.cache.expert_cache import ExpertCache
 from core.capacity.memory_accounting import Ledger
-from core.capacity.sizes import Sizes
+from core.capacity.pieces import lent, piece
+from core.capacity.sizes import PromptPiece, Sizes
 from core.errors import BudgetError, SettingError
 from core.hf.weighing import Rule
 from core.memory.link_emulation import LinkEmulation
@@ -66,6 +67,7 @@ class SettingsController:
         self.applied = self.wanted = settings
         self.profile = profile
         self._pending: dict[str, object] = {}
+        self._lent = 0  # slots whose memory a long piece of a prompt uses
         self._turn = threading.Lock()
 
     def ask(self, changes: Mapping[str, object], check: Callable[[Settings], None]) -> Settings:
@@ -155,21 +157,49 @@ class SettingsController:
         cache = to.expert_cache
         fewer = max(cache.slots // 16, -(-ROOM_BYTES // to.sizes.slot))
         slots = max(to.sizes.slots_min(self.applied.cache.scope), cache.slots - fewer)
-        if slots >= cache.slots or self.placed.problem(slots):
+        if slots >= cache.slots or not self._works(to, slots):
             return False
         cache.reshape(slots=slots)
         self._hold(to, "the device ran out of memory: fewer experts are kept on it")
         return True
 
+    def piece(self, to: EngineParts, unread: int) -> int:
+        """In pieces of how many tokens `unread` ones of prompts are to be read now."""
+        slots = to.expert_cache.slots + self._lent
+        return piece(to.sizes, slots, unread, lambda slots: self._works(to, slots)).chunk
+
+    def make_way(self, to: EngineParts, tokens: int) -> None:
+        """A pass over so many tokens of prompts follows, 0 = any other: lend it the memory of as many slots as it needs
+        beyond the workspace, and take back what another pass does not need any more. Only between two passes, on the
+        compute thread."""
+        sizes, usual = to.sizes, PromptPiece(to.sizes.chunk, 0)
+        wanted = next((one for one in (usual, *sizes.longer) if one.chunk >= tokens), usual)
+        slots, room = to.expert_cache.slots + self._lent, lent(sizes, wanted)
+        if room == self._lent or not self._works(to, slots - room):
+            return
+        if room > self._lent:
+            to.telemetry.mark(to.recorder.index, f"a long prompt borrows the memory of {room // sizes.blocks} experts")
+        to.ledger.borrowed = min(to.ledger.borrowed, wanted.extra)
+        self._lent = room
+        self._reshape(to, slots - room)
+        to.ledger.borrowed = wanted.extra
+
+    def _works(self, to: EngineParts, slots: int) -> bool:
+        """Whether every token can be computed with so many."""
+        return slots >= to.sizes.slots_min(self.applied.cache.scope) and not self.placed.problem(slots)
+
     def _resize(self, settings: Settings, to: EngineParts) -> None:
+        self._reshape(to, to.sizes.slots(settings.cache.budget) - self._lent)
+
+    def _reshape(self, to: EngineParts, slots: int) -> None:
         try:
-            to.expert_cache.reshape(slots=to.sizes.slots(settings.cache.budget))
+            to.expert_cache.reshape(slots=slots)
         except BudgetError as error:  # the device ran full while growing: keep the size reached, and report it
             self._hold(to, str(error))
 
     def _hold(self, to: EngineParts, because: str) -> None:
         """The budget is what the slots take now."""
-        held = {"budget": str(to.sizes.bytes(to.expert_cache.slots))}
+        held = {"budget": str(to.sizes.bytes(to.expert_cache.slots + self._lent))}
         self.applied = self.applied.with_(held)
         to.ledger.hold_to(self.applied.cache.budget)
         with self._turn:

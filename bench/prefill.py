@@ -70,7 +70,7 @@ def run(
     rounds = 1 if small else rounds
     built = build(keep.expanduser(), small, llama, say)
     model, same = built.model, check_gguf(built) if built.llama else None
-    packs = {name: _pack(model, name, say) for name in FORMATS}
+    packs = {name: pack_of(model, name, say) for name in FORMATS}
     speeds = disk_gbps(packs["bf16"], 0.1 if small else 0.7)
     with ExitStack() as stack:
         engines: dict[tuple[str, str], Engine] = {}
@@ -101,7 +101,7 @@ def run(
         }
 
 
-def _pack(model: Path, name: str, say: Callable[[str], None]) -> Path:
+def pack_of(model: Path, name: str, say: Callable[[str], None]) -> Path:
     """The model in one format, imported if it is not there yet."""
     pack = model.parent / f"{model.name}.{name}.pack"
     if not pack_at(pack):

@@ -39,6 +39,7 @@ BENCHES = (
     "systems",
     "turns",
     "prefill",
+    "pieces",
     "split",
     "batch",
     "dispatch",
@@ -102,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep",
         type=Path,
         metavar="DIR",
-        help="tiers, prefill, split, batch: where the generated model and its packs stay, 12 GB; lossy, methods, "
+        help="tiers, prefill, pieces, split, batch: where the generated model and its packs stay, 12 GB; lossy, methods, "
         "systems: where results are kept, to resume after an interruption, and profiles (default: bench in Moestro's "
         "data folder)",
     )

@@ -165,6 +165,8 @@ class SettingsController:
 
     def piece(self, to: EngineParts, unread: int) -> int:
         """In pieces of how many tokens `unread` ones of prompts are to be read now."""
+        if not self.wanted.cache.borrow:
+            return to.sizes.chunk
         slots = to.expert_cache.slots + self._lent
         return piece(to.sizes, slots, unread, lambda slots: self._works(to, slots)).chunk
 

@@ -80,14 +80,7 @@ def prefills(pieces: list[Piece]) -> list[Piece]:
     return [one for one in pieces if one.kind == "prefill" and one.step is not None]
 
 
-def pieces_of(engine: Engine, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on the engine reads prompts in pieces of so many tokens."""
-    monkeypatch.setattr(engine._generation._passes, "piece", lambda unread: tokens)
-
-
-def test_a_long_prompt_is_read_in_one_pass_and_gives_the_memory_back(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_prompt_is_read_in_one_pass_and_gives_the_memory_back(engine: Engine) -> None:
     assert engine.sizes.chunk == sizes.SHORT_CHUNK and engine.sizes.longer
     slots, cache = engine.expert_cache.slots, engine.expert_cache
     pieces = list(engine.generate(LONG, ONE))
@@ -98,7 +91,7 @@ def test_a_long_prompt_is_read_in_one_pass_and_gives_the_memory_back(
     assert all(one.device_bytes <= one.budget_bytes for one in (read, *later)), "the budget is a promise"
     assert engine.memory().workspace == engine.sizes.workspace
     cache.check_integrity()
-    pieces_of(engine, engine.sizes.chunk, monkeypatch)
+    engine.change({"borrow": False})
     short = [one.step for one in prefills(list(engine.generate(LONG, ONE)))]
     assert len(short) == 3 and all(one is not None and one.slots == slots for one in short)
     assert read.demand_bytes < sum(one.demand_bytes for one in short if one is not None)
@@ -109,7 +102,7 @@ def test_what_was_borrowed_changes_no_bit(engine: Engine, path: Path, monkeypatc
     tokens = [one.token for one in engine.generate(LONG, ONE) if one.kind == "token"]
     whole = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "all"}), context=1500))
     try:
-        pieces_of(whole, 1500, monkeypatch)
+        monkeypatch.setattr(whole._generation._passes, "piece", lambda unread: unread)
         assert [one.token for one in whole.generate(LONG, ONE) if one.kind == "token"] == tokens
     finally:
         whole.unload()

@@ -235,12 +235,7 @@ class SystemsReading:
 
     def answer(self, results: Results) -> Answer:
         found = [(file, one, self.read(one)) for file, one in of_each_model(results).values()]
-        said = [(file, one, answer) for file, one, answer in found if answer is not None]
-        if not said:
-            return Answer(OPEN, QUIET)
-        text = " ".join(f"{one['model']}: {answer[1]}" for _, one, answer in said)
-        date = min(str(one["date"]) for _, one, _ in said)
-        return Answer(together([answer[0] for *_, answer in said]), text, date, ", ".join(file for file, *_ in said))
+        return _joined([(file, one, answer) for file, one, answer in found if answer is not None], QUIET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +250,27 @@ class Reading:
             if (found := self.read(result)) is not None:
                 return Answer(found[0], whose(result) + found[1], result["date"], file)
         return Answer(OPEN, NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class Readings(Reading):
+    """The same of the newest result of each model."""
+
+    def answer(self, results: Results) -> Answer:
+        said: dict[str, tuple[str, Mapping[str, Any], tuple[str, str]]] = {}
+        for file, result in results.newest(self.bench):
+            if (found := self.read(result)) is not None:
+                said.setdefault(str(result["model"]), (file, result, found))
+        return _joined([*said.values()], NOTHING)
+
+
+def _joined(said: Sequence[tuple[str, Mapping[str, Any], tuple[str, str]]], nothing: str) -> Answer:
+    """One answer of several (file, result, (verdict, text))."""
+    if not said:
+        return Answer(OPEN, nothing)
+    text = " ".join(f"{Path(str(one['model'])).name}: {answer[1]}" for _, one, answer in said)
+    date = min(str(one["date"]) for _, one, _ in said)
+    return Answer(together([answer[0] for *_, answer in said]), text, date, ", ".join(file for file, *_ in said))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from core.settings.sampling import Sampling
 from core.types import Ids, StepRecord
 
 BUDGETS = ("50%", "25%")
-LENGTHS = {False: (6000,), True: (1100, 1400)}  # tokens of a prompt; True: of the smoke test
+LENGTHS = {False: (4000,), True: (1100, 1400)}  # tokens of a prompt; True: of the smoke test
 COLUMNS = (  # key, form and unit
     ("pieces", "3.0f", 1.0),
     ("slots", "5.0f", 1.0),

@@ -77,7 +77,7 @@ def test_several_rows_of_a_slot_are_each_the_one_alone(
     kept = slots(3, outputs, inputs, dtype)
     held = [one.data_ptr() for one in kept]
     products = PlainProducts(described(outputs, inputs, dtype), width)
-    runs = [(n, [held[n % 3], held[(n + 1) % 3]]) for n in plain.ROWS]
+    runs = [(n, [held[n % 3], held[(n + 1) % 3]]) for n in range(1, plain.STATES + 1)]
     own = [slot for count, some in runs for slot in some for _ in range(count)]
     x = torch.randn(len(own), inputs, generator=torch.Generator().manual_seed(2)).to(dtype)
     assert torch.equal(products.several(runs, x), products.few(own, x))
@@ -86,6 +86,6 @@ def test_several_rows_of_a_slot_are_each_the_one_alone(
 def test_other_matrices_are_left_to_torch() -> None:
     served = plain.serves(described(64, 32, torch.bfloat16))
     assert served == bool(widths())
-    for other in (described(64, 30, torch.bfloat16), described(62, 32, torch.float32)):
-        assert not plain.serves(other)
+    assert plain.serves(described(63, 32, torch.float32)) == served
+    assert not plain.serves(described(64, 30, torch.bfloat16))
     assert not plain.serves(described(64, 32, torch.bfloat16, transposed=True))

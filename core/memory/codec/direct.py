@@ -60,7 +60,7 @@ def supported(codec: Grouped) -> bool:
 class PlainRows:
     """Products of unquantised weights by own kernels: sums are fp32, and rounded once or not."""
 
-    at_once = max(plain.ROWS)
+    at_once = plain.STATES
 
     def __init__(self, codec: Plain) -> None:
         self._codec = codec

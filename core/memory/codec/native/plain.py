@@ -13,13 +13,13 @@ from core.native import numbers
 from core.native.compile import address, compiled, widths
 from core.native.ir import Code
 
-ROWS = {1: 4, 2: 4, 3: 4, 4: 2, 5: 2, 6: 2, 7: 1, 8: 1}  # of a matrix, multiplied at once, by the number of states
+STATES = 8  # most states multiplied at once; of a matrix always one row, whose numbers then come in the order of memory
 NARROWEST = 4  # numbers of a vector: what inputs have to be a multiple of
 
 
 def serves(matrix: Matrix) -> bool:
     """Whether this machine has kernels for a matrix of plain numbers."""
-    fits = not (matrix.bits or matrix.transposed or matrix.inputs % NARROWEST or matrix.outputs % ROWS[1])
+    fits = not (matrix.bits or matrix.transposed or matrix.inputs % NARROWEST)
     return fits and bool(widths())
 
 
@@ -98,36 +98,32 @@ def _prepare(inputs: int, stored: torch.dtype, lanes: int) -> Code:
 
 def _product(name: str, matrix: Matrix, out: torch.dtype, lanes: int, states: int = 1) -> Code:
     """Generates the function name(states, slot, out, from, to): prepared states, consecutive in memory, times rows
-    from..to - 1 (a multiple of ROWS) of the matrix in a slot, into out [states, outputs], each rounded once. A sum does
-    not depend on how many states there are."""
+    from..to - 1 of the matrix in a slot, into out [states, outputs], each rounded once. A sum does not depend on how
+    many states there are."""
     code = Code(f"void @{name}(ptr noalias %states, ptr noalias %slot, ptr noalias %out, i64 %from, i64 %to)")
-    stored, begin, size = matrix.codes.dtype, code.at("%slot", matrix.codes.at), ROWS[states]
+    stored, begin = matrix.codes.dtype, code.at("%slot", matrix.codes.at)
     given = [code.at("%states", t * _state_bytes(matrix)) for t in range(states)]
-    with code.loop("%from", "%to", size) as block:
-        rows = [code.at(begin, code.add(block.index, r), matrix.inputs * stored.itemsize) for r in range(size)]
-        sums: list[list[str]] = [[] for _ in range(size * states)]
+    with code.loop("%from", "%to") as each_row:
+        row = code.at(begin, each_row.index, matrix.inputs * stored.itemsize)
+        sums: list[list[str]] = [[] for _ in given]
         for start, turns, count in _runs(matrix.inputs, lanes):
             kind = f"<{count} x float>"
-            with code.loop(0, turns, 1, [(kind, "zeroinitializer")] * len(sums)) as each:
+            with code.loop(0, turns, 1, [(kind, "zeroinitializer")] * states) as each:
                 at = code.add(code.times(each.index, count), start)
+                weights = numbers.load(code, row, at, count, stored)
                 seen = [code.load(kind, code.at(state, at, 4), 4) for state in given]
-                totals, after = iter(each.values), list[str]()
-                for row in rows:
-                    weights = numbers.load(code, row, at, count, stored)
-                    after += [
-                        code.call(kind, f"llvm.fma.v{count}f32", (kind, weights), (kind, state), (kind, next(totals)))
-                        for state in seen
-                    ]
-                each.next = after
+                each.next = [
+                    code.call(kind, f"llvm.fma.v{count}f32", (kind, weights), (kind, state), (kind, total))
+                    for state, total in zip(seen, each.values, strict=True)
+                ]
             for found, total in zip(sums, each.values, strict=True):
                 found.append(_sum(code, total, count))
-        for place, found in enumerate(sums):
+        for t, found in enumerate(sums):
             y = functools.reduce(lambda one, other: code.let(f"fadd float {one}, {other}"), found)
             one = code.let(f"insertelement <1 x float> poison, float {y}, i32 0")
             kind, value = numbers.rounded(code, one, 1, out)
-            r, t = divmod(place, states)
-            to = code.add(code.add(block.index, r), t * matrix.outputs)
-            code.store(kind, value, code.at("%out", to, out.itemsize), out.itemsize)
+            to = code.at("%out", code.add(each_row.index, t * matrix.outputs), out.itemsize)
+            code.store(kind, value, to, out.itemsize)
     return code
 
 

@@ -190,8 +190,10 @@ def test_a_stream_ends_with_its_usage_where_that_was_asked_for(start: Start) -> 
 
 def test_reasoning_has_its_own_field(start: Start) -> None:
     client, _, _ = start("<think>\nWhy not.\n</think>\n\nYes.")
-    message = client.post(COMPLETE, json=ask()).json()["choices"][0]["message"]
+    told = client.post(COMPLETE, json=ask()).json()
+    message, usage = told["choices"][0]["message"], told["usage"]
     assert message == {"role": "assistant", "content": "Yes.", "reasoning_content": "Why not.\n"}
+    assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] <= usage["completion_tokens"]
     deltas = [one["choices"][0]["delta"] for _, one in events(client.post(COMPLETE, json=ask(stream=True)).text)[:-1]]
     assert "".join(one.get("reasoning_content", "") for one in deltas) == "Why not.\n"
     assert "".join(one.get("content", "") for one in deltas) == "Yes."

@@ -27,6 +27,7 @@ def test_answered_followed_stopped_and_gone_on_with(dashboard: Dashboard, open_p
     page.click("#batch-go")
     dashboard.wait_text("#batch-alert", "Name the file of prompts")
     page.locator("#batch-path").get_by_role("textbox").fill(str(file))
+    page.locator("#batch-how .label-wrap").click()
     page.locator("#batch-at-once").get_by_role("spinbutton").fill("4")
     page.click("#batch-go")
     page.wait_for_selector("#batch-cancel", state="visible")

@@ -68,7 +68,7 @@ def choices(store: Store, load: int | None) -> list[tuple[str, str]]:
     """The menu as (title, choice): the session of the loaded model, every chat, a file."""
     found = []
     if load is not None:
-        found.append(("This session: everything since the model was loaded", f"load:{load}"))
+        found.append(("Since the model was loaded", f"load:{load}"))
     found += [(f"{chat.title} · {chat.tokens} tokens", f"chat:{chat.id}") for chat in store.chats.all() if chat.tokens]
     return [*found, ("A trace file…", FILE)]
 

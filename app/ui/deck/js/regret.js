@@ -105,7 +105,7 @@ function summary(told) {
 function remark(told, lossy) {
   const left = told.left_out ? `${told.left_out} passes were left out: this machine is too busy to follow.` : "";
   const fetched = lossy ? "Compared as if every miss were fetched, though some are substituted, dropped or predicted." : "";
-  return [told.better ? "" : told.gain > 0 ? `${told.best_title} would hit ${(100 * told.gain).toFixed(1)} points more${told.error === null ? "" : ` ± ${(196 * told.error).toFixed(1)}`}: no more than chance on so few tokens.` : "No other policy would hit more.", fetched, left].filter(Boolean).join(" ");
+  return [told.better ? "" : told.gain > 0 ? `${told.best_title} would hit ${(100 * told.gain).toFixed(1)} points more${told.error === null ? "" : ` ± ${(100 * told.error).toFixed(1)}`}: no more than chance on so few tokens.` : "No other policy would hit more.", fetched, left].filter(Boolean).join(" ");
 }
 
 function waiting(told) {

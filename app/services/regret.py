@@ -94,11 +94,14 @@ class Regret:
         process = self._feed.process
         return process.pid if process is not None else None
 
-    def view(self, load: int | None, settings: Settings, *, in_blocks: bool = False) -> dict[str, Any] | None:
+    def view(
+        self, load: int | None, settings: Settings, *, in_blocks: bool = False, text_to_text: bool = False
+    ) -> dict[str, Any] | None:
         """The data shown by the deck, or None when the meter is off or no model is loaded. `state`:
 
         "waiting" for tokens, "warming" up (fewer than ENOUGH tokens), "ready", "untold" (telemetry is off: nothing to
-        compare), "in blocks" (of which others would have no part), or "failed".
+        compare), "in blocks" (of which others would have no part), "text to text" (whose routing is not recorded), or
+        "failed".
         """
         if not settings.telemetry.regret or load is None:
             return None
@@ -116,6 +119,8 @@ class Regret:
             "prefetch": settings.prefetch.predictor.name != "none",
             "state": "in blocks"
             if in_blocks
+            else "text to text"
+            if text_to_text
             else "untold"
             if not settings.telemetry.enabled
             else "failed"

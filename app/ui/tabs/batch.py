@@ -52,7 +52,10 @@ class BatchTab:
             elem_id="batch-path",
             info='A line of JSON each: OpenAI\'s batch lines, {"messages": [...]} or {"prompt": "..."}.',
         )
-        self.upload = gr.File(label="Or drop a file here", file_types=[".jsonl"], height=132, elem_id="batch-upload")
+        html("<p class='minor'>Or a file of this browser's machine, at most 64 MB:</p>")
+        self.upload = gr.File(
+            label="A file of prompts", show_label=False, file_types=[".jsonl"], height=118, elem_id="batch-upload"
+        )
         self.out = gr.Textbox(
             "",
             label="File of answers",

@@ -113,6 +113,7 @@ function waiting(told) {
     waiting: "Ask something: every policy is tried on its tokens",
     warming: `Needs ${told.enough - told.tokens} more token${told.enough - told.tokens === 1 ? "" : "s"}. Ask something.`,
     "in blocks": "Experts are in blocks: the other caches would be of whole ones",
+    "text to text": "Not compared: an encoder and a decoder take turns in this cache",
     untold: "Telemetry is off: there is nothing to compare",
     failed: "The comparison failed; details are in the log",
   }[told.state] ?? "";

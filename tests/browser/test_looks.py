@@ -34,7 +34,7 @@ def test_fits_the_screen(open_page: Open, tmp_path: Path, width: int, scheme: st
     dashboard.stop()
     assert dashboard.page.evaluate(FITS)
     assert width == 390 or dashboard.page.evaluate(ON_SCREEN), "the composer and what it says are in sight"
-    assert dashboard.page.evaluate("document.querySelector('#chat-title b').clientWidth") >= 180, "a name to read"
+    assert dashboard.page.evaluate("document.querySelector('#chat-title b').clientWidth") >= 160, "a name to read"
     with Image.open(picture) as image:
         assert len(image.convert("RGB").resize((200, 200)).getcolors(40_000) or ()) > 50
         corner = image.convert("L").crop((width - 4, SIZES[width] - 4, width, SIZES[width])).getextrema()[1]

@@ -133,7 +133,8 @@ def test_memory_is_given_back_and_the_kept_chat_goes_on(engine: Engine) -> None:
 
 
 CARRIED = layered(
-    ("qwen3_moe", "gpt_oss", "qwen3_next", "deepseek_v32", "exaone_moe", "lfm2_moe"), quick=lambda a: a[0] in "gq"
+    ("qwen3_moe", "gpt_oss", "qwen3_next", "deepseek_v32", "exaone_moe", "lfm2_moe", "inkling_text", "nemotron_h"),
+    quick=lambda a: a[0] in "gq",
 )
 
 

@@ -186,6 +186,7 @@ def test_a_stream_ends_with_its_usage_where_that_was_asked_for(start: Start) -> 
         "completion_tokens": 3,
         "total_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert all(one["usage"] is None for _, one in told[:-2])
     assert told[-3][1]["choices"][0]["finish_reason"] == "stop"

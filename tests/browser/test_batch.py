@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.browser.conftest import Open
 from tests.browser.dashboard import Dashboard
+from tests.browser.test_simple import CUT
 
 FITS = "document.documentElement.scrollWidth <= innerWidth"
 
@@ -58,3 +59,4 @@ def test_answered_followed_stopped_and_gone_on_with(dashboard: Dashboard, open_p
     for width, height in ((390, 844), (1366, 768)):
         page.set_viewport_size({"width": width, "height": height})
         assert page.evaluate(FITS), width
+        assert page.evaluate(CUT) == [], width

@@ -21,6 +21,7 @@ from core.types import Outcome
 TIMED = 4000  # passes, the last ones, that the clock is fitted to
 FILE = "file"  # the menu choice for a path or an upload
 NOTHING = "Nothing has been recorded there yet. Ask the model something first, or choose another source."
+UNRECORDED = "The routing of a text-to-text model is not recorded: there is nothing to replay. Choose another source."
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,8 @@ def from_store(store: Store, source: RoutingSource, target: Path, limit: int = 0
     """
     found = store.traces(*((source.id, None) if source.kind == "chat" else (None, source.id)))
     if not found:
-        raise TraceError(NOTHING)
+        load = store.steps.loads([source.id]) if source.kind == "load" else []
+        raise TraceError(UNRECORDED if any(one.shape.encoder_layers for one in load) else NOTHING)
     stored = found[-1]
     (last,) = store.steps.loads(stored.loads[-1:])
     notes = (

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from core.quality.interval import Share
 from core.quality.report import agreed
+from core.settings.config import KINDS, params
+from core.settings.registry import variants
 
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
@@ -29,6 +32,22 @@ def percent(share: float) -> str:
     """A share as a percentage: "3.1 %", and small ones with their first two digits: "0.042 %"."""
     value = 100 * share
     return f"{value:.0f} %" if value in (0, 100) else f"{value:.1f} %" if abs(value) >= 1 else f"{value:.2g} %"
+
+
+@lru_cache(512)
+def turned(text: str) -> str:
+    """What the engine says of a setting that was turned ("eviction lru → lfu"), in the page's words: "Eviction policy:
+    LRU → LFU", "Telemetry off". Anything else it says is left as it is."""
+    name, _, rest = text.partition(" ")
+    param = params().get(name)
+    if param is None or not rest:
+        return text
+    title = param.title or name
+    if rest in ("on", "off"):
+        return f"{title} {rest}"
+    shown = {variant.name: variant.title for variant in variants(name)} if name in KINDS else {}
+    shown |= dict(zip(param.choices, param.choice_titles, strict=True)) if param.choice_titles else {}
+    return f"{title}: {' → '.join(shown.get(value, value) for value in rest.split(' → '))}"
 
 
 def lossy(stats: Mapping[str, Any]) -> str:

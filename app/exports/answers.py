@@ -77,9 +77,11 @@ _DTYPES = {**dict.fromkeys(_WHOLE, "Int64"), "exact": "boolean", "state": "objec
 def answers(db: sqlite3.Connection, load: int, chat: int | None) -> pd.DataFrame:
     """One row for each ended answer of a load in a chat, or in all chats; replaced answers included."""
     where, values = ("AND m.chat = ?", (load, chat)) if chat is not None else ("", (load,))
-    found = db.execute(
-        f"SELECT m.* FROM messages m WHERE m.id IN (SELECT answer FROM steps WHERE load = ?) {where} ORDER BY m.id",
-        values,
+    own = "CASE WHEN json_valid(m.stats) THEN json_extract(m.stats, '$.load') END"
+    found = db.execute(  # an answer written beside others may have no pass of its own: each is recorded once
+        f"SELECT m.* FROM messages m WHERE (m.id IN (SELECT answer FROM steps WHERE load = ?) OR {own} = ?) {where} "
+        "ORDER BY m.id",
+        (load, *values),
     )
     rows = [_row(load, row) for row in found]
     return pd.DataFrame(rows, columns=list(DEFINITIONS)).astype(

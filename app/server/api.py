@@ -84,7 +84,12 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
             version=version,
             busy=busy,
             quality=_scored(quality),
-            regret=host.regret.view(host.models.load_id, host.models.settings, in_blocks=host.models.in_blocks),
+            regret=host.regret.view(
+                host.models.load_id,
+                host.models.settings,
+                in_blocks=host.models.in_blocks,
+                text_to_text=host.models.text_to_text,
+            ),
         )
         return Response(data, media_type="application/octet-stream", headers=headers)
 

@@ -8,6 +8,8 @@
 An undefined number (no hit rate yet) is null in the header and NaN in an array. `coactivation` is sent as uint8 on
 a log scale, 0 = never together, 255 = `coactivation_max` times: value = round(255 log(1 + count) / log(1 + max)).
 
+`said` has the text of each of `marks` in the page's words.
+
 `lossy` is null while all lossy options are off. Else its scalars stand in the header under that name, its arrays have
 names like "lossy.delta", and `lossy.buddies`, where there are any, is sent as uint8: 0 = never, n = n / 255 of
 `lossy.buddies_max`.
@@ -24,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from app.words import turned
 from core.choices import LossyLook
 from core.metrics import BY_NAME
 from core.types import Frame, Memory, ModelShape
@@ -40,6 +43,8 @@ def encode(frame: Frame | None, **extra: object) -> bytes:
         value = getattr(frame, field.name)
         if field.name == "columns":
             arrays |= value
+        elif field.name == "marks":
+            head |= {"marks": value, "said": [turned(text) for _, text in value]}
         elif isinstance(value, np.ndarray):
             arrays[field.name] = value
         elif isinstance(value, LossyLook):

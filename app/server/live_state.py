@@ -35,7 +35,7 @@ def router(host: Host) -> APIRouter:
             "import": import_state(host),
             "jobs": jobs_state(host),
             "stamp": told,
-            "answer": answer_state(running, answer, since),
+            "answer": answer_state(running, answer, since, host.chats.before(running) if running is not None else 0),
             "chats": host.store.chats.version,
         }
 
@@ -44,11 +44,12 @@ def router(host: Host) -> APIRouter:
 
 def host_state(host: Host) -> dict[str, Any]:
     """Whether the host is empty, loading or ready, the load's progress, whether answers may be changed, and stamps that
-    change with model and settings.
+    change with the model, settings, and what answers tell of it.
     """
     loading, job = host.loader.loading, host.importer.job
     known = {
         "settings": f"{hash((tuple(host.models.settings.items()), host.chats.sampling, id(host.models.profile))):x}",
+        "answers": str(host.totals.ended_answers),
         "library": f"{host.library.version} {id(job)} {job.state if job is not None else ''}",
         "busy": host.busy,
         "lossy": host.models.settings.lossy.active,
@@ -125,14 +126,15 @@ def stamp(host: Host, chat: int | None) -> str:
     return f"{len(told)}:{changes}:{told[-1].id}" if told else "0"
 
 
-def answer_state(answer: Answer | None, known: int | None, since: int) -> dict[str, Any] | None:
-    """The running answer; its whole text when the client follows another one."""
+def answer_state(answer: Answer | None, known: int | None, since: int, before: int = 0) -> dict[str, Any] | None:
+    """The running answer; its whole text when the client follows another one. `before`: queued answers before it."""
     if answer is None:
         return None
     since = since if answer.message_id == known else 0
     return {
         "id": answer.message_id,
         "state": answer.state,
+        "before": before,
         "from": since,
         "text": answer.text[since:],
         "done": answer.prefill_done,

@@ -45,6 +45,11 @@ class AnswerQueue:
         with self._news:
             return len(self._waiting)
 
+    def before(self, answer: Answer) -> int:
+        """Number of queued answers that are written before this one."""
+        with self._news:
+            return next((at for at, request in enumerate(self._waiting) if request.answer is answer), 0)
+
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""

@@ -41,6 +41,10 @@ class Chats:
         """Number of queued answers."""
         return self._queue.waiting
 
+    def before(self, answer: Answer) -> int:
+        """Number of queued answers that are written before this one."""
+        return self._queue.before(answer)
+
     @property
     def default_system(self) -> str:
         """What models are told before the first message of a chat that begins now."""

@@ -147,7 +147,7 @@ class Host:
         self.predicting.heard(request, step)
         if LINK & step.changes.keys():
             self._relinked(request)
-        if not self.models.in_blocks:  # the other caches would be of whole experts
+        if not (self.models.in_blocks or self.models.text_to_text):  # the other caches would be of whole experts
             self.regret.add(model.load, model.engine.shape, model.effective, step, model.engine.profile)
 
     def _relinked(self, request: Request) -> None:

@@ -128,7 +128,7 @@ class OwnAnswers:
     def _measured(self, spec: LoadSpec, fit: Fit) -> Fit:
         same = [load for load in self._loads(spec.model) if _alike(load, spec)]
         groups = CacheSettings, PrefetchSettings, LinkSettings, LossySettings
-        found = self._decoded(same, lambda force: _agree(force, spec.settings, *groups), fit.slots)
+        found = self._decoded(same, lambda force: _agree(force, spec.settings, *groups), fit.slots, routed=False)
         if len(found) < ENOUGH:
             return fit
         tpot_ms = statistics.fmean(one.row["total_ms"] for one in found)
@@ -165,9 +165,15 @@ class OwnAnswers:
         return None
 
     def _decoded(
-        self, loads: Sequence[Load], wanted: Callable[[Mapping[str, str]], bool], slots: int | None = None
+        self,
+        loads: Sequence[Load],
+        wanted: Callable[[Mapping[str, str]], bool],
+        slots: int | None = None,
+        *,
+        routed: bool = True,
     ) -> list[Decoded]:
-        """The last decoded tokens of these loads under settings that are `wanted`, latest first; with so many slots."""
+        """The last decoded tokens of these loads under settings that are `wanted`, latest first; with so many slots.
+        `routed`: only those whose routing was recorded, as that of text-to-text models is not."""
         found: list[Decoded] = []
         for load in loads:
             steps, forces = self._in_force(load)
@@ -176,9 +182,10 @@ class OwnAnswers:
                 continue
             rows = self._store.db.rows(
                 "SELECT step, answer, slots, total_ms - record_ms AS total_ms, stall_ms, layer, outcome, transfers "
-                "FROM steps WHERE load = ? AND phase = 'decode' AND tokens = 1 AND layers > 0 "
+                "FROM steps WHERE load = ? AND phase = 'decode' AND tokens = 1 AND (layers > 0 OR NOT ?) "
                 "AND slots = coalesce(?, slots) ORDER BY id DESC LIMIT ?",
                 load.id,
+                routed,
                 slots,
                 LAST,
             )

@@ -19,7 +19,7 @@ from app.services.analysis.whatif import BOUNDS
 from app.services.regret_feed import Compared, Feed, Step, choices
 from app.services.regret_process import Lost, Process
 from core.policy.allocation.slot_allocation import AllocationProfile
-from core.quality.interval import mean_error, surely_more
+from core.quality.interval import margin, mean_error, surely_more
 from core.settings.config import Settings
 from core.settings.registry import variant, variants
 from core.simulate import BELADY, BELADY_BYPASS
@@ -94,11 +94,14 @@ class Regret:
         process = self._feed.process
         return process.pid if process is not None else None
 
-    def view(self, load: int | None, settings: Settings, *, in_blocks: bool = False) -> dict[str, Any] | None:
+    def view(
+        self, load: int | None, settings: Settings, *, in_blocks: bool = False, text_to_text: bool = False
+    ) -> dict[str, Any] | None:
         """The data shown by the deck, or None when the meter is off or no model is loaded. `state`:
 
         "waiting" for tokens, "warming" up (fewer than ENOUGH tokens), "ready", "untold" (telemetry is off: nothing to
-        compare), "in blocks" (of which others would have no part), or "failed".
+        compare), "in blocks" (of which others would have no part), "text to text" (whose routing is not recorded), or
+        "failed".
         """
         if not settings.telemetry.regret or load is None:
             return None
@@ -116,6 +119,8 @@ class Regret:
             "prefetch": settings.prefetch.predictor.name != "none",
             "state": "in blocks"
             if in_blocks
+            else "text to text"
+            if text_to_text
             else "untold"
             if not settings.telemetry.enabled
             else "failed"
@@ -207,7 +212,8 @@ def ranked(name: str, report: Mapping[str, Any], prefetch: bool) -> dict[str, An
     `bound`: which bound `belady` is. `alone`: the hit rate of the chosen policy's own shadow, which others are compared
     with: the same tokens, the same contents to begin with, nothing prefetched and nothing left out. The best of them
     counts as `better` only where it hits more by more than its noise, on blocks of the same tokens (`gain` and `error`,
-    its standard error, as shares of the requests), and without a prefetcher also more than the engine itself did.
+    half its 95 % interval, as shares of the requests; wider, as it is the best of several), and without a prefetcher
+    also more than the engine itself did.
     """
     titles = {v.name: v.title for v in variants("eviction")}
     rates: dict[str, float] = report["rates"]
@@ -216,7 +222,7 @@ def ranked(name: str, report: Mapping[str, Any], prefetch: bool) -> dict[str, An
     own = report["own"]
     alone = rates.get(name, own)  # a user-defined policy has no shadow
     gain, error = _gain(report, name, best)
-    better = best is not None and surely_more(gain, error) and (prefetch or rates[best] > own)
+    better = best is not None and surely_more(gain, error, len(order)) and (prefetch or rates[best] > own)
     return {
         "own": own,
         "alone": alone,
@@ -227,7 +233,7 @@ def ranked(name: str, report: Mapping[str, Any], prefetch: bool) -> dict[str, An
         "best_rate": rates.get(best or ""),
         "better": better,
         "gain": gain,
-        "error": error if math.isfinite(error) else None,
+        "error": margin(error, len(order)) if math.isfinite(error) else None,
         "rates": [[titles.get(one, one), rates[one]] for one in sorted(rates, key=lambda one: -rates[one])],
     }
 

@@ -68,6 +68,12 @@ class Totals:
             return dict(self._passes)
 
     @property
+    def ended_answers(self) -> int:
+        """Answers that have ended."""
+        with self._lock:
+            return self._answers.total()
+
+    @property
     def answers(self) -> dict[str, int]:
         """Why it ended -> answers."""
         with self._lock:

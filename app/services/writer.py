@@ -214,6 +214,7 @@ class Writer:
         if answer.stats is not None:
             sampling = {**request.sampling.settings, "seed": answer.stats.seed}
             stats = {**answer.stats.as_dict(), "queued_ms": answer.queued_ms, "sampling": sampling}
+            stats["load"] = request.model.load
         if stats and answer.opens_reasoning:
             stats["opens_reasoning"] = True
         if stats and answer.unrecorded:

@@ -32,7 +32,7 @@ def create_ui(host: Host) -> gr.Blocks:
         title="Moestro", fill_width=True, fill_height=True, analytics_enabled=False, delete_cache=AGES_S
     ) as ui:
         known = gr.HTML(
-            {"stamp": "", "settings": "", "library": "", "loaded": "", "imported": ""},
+            {"stamp": "", "settings": "", "library": "", "loaded": "", "imported": "", "answers": "0"},
             html_template="",
             elem_id="known",
             apply_default_css=False,
@@ -92,6 +92,10 @@ def create_ui(host: Host) -> gr.Blocks:
                 ]
             }
 
+        def answers_moved(known: Shown, *form: Any) -> list[Any]:
+            """Answers have ended: the estimate goes by them."""
+            return [{**known, "answers": host_state(host)["answers"]}, model.refit(*form)]
+
         def open_page(page: Shown) -> list[Any]:
             """Show the chat in the URL, and the form as last used; state that depends on the host follows
             immediately.
@@ -105,6 +109,7 @@ def create_ui(host: Host) -> gr.Blocks:
         moved.then(None, redrawn, [known, *settled], js=SETTLE_JS, **LIVE)
         for chosen in cache.chosen:
             chosen.then(substitution.values, None, substitution.outputs, **LIVE)
+        known.submit(answers_moved, [known, *model.form], [known, model.fit], **LIVE)
         known.edit(library.values, library.moving, library.moved, **LIVE)
         ui.load(open_page, chat.pulse, [*chat.page, *model.form_outputs], js=OPEN_JS, **LIVE)
         ui.load(None, None, mode, js=SCRIPT, **LIVE)

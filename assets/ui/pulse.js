@@ -91,7 +91,7 @@ class Pulse {
     return Boolean(state.answer) || state.host.state === "loading";
   }
 
-  host({ state, busy, lossy, closeness, weights, text, share, stamp, settings, library }) {
+  host({ state, busy, lossy, closeness, weights, text, share, stamp, settings, answers, library }) {
     Object.assign(document.body.dataset, { host: state, busy: busy ? "1" : "0", lossy: lossy ? "1" : "0" });
     tell({ lossy: state === "ready" ? lossy : null, closeness, weights });
     const bar = document.querySelector("#load-progress [role=progressbar]");
@@ -101,6 +101,7 @@ class Pulse {
     if (stamp !== props.value.stamp) this.fire(trigger, "tick", stamp);
     else if (settings !== props.value.settings && idle) this.fire(trigger, "apply", settings);
     else if (library !== props.value.library && !events) this.fire(trigger, "edit", library);
+    else if (answers !== props.value.answers && idle && !busy) this.fire(trigger, "submit", answers);
   }
 
   /** The controls' values as a redraw has them; none if a hand has turned one since it was asked for: it would turn that
@@ -139,14 +140,14 @@ class Pulse {
     this.line(answer);
   }
 
-  line({ state, done, total, cached, tokens, ttft_ms: ttft, unsaved }) {
+  line({ state, before: ahead, done, total, cached, tokens, ttft_ms: ttft, unsaved }) {
     const now = performance.now(), bar = this.part("prefill");
     this.speed = [...this.speed.filter(([at]) => now - at < SPEED_MS), [now, tokens]];
     const [[from, before]] = this.speed, rate = now - from > 500 ? (1000 * (tokens - before)) / (now - from) : 0;
     bar.hidden = state !== "prefill";
     bar.firstElementChild.style.width = `${total ? (100 * done) / total : 0}%`;
     this.part("line").textContent = {
-      queued: "Queued: another chat is being answered; yours is next.",
+      queued: `Queued: another chat is being answered; ${ahead ? `${ahead} more ${ahead === 1 ? "waits" : "wait"} before yours` : "yours is next"}.`,
       prefill: ["Reading the prompt", ...(total ? this.reading(done, total, cached, now) : [])].join(" · "),
       streaming: `${rate ? `${rate.toFixed(1)} tok/s in the last ${SPEED_MS / 1000} s · ` : ""}${tokens} token${tokens === 1 ? "" : "s"} · TTFT ${ttft} ms`,
     }[state] ?? "";

@@ -219,12 +219,29 @@ def _by_kernels(codec: Codec, slots: list[torch.Tensor], inputs: dict[str, torch
 
 
 def _seconds(work: Callable[[int], object], device: torch.device) -> float:
-    """Mean seconds of one call of `work`, repeated for LONGEST_S."""
+    """Seconds of one call of `work`, repeated for LONGEST_S. On a CPU those of a quick call, with one thread or all,
+    whichever is quicker, as the engine chooses: what other programs do just now, and threads that wait for one another
+    meanwhile, would make a first estimate many times too slow, for as long as the process runs."""
     work(0)
-    done, begin = 0, time.perf_counter()
-    while time.perf_counter() - begin < LONGEST_S or done < 2:
-        done += 1
-        work(done)
     if device.type == "cuda":
+        done, begin_s = 0, time.perf_counter()
+        while time.perf_counter() - begin_s < LONGEST_S or done < 2:
+            done += 1
+            work(done)
         torch.cuda.synchronize(device)
-    return (time.perf_counter() - begin) / done
+        return (time.perf_counter() - begin_s) / done
+    most = torch.get_num_threads()
+    try:
+        return min(_quick(work, threads) for threads in sorted({1, most}))
+    finally:
+        torch.set_num_threads(most)
+
+
+def _quick(work: Callable[[int], object], threads: int) -> float:
+    """The seconds within which a quarter of the calls end."""
+    torch.set_num_threads(threads)
+    took, begin_s = list[float](), time.perf_counter()
+    while (now_s := time.perf_counter()) - begin_s < LONGEST_S or len(took) < 2:
+        work(len(took))
+        took.append(time.perf_counter() - now_s)
+    return sorted(took)[len(took) // 4]

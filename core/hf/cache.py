@@ -52,6 +52,9 @@ class Reserved:
         """Drop the content, and give back the memory of what grows, until it is needed again."""
         self.clear()
 
+    def like(self, other: Any) -> None:
+        """Before it was ever used: what was copied from `other`, the same layer of another cache, may be put here."""
+
     def cuttable(self, length: int) -> bool:
         """Whether the first `length` positions are all there, and can be cut to any number of them."""
         return True
@@ -70,8 +73,8 @@ class Reserved:
         """Copies in host memory of what cannot be cut, as it is now."""
         return []
 
-    def put_moment(self, copied: Iterator[Any]) -> None:
-        """Put back what `moment` copied."""
+    def put_moment(self, copied: Iterator[Any], most: int | None = None) -> None:
+        """Put back what `moment` copied; of what was `cuttable` then, only the first `most` positions."""
 
     def _reserve(self, context: int) -> None:
         """Set the capacity to `context` positions; nothing is allocated yet."""
@@ -116,6 +119,10 @@ class ReservedLayer(Reserved, DynamicLayer):
         self.keys = self.values = None
         for room in self._rooms:
             room.drop()
+
+    def like(self, other: Any) -> None:
+        super().like(other)
+        _initialize(self, other)
 
     def cuttable(self, length: int) -> bool:
         return super().cuttable(length) and (
@@ -172,6 +179,12 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
         for room in self._rooms:
             room.drop()
 
+    def like(self, other: Any) -> None:
+        super().like(other)
+        if _initialize(self, other):
+            self._sliding_window_tensor = other._sliding_window_tensor.clone()
+            self.keys, self.values = other.keys[:, :, :0].clone(), other.values[:, :, :0].clone()
+
     def cuttable(self, length: int) -> bool:
         whole = self.window is not None and self.cumulative_length <= self.window  # none has left it
         return super().cuttable(length) and (
@@ -187,12 +200,14 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
     def moment(self) -> Copied:
         return [*super().moment(), self.cumulative_length, *(room.copied(room.length) for room in self._rooms)]
 
-    def put_moment(self, copied: Iterator[Any]) -> None:
-        super().put_moment(copied)
+    def put_moment(self, copied: Iterator[Any], most: int | None = None) -> None:
+        super().put_moment(copied, most)
         self.cumulative_length = next(copied)
         kept = [(room, next(copied)) for room in self._rooms]
+        if most is not None and self.cumulative_length > most:
+            self.cumulative_length = most
         if self.is_initialized:
-            self.keys, self.values = (room.put(copy) for room, copy in kept)
+            self.keys, self.values = (room.put(copy, most) for room, copy in kept)
 
 
 class ReservedStates(Reserved, LinearAttentionLayer):
@@ -208,6 +223,15 @@ class ReservedStates(Reserved, LinearAttentionLayer):
         """The states, once the first pass has allocated them."""
         return [t for t in (*self.conv_states.values(), *self.recurrent_states.values()) if t is not None]
 
+    def like(self, other: Any) -> None:
+        super().like(other)
+        for at, conv in other.conv_states.items():
+            if conv is not None and self.conv_states[at] is None:
+                self.lazy_initialization(conv_states=conv, state_idx=at, conv_kernel_size=other.conv_kernel_size[at])
+        for at, recurrent in other.recurrent_states.items():
+            if recurrent is not None and self.recurrent_states[at] is None:
+                self.lazy_initialization(recurrent_states=recurrent, state_idx=at)
+
     def clear(self) -> None:
         super().clear()
         LinearAttentionLayer.reset(self)
@@ -222,8 +246,8 @@ class ReservedStates(Reserved, LinearAttentionLayer):
             [None if t is None else on_host(t) for t in self._all()],
         ]
 
-    def put_moment(self, copied: Iterator[Any]) -> None:
-        super().put_moment(copied)
+    def put_moment(self, copied: Iterator[Any], most: int | None = None) -> None:
+        super().put_moment(copied, most)
         self.has_previous_state = dict(next(copied))
         for state, copy in zip(self._all(), next(copied), strict=True):
             if state is not None:
@@ -271,6 +295,11 @@ class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
         self.indexer_keys = None
         self._index.drop()
 
+    def like(self, other: Any) -> None:
+        super().like(other)
+        self._index.like(other._index)
+        self.is_indexer_initialized = self.is_indexer_initialized or other.is_indexer_initialized
+
     def cuttable(self, length: int) -> bool:
         return super().cuttable(length) and (not self.is_indexer_initialized or self._index.length >= length)
 
@@ -313,6 +342,16 @@ def reserve(cache: DynamicCache, context: int) -> list[Reserved]:
     own = [_reserved(layer, context) for layer in cache.layers]
     cache.layers = list(own)
     return own
+
+
+def _initialize(own: Any, other: Any) -> bool:
+    """A layer with keys and values is as if it had been used where `other` was; whether it was not before."""
+    if own.is_initialized or not other.is_initialized:
+        return False
+    own.dtype, own.device, own.is_initialized = other.dtype, other.device, True
+    for room, theirs in zip(own._rooms, other._rooms, strict=True):
+        room.like(theirs)
+    return True
 
 
 def _reserved(layer: Any, context: int) -> Reserved:

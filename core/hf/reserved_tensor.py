@@ -16,6 +16,10 @@ class ReservedTensor:
         self._device: torch.device | None = None  # where it was, once it was allocated
         self.length = self.bytes = 0
 
+    def like(self, other: ReservedTensor) -> None:
+        """What was copied from `other` may be put here, before anything was appended."""
+        self._device = self._device or other._device
+
     def drop(self) -> None:
         """Give the memory back, with what it holds, until the next append."""
         self._tensor, self.length, self.bytes = None, 0, 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 Z = 1.959964  # standard errors on either side of 95 % of a normal distribution
@@ -57,6 +58,13 @@ def mean_error(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
 
 
-def surely_more(gain: float, error: float) -> bool:
-    """Whether a gain exceeds its noise: the lower end of its 95 % interval is above 0."""
-    return gain > Z * error
+def surely_more(gain: float, error: float, of: int = 1) -> bool:
+    """Whether a gain exceeds its noise: the lower end of its 95 % interval is above 0. `of`: the gain is the largest of
+    so many, of which the largest is often large by chance."""
+    return gain > margin(error, of)
+
+
+def margin(error: float, of: int = 1) -> float:
+    """Half the width of the 95 % interval around a mean with this standard error; of the largest of so many means, the
+    width that covers all of them (Bonferroni)."""
+    return (Z if of <= 1 else NormalDist().inv_cdf(1 - 0.025 / of)) * error

@@ -113,6 +113,12 @@ class KVCache:
         """Called before the memory is taken from its holder, which may still be copied then."""
 
     @torch.inference_mode()
+    def like(self, other: KVCache) -> None:
+        """Before it was ever used: what was stashed from `other`, of the same model, may be put back here."""
+        for layer, theirs in zip(self._own, other._own, strict=True):
+            layer.like(theirs)
+
+    @torch.inference_mode()
     def fresh(self) -> SequenceKV:
         """The memory, emptied, for a sequence to begin or to start over. Whoever held it loses what was there."""
         if self.holder is not None:
@@ -207,18 +213,15 @@ class KVCache:
         kv = self.fresh()
         for layer, rows in zip(self._own, stash.layers, strict=True):
             layer.put_rows(iter(rows), length)
-        self._put_moment(moment or stash.moment)
-        if moment is None and length < stash.length:
-            assert stash.cuttable
-            for layer in self._own:
-                layer.cut(length)
+        assert moment is not None or length == stash.length or stash.cuttable
+        self._put_moment(moment or stash.moment, length if moment is None and stash.cuttable else None)
         kv.length, kv.lossy_from, kv.manners = stash.length, stash.lossy_from, stash.manners
         kv.cut_to(length)
         return kv
 
-    def _put_moment(self, moment: Moment | None) -> None:
+    def _put_moment(self, moment: Moment | None, most: int | None = None) -> None:
         for layer, copied in zip(self._own, moment.layers if moment is not None else (), strict=moment is not None):
-            layer.put_moment(iter(copied))
+            layer.put_moment(iter(copied), most)
 
     def _empty(self) -> DynamicCache:
         cache = empty_cache(self._config)

@@ -46,11 +46,15 @@ class KVPool:
 
     def give_back(self, kv: SequenceKV) -> None:
         """A sequence has ended."""
+        if kv.memory is self.chat:
+            self.chatting = False
+            return
         del self._taken[kv.memory]
         kv.memory.release()
 
     def clear(self) -> None:
         """All sequences have ended."""
+        self.chatting = False
         for memory in tuple(self._taken):
             del self._taken[memory]
             memory.release()

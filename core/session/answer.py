@@ -71,7 +71,10 @@ class AnswerBuilder:
         `closeness` and `weights` as in core.capacity.plan.Plan."""
         decode = [s for s in self.steps if s.phase == "decode"]
         tpot_ms = sum(s.total_ms for s in decode) / len(decode) if decode else 0.0
-        figures = reduced(self.steps)
+        figures = {
+            **reduced(self.steps),
+            "cached_tokens": self._sequence.cached,
+        }  # a pass may be of others' prompts, too
         named = {one.name for one in fields(AnswerStats)}
         return AnswerStats(
             prompt_tokens=self._sequence.prompt,

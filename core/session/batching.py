@@ -18,6 +18,7 @@ import numpy as np
 from core.errors import ContextError, MoestroError, PromptError
 from core.hf.text_to_text import decoder_shape
 from core.policy.batching import Scheduler
+from core.runtime.kv_cache import KVCache
 from core.runtime.kv_pool import KVPool
 from core.runtime.pipeline import Pipeline, Stopped
 from core.session.answering import Answering
@@ -141,21 +142,21 @@ class Batching:
         sampling, answering = request.sampling.drawn(), self._answering
         ids = self._loaded.prompt.encode(request.messages, self._loaded.plan.context)
         draw = answering.draw(ids, sampling)
-        chat = request.reuse and self._pool.has_chat_room
-        if chat:
-            start = self._chat(ids)
+        memory: KVCache | None = None
+        if request.reuse and self._pool.has_chat_room:
+            self._pool.chatting = True
         elif (kv := self._pool.take(len(ids) + answering.most(ids, sampling))) is not None:
-            start = Start(kv)
+            memory, start = kv.memory, Start(kv)
         else:
             return None
+        if request.reuse:
+            kept = self._parts.kept
+            start = kept.begin(ids, kept.manner(self._controller.wanted), memory)
         ends, submitted_s = Either(request.cancel, cancel), time.perf_counter()
-        begun = answering.begin(ids, sampling, draw, start, ends, submitted_s, kept=chat, reading=request.reading)
+        begun = answering.begin(
+            ids, sampling, draw, start, ends, submitted_s, kept=request.reuse, reading=request.reading
+        )
         return Running(request.key, begun)
-
-    def _chat(self, ids: list[int]) -> Start:
-        """The chats' memory, for the one whose KV outlives its answer."""
-        self._pool.chatting = True
-        return self._parts.kept.begin(ids, self._parts.kept.manner(self._controller.wanted))
 
     def _ended(self, running: list[Running]) -> Iterator[BatchPiece]:
         """Those that are over leave, and give their room to others."""
@@ -171,9 +172,7 @@ class Batching:
     def _leave(self, sequence: Sequence) -> None:
         if sequence.kept:
             self._parts.kept.end(sequence.ids, sequence.prompt, sequence.kv, sequence.moments)
-            self._pool.chatting = False
-        else:
-            self._pool.give_back(sequence.kv)
+        self._pool.give_back(sequence.kv)
 
     # ------------------------------------------------------------------ passes
 

@@ -1,7 +1,8 @@
 """KV caches that outlive their answers: the next request continues from the longest beginning it shares with one.
 
 The text used last stays in the device memory of the KV cache, of which there is one. When another request takes that
-memory, it is copied to host memory, beside the budget. Texts are compared by token ids.
+memory, it is copied to host memory, beside the budget; so is a text that was computed in another memory, beside others.
+Texts are compared by token ids.
 """
 
 from __future__ import annotations
@@ -100,39 +101,49 @@ class KeptKVs:
 
     # ------------------------------------------------------------------ a request
 
-    def begin(self, ids: Sequence[int], manner: str) -> Start:
+    def begin(self, ids: Sequence[int], manner: str, memory: KVCache | None = None) -> Start:
         """The device memory for a request whose prompt is `ids`, with as many of its tokens as a kept text has, but
-        not the last one: its logits are needed. Tokens computed lossily in another manner are not taken over."""
+        not the last one: its logits are needed. Tokens computed lossily in another manner are not taken over. `memory`:
+        of the request alone, where the KV cache's own is another's; it has room for the prompt and its answer."""
+        memory = memory or self._memory
         if self._texts:
             self._make_room(0)
         asked = np.array(ids, np.int64)
         reaches = [(self._reach(one, asked, manner), at) for at, one in enumerate(self._texts)] if self._carried else []
         reach, at = max(reaches, key=lambda one: (one[0].length, one[1]), default=(Reach(0), 0))
         if not reach.length:
-            return Start(self._memory.fresh())
+            return Start(memory.fresh())
         text = self._texts[at]
         goes_on = reach.length == len(text.ids) or text.prompt == tuple(ids)  # or its answer is written again
-        if goes_on or self._limit == 1:
-            self._texts.remove(text)
-            return self._taken(text, text.kv, reach)
-        held = text.kv
-        if held is not None:
+        held, leaves = text.kv, goes_on or self._limit == 1
+        if held is not None and not (leaves and memory is self._memory):
             self._move_out(held)
-        return self._taken(text, held, reach)
+        if leaves and text in self._texts:
+            self._texts.remove(text)
+        if memory is self._memory:
+            return self._taken(text, held, reach)
+        if text.stash is None:  # host memory has no room for it
+            return Start(memory.fresh())
+        memory.like(self._memory)
+        return self._taken(text, None, reach, memory)
 
     def end(self, ids: Sequence[int], prompt: int, kv: SequenceKV, moments: Sequence[Moment]) -> None:
         """A request ended, also by an error: keep what `kv` holds of its text `ids`, of which the first `prompt` were
         given."""
         if not self._limit or not self._carried or not kv.held:
             return
-        if not kv.whole and self._memory.cuttable(kv):  # a pass broke off: without its tokens
-            kv = self._memory.cut(kv, kv.length)
+        memory = kv.memory
+        if not kv.whole and memory.cuttable(kv):  # a pass broke off: without its tokens
+            kv = memory.cut(kv, kv.length)
         if not kv.length or not (kv.whole or moments):
             return
         asked = tuple(ids[:prompt])
         self._texts = [one for one in self._texts if one.prompt != asked]  # whose answer was written again
         self._texts.append(KeptText(np.array(ids[: kv.length], np.int64), asked, tuple(moments), kv))
         self._trim()
+        if memory is not self._memory:  # which is given back
+            self._memory.like(memory)
+            self._move_out(kv)
 
     def _reach(self, text: KeptText, ids: Ints, manner: str) -> Reach:
         most = min(text.shared(ids), len(ids) - 1)
@@ -150,23 +161,24 @@ class KeptKVs:
         last = max(near, key=lambda one: one.length, default=None)
         return Reach(last.length, last) if last is not None else Reach(0)
 
-    def _taken(self, text: KeptText, held: SequenceKV | None, reach: Reach) -> Start:
+    def _taken(self, text: KeptText, held: SequenceKV | None, reach: Reach, memory: KVCache | None = None) -> Start:
         """The device memory, cut to what is reached. `held`: it holds the text already."""
+        memory = memory or self._memory
         if held is not None:
-            kv = self._memory.cut(held, reach.length, reach.moment)
+            kv = memory.cut(held, reach.length, reach.moment)
         else:
             assert text.stash is not None
-            kv = self._memory.put_back(text.stash, reach.length, reach.moment)
-        return Start(kv, reach.moment or self._memory.moment(kv))
+            kv = memory.put_back(text.stash, reach.length, reach.moment)
+        return Start(kv, reach.moment or memory.moment(kv))
 
     # ------------------------------------------------------------------ room
 
     def _move_out(self, holder: SequenceKV) -> None:
-        """The device memory is about to be taken: copy the text that it holds, if it is kept and there is room."""
+        """The memory is about to be taken: copy the text that it holds, if it is kept and there is room."""
         for text in [one for one in self._texts if one.kv is holder]:
             try:
-                if self._make_room(self._memory.stash_bytes(holder), text):
-                    text.stash, text.kv = self._memory.stash(holder), None
+                if self._make_room(holder.memory.stash_bytes(holder), text):
+                    text.stash, text.kv = holder.memory.stash(holder), None
                     continue
             except (RuntimeError, MemoryError) as error:  # torch's allocator raises the first
                 log.warning("the KV cache of a chat could not be kept: %s", type(error).__name__)

@@ -79,7 +79,7 @@ class Prompt:
         if context is not None:
             self._check(text, context)
         whole = isinstance(messages, str) or self.start is not None  # a chat template writes special tokens itself
-        ids: list[int] = self.tokenizer(text, add_special_tokens=whole).input_ids
+        ids: list[int] = self.tokenizer(text, add_special_tokens=whole, verbose=False).input_ids  # encode refuses
         return [*ids, *after] if ids else []
 
     def check(self, messages: Sequence[Mapping[str, Any]] | str | Chat, context: int) -> None:

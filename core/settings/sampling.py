@@ -41,9 +41,9 @@ class Sampling:
     top_p: Annotated[
         float,
         Param(
-            "Sample only among the likeliest tokens that together reach this probability.",
+            "Sample only among the likeliest tokens that together reach this probability; at least one.",
             title="Top-p",
-            low=0.05,
+            low=0.0,
             high=1.0,
             step=0.01,
             advanced=True,

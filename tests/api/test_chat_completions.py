@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.server.v1.fields import say_once
 from core.errors import ContextError, ModelError, PromptError
 from tests.api.conftest import Start, events
 
@@ -131,9 +132,12 @@ def test_fields_that_ask_for_nothing_and_unknown_ones_are_ignored_and_logged(
     client, _, _ = start()
     harmless = {"n": 1, "logit_bias": {}, "response_format": {"type": "text"}, "functions": [], "tools": []}
     unknown = {"user": "me", "service_tier": "auto", "metadata": {"a": 1}, "somebody's words": 1, "num_ctx": 4096}
-    with caplog.at_level(logging.INFO, "moestro.app"):
+    say_once.cache_clear()
+    for _ in range(2):
         assert client.post(COMPLETE, json={**ask(), **harmless, **unknown}).status_code == 200
-    assert "fields without effect: metadata, num_ctx, service_tier, user" in caplog.text
+    said = [one for one in caplog.records if "fields without effect" in one.getMessage()]
+    assert [one.levelno for one in said] == [logging.WARNING], "seen without any setting, and once"
+    assert said[0].getMessage().endswith(": metadata, num_ctx, service_tier, user")
     assert "somebody" not in caplog.text
 
 
@@ -182,6 +186,7 @@ def test_a_stream_ends_with_its_usage_where_that_was_asked_for(start: Start) -> 
         "completion_tokens": 3,
         "total_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert all(one["usage"] is None for _, one in told[:-2])
     assert told[-3][1]["choices"][0]["finish_reason"] == "stop"
@@ -190,8 +195,10 @@ def test_a_stream_ends_with_its_usage_where_that_was_asked_for(start: Start) -> 
 
 def test_reasoning_has_its_own_field(start: Start) -> None:
     client, _, _ = start("<think>\nWhy not.\n</think>\n\nYes.")
-    message = client.post(COMPLETE, json=ask()).json()["choices"][0]["message"]
+    told = client.post(COMPLETE, json=ask()).json()
+    message, usage = told["choices"][0]["message"], told["usage"]
     assert message == {"role": "assistant", "content": "Yes.", "reasoning_content": "Why not.\n"}
+    assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] <= usage["completion_tokens"]
     deltas = [one["choices"][0]["delta"] for _, one in events(client.post(COMPLETE, json=ask(stream=True)).text)[:-1]]
     assert "".join(one.get("reasoning_content", "") for one in deltas) == "Why not.\n"
     assert "".join(one.get("content", "") for one in deltas) == "Yes."

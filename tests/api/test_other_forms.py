@@ -210,6 +210,7 @@ def test_a_response_is_the_same_chat(start: Start) -> None:
     assert told["output"][1]["content"][0]["text"] == "Look."
     assert told["output"][2]["arguments"] == '{"at": "it"}'
     assert told["usage"]["input_tokens_details"] == {"cached_tokens": 0}
+    assert 0 < told["usage"]["output_tokens_details"]["reasoning_tokens"] <= told["usage"]["output_tokens"]
 
 
 def test_a_response_streams_in_items(start: Start) -> None:

@@ -14,8 +14,10 @@ from app.services.analysis.sources import RoutingSource
 from app.services.host import Host
 from app.services.jobs import JobRunner
 from app.store import Store
-from core.errors import SettingError
+from core.errors import SettingError, TraceError
+from core.settings.loading import LoadSpec
 from core.trace import Chunk, FileTrace, TraceWriter
+from core.types import ModelShape
 from tests.app.conftest import ended
 from tests.app.test_analysis import EXPERTS, LAYERS, K, ids, over
 from tests.app.test_analysis import chatted as chatted
@@ -43,6 +45,17 @@ def test_bad_files_say_what_is_wrong(tmp_path: Path, name: str, content: bytes |
         assert said in job.error
     assert analyst.table is None
     analyst.store.close()
+
+
+def test_a_text_to_text_model_has_nothing_to_replay_and_it_says_why(tmp_path: Path) -> None:
+    store = Store(tmp_path / "home")
+    shape = ModelShape(4, 12, 1, 64, 1000, encoder_layers=2)
+    load = store.steps.add_load("switch", LoadSpec().describe(), {}, shape, {})
+    with pytest.raises(TraceError, match="text-to-text model is not recorded"):
+        sources.from_store(store, RoutingSource("load", load), tmp_path / "a.trace")
+    with pytest.raises(TraceError, match="Ask the model something first"):
+        sources.from_store(store, RoutingSource("chat", 1), tmp_path / "a.trace")
+    store.close()
 
 
 def test_a_session_s_trace_has_its_passes_and_answers(chatted: tuple[Host, int]) -> None:

@@ -192,6 +192,7 @@ def test_models_and_a_whole_completion(client: TestClient, host: Host) -> None:
         "completion_tokens": 3,
         "total_tokens": 12,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert host.store.chats.all() == [], "the API's answers are nobody's chat"
     assert host.models.load_id is not None

@@ -19,7 +19,7 @@ from app.server.live_state import host_state
 from app.services.host import Host
 from core.choices import CHOICE, Action, Why
 from core.types import Outcome, StepRecord
-from tests.app.conftest import WAIT_S, QuickEngine, open_host
+from tests.app.conftest import WAIT_S, QuickEngine, ended, open_host
 from tests.app.records import a_step
 
 
@@ -201,6 +201,15 @@ def test_an_export_without_a_single_step_has_its_columns(host: Host, tmp_path: P
     assert {name: list(table.columns) for name, table in tables.items()} == {n: list(c) for n, c in DEFINITIONS.items()}
     assert all(table.empty for table in tables.values())
     assert manifest["link"] == "none"
+
+
+def test_an_answer_whose_passes_were_all_recorded_as_another_s_is_listed(host: Host, tmp_path: Path) -> None:
+    """As one that is written beside another from its first pass to its last."""
+    first, second = (ended(host.chats.ask(None, text)) for text in ("one", "two"))
+    with host.store.db.tx() as db:
+        db.execute("UPDATE steps SET chat = ?, answer = ?", (first.chat_id, first.message_id))
+    tables, _ = read(archive.write(host.store, tmp_path / "load.zip", load=host.models.load_id))
+    assert tables["answers"]["answer"].tolist() == [first.message_id, second.message_id]
 
 
 def test_passes_without_telemetry_count_no_requests(host: Host, tmp_path: Path) -> None:

@@ -36,11 +36,20 @@ def used(store: Store, tokens: int, *, ms: float = 20.0, settings: object = None
 
 
 def decode(
-    store: Store, load: int, tokens: int, *, ms: float = 20.0, first: int = 0, changes: dict[str, object] | None = None
+    store: Store,
+    load: int,
+    tokens: int,
+    *,
+    ms: float = 20.0,
+    first: int = 0,
+    changes: dict[str, object] | None = None,
+    routed: bool = True,
 ) -> None:
     for index in range(first, first + tokens):
+        one = a_step(index)
         step = replace(
-            a_step(index),
+            one,
+            ids=one.ids if routed else one.ids[:0],
             total_ms=ms,
             compute_ms=ms - 4.0,
             stall_ms=4.0,
@@ -80,6 +89,12 @@ def test_answers_with_the_very_settings_are_the_estimate_also_after_a_restart(st
     assert fit.hit_low == fit.hit_high == pytest.approx(0.5)
     assert fit.basis.startswith("measured: the last 32 tokens of 1 of your answers")
     again.close()
+
+
+def test_a_text_to_text_model_s_answers_are_the_estimate_though_their_routing_is_not_recorded(store: Store) -> None:
+    decode(store, used(store, 0), 32, routed=False)
+    assert "measured: the last 32 tokens" in told(store, asked()).basis
+    assert own(store).seen(asked()).trace is None, "and nothing is replayed"
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,12 @@ def titles(section: CacheSection) -> list[str]:
 
 def test_a_knob_moved_afterwards_is_named_and_one_click_resets_it(section: CacheSection) -> None:
     now = shown(section, section.values())
-    assert now[section.preset.menu] == CUSTOM and "Your own settings" in now[section.preset.about]
-    assert titles(section)[0] == "Auto" and titles(section)[-1] == "Custom"
+    assert now[section.preset.menu] == CUSTOM and "What Moestro begins with" in now[section.preset.about]
+    assert titles(section)[0] == "Auto" and titles(section)[-1] == "Default"
+    assert section.host.models.change_many({"budget": "70%"}) == "" and titles(section)[-1] == "Default"
+    assert section.host.models.change("eviction", "random") == ""
+    assert "Your own settings" in shown(section, section.values())[section.preset.about]
+    assert titles(section)[-1] == "Custom"
     section._choose_preset("mixtral_offloading")
     assert section.host.models.change("predictor.gate.width", 3) == ""
     now = shown(section, section.values())

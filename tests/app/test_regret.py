@@ -167,6 +167,8 @@ def test_off_ends_the_process_and_on_begins_again(host: Host) -> None:
     split = host.regret.view(host.models.load_id, host.models.settings, in_blocks=True)
     assert split is not None
     assert split["state"] == "in blocks"
+    other = host.regret.view(host.models.load_id, host.models.settings, text_to_text=True)
+    assert other is not None and other["state"] == "text to text"
     untold = host.regret.view(host.models.load_id, host.models.settings)
     assert untold is not None
     assert untold["state"] == "untold"

@@ -85,3 +85,17 @@ def test_a_refused_prompt_ends_alone_and_the_chat_goes_on_from_its_kv(host: Host
     assert host.chats.set_sampling(max_new_tokens=4) == ""
     again = ended(host.chats.ask(long.chat_id, "and why else"))
     assert again.stats is not None and again.stats.cached_tokens > 0
+
+
+def test_a_chat_beside_another_goes_on_from_its_own_kv(host: Host) -> None:
+    assert host.chats.set_sampling(max_new_tokens=5) == ""
+    chat = ended(host.chats.ask(None, "what is a router")).chat_id
+    assert host.chats.set_sampling(max_new_tokens=ENDLESS) == ""
+    long = writing(host.chats.ask(None, "why do caches work"))
+    assert host.chats.set_sampling(max_new_tokens=5) == ""
+    for turn in ("and a cache", "and a slot"):
+        again = ended(host.chats.ask(chat, turn))
+        assert again.stats is not None and 0 < again.stats.cached_tokens < again.stats.prompt_tokens
+        assert again.prefill_cached == again.stats.cached_tokens and not long.finished
+    host.chats.stop_answer(long)
+    ended(long)

@@ -13,6 +13,13 @@ from tests.selection import layered
 
 FITS = "document.documentElement.scrollWidth <= innerWidth"
 SIZES = {390: 844, 1366: 768, 1920: 1080}
+# What is chosen in a menu, or written in a field, and does not fit into it.
+SHORTENED = """[...document.querySelectorAll('textarea, input:not([type=range], [type=checkbox], [type=radio])')]
+    .filter((e) => e.checkVisibility() && e.clientWidth > 1 && e.value && e.scrollWidth > e.clientWidth + 1)
+    .map((e) => [e.value, e.scrollWidth, e.clientWidth])"""
+ON_SCREEN = """['#chat-title b', '#send', '#context .gauge'].every((s) => {
+    const box = document.querySelector(s).getBoundingClientRect();
+    return box.top >= 0 && box.bottom <= innerHeight && box.right <= innerWidth; })"""
 
 
 @pytest.mark.parametrize(
@@ -26,6 +33,8 @@ def test_fits_the_screen(open_page: Open, tmp_path: Path, width: int, scheme: st
     dashboard.page.screenshot(path=str(picture))
     dashboard.stop()
     assert dashboard.page.evaluate(FITS)
+    assert width == 390 or dashboard.page.evaluate(ON_SCREEN), "the composer and what it says are in sight"
+    assert dashboard.page.evaluate("document.querySelector('#chat-title b').clientWidth") >= 160, "a name to read"
     with Image.open(picture) as image:
         assert len(image.convert("RGB").resize((200, 200)).getcolors(40_000) or ()) > 50
         corner = image.convert("L").crop((width - 4, SIZES[width] - 4, width, SIZES[width])).getextrema()[1]
@@ -40,6 +49,7 @@ def test_fits_the_screen(open_page: Open, tmp_path: Path, width: int, scheme: st
         dashboard.page.get_by_role("tab", name=tab).click()
         dashboard.page.wait_for_selector(part)
         assert dashboard.page.evaluate(FITS), tab
+        assert dashboard.page.evaluate(SHORTENED) == [], tab
     if width == 390:
         assert dashboard.page.evaluate("document.querySelector('#load').getBoundingClientRect().right <= 0")
 

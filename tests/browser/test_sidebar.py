@@ -149,6 +149,15 @@ def test_the_card_tells_the_speed_to_expect_and_the_suggested_budget_is_one_clic
     dashboard.wait_text("#fit", "suggested budget")
 
 
+def test_the_estimate_goes_by_answers_as_soon_as_they_have_ended(dashboard: Dashboard) -> None:
+    """Without another look at the settings, or a reload."""
+    dashboard.type_in("set-budget-text", "41%")  # a configuration that was not used yet
+    dashboard.wait_text("#fit", "41")
+    assert "Measured" not in dashboard.text("#fit")
+    dashboard.ask("a while, in 40 words").answered()
+    dashboard.wait_text("#fit", "Measured: the last")
+
+
 @pytest.mark.skipif(os.environ.get("MOESTRO_TEST_ENGINE") == "real", reason="what is tight depends on the machine")
 def test_a_warning_can_be_overridden_and_a_hard_problem_cannot(dashboard: Dashboard) -> None:
     dashboard.slide("set-budget", 95)

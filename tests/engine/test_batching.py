@@ -25,8 +25,11 @@ from core.session.batch_request import BatchPiece, BatchRequest
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from core.types import AnswerStats, StepRecord
+from core.types import AnswerStats, Ids, StepRecord
+from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
+from tests.selection import layered
+from tests.tiny_tokenizer import save_tokenizer
 
 TEXTS = [
     f"{what} keep what is {how}" * (1 + n % 3)
@@ -47,7 +50,7 @@ def engine(model: Path) -> Iterator[Engine]:
     engine.unload()
 
 
-def alone(engine: Engine, text: str, sampling: Sampling) -> list[int]:
+def alone(engine: Engine, text: str | Ids, sampling: Sampling) -> list[int]:
     return [p.token for p in engine.generate(text, sampling) if p.kind == "token" and p.token is not None]
 
 
@@ -127,6 +130,38 @@ def test_memory_is_given_back_and_the_kept_chat_goes_on(engine: Engine) -> None:
     assert engine.wiring.pool.bytes == 0, "nothing is held when no one has a sequence"
     again = list(engine.generate(TEXTS[0], GREEDY, reuse=True))
     assert again[-1].stats is not None and again[-1].stats.cached_tokens > 0, "it waited in host memory"
+
+
+CARRIED = layered(
+    ("qwen3_moe", "gpt_oss", "qwen3_next", "deepseek_v32", "exaone_moe", "lfm2_moe", "inkling_text", "nemotron_h"),
+    quick=lambda a: a[0] in "gq",
+)
+
+
+@pytest.mark.parametrize("arch", CARRIED)
+def test_chats_beside_each_other_go_on_from_their_own_kv(arch: str, tmp_path: Path) -> None:
+    """Attention, a window, states, selected positions; each of three by turns in the chats' own memory."""
+    path = save_tokenizer(make_checkpoint(arch, tmp_path / arch))
+    spec = LoadSpec.checked(str(path), Settings({"budget": "50%"}), context=128, dtype="float32", sequences=3)
+    engine = Engine.load(spec)
+    try:
+        engine.prompt.ends.clear()
+        asked = Sampling(max_new_tokens=6, temperature=0.0)
+        texts, held = [[3 + (7 * n + i * i) % 240 for i in range(14 + 5 * n)] for n in range(3)], [0, 0, 0]
+        for turn in range(3):
+            wanted = {n: alone(engine, Ids(text), asked) for n, text in enumerate(texts)}
+            order = [(turn + n) % 3 for n in range(3)]
+            found = together(engine, [BatchRequest(n, Ids(texts[n]), asked, reuse=True) for n in order], 3)
+            # where positions are selected, the last bits of what was computed in other pieces may select another one
+            assert found.tokens == wanted or arch == "deepseek_v32"
+            assert max(len(step.rows) for step in found.steps.values()) == 3
+            assert [found.stats[n].cached_tokens for n in range(3)] == held, f"turn {turn}"
+            held = [len(text) + 5 for text in texts]  # the last token was drawn, and not computed
+            texts = [[*text, *found.tokens[n], 9, 30 + turn] for n, text in enumerate(texts)]
+        assert engine.wiring.pool.bytes == engine.wiring.pool.chat.bytes, "only the chats' own memory is held"
+        assert engine.memory().kept > 0
+    finally:
+        engine.unload()
 
 
 def test_no_more_join_than_their_kv_has_room_for(engine: Engine) -> None:

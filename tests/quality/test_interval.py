@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
-from core.quality.interval import CLOSE, Z, mean_error, share_of, surely_more
+from core.quality.interval import CLOSE, Z, margin, mean_error, share_of, surely_more
 
 
 @pytest.mark.parametrize(  # by the formula of Brown, Cai and DasGupta 2001, (4), with z = 1.96
@@ -57,3 +58,17 @@ def test_a_gain_within_its_noise_is_none() -> None:
     assert not surely_more(mean, error)
     assert surely_more(*mean_error([1.0, 1.1, 0.9, 1.0]))
     assert not surely_more(*mean_error([5.0])), "one value has no known error"
+
+
+def test_the_best_of_several_is_often_ahead_by_chance() -> None:
+    """Ten that are alike: the best of them is called better hardly more often than one of two would be."""
+    rng = np.random.default_rng(3)
+    drawn = rng.normal(size=(2000, 10, 12))
+    said = dict.fromkeys((1, 10), 0)
+    for one in drawn:
+        means = [mean_error(values) for values in one.tolist()]
+        best = max(means)
+        for of in said:
+            said[of] += surely_more(*best, of)
+    assert said[1] > 400 and said[10] < 250, said
+    assert margin(1.0) == Z and margin(1.0, 10) > 2.8

@@ -222,7 +222,7 @@ def test_choices_that_the_server_gave_a_tab_later_are_taken(client: TestClient, 
 def test_a_file_of_another_kind_or_one_that_is_gone_is_refused(client: TestClient, quiet: Callable[[], bool]) -> None:
     body, at = find(client, "whatif-upload")
     (path,) = client.post("/gradio_api/upload", files={"files": ("my.txt", b"routing")}).json()
-    for name, told in ((path, "“Or drop a file here"), (f"{path}.gone", "has to be a file that was uploaded.")):
+    for name, told in ((path, "“A trace file"), (f"{path}.gone", "has to be a file that was uploaded.")):
         body["data"][at] = {"path": name, "meta": {"_type": "gradio.FileData"}}
         status, said = post(client, body)
         assert status == 400 and told in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import socket
 from types import SimpleNamespace
 
@@ -58,6 +59,19 @@ def test_no_request_of_another_site_is_answered() -> None:
             assert (status, body) in ((403, "This request came from a page that is not Moestro's."), (1008, ""))
             count += 1
     assert count > 1000
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "named"),
+    [
+        ([("host", "127.0.0.1:7860"), ("origin", "http://localhost:3000")], 403, "--cors-origin"),
+        ([("host", "evil.com")], 400, "--allow-host"),
+    ],
+)
+def test_programs_are_refused_in_the_api_s_own_form(headers: list[tuple[str, str]], status: int, named: str) -> None:
+    found, _, body = ask(gate(), *headers, path="/v1/chat/completions", method="POST")
+    error = json.loads(body)["error"]
+    assert (found, error["type"]) == (status, "invalid_request_error") and named in error["message"]
 
 
 def test_a_browser_s_word_for_another_site_is_enough() -> None:

@@ -19,27 +19,36 @@ from core.settings.config import Settings
 from core.settings.kv import KVSettings
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeMemory:
     """Has the tokens where the real one has keys and values: `cuts`: they can be cut; else they are a state."""
 
     cuts: bool = True
     holder: SequenceKV | None = None
     content: list[int] = field(default_factory=list)
-    before_taken: Any = None
+    before_taken: Any = lambda holder: None
     stashes: int = 0
+    used: bool = False  # since it was made, or made like one that was
+
+    def like(self, other: FakeMemory) -> None:
+        self.used = self.used or other.used
 
     def compute(self, kv: SequenceKV, tokens: list[int]) -> None:
         assert kv is self.holder and kv.held
-        self.content = [*self.content[: kv.length], *tokens]
+        self.content, self.used = [*self.content[: kv.length], *tokens], True
         kv.length += len(tokens)
 
     def fresh(self) -> SequenceKV:
         if self.holder is not None:
             self.before_taken(self.holder)
             self.holder.give_up()
-        self.content, self.holder = [], SequenceKV(object())  # type: ignore[arg-type]
-        return self.holder
+        self.content = []
+        return self._held(SequenceKV(object()))  # type: ignore[arg-type]
+
+    def _held(self, kv: SequenceKV) -> SequenceKV:
+        self.holder, memory = kv, self
+        kv.memory = memory  # type: ignore[assignment]
+        return kv
 
     def cuttable(self, kv: SequenceKV) -> bool:
         return self.cuts
@@ -51,8 +60,7 @@ class FakeMemory:
         after.length, after.lossy_from, after.manners = kv.length, kv.lossy_from, kv.manners
         after.cut_to(length)
         kv.give_up()
-        self.holder = after
-        return after
+        return self._held(after)
 
     def moment(self, kv: SequenceKV) -> Any:
         return None if self.cuts or not kv.whole else self._moment(kv)
@@ -71,6 +79,7 @@ class FakeMemory:
 
     def put_back(self, stash: Any, length: int, moment: Any = None) -> SequenceKV:
         kv = self.fresh()
+        assert self.used, "a copy is put where the shapes of what was copied are known"
         assert stash.cuttable or moment is not None or length == stash.length
         self.content = (moment or stash).layers[0].tolist()[:length]
         kv.length, kv.lossy_from, kv.manners = stash.length, stash.lossy_from, stash.manners
@@ -88,22 +97,37 @@ class Kept:
 
     def ask(self, ids: list[int], said: list[int] = [], manner: str = "", fail: bool = False) -> int:  # noqa: B006
         """The tokens that were taken over. `said` is drawn and computed but for its last token."""
-        start: Start = self.kvs.begin(ids, manner)
-        kv, cached = start.kv, start.kv.length
-        assert self.memory.content[:cached] == ids[:cached] and cached < len(ids)
-        moments = [start.moment] if start.moment is not None else []
-        assert self.memory.cuts or not cached or [one.length for one in moments] == [cached]
-        self.memory.compute(kv, ids[cached:])
+        asked = Asked(self, ids, manner)
+        asked.answered(said, fail)
+        return asked.cached
+
+
+class Asked:
+    """A request under way; `beside`: in a memory of its own, as the KV cache's is another's."""
+
+    def __init__(self, kept: Kept, ids: list[int], manner: str = "", *, beside: bool = False) -> None:
+        self.kvs, self.ids, self.manner = kept.kvs, ids, manner
+        own: Any = FakeMemory(kept.memory.cuts) if beside else None
+        start: Start = self.kvs.begin(ids, manner, own)
+        self.memory: FakeMemory = own or kept.memory
+        self.kv, self.cached = start.kv, start.kv.length
+        assert self.kv is self.memory.holder
+        assert self.memory.content[: self.cached] == ids[: self.cached] and self.cached < len(ids)
+        self.moments = [start.moment] if start.moment is not None else []
+        assert self.memory.cuts or not self.cached or [one.length for one in self.moments] == [self.cached]
+
+    def answered(self, said: list[int], fail: bool = False) -> None:
+        kv = self.kv
+        self.memory.compute(kv, self.ids[self.cached :])
         if (moment := self.memory.moment(kv)) is not None:
-            moments.append(moment)
+            self.moments.append(moment)
         self.memory.compute(kv, said[:-1])
-        if manner:
-            kv.mark_lossy(cached, manner)
+        if self.manner:
+            kv.mark_lossy(self.cached, self.manner)
         if fail:
             kv.whole = False
             self.memory.content += [999]  # what the pass that broke off left
-        self.kvs.end([*ids, *said], len(ids), kv, moments)
-        return cached
+        self.kvs.end([*self.ids, *said], len(self.ids), kv, self.moments)
 
 
 A, B, C, D = ([n * 100 + i for i in range(8)] for n in range(1, 5))
@@ -234,19 +258,52 @@ def test_a_model_that_reads_prompts_whole_keeps_nothing() -> None:
     assert kept.ask(A, [1, 2]) == kept.ask([*A, 1, 2]) == 0 and len(kept.kvs) == 0
 
 
+@pytest.mark.parametrize("cuts", [True, False])
+def test_chats_beside_each_other_are_each_continued(cuts: bool) -> None:
+    kept = Kept(cuts=cuts)
+    texts = [[*A], [*B], [*C]]
+    for turn in range(3):
+        asked = [Asked(kept, text, beside=at != turn) for at, text in enumerate(texts)]  # by turns in the first memory
+        assert [one.cached for one in asked] == [len(text) - 2 if turn else 0 for text in texts]
+        for one in asked:
+            one.answered([1, 2])
+        assert len(kept.kvs) == 3 and sum(text.kv is not None for text in kept.kvs._texts) == 1
+        for text in texts:
+            text += [1, 2, 3]
+
+
+def test_beside_others_a_text_is_copied_or_there_is_no_room_and_it_is_read_anew() -> None:
+    kept = Kept()
+    kept.ask(A, [1, 2])
+    beside = Asked(kept, [*A[:5], 9, 9], beside=True)
+    assert beside.cached == 5 and kept.memory.stashes == 1, "the edit; what it left is still there"
+    assert kept.ask([*A, 1, 9], [1, 2]) == len(A) + 1
+    kept.free = MARGIN - 1
+    nothing = Asked(kept, [*A, 1, 9, 1, 7], beside=True)
+    assert nothing.cached == 0 and nothing.memory.holder is nothing.kv
+    nothing.answered([1, 2])
+    assert kept.kvs.bytes == 0, "nor is its text kept"
+
+
 STEP = st.tuples(
-    st.sampled_from("next again edit other fail lossy short".split()), st.integers(0, 30), st.integers(0, 3)
+    st.sampled_from("next again edit other fail lossy short".split()),
+    st.integers(0, 30),
+    st.integers(0, 3),
+    st.booleans(),
+    st.booleans(),
 )
 
 
 @settings(deadline=None)
 @given(st.lists(STEP, max_size=24), st.booleans(), st.integers(0, 4))
 def test_whatever_is_asked_the_memory_holds_its_own_tokens(
-    steps: list[tuple[str, int, int]], cuts: bool, chats: int
+    steps: list[tuple[str, int, int, bool, bool]], cuts: bool, chats: int
 ) -> None:
+    """Each in the KV cache's own memory or beside it; some end only when all others have begun."""
     kept = Kept(chats, cuts=cuts)
     texts: list[list[int]] = [[1, 2, 3]]
-    for kind, at, more in steps:
+    running: list[tuple[Asked, list[int], bool]] = []
+    for kind, at, more, beside, later in steps:
         text = texts[at % len(texts)]
         said = [5 + i % 2 for i in range(more)]
         kept.free = MARGIN + 5 if kind == "short" else 4 * MARGIN
@@ -254,7 +311,15 @@ def test_whatever_is_asked_the_memory_holds_its_own_tokens(
             text = [*text[: 1 + at % len(text)], 7]
         elif kind == "other":
             text = [8, *text[1:]]
-        kept.ask(text, said, manner="lossy" if kind == "lossy" else "", fail=kind == "fail")
+        beside = beside or any(one.memory is kept.memory for one, *_ in running)
+        asked = Asked(kept, text, "lossy" if kind == "lossy" else "", beside=beside)
+        if later:
+            running.append((asked, said, kind == "fail"))
+        else:
+            asked.answered(said, kind == "fail")
         if kind != "again":
             texts.append([*text, *said, 9])
         assert len(kept.kvs) <= chats and kept.kvs.bytes >= 0
+    for asked, said, fail in running:
+        asked.answered(said, fail)
+        assert len(kept.kvs) <= chats

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from transformers import AutoTokenizer
 
-from core.errors import PromptError
+from core.errors import ContextError, PromptError
 from core.session.prompt import Prompt
 from core.types import Chat
 from tests.tiny_tokenizer import TEMPLATE, save_tokenizer
@@ -40,6 +41,21 @@ def test_tools_reach_a_template_that_takes_them(folder: Path) -> None:
     assert with_tools.text(Chat(HELLO)) == with_tools.text(HELLO) == "u:hello\na:"
     for without in (TEMPLATE, None, "{{ raise_exception('no') }}", "{{ nothing.at.all }}"):
         assert not prompt(folder, without).takes_tools
+
+
+def test_a_prompt_that_is_too_long_is_told_by_us_alone(folder: Path) -> None:
+    """transformers' own warning of indexing errors, which nobody will see, is not printed."""
+    long, said = prompt(folder, TEMPLATE), list[logging.LogRecord]()
+    long.tokenizer.model_max_length = 8
+    log, handler = logging.getLogger("transformers"), logging.Handler()
+    handler.emit = said.append  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        with pytest.raises(ContextError, match="the context holds 16"):
+            long.encode("a text of more than sixteen bytes", 16)
+    finally:
+        log.removeHandler(handler)
+    assert not said
 
 
 def test_calls_of_earlier_answers_reach_the_template(folder: Path) -> None:

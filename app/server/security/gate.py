@@ -55,7 +55,7 @@ class Gate:
             return
         headers = Headers(scope=scope)
         guest = self.guest(headers, scope)
-        answer = self.stranger(headers) or (None if guest else foreign(headers, scope))
+        answer = self.stranger(headers, scope) or (None if guest else foreign(headers, scope))
         if guest and answer is None and scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
             answer = Response(
                 status_code=204, headers=PREFLIGHT
@@ -70,15 +70,17 @@ class Gate:
         else:
             await answer(scope, receive, send)
 
-    def stranger(self, headers: Headers) -> Response | None:
+    def stranger(self, headers: Headers, scope: Scope) -> Response | None:
         """400 for a host name that is not the server's: another site's name may resolve to this address (DNS
         rebinding).
         """
         named = headers.getlist("host")
         if len(named) == 1 and named_host(named[0]) in self.trusted:
             return None
-        return PlainTextResponse(
-            "Moestro does not answer to the name in this address. If it should, start it with --allow-host NAME.", 400
+        return told(
+            scope,
+            400,
+            "Moestro does not answer to the name in this address. If it should, start it with --allow-host NAME.",
         )
 
     def guest(self, headers: Headers, scope: Scope) -> str:
@@ -147,7 +149,18 @@ def foreign(headers: Headers, scope: Scope) -> Response | None:
     if ours:
         return None
     log.warning("refused a request of another site's page for %s", scope["path"])
-    return PlainTextResponse("This request came from a page that is not Moestro's.", 403)
+    other = " Start it with --cors-origin ORIGIN to let that site's pages use the API."
+    return told(scope, 403, "This request came from a page that is not Moestro's." + (other if of_api(scope) else ""))
+
+
+def told(scope: Scope, status: int, text: str) -> Response:
+    """A refusal, for the API in its own form."""
+    return problem(status, text) if of_api(scope) else PlainTextResponse(text, status)
+
+
+def of_api(scope: Scope) -> bool:
+    """Whether it is asked of the API."""
+    return bool(scope["type"] == "http" and scope["path"].startswith(API))
 
 
 def origin_host(origin: str) -> str | None:
@@ -163,9 +176,9 @@ def refusal(headers: Headers, scope: Scope, url: str) -> Response:
     """401 in the client's format; for the health route only whether the server is running."""
     if scope["path"] == "/healthz" and scope.get("method") in ("GET", "HEAD"):
         return JSONResponse({"status": "ok"})
-    told = {"www-authenticate": 'Bearer realm="Moestro"', "cache-control": "no-store"}
-    if scope["path"].startswith(API):
-        return problem(401, NO_TOKEN, code="invalid_api_key", headers=told)
+    asked = {"www-authenticate": 'Bearer realm="Moestro"', "cache-control": "no-store"}
+    if of_api(scope):
+        return problem(401, NO_TOKEN, code="invalid_api_key", headers=asked)
     if "text/html" in headers.get("accept", ""):
-        return HTMLResponse(REFUSED.format(url=escape(url)), 401, told)
-    return PlainTextResponse(NO_TOKEN, 401, told)
+        return HTMLResponse(REFUSED.format(url=escape(url)), 401, asked)
+    return PlainTextResponse(NO_TOKEN, 401, asked)

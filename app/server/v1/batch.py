@@ -127,10 +127,10 @@ class ByEngine:
         one.answer.update(logprobs=tuple(one.tokens))
         if line.kind == "text":
             parts = Parts()
-            found = result(one.answer, [*parts.feed(one.answer.text), *parts.end()])
+            found = result(one.answer, [*parts.feed(one.answer.text), *parts.end()], self._engine.count_tokens)
             return answered(line, CompletionForm(model, one.logprobs, False).whole(found))
         parts = Parts(opened=self._engine.opens_reasoning)
-        found = result(one.answer, [*parts.feed(one.answer.text), *parts.end()])
+        found = result(one.answer, [*parts.feed(one.answer.text), *parts.end()], self._engine.count_tokens)
         return answered(line, ChatForm(model, one.logprobs, False).whole(found))
 
 

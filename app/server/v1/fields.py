@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,6 +21,7 @@ from core.settings.param import declared
 from core.settings.sampling import Sampling
 
 log = logging.getLogger("moestro.app")
+TOLD = 256  # sets of ignored fields that are remembered as logged
 LOGGED = 30  # names of ignored fields in one line of the log
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")  # what looks like the name of a field, and not like somebody's text
 MOST_STOPS, MOST_STOP_CHARS = 64, 1000
@@ -82,7 +84,7 @@ class Body(BaseModel):
         unknown = [name for name in extra if name not in self.refused]
         if unknown:
             named = sorted(name for name in unknown if NAME.fullmatch(name))[:LOGGED]
-            log.info("a request has fields without effect: %s", ", ".join(named) or f"{len(unknown)}")
+            say_once(", ".join(named) or f"{len(unknown)}")
 
     def drawn(self, base: Sampling, given: Mapping[str, tuple[str, Any]]) -> Sampling:
         """The sampling settings `base` with those that the request gives: setting -> (its field, the value or None).
@@ -98,6 +100,12 @@ class Body(BaseModel):
             except SettingError as error:
                 raise ApiError(str(error).replace(name, field), field) from None
         return Sampling.checked(**values)
+
+
+@lru_cache(TOLD)
+def say_once(names: str) -> None:
+    """Log fields without effect, where they can be seen; a client sends the same ones with every request."""
+    log.warning("requests have fields without effect (said once): %s", names)
 
 
 def longest(field: str, tokens: int | None) -> tuple[str, int | None]:

@@ -91,7 +91,7 @@ class Reply(Response):
             self._split(text)
         if answer.error:
             return JSONResponse({"error": error(answer)}, status(answer))
-        return JSONResponse(self._form.whole(result(answer, self._all)))
+        return JSONResponse(self._form.whole(self._result()))
 
     async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -115,8 +115,11 @@ class Reply(Response):
                 for event in self._form.part(part, answer.logprobs[known:told]):
                     yield event
         form = self._form
-        for event in form.failing(error(answer)) if answer.error else form.closing(result(answer, self._all)):
+        for event in form.failing(error(answer)) if answer.error else form.closing(self._result()):
             yield event
+
+    def _result(self) -> Result:
+        return result(self._answer, self._all, self._host.models.count_tokens)
 
     def _split(self, text: str | None) -> list[Part]:
         """The parts of the next text; None = the answer has ended."""

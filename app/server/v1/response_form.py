@@ -176,6 +176,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached},
         "output_tokens": usage.answer,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.prompt + usage.answer,
     }

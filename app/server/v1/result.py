@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from app.server.errors import TOO_LONG, form
@@ -16,11 +16,13 @@ Finish = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of the prompt, those of them whose KV was there already, and tokens of the answer."""
+    """Tokens of the prompt, those of them whose KV was there already, tokens of the answer, and about how many of these
+    are reasoning."""
 
     prompt: int
     cached: int
     answer: int
+    reasoning: int = 0
 
     @classmethod
     def of(cls, answer: Answer) -> Usage:
@@ -36,6 +38,7 @@ class Usage:
             "completion_tokens": self.answer,
             "total_tokens": self.prompt + self.answer,
             "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
         }
 
 
@@ -55,17 +58,20 @@ class Result:
     facts: dict[str, Any]
 
 
-def result(answer: Answer, parts: Sequence[Part]) -> Result:
-    """Of an answer that ended without an error, and its parts."""
-    stats = answer.stats
+def result(answer: Answer, parts: Sequence[Part], count: Callable[[str], int | None]) -> Result:
+    """Of an answer that ended without an error, and its parts. `count` = of a text's tokens."""
+    stats, usage = answer.stats, Usage.of(answer)
+    reasoning = "".join(part.text for part in parts if part.kind == "reasoning")
+    if reasoning:  # which may end within a token: its text is counted
+        usage = replace(usage, reasoning=min(usage.answer, count(reasoning) or 0))
     calls = [part.call for part in parts if part.call is not None]
     cut = stats is not None and stats.reason in ("length", "context")
     return Result(
         content="".join(part.text for part in parts if part.kind == "content"),
-        reasoning="".join(part.text for part in parts if part.kind == "reasoning"),
+        reasoning=reasoning,
         calls=calls,
         finish="length" if cut else "tool_calls" if calls else "stop",
-        usage=Usage.of(answer),
+        usage=usage,
         seed=stats.seed if stats is not None else None,
         stop=stats.stop if stats is not None else "",
         logprobs=answer.logprobs,

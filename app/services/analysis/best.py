@@ -54,7 +54,7 @@ def of_table(table: Table) -> Best | None:
     unit, share = ("ms a token", table.resident_ms) if table.resident_ms is not None else ("misses a token", None)
     place = f"With {100 * slots / table.total:.3g} % of the experts in slots"
     row, (less, error) = max(others, key=lambda one: one[1][0])
-    if not surely_more(less, error):
+    if not surely_more(less, error, len(others)):
         return Best(
             f"{place}, nothing compared is faster than {combination(mine)} beyond noise: the best of the others, "
             f"{combination(row)}, differs by {amount(less, error)} {unit}."
@@ -84,7 +84,7 @@ def of_lab(lab: Lab) -> Best | None:
     if plain is None or not found:
         return None
     run, (less, error) = max(found, key=lambda one: one[1][0])
-    if not surely_more(less, error):
+    if not surely_more(less, error, len(found)):
         return Best(
             f"No prefetcher that was tested makes a token faster beyond noise here: the best of them, "
             f"{named(run.predictor)}, by {amount(less, error)} ms.",
@@ -115,7 +115,7 @@ def of_quality(answer: QualityResult) -> Best | None:
     others = [row for row in ran if row.residency == exact.residency and row is not exact]
     for row in others:
         saved, lost = _saved(row, exact), _lost(row, exact, figure, asked)
-        if saved and lost and surely_more(*saved) and not surely_more(*lost):
+        if saved and lost and surely_more(*saved, len(others)) and not surely_more(*lost):
             faster.append((row, saved, lost))
     place = f"With {100 * exact.residency:.3g} % of the experts resident"
     if not others:

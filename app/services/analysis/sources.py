@@ -21,6 +21,7 @@ from core.types import Outcome
 TIMED = 4000  # passes, the last ones, that the clock is fitted to
 FILE = "file"  # the menu choice for a path or an upload
 NOTHING = "Nothing has been recorded there yet. Ask the model something first, or choose another source."
+UNRECORDED = "The routing of a text-to-text model is not recorded: there is nothing to replay. Choose another source."
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def choices(store: Store, load: int | None) -> list[tuple[str, str]]:
     """The menu as (title, choice): the session of the loaded model, every chat, a file."""
     found = []
     if load is not None:
-        found.append(("This session: everything since the model was loaded", f"load:{load}"))
+        found.append(("Since the model was loaded", f"load:{load}"))
     found += [(f"{chat.title} · {chat.tokens} tokens", f"chat:{chat.id}") for chat in store.chats.all() if chat.tokens]
     return [*found, ("A trace file…", FILE)]
 
@@ -112,7 +113,8 @@ def from_store(store: Store, source: RoutingSource, target: Path, limit: int = 0
     """
     found = store.traces(*((source.id, None) if source.kind == "chat" else (None, source.id)))
     if not found:
-        raise TraceError(NOTHING)
+        load = store.steps.loads([source.id]) if source.kind == "load" else []
+        raise TraceError(UNRECORDED if any(one.shape.encoder_layers for one in load) else NOTHING)
     stored = found[-1]
     (last,) = store.steps.loads(stored.loads[-1:])
     notes = (

@@ -6,6 +6,7 @@ way back is one click.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -16,11 +17,13 @@ from app.services.host import Host
 from app.ui.controls import html
 from core.errors import SettingError
 from core.settings.config import Settings, params
+from core.settings.param import Value
 from core.settings.presets import PRESETS, Preset, matching, preset
 
 CUSTOM = "custom"  # the choice while the settings match no preset
 FIRST = "auto"  # at the head of the menu
 KEPT = "preset"  # store key of the preset chosen last
+DEFAULT = '<p class="about">What Moestro begins with: the least recently used expert leaves, nothing is prefetched.</p>'
 NAMED = 2  # changed settings that are named; of more, their number is
 
 
@@ -76,15 +79,17 @@ class PresetMenu:
         if like is not None:
             return [*known, ("Custom", CUSTOM)], like.name, about(like), "", False
         if base is None:
-            return [*known, ("Custom", CUSTOM)], CUSTOM, about(None), "", False
+            first_time = not any(changed(one, settings, Settings()) for one in PRESETS)
+            title, told = ("Default", DEFAULT) if first_time else ("Custom", about(None))
+            return [*known, (title, CUSTOM)], CUSTOM, told, "", False
         title = f"{base.title}, changed: {listed(changed(base, settings))}"
         return [*known, (title, CUSTOM)], CUSTOM, about(base), f"Reset to {base.title}", True
 
 
-def changed(base: Preset, settings: Settings) -> list[str]:
-    """The titles of the settings that are not as in the preset."""
-    known = params()
-    return [known[name].title or name for name, value in base.values.items() if settings[name] != value]
+def changed(base: Preset, settings: Settings, before: Mapping[str, Value] | None = None) -> list[str]:
+    """The titles of the preset's settings that are not as in the preset, or as they were `before`."""
+    known, were = params(), base.values if before is None else before
+    return [known[name].title or name for name in base.values if settings[name] != were[name]]
 
 
 def listed(titles: list[str]) -> str:

@@ -73,8 +73,9 @@ class AnalysisTab:
                 ".npz with `experts` [layers, tokens, k], or a CSV or JSON list of token, layer, "
                 "ids.",
             )
+            html("<p class='minor'>Or a file of this browser's machine, at most 64 MB:</p>")
             self.upload = gr.File(
-                label="Or drop a file here (at most 64 MB)", file_types=KINDS, height=96, elem_id="whatif-upload"
+                label="A trace file", show_label=False, file_types=KINDS, height=118, elem_id="whatif-upload"
             )
             self.experts = gr.Number(
                 0,

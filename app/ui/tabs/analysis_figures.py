@@ -44,7 +44,7 @@ def budget_curve(table: Table, metric: str, dark: bool) -> Any:
     """Hit rate or TPOT over budgets: the policy in use is highlighted, bounds are dashed, LRU's cliff is marked."""
     import plotly.graph_objects as go
 
-    unit, name = ("%", "Hit rate") if metric == "hit_rate" else ("ms", "TPOT")
+    unit, name = ("%", "Hit rate") if metric == "hit_rate" else ("ms", "Time per token")
     chosen = table.about.chosen[0]
     traces, colour = [], colours(table, dark)
     # policy in use: on top
@@ -144,7 +144,7 @@ def compared(table: Table, slots: int, dark: bool) -> Any:
     import plotly.graph_objects as go
 
     policies, predictors, values, timed = grid(table, slots)
-    unit, what = ("ms", "TPOT") if timed else ("%", "Hit rate")
+    unit, what = ("ms", "Time per token") if timed else ("%", "Hit rate")
     names = [title("eviction", policy) for policy in policies]
     heading = f"{what} at {100 * slots / table.total:.3g} % of experts (simulated)"
     height = 120 + 26 * len(policies)

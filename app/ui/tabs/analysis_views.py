@@ -21,9 +21,9 @@ HEADS = (
     ("predictor", "Prefetcher"),
     ("budget", "Budget"),
     ("hit", "Hit rate"),
-    ("tpot", "TPOT"),
+    ("tpot", "Time per token"),
     ("bytes", "Over the link"),
-    ("belady", "Below Belady"),
+    ("belady", "Below best possible (points)"),
     ("perfect", "Above perfect prefetch"),
     ("resident", "Above all resident"),
 )
@@ -56,10 +56,11 @@ def summary(table: Table) -> str:
     )
 
 
-def _ahead(row: Row, other: Row) -> bool:
-    """Whether a token costs less in `row`, beyond noise; not where no parts of the tokens are known."""
+def _ahead(row: Row, other: Row, of: int) -> bool:
+    """Whether a token costs less in `row`, the best of so many, beyond noise; not where no parts of the tokens are
+    known."""
     less_cost = gain(row.blocks, other.blocks)
-    return less_cost is not None and surely_more(*less_cost)
+    return less_cost is not None and surely_more(*less_cost, of)
 
 
 def cards(table: Table) -> list[str]:
@@ -77,7 +78,7 @@ def cards(table: Table) -> list[str]:
         found.append(card(f"{named(mine)}, in use", rate(mine.hit_rate), milliseconds(mine.tpot_ms), share))
     if rows:
         best = min(rows, key=lambda row: (row.tpot_ms if row.tpot_ms is not None else 0.0, -(row.hit_rate or 0.0)))
-        clear = mine is None or best is mine or _ahead(best, mine)
+        clear = mine is None or best is mine or _ahead(best, mine, len(rows) - 1)
         said = "best of these" if clear else "first of these, but not clearly ahead of the one in use"
         found.append(card(f"{named(best)}, {said}", rate(best.hit_rate), milliseconds(best.tpot_ms), share))
     found.append(card(BOUNDS[BELADY], rate(bound.hit_rate), milliseconds(bound.tpot_ms), share))

@@ -42,8 +42,8 @@ class BatchTab:
 
     def _build_form(self) -> list[Component]:
         html(
-            "<p class='minor'>Chats wait until it is done. Settings may be turned meanwhile. What a line does not say, "
-            "like its temperature, is as in the sidebar.</p>"
+            "<p class='minor'>Nothing else is answered until it is done; settings may be turned. What a line does not "
+            "say, like its temperature, is as in the sidebar.</p>"
         )
         self.path = gr.Textbox(
             "",
@@ -52,7 +52,10 @@ class BatchTab:
             elem_id="batch-path",
             info='A line of JSON each: OpenAI\'s batch lines, {"messages": [...]} or {"prompt": "..."}.',
         )
-        self.upload = gr.File(label="Or drop a file here", file_types=[".jsonl"], height=132, elem_id="batch-upload")
+        html("<p class='minor'>Or a file of this browser's machine, at most 64 MB:</p>")
+        self.upload = gr.File(
+            label="A file of prompts", show_label=False, file_types=[".jsonl"], height=118, elem_id="batch-upload"
+        )
         self.out = gr.Textbox(
             "",
             label="File of answers",
@@ -60,35 +63,36 @@ class BatchTab:
             elem_id="batch-out",
             info="Empty: beside the prompts. Lines that it answers already are not asked again.",
         )
-        self.at_once = gr.Number(
-            BATCH,
-            label="At a time",
-            precision=0,
-            minimum=1,
-            maximum=MOST,
-            elem_id="batch-at-once",
-            info="Prompts that are answered together, as far as the KV memory has room: more of it with a longer "
-            "context or more sequences when the model is loaded.",
-        )
-        known = variants("scheduler")
-        self.scheduler = gr.Dropdown(
-            [(one.title, one.name) for one in known],
-            value="none",
-            label="Scheduler",
-            filterable=False,
-            elem_id="batch-scheduler",
-            info="Twice as many prompts are at work, in two batches that are divided anew for every token, so that "
-            "those that need the same experts are computed together. None: one batch.",
-        )
-        self.pipelined = gr.Checkbox(
-            False,
-            label="Divide beside the computation",
-            elem_id="batch-pipelined",
-            info="With a scheduler: four batches are at work, and two are divided while the others are computed.",
-        )
         self.retry = gr.Checkbox(
             False, label="Ask lines that ended with an error again", elem_id="batch-retry", container=False
         )
+        with gr.Accordion("How many at a time", open=False, elem_id="batch-how"):
+            self.at_once = gr.Number(
+                BATCH,
+                label="At a time",
+                precision=0,
+                minimum=1,
+                maximum=MOST,
+                elem_id="batch-at-once",
+                info="Prompts that are answered together, as far as the KV memory has room: more of it with a longer "
+                "context or more texts at once when the model is loaded.",
+            )
+            known = variants("scheduler")
+            self.scheduler = gr.Dropdown(
+                [(one.title, one.name) for one in known],
+                value="none",
+                label="Scheduler",
+                filterable=False,
+                elem_id="batch-scheduler",
+                info="Twice as many prompts are at work, in two batches that are divided anew for every token, so that "
+                "those that need the same experts are computed together. None: one batch.",
+            )
+            self.pipelined = gr.Checkbox(
+                False,
+                label="Divide beside the computation",
+                elem_id="batch-pipelined",
+                info="With a scheduler: four batches are at work, and two are divided while the others are computed.",
+            )
         return [self.path, self.upload, self.out, self.at_once, self.scheduler, self.pipelined, self.retry]
 
     def _build_answer(self) -> None:

@@ -70,8 +70,8 @@ class CalibrateTab:
 
     def _build_form(self) -> list[Component]:
         html(
-            "<p class='minor'>The model reads texts as it would in a chat, and its routing is measured. Chats "
-            "wait until it is done. Nothing leaves this machine.</p>"
+            "<p class='minor'>The model reads texts as it would in a chat, and its routing is measured. "
+            "Nothing else is answered until it is done. Nothing leaves this machine.</p>"
         )
         self.kinds = gr.CheckboxGroup(kind_choices(0, 0), value=["bundled"], label="Read", elem_id="calibration-kinds")
         self.text = gr.Textbox("", label="Text", lines=4, max_lines=8, visible=False, elem_id="calibration-text")

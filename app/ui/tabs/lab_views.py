@@ -23,7 +23,7 @@ HEADS = (
     ("recall", "Recall@{k}"),
     ("recall", "Recall@{m}"),
     ("hit", "Hit rate"),
-    ("tpot", "TPOT"),
+    ("tpot", "Time per token"),
     ("tpot", "Saved"),
     ("bytes", "Prefetched"),
     ("bytes", "Wasted"),

@@ -43,7 +43,8 @@ class QualityTab:
     def _build_form(self) -> list[Component]:
         html(
             "<p class='minor'>The model answers questions and reads a text in every mode at every residency, "
-            "each from the same fresh cache. Chats wait until it is done; your settings are restored afterwards.</p>"
+            "each from the same fresh cache. Nothing else is answered until it is done; your "
+            "settings are restored then.</p>"
         )
         known = modes_of()
         self.modes = gr.Dropdown(

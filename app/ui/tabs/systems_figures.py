@@ -77,7 +77,7 @@ def tpot_over_budgets(result: Mapping[str, Any], dark: bool, height: int = 560) 
         dark,
         f"Time per token over budgets: {result['model']}, measured, {link}",
         "experts resident",
-        "TPOT (ms)",
+        "time per token (ms)",
         height=height,
         showlegend=True,
         legend=dict(font=dict(size=11), orientation="h", y=-0.16, yanchor="top"),

@@ -105,7 +105,7 @@ function summary(told) {
 function remark(told, lossy) {
   const left = told.left_out ? `${told.left_out} passes were left out: this machine is too busy to follow.` : "";
   const fetched = lossy ? "Compared as if every miss were fetched, though some are substituted, dropped or predicted." : "";
-  return [told.better ? "" : told.gain > 0 ? `${told.best_title} would hit ${(100 * told.gain).toFixed(1)} points more${told.error === null ? "" : ` ± ${(196 * told.error).toFixed(1)}`}: no more than chance on so few tokens.` : "No other policy would hit more.", fetched, left].filter(Boolean).join(" ");
+  return [told.better ? "" : told.gain > 0 ? `${told.best_title} would hit ${(100 * told.gain).toFixed(1)} points more${told.error === null ? "" : ` ± ${(100 * told.error).toFixed(1)}`}: no more than chance on so few tokens.` : "No other policy would hit more.", fetched, left].filter(Boolean).join(" ");
 }
 
 function waiting(told) {
@@ -113,6 +113,7 @@ function waiting(told) {
     waiting: "Ask something: every policy is tried on its tokens",
     warming: `Needs ${told.enough - told.tokens} more token${told.enough - told.tokens === 1 ? "" : "s"}. Ask something.`,
     "in blocks": "Experts are in blocks: the other caches would be of whole ones",
+    "text to text": "Not compared: an encoder and a decoder take turns in this cache",
     untold: "Telemetry is off: there is nothing to compare",
     failed: "The comparison failed; details are in the log",
   }[told.state] ?? "";

@@ -59,11 +59,10 @@ export class Timeline {
     const c = this.colours(), start = this.frame.step[this.first];
     g.strokeStyle = c.mark; g.lineWidth = 1.5; g.setLineDash([4, 3]);
     this.markAt = new Map();
-    for (const [index, text] of this.frame.marks) {
+    this.frame.marks.forEach(([index], i) => {
       const k = Math.min(index - start, this.count);
-      if (k < 0) continue;
-      this.markAt.set(k, [...(this.markAt.get(k) ?? []), text.replace("->", "→")]);
-    }
+      if (k >= 0) this.markAt.set(k, [...(this.markAt.get(k) ?? []), this.frame.said[i]]);
+    });
     for (const k of this.markAt.keys()) {
       const x = box.x + k * width;
       g.beginPath(); g.moveTo(x, box.y); g.lineTo(x, box.y + box.h); g.stroke();

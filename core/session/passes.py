@@ -44,7 +44,7 @@ class Passes:
 
     def piece(self, unread: int) -> int:
         """Most tokens of the next pass over prompts, of which so many are still to be read."""
-        return self._controller.piece(self._parts, unread)
+        return self._controller.longer_piece(self._parts, unread) or self.chunk
 
     def settle(self) -> None:
         """What is read has ended, or broken off, and nothing is leased: the slots are whole again."""

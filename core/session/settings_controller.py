@@ -163,12 +163,11 @@ class SettingsController:
         self._hold(to, "the device ran out of memory: fewer experts are kept on it")
         return True
 
-    def piece(self, to: EngineParts, unread: int) -> int:
-        """In pieces of how many tokens `unread` ones of prompts are to be read now."""
-        if not self.wanted.cache.borrow:
-            return to.sizes.chunk
+    def longer_piece(self, to: EngineParts, unread: int) -> int:
+        """In pieces of how many tokens `unread` ones of prompts are to be read with borrowed memory; 0 = without."""
         slots = to.expert_cache.slots + self._lent
-        return piece(to.sizes, slots, unread, lambda slots: self._works(to, slots)).chunk
+        found = piece(to.sizes, slots, unread, lambda slots: self._works(to, slots)).chunk
+        return found if found > to.sizes.chunk and self.wanted.cache.borrow else 0
 
     def make_way(self, to: EngineParts, tokens: int) -> None:
         """A pass over so many tokens of prompts follows, 0 = any other: lend it the memory of as many slots as it needs

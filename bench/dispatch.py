@@ -111,7 +111,8 @@ def _passes(wiring: Wiring, pipeline: Pipeline, tokens: int) -> list[float]:
         pipeline.forward(batch)
         if pipeline is wiring.answering:
             model_s, ledger = time.perf_counter() - began_s, parts.ledger
-            parts.telemetry.add(parts.recorder.end(began_s, model_s, ledger.used(), ledger.budget_bytes, {}))
+            used = ledger.passed(decoded=True)
+            parts.telemetry.add(parts.recorder.end(began_s, model_s, used, ledger.budget_bytes, {}))
         if wiring.loaded.device.type == "cuda":
             torch.cuda.synchronize(wiring.loaded.device)
         spans.append(time.perf_counter() - began_s)

@@ -16,6 +16,12 @@ from app.store.home import data_dir
 from core import __version__
 
 GB = 1e9
+CUDNN = "CUDNN_ATTENTION"
+ATTENTION = (
+    "torch takes {} for a decoded token",
+    "torch takes {} for a decoded token. Whether it plans anew for every length of a text is measured by "
+    "`python launch.py accept --only attention`",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,6 +97,7 @@ def examine(folder: Path) -> dict[str, Any]:
         "cpu": probes.cpu(),
         "memory": {"total_bytes": memory.total, "free_bytes": memory.available},
         "gpus": probes.gpus(),
+        "attention": probes.attention(),
         "link": probes.link(),
         "disk": probes.disk(folder),
         "data_dir": str(folder),
@@ -124,12 +131,9 @@ def problems(found: dict[str, Any]) -> list[str]:
         if p["version"] and not p["fits"]
     ]
     if any(not gpu["usable"] for gpu in found["gpus"]):
-        wrong.append(
-            "There is an NVIDIA GPU, but this torch cannot use it: it is a CPU build, or the driver is too "
-            "old for it. Update the driver, delete .venv and run `python launch.py` again."
-        )
-    if any(gpu["usable"] for gpu in found["gpus"]) and (problem := probes.kernels()):
-        wrong.append(problem)
+        wrong.append(f"There is an NVIDIA GPU, but it cannot be used: {probes.why_no_gpu()}.")
+    if any(gpu["usable"] for gpu in found["gpus"]):
+        wrong += probes.remarks()
     if problem := found["disk"].get("problem"):
         wrong.append(f"The data directory cannot be written: {problem}. Let MOESTRO_HOME name another.")
     return wrong
@@ -153,6 +157,8 @@ def report(found: dict[str, Any]) -> str:
         ("Memory", f"{memory['free_bytes'] / GB:.1f} GB free of {memory['total_bytes'] / GB:.1f} GB"),
     ]
     rows += [("GPU", describe(gpu)) for gpu in found["gpus"]] or [("GPU", "none: experts are cached in main memory")]
+    if found.get("attention"):
+        rows.append(("Attention", ATTENTION[found["attention"] == CUDNN].format(found["attention"])))
     read = f"read {disk['read_gbps']:.1f} GB/s{' (cached)' if disk['cached'] else ''}" if disk["read_gbps"] else ""
     speeds = f"{read}, write {disk['write_gbps']:.1f} GB/s" if read else "not measured"
     rows += [

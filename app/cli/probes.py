@@ -53,13 +53,34 @@ def gpus() -> list[dict[str, Any]]:
     return found or nvml_alone()
 
 
-def kernels() -> str:
-    """What stands in the way of the GPU's kernels; "" = nothing."""
+def why_no_gpu() -> str:
+    """Why torch sees no GPU, and what to do."""
+    from core.capacity.device import why_no_gpu
+
+    return why_no_gpu()
+
+
+def remarks() -> list[str]:
+    """What stands in the way of a GPU that torch sees, or slows it down."""
     import torch
 
+    from core.capacity.device import remark, why_not_built_for
     from core.memory.codec.kernels import notice
 
-    return notice(torch.device("cuda"))
+    device = torch.device("cuda")
+    if not_built := why_not_built_for(device):
+        return [f"The GPU cannot be used: {not_built}."]
+    return [text for text in (notice(device), remark(device, torch.bfloat16)) if text]
+
+
+def attention() -> str | None:
+    """The kernel that torch takes for a decoded token's attention on the GPU, in its words; None without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    q, k, v = (torch.zeros(1, 32, length, 128, device="cuda", dtype=torch.float16) for length in (1, 1024, 1024))
+    return str(torch.nn.attention.SDPBackend(torch._fused_sdp_choice(q, k, v))).rpartition(".")[2]
 
 
 def nvml(uuid: str, index: int) -> dict[str, Any]:

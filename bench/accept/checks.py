@@ -61,6 +61,8 @@ def checks(small: bool = False) -> tuple[Check, ...]:
         Check("tests", "the tests that need a GPU", 600, _pytest(), without=_without_pytest),
         Check("copies", "the link: large copies, experts, and the wait for one", 180, _own("copies", small)),
         Check("zerocopy", "kernels that read experts out of host memory", 180, _own("zerocopy", small)),
+        Check("attention", "whether attention is planned anew for each length", 120, _own("attention", small)),
+        Check("norms", "norms in one launch: how long, and which bits", 120, _own("norms", small)),
         Check("stress", "the same bits with few slots as with all", 420, _own("stress", small)),
         Check("speed", "tokens a second, and where the time goes", 600, _own("speed", small)),
         Check("memory", "what torch reserves beside the budget, and what unloading leaves", 420, _own("memory", small)),

@@ -133,19 +133,21 @@ class ExpertCache:
                 ready[eid - base], missing[eid - base] = False, copies.is_queued(eid)
         return missing, ready
 
-    def places(self) -> list[int]:
-        """The location of each expert, by eid, as core.types.Residence. Safe to call from any thread."""
-        flying = self.copies.flying()
-        return [
-            (Residence.DISK if self.store.origin(eid) == "disk" else Residence.HOST)
-            if not slots
-            else Residence.IN_FLIGHT
-            if eid in flying
-            else Residence.RESIDENT
-            if len(slots) == self.core.blocks
-            else Residence.PART
-            for eid, slots in enumerate(self.core.table)
-        ]
+    def places(self) -> bytearray:
+        """The location of each expert, by eid, as core.types.Residence. Safe to call from any thread; without a loop
+        over the experts, as the computing thread waits for Python's lock meanwhile."""
+        flying, hosted = self.copies.flying(), self.store.hosted()
+        kinds = bytearray([Residence.PART]) * (self.core.blocks + 1)  # by the number of an expert's slots
+        kinds[0], kinds[-1] = Residence.HOST if hosted is None else Residence.DISK, Residence.RESIDENT
+        held = bytearray(map(len, self.core.table))
+        places = held.translate(kinds.ljust(256))
+        for eid in hosted or ():
+            if not held[eid]:
+                places[eid] = Residence.HOST
+        for eid in flying:
+            if held[eid]:
+                places[eid] = Residence.IN_FLIGHT
+        return places
 
     def sample(self, most: int) -> list[Slot]:
         """Up to `most` filled slots, for trials of compute paths."""

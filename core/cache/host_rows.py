@@ -3,6 +3,8 @@ holds a whole expert."""
 
 from __future__ import annotations
 
+from itertools import compress
+
 import numpy.typing as npt
 
 from core.cache.core import CacheCore
@@ -31,6 +33,10 @@ class HostRows:
     def has(self, eid: int) -> bool:
         """Whether an expert has a row."""
         return self._core.is_resident(eid)
+
+    def held(self) -> list[int]:
+        """The experts that have a row."""
+        return list(compress(range(len(self._core.table)), self._core.table))
 
     def lease(self, eid: int) -> tuple[int, bool]:
         """The row of an expert, and whether it held the expert before. It stays until `release` or `evict`. Raises

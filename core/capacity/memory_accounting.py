@@ -13,6 +13,8 @@ from core.memory.arena import Arena
 from core.settings.budget import Budget
 from core.types import Memory
 
+EVERY = 16  # decoded tokens between two questions to torch's allocator, each of which takes tens of microseconds
+
 
 def _most_reserved(device: torch.device) -> int:
     """torch.cuda.max_memory_reserved, without sorting all of the allocator's counters by name first."""
@@ -43,28 +45,47 @@ class Ledger:
     ) -> None:
         self._sizes, self._arena, self._kv, self._device = sizes, arena, kv, device
         self._kept_bytes = kept_bytes
-        self._peak, self._exceeded = 0, False
+        self._peak, self._reserved, self._exceeded = 0, 0, False
+        self._unasked = 0  # passes since torch was asked: its peak is over all of them
+        self._due = False
         self.budget_bytes = sizes.budget_bytes(budget)
         self.borrowed = 0  # bytes of workspace that slots made room for
 
     def hold_to(self, budget: Budget) -> None:
         """Sets the budget that must not be exceeded from now on."""
         self.budget_bytes = self._sizes.budget_bytes(budget)
+        self._reserved, self._unasked, self._due = 0, 0, True
 
     def begin(self) -> None:
-        """A forward pass begins: on CUDA, resets torch's peak so that the pass's own is measured. What earlier passes
-        left reserved beyond the budget is given back first."""
-        if self._device.type == "cuda":
+        """A forward pass begins. On CUDA, what earlier passes left reserved beyond the budget is given back first, and
+        torch's peak is reset where the last one was asked for."""
+        if self._device.type == "cuda" and not self._unasked:
             if self._exceeded:
                 torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
 
+    def passed(self, *, decoded: bool) -> int:
+        """A forward pass is over, `decoded` = of one token a sequence -> `used`. Of those torch is asked after one of
+        EVERY: what it had reserved meanwhile is found then."""
+        self._unasked += 1
+        if self._device.type == "cuda" and decoded and self._unasked < EVERY and not self._due:
+            return self._noted()
+        self._unasked, self._due = 0, False
+        return self.used()
+
     def used(self) -> int:
-        """Device bytes in use, with the workspace as reserved; on CUDA, the most that torch had reserved since the pass
-        began if that is more: with what its allocator keeps, and what products need for themselves."""
+        """Device bytes in use, with the workspace as reserved; on CUDA, the most that torch has reserved in the passes
+        that it was not asked about before, if that is more: with what its allocator keeps, and what products need for
+        themselves."""
+        if self._device.type == "cuda":
+            self._reserved = _most_reserved(self._device)
+        return self._noted()
+
+    def _noted(self) -> int:
+        """`used`, with what torch said last."""
         used = self._sizes.dense + self._arena.bytes + self._kv.bytes + self._sizes.workspace + self.borrowed
         if self._device.type == "cuda":
-            used = max(used, _most_reserved(self._device))
+            used = max(used, self._reserved)
             self._exceeded = used > self.budget_bytes
         self._peak = max(self._peak, used)
         return used

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+from core.capacity.device import choose_device, passed_over, remark
 from core.capacity.free_memory import host_free
 from core.capacity.sizes import Sizes, sizes_of
 from core.capacity.tier import Tier, choose_tier
-from core.errors import BudgetError, ContextError, ModelError
+from core.errors import ContextError, ModelError
 from core.hf import ExpertsSite, Outline, check_model, meta_skeleton, outline, rounded_bytes
 from core.hf.files import ModelFiles
 from core.memory.codec import Codec, ExpertParts, PartSpec, in_blocks
@@ -38,6 +39,12 @@ SPLIT_SUMS = 2e-5
 SPLIT = (
     "Exact weights, split sums: an expert's output is the sum of its {} blocks', so that logits may differ from "
     "transformers' own in the last bits, by no more than {:.0e} of the largest in fp32 (found with tiny random models)."
+)
+FUSED_NORMS = 5e-6
+"""The same bound for norms that a GPU computes at once; tests/equality/test_fused_norms.py."""
+NORMS = (
+    "Norms computed at once: they round otherwise than transformers' own, so that logits may differ in the last bits, "
+    "by no more than {:.0e} of the largest in fp32 (found with tiny random models, on a CPU)."
 )
 DEFAULT_CONTEXT = 8192  # when the model allows more and the user set none
 DEMO = Path(__file__).resolve().parents[2] / "assets" / "demo"
@@ -82,8 +89,10 @@ class Plan:
         text = f"Text only: {', '.join(parts)} of this model {verb} not loaded." if parts else ""
         close = CLOSE.format(self.outline.closeness) if self.outline.closeness else ""
         split = SPLIT.format(self.codec.blocks, SPLIT_SUMS) if self.codec.blocks > 1 else ""
+        device = remark(self.device, self.dtype) or (passed_over(self.spec.device) if self.device.type == "cpu" else "")
+        norms = NORMS.format(FUSED_NORMS) if self.spec.norms == "fused" and self.device.type == "cuda" else ""
         turns = TEXT_TO_TEXT if self.outline.encoder_layers else ""
-        return " ".join(filter(None, (text, turns, close, split, notice(self.device))))
+        return " ".join(filter(None, (text, turns, close, split, norms, notice(self.device), device)))
 
     @property
     def weights(self) -> str:
@@ -95,7 +104,8 @@ class Plan:
     def closeness(self) -> float:
         """Largest difference of the logits from transformers' own with nothing lossy on, as a share of the largest
         logit; 0.0 = bit for bit the same."""
-        return max(self.outline.closeness, SPLIT_SUMS if self.codec.blocks > 1 else 0.0)
+        split, fused = self.codec.blocks > 1, self.spec.norms == "fused" and self.device.type == "cuda"
+        return max(self.outline.closeness, SPLIT_SUMS if split else 0.0, FUSED_NORMS if fused else 0.0)
 
 
 def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
@@ -150,13 +160,6 @@ def check_fits(pack: Manifest, sites: Sequence[ExpertsSite], path: Path) -> None
 
 def _shapes(parts: Mapping[str, PartSpec]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(spec.shape) for name, spec in parts.items()}
-
-
-def choose_device(name: str) -> torch.device:
-    """ "auto" is the GPU if there is one. Raises BudgetError when a GPU is requested and there is none."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise BudgetError("There is no usable GPU on this machine. Choose device cpu, or auto.")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
 
 
 def choose_context(asked: int, limit: int) -> int:

@@ -2,8 +2,8 @@
 
 Every experts module gets an instance `forward` that shadows its class's: the same call as transformers' experts
 interface would make, without its overhead. The name registered with that interface is used to load a model without
-experts. Norms get a `forward` too, where that is faster (core.hf.fast_rmsnorm). State is kept on the modules and in
-`Installed`; this module has none.
+experts. Norms get a `forward` too, where that is faster (core.hf.fast_rmsnorm, core.hf.fused_rmsnorm). State is kept
+on the modules and in `Installed`; this module has none.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from core.errors import ModelError
 from core.hf.adapters.marks import ASCENDING
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
 from core.hf.fast_rmsnorm import quicken, restore
+from core.hf.fused_rmsnorm import Norms, fuse
 
 NAME = "moestro"  # of our experts implementation in transformers' registry
 BOUND = "forward"  # attribute of an experts module that shadows its class's method while we compute it
@@ -52,6 +53,7 @@ class Installed:
         sites: Sequence[ExpertsSite],
         experts_forward: ExpertsForward,
         router_observer: RouterObserver | None,
+        norms: Norms = "exact",
     ) -> None:
         self._model, self._sites = model, tuple(sites)
         self._before: dict[str, str | None] | None = model.get_experts_implementation()
@@ -62,7 +64,7 @@ class Installed:
             if router_observer is not None:
                 hook = _observe(site.index, router_observer)
                 self._handles.append(site.router.register_forward_hook(hook, with_kwargs=True))
-        self._quick = quicken(model)
+        self._quick = [*quicken(model), *fuse(model, norms)]
 
     def uninstall(self) -> None:
         """Remove the hooks and restore the model's former experts implementation."""
@@ -88,15 +90,17 @@ def install(
     sites: Sequence[ExpertsSite],
     experts_forward: ExpertsForward,
     router_observer: RouterObserver | None = None,
+    norms: Norms = "exact",
 ) -> Installed:
     """Make `experts_forward` compute the experts of every site, and call `router_observer` for every router call.
+    `norms` as in core.hf.fused_rmsnorm.
 
     Raises ModelError, with the model unchanged, when it already has hooks of ours.
     """
     if any(BOUND in vars(site.module) for site in sites):
         raise ModelError("This model is already in use by another engine. Unload that one first.")
     register()
-    return Installed(model, sites, experts_forward, router_observer)
+    return Installed(model, sites, experts_forward, router_observer, norms)
 
 
 def _bind(site: ExpertsSite, forward: ExpertsForward) -> Callable[..., torch.Tensor]:

@@ -27,6 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from core.errors import ModelError
 from core.hf.cache import ReservedLayer, ReservedWindow
+from core.memory.placed import placed
 
 CACHES = ("past_key_values", "past_key_value", "cache_params", "cache")
 """What a mixer's argument for the KV cache may be called."""
@@ -126,11 +127,11 @@ class Packing:
         positions = [at for length, count in zip(lengths, counts, strict=True) for at in range(length, length + count)]
         with self._over(caches, counts) as cache:
             output = self._model(
-                input_ids=torch.tensor([[token for some in tokens for token in some]], device=device),
-                position_ids=torch.tensor([positions], device=device),
+                input_ids=placed([[token for some in tokens for token in some]], device),
+                position_ids=placed([positions], device),
                 past_key_values=cache,
                 use_cache=True,
-                logits_to_keep=torch.tensor(rows, device=device),
+                logits_to_keep=placed(rows, device),
             )
         logits: torch.Tensor = output.logits[0]
         return logits

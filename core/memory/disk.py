@@ -72,6 +72,9 @@ class DiskStore(PackStore):
     def origin(self, eid: int) -> Origin:
         return "disk"
 
+    def hosted(self) -> Sequence[int]:
+        return ()
+
     def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
         if self._codec.verbatim and self._codec.blocks == 1 and slots[0].numel() >= self._reader.padded_bytes:
             return self._reader.read_into(eid, slots[0])
@@ -90,6 +93,7 @@ class Rows(Protocol):
     def use_policy(self, make_policy: Callable[[Any], Any], usual: Any) -> None: ...
     def begin_pass(self, now: int) -> None: ...
     def has(self, eid: int) -> bool: ...
+    def held(self) -> Sequence[int]: ...
     def lease(self, eid: int) -> tuple[int, bool]: ...
     def release(self, eid: int) -> None: ...
     def evict(self, eid: int) -> None: ...
@@ -119,6 +123,10 @@ class HostCache(PackStore):
     def origin(self, eid: int) -> Origin:
         with self._lock:
             return "host" if self._held.has(eid) else "disk"
+
+    def hosted(self) -> Sequence[int]:
+        with self._lock:
+            return self._held.held()
 
     def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
         with self._lock:

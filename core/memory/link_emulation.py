@@ -9,7 +9,8 @@ from core.settings.link import LinkSettings
 
 class LinkEmulation:
     """Paces the copies of `transfers`, of `blob_bytes` each. `layer_ms`: compute time of a layer that the link "auto"
-    is scaled to, for the demo model where host and device share memory; 0: "auto" is the machine's own link."""
+    is scaled to, for the demo model, whose experts are too small for any real link to be felt; 0: "auto" is the
+    machine's own link."""
 
     def __init__(self, transfers: TransferEngine, blob_bytes: int, layer_ms: float) -> None:
         self._transfers, self._blob_bytes, self._layer_ms = transfers, blob_bytes, layer_ms

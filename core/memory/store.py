@@ -45,6 +45,9 @@ class ExpertStore(Protocol):
     def origin(self, eid: int) -> Origin:
         """Where a fetch would find the expert now."""
 
+    def hosted(self) -> Sequence[int] | None:
+        """The experts whose `origin` is host memory; None = all."""
+
     def at_hand(self, eid: int) -> bool:
         """Whether a fetch to a GPU waits for nothing, as the expert is in pinned memory to stay."""
 
@@ -99,6 +102,9 @@ class HostStore:
 
     def origin(self, eid: int) -> Origin:
         return "host"
+
+    def hosted(self) -> None:
+        """All of them."""
 
     def at_hand(self, eid: int) -> bool:
         return eid < self._memory.pinned

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from core.memory.placed import placed
 from core.policy.predict import Prediction
 
 
@@ -30,4 +31,4 @@ class PredictedScores:
         row = [0.0] * self._experts
         for expert, score in scores.items():
             row[expert] = score
-        return torch.tensor(row, dtype=torch.float32, device=device)
+        return placed(row, device, torch.float32)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from core.memory.placed import placed
 from core.policy.predict import Prediction
 from core.types import Phase
 
@@ -83,17 +84,16 @@ class Executing:
         """Whether predictions are executed, in some passes at least."""
         return self.mode != "off"
 
-    def route(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Executed:
-        """The routing to compute in place of the router's `ids` [T, k] and `weights` [T, k]."""
+    def route(self, layer: int, ids: torch.Tensor, weights: torch.Tensor, asked: Sequence[Sequence[int]]) -> Executed:
+        """The routing to compute in place of the router's `ids` [T, k], which the host knows as `asked`, and `weights`
+        [T, k]."""
         predicted = self._predictor_host.take_predicted(layer)
         if not self._acts or predicted is None or predicted.ids.shape != ids.shape:
             return Executed(ids, weights, torch.zeros_like(ids, dtype=torch.bool))
         if predicted.row is None:
             place, changed = aligned(predicted.ids, ids)
         else:
-            place, changed = (
-                torch.tensor([one], device=ids.device) for one in aligned_row(predicted.row, ids[0].tolist())
-            )
+            place, changed = (placed([one], ids.device) for one in aligned_row(predicted.row, asked[0]))
         taken = predicted.ids.gather(1, place)
         if self.mode == "always" and not self._true:
             found = predicted.weights.gather(1, place).to(weights.dtype)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from core.hf.packed_texts import AnyPacking
+from core.memory.placed import placed
 from core.runtime.kv_cache import SequenceKV
 from core.types import Phase
 
@@ -59,7 +60,7 @@ def compute(
     for kv in kvs:
         kv.whole = False  # until all layers hold the tokens
     if len(kvs) == 1:
-        inputs = torch.tensor([batch.tokens], device=device)
+        inputs = placed([batch.tokens], device)
         logits = model(input_ids=inputs, past_key_values=kvs[0].cache, use_cache=True, logits_to_keep=keep).logits[0]
     else:
         assert packing is not None, "a pass over several sequences needs to know the model's mixers"

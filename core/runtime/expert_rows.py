@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from core.cache.lease import LeasedSegment
@@ -82,7 +83,7 @@ class PromptRows:
         self._partial = changed and any(NOTHING in row for row in routed.chosen)
         flat = routed.ids.reshape(-1)
         sorted_ids, pairs = torch.sort(flat.masked_fill(flat == NOTHING, last) if self._partial else flat)
-        counts = torch.bincount(sorted_ids, minlength=last).tolist()
+        counts = _counts(sorted_ids, routed.chosen, last)
         ends = [*accumulate(counts)]
         self._rows = {e: slice(ends[e] - counts[e], ends[e]) for e in routed.wanted}
         self._total = len(pairs)
@@ -112,6 +113,17 @@ class PromptRows:
     def combined(self, tap: Tap | None = None) -> torch.Tensor:
         """[T, H] the layer's output; `tap` gets the experts' outputs [T * k, H] before their weights."""
         return self._math.combine(self._out, self._weights, self._hidden.dtype, tap)
+
+
+def _counts(ids: torch.Tensor, chosen: Sequence[Sequence[int]], last: int) -> list[int]:
+    """Pairs of each expert in `ids`; those that are not computed count as `last`'s. The host has the same ids in
+    `chosen`, so that a GPU is not waited for."""
+    if ids.device.type == "cpu":
+        counts: list[int] = torch.bincount(ids, minlength=last).tolist()
+    else:
+        of = np.array(chosen, np.int64).reshape(-1)
+        counts = np.bincount(np.where(of == NOTHING, last, of), minlength=last).tolist()
+    return counts
 
 
 class PairRows(PromptRows):

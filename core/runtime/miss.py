@@ -17,13 +17,13 @@ import torch
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import SkippedRequest
 from core.choices import CHOICE, Action, Lossy
+from core.memory.placed import placed
 from core.policy.substitute import Ask, Gates, Substitute, batch, plain
 from core.policy.substitute.entropy import entropy
 from core.prediction.predictor_host import PredictorHost
 from core.prediction.speculation import Executing
 from core.profile import Profile
 from core.runtime.gates import ALWAYS, gates_of, thresholds
-from core.runtime.placed import placed
 from core.runtime.routed import NOTHING, Routed, distinct
 from core.settings.lossy import LossySettings
 from core.settings.registry import create
@@ -136,11 +136,12 @@ class MissPolicy:
 
     def _execute(self, layer: int, now: Routed) -> Routed:
         """Use the predicted routing for the tokens that qualify."""
-        ids, weights, changed = self.executing.route(layer, now.ids, now.weights)
+        ids, weights, changed = self.executing.route(layer, now.ids, now.weights, now.asked)
         if ids is now.ids:
             return now
-        chosen: list[list[int]] = ids.tolist()
-        token, place = (at.numpy() for at in torch.where(changed.cpu()))
+        both = torch.stack((ids, changed.to(ids.dtype))).cpu().numpy()  # read back at once
+        chosen: list[list[int]] = both[0].tolist()
+        token, place = np.nonzero(both[1])
         self._note(
             layer,
             token,
@@ -184,7 +185,7 @@ class MissPolicy:
             ids, action, why = torch.stack((found.ids, found.action.long(), found.why.long())).cpu().numpy()
             return self._taken(layer, now, missing, ids.tolist(), action, why, found.weights)
         listed = partial(source.listed, ask, 0) if source is not None else nobody
-        one = plain.pick(now.chosen[0], now.weights[0].tolist(), lacks, ready, gates, listed, float(self._delta[layer]))
+        one = plain.pick(now.chosen[0], ask.numbers("weights"), lacks, ready, gates, listed, float(self._delta[layer]))
         return self._taken(layer, now, missing, [one.ids], np.array([one.action]), np.array([one.why]), None)
 
     def _told(self, layer: int, source: Substitute | None) -> tuple[Any, Any, Any]:

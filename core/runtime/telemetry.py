@@ -1,7 +1,7 @@
 """Keeps the last forward passes and counters over all passes, and builds the frames of the live deck from them.
 
-Adding a pass costs two appends: everything else is computed many passes at once, when a frame is requested or FOLD
-passes are pending.
+Adding a pass costs an append, and waits for nobody: everything else is computed many passes at once, by whoever asks
+for a frame, or when FOLD passes are pending and nobody is at it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ FOLD = 64  # most passes that are pending before they are counted: the compute t
 
 
 class Telemetry:
-    """Written by the compute thread, read by the thread that serves frames; guarded by a lock."""
+    """Written by the compute thread, read by the thread that serves frames. The lock guards what is counted, and the
+    compute thread never waits for it."""
 
     def __init__(self, shape: ModelShape) -> None:
         layers, experts = shape.layers, shape.experts
         self._shape = shape
         self._lock = threading.Lock()
         self._last: deque[StepRecord] = deque(maxlen=WINDOW)
-        self._pending: list[StepRecord] = []
+        self._pending: deque[StepRecord] = deque()  # appended to and taken from without the lock
         self._timelines = Timelines(layers)
         self._coactivation = np.zeros((layers, experts, experts), np.uint32)
         self._activations = np.zeros((layers, experts), np.int64)
@@ -44,11 +45,12 @@ class Telemetry:
 
     def add(self, step: StepRecord) -> None:
         """Add one forward pass."""
-        with self._lock:
-            self._last.append(step)
-            self._pending.append(step)
-            if len(self._pending) >= FOLD:
+        self._pending.append(step)
+        if len(self._pending) >= FOLD and self._lock.acquire(blocking=False):
+            try:
                 self._fold()
+            finally:
+                self._lock.release()
         self.version += 1
 
     def mark(self, index: int, text: str) -> None:
@@ -131,19 +133,22 @@ class Telemetry:
         self._peak_gbps = max(self._peak_gbps, float(rates.max(initial=0.0)))
 
     def _place(self, places: Sequence[int], last: Sequence[StepRecord]) -> npt.NDArray[np.uint8]:
-        place = np.array(bytearray(places)).reshape(self._shape.layers, self._shape.experts)
+        place = np.frombuffer(bytearray(places), np.uint8).reshape(self._shape.layers, self._shape.experts)
         if last:
             used = last[-1].layer.astype(np.int64), last[-1].expert.astype(np.int64)
             place[used] = np.where(place[used] == Residence.RESIDENT, Residence.HIT_NOW, place[used])
         return place
 
     def _fold(self) -> None:
-        """Add the pending passes to the timelines, and their routings to the counters."""
-        if self._pending:
-            self._timelines.extend(self._pending)
-            self._note_peak(len(self._pending))
-        routed = [s.ids for s in self._pending if s.ids.size]
-        self._pending.clear()
+        """Add the pending passes to the timelines, and their routings to the counters. Requires the lock."""
+        while self._pending:
+            self._count([self._pending.popleft() for _ in range(min(FOLD, len(self._pending)))])
+
+    def _count(self, steps: Sequence[StepRecord]) -> None:
+        self._last.extend(steps)
+        self._timelines.extend(steps)
+        self._note_peak(len(steps))
+        routed = [s.ids for s in steps if s.ids.size]
         if not routed:
             return
         ids = np.concatenate(routed, axis=1).astype(np.int64)  # [L, tokens, k]

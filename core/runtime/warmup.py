@@ -86,15 +86,17 @@ def short_prompt(shape: ModelShape) -> int:
     return max(SHORT, SHORT_ROWS * shape.experts // shape.top_k)
 
 
-def time_pass(model: Any, kv: SequenceKV, recorder: Recorder) -> float:
-    """Milliseconds of one decode pass on the CPU without its waits: the least of a few, as other programs only ever add
-    to it and an emulated link, which is scaled to it, should be the same at every load. Discards what these passes
-    recorded."""
-    batch, device, passes = Batch("decode", (Share([0], kv),)), torch.device("cpu"), list[float]()
+def time_pass(model: Any, device: torch.device, kv: SequenceKV, recorder: Recorder) -> float:
+    """Milliseconds of one decode pass without this thread's waits for copies: the least of a few, as other programs
+    only ever add to it and an emulated link, which is scaled to it, should be the same at every load. Discards what
+    these passes recorded."""
+    batch, passes = Batch("decode", (Share([0], kv),)), list[float]()
     while len(passes) < PASSES and (len(passes) < 2 or sum(passes) < LONGEST_S):
         recorder.begin(batch)
         began_s = time.perf_counter()
         compute(model, device, batch)
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
         passes.append(time.perf_counter() - began_s - recorder.stall_s)
     recorder.forget()
     return min(passes) * 1e3

@@ -6,7 +6,7 @@ writes it: free white space would let a model write nothing else for ever.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from core.errors import PromptError
+from core.memory.placed import placed
 from core.session.prompt import Prompt
 from core.settings.sampling import Sampling
 
@@ -26,32 +27,32 @@ NO_END = "Answers of this model cannot keep to a JSON schema: its tokenizer has 
 
 
 class Constraint:
-    """A logits processor. The first `prompt` ids are not the answer's; with a `reader`, nor is what comes before the
+    """A rule for a Sampler. The first `prompt` ids are not the answer's; with a `reader`, nor is what comes before the
     end of the reasoning, as the tokenizer `reader` writes it."""
 
     def __init__(self, matcher: Any, prompt: int, reader: Any = None) -> None:
         self._matcher, self._seen, self._reader = matcher, prompt, reader
 
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Ids [1, T] and scores [1, V] -> scores [1, V], -inf where a token is not allowed. Raises PromptError when the
+    def __call__(self, ids: Sequence[int], scores: torch.Tensor) -> torch.Tensor:
+        """Ids [T] and scores [1, V] -> scores [1, V], -inf where a token is not allowed. Raises PromptError when the
         schema turns out to be too complicated."""
-        if self._reader is not None and not self._reasoned(ids[0]):
+        if self._reader is not None and not self._reasoned(ids):
             return scores
-        for token in ids[0, self._seen :].tolist():
+        for token in ids[self._seen :]:
             self._matcher.consume_token(token)
-        self._seen = ids.shape[1]
+        self._seen = len(ids)
         found = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             raise refused(self._matcher.get_error())
         allowed = np.zeros(scores.shape[-1], bool)
         known = np.unpackbits(found, bitorder="little")[: len(allowed)]
         allowed[: len(known)] = known
-        return scores.masked_fill(~torch.from_numpy(allowed).to(scores.device), -torch.inf)
+        return scores.masked_fill(placed(~allowed, scores.device), -torch.inf)
 
-    def _reasoned(self, ids: torch.Tensor) -> bool:
+    def _reasoned(self, ids: Sequence[int]) -> bool:
         """Whether the reasoning has ended; what follows it is the answer."""
-        drawn = ids[self._seen :][-TAIL:]
-        if THOUGHT not in self._reader.decode(drawn.tolist()):
+        drawn = ids[max(self._seen, len(ids) - TAIL) :]
+        if THOUGHT not in self._reader.decode(list(drawn)):
             return False
         self._reader, self._seen = None, len(ids)
         return True

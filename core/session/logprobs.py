@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from core.session.sampler import Draw
@@ -26,10 +27,12 @@ class Logprobs:
         token = self._draw(ids, logits)
         scores = logits[0].float().log_softmax(-1).clamp_min(LEAST)
         likeliest = scores.topk(min(self._top, scores.shape[-1]))
-        top = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+        found = torch.cat((likeliest.values, scores[token : token + 1]))
+        # read back at once: ids below 2^24 are whole numbers in fp32
+        ids, (*values, own) = torch.stack((nn.functional.pad(likeliest.indices, (0, 1)).float(), found)).tolist()
         self.last = TokenLogprob(
             self._tokenizer.decode([token]),
-            float(scores[token]),
-            tuple((self._tokenizer.decode([one]), value) for one, value in top),
+            own,
+            tuple((self._tokenizer.decode([int(one)]), value) for one, value in zip(ids, values, strict=False)),
         )
         return token

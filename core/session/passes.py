@@ -123,7 +123,8 @@ class Passes:
         follow = [(one, token) for (one, _), token in zip(work, tokens, strict=True) if token is not None]
         self._pipeline.announce(*[(one.request, [token]) for one, token in follow if one.continues(token)])
         changes = self._controller.take_changes()
-        step = parts.recorder.end(started_s, model_s, parts.ledger.used(), parts.ledger.budget_bytes, changes)
+        used = parts.ledger.passed(decoded=phase == "decode")
+        step = parts.recorder.end(started_s, model_s, used, parts.ledger.budget_bytes, changes)
         if not step.lossless:
             manner = self._kept.manner(self._controller.applied)
             for (sequence, _), start in zip(work, held, strict=True):

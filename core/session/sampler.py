@@ -14,10 +14,11 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from core.memory.placed import placed
 from core.settings.sampling import Sampling
 
-Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Ids [1, T] and scores [1, V] -> scores [1, V]."""
+Rule = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
+"""Ids so far and scores [1, V] -> scores [1, V], -inf for tokens that are not allowed."""
 Draw = Callable[[Sequence[int], torch.Tensor], int]
 """Ids so far and the last position's logits [1, V] -> the id of the next token."""
 
@@ -31,7 +32,8 @@ class PresenceFrequencyPenalty:
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Ids [1, T] and scores [1, V] -> scores [1, V]."""
-        times = torch.bincount(ids[0, self._prompt :], minlength=scores.shape[-1]).to(scores.dtype)
+        said = ids[0, self._prompt :]
+        times = torch.zeros_like(scores[0]).scatter_add_(0, said, torch.ones_like(said, dtype=scores.dtype))
         return scores - self._frequency * times - self._presence * (times > 0)
 
 
@@ -40,13 +42,11 @@ class Sampler:
     of the ids were given, and not drawn. `constraint` rules out tokens, before anything else."""
 
     def __init__(
-        self, sampling: Sampling, device: torch.device, prompt: int = 0, constraint: Processor | None = None
+        self, sampling: Sampling, device: torch.device, prompt: int = 0, constraint: Rule | None = None
     ) -> None:
         self._greedy = sampling.temperature == 0
         self._generator = torch.Generator(device).manual_seed(sampling.seed)
-        self._processors = LogitsProcessorList()
-        if constraint is not None:
-            self._processors.append(constraint)
+        self._constraint, self._processors = constraint, LogitsProcessorList()
         if sampling.repetition_penalty != 1:
             self._processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
         presence, frequency = sampling.presence_penalty, sampling.frequency_penalty
@@ -64,8 +64,22 @@ class Sampler:
 
     def __call__(self, ids: Sequence[int], logits: torch.Tensor) -> int:
         scores = logits
+        if self._constraint is not None:
+            scores = self._constraint(ids, scores.float())
         if self._processors:
-            scores = self._processors(torch.tensor([ids], device=logits.device), logits.float())
+            scores = self._processors(placed([list(ids)], logits.device), scores.float())
         if self._greedy:
             return int(scores.argmax(-1))
-        return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
+        return drawn(scores.softmax(-1), self._generator)
+
+
+def drawn(probs: torch.Tensor, generator: torch.Generator) -> int:
+    """An index drawn with probabilities [1, V]: torch.multinomial's, which reads two checks back from the device before
+    it draws. On a GPU the same is computed here, and one check is read back with the index."""
+    if probs.device.type == "cpu":
+        return int(torch.multinomial(probs, 1, generator=generator))
+    found = (probs / torch.empty_like(probs).exponential_(1.0, generator=generator)).argmax(-1)
+    index, total = torch.stack((found.double(), probs.double().sum(-1))).flatten().tolist()
+    if not total > 0:  # NaN, or nothing has a probability
+        raise RuntimeError("the probabilities of the next token are no numbers")
+    return int(index)

@@ -137,7 +137,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     answer_step = MoEStep(math, expert_cache, DeviceProcessor(transfers, recorder), recorder, prefetcher, miss)
     measured_step = MoEStep(math, expert_cache, DeviceProcessor(transfers, unrecorded), unrecorded)
     dispatch = StepDispatch(answer_step)
-    installed = install(model, sites, dispatch)
+    installed = install(model, sites, dispatch, norms=plan.spec.norms)
     packing = packing_of(model, [site.module for site in sites])
 
     predictor_host.use(*settings.prefetch.predictor, controller.profile)
@@ -145,14 +145,20 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     expert_cache.fill()
     choose_products(math, expert_cache.sample(shape.top_k), shape.hidden, plan.dtype)
     coded = plan.codec.direct or plan.spec.dense != "checkpoint"
+
+    def time_one() -> float:
+        return time_pass(model, device, kv.fresh(), recorder)
+
     threads, pass_ms = choose_threads(
         device,
         plan.spec.threads,
         coded,
-        lambda: time_pass(model, kv.fresh(), recorder),
+        time_one,
         short_prompt(shape) if plan.codec.direct else SHORT,
     )
-    layer_ms = pass_ms / shape.layers if plan.spec.model == "demo" else 0.0
+    layer_ms = 0.0
+    if plan.spec.model == "demo":  # its link is emulated, unless the user wants this machine's own
+        layer_ms = (pass_ms or time_one()) / shape.layers
     link = LinkEmulation(transfers, sizes.blob, layer_ms)
     parts = EngineParts(
         sizes,

@@ -19,7 +19,7 @@ class LinkSettings:
         Param(
             "Which link the copies go over: this machine's own, or an emulated one that paces "
             "them to the bandwidth below and marks every figure as emulated. auto = own, but for the bundled demo "
-            "model on a CPU an emulated one, as slow for it as PCIe is for a large model.",
+            "model an emulated one, as slow for it as PCIe is for a large model.",
             title="Link",
             name="link",
             advanced=True,

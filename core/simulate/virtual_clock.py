@@ -56,6 +56,9 @@ class VirtualExperts:
         """Where a fetch would find the expert."""
         return "host"
 
+    def hosted(self) -> None:
+        """All of them."""
+
 
 class VirtualLink:
     """One copy at a time, each `load_s` long: demand copies first, then prefetches by priority, as on an emulated link.

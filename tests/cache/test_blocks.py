@@ -15,6 +15,7 @@ from core.memory.ticket import Ticket
 from core.policy.predict import Prediction
 from core.settings.registry import create, variants
 from core.simulate.virtual_clock import VirtualExperts, VirtualLink, VirtualSlots
+from core.types import Residence
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
 from tests.selection import layered
 
@@ -68,6 +69,16 @@ def virtual(blocks: int, room: int, scope: str, eviction: str) -> tuple[ExpertCa
     return cache, copied
 
 
+def place(cache: ExpertCache, eid: int) -> Residence:
+    """Of one expert, as a reader of the map would say."""
+    held = len(cache.core.table[eid])
+    if not held:
+        return Residence.DISK if cache.store.origin(eid) == "disk" else Residence.HOST
+    if eid in cache.copies.flying():
+        return Residence.IN_FLIGHT
+    return Residence.RESIDENT if held == cache.core.blocks else Residence.PART
+
+
 def play(cache: ExpertCache, move: Move) -> list[tuple[Any, ...]]:
     """Make one move -> what every request met, and what is where afterwards."""
     link: Any = cache.copies.link
@@ -97,6 +108,7 @@ def play(cache: ExpertCache, move: Move) -> list[tuple[Any, ...]]:
         cache.release(other)
         cache.take_back(loan, lambda: False)
         cache.check_integrity()
+    assert list(cache.places()) == [place(cache, eid) for eid in range(LAYERS * EXPERTS)]
     return [*seen, (cache.places(), cache.room(move.layer), cache.counts.figures())]
 
 

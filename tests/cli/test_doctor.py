@@ -101,7 +101,7 @@ def test_a_gpu_that_torch_cannot_use_is_a_problem(
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda handle: memory)
     assert cli.main(["doctor"]) == 1
     printed = capsys.readouterr().out
-    assert "8.0 GB (this torch cannot use it)" in printed and "delete .venv" in printed
+    assert "8.0 GB (this torch cannot use it)" in printed and "Delete .venv" in printed
 
 
 def test_without_a_driver_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:

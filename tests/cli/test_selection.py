@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.selection import GPU
 
@@ -99,11 +103,50 @@ def test_tests_that_need_a_gpu_are_where_they_are_looked_for() -> None:
     assert all(mark in file.read_text(encoding="utf-8") for file in GPU.glob("test_*.py"))
 
 
-@pytest.mark.long(0.5)
+NEEDED = ("torch", "transformers", "numpy", "safetensors", "psutil", "pandas", "pytest")
+REFUSING = """
+import sys
+from importlib.machinery import PathFinder
+
+REFUSED = frozenset({refused})
+
+
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in REFUSED else PathFinder.find_spec(name, path, target)
+
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
+"""
+
+
+def required(names: Iterable[str]) -> set[str]:
+    """The distributions that these need to be installed, themselves included."""
+    found, left = set[str](), [*names]
+    while left:
+        name = canonicalize_name(left.pop())
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            wanted = map(Requirement, metadata.requires(name) or ())
+        except metadata.PackageNotFoundError:  # such as what only another platform has
+            continue
+        left += [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return found
+
+
 def test_those_need_no_more_than_the_engine_and_pytest(tmp_path: Path) -> None:
-    absent = "hypothesis xdist pytest_timeout gradio fastapi starlette uvicorn httpx plotly pydantic llvmlite gguf "
-    absent += "llguidance pynvml playwright openai anthropic"
-    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({absent.split()})\n")
+    """Every other package that is installed here cannot be imported."""
+    allowed = required(NEEDED)
+    refused = {
+        module
+        for module, owners in metadata.packages_distributions().items()
+        if not any(canonicalize_name(owner) in allowed for owner in owners)
+    } - {path.name for path in ROOT.iterdir()}
+    assert {"hypothesis", "gradio", "pynvml", "llvmlite", "xdist", "fastapi"} <= refused
+    (tmp_path / "sitecustomize.py").write_text(REFUSING.format(refused=sorted(refused)), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--collect-only"],
         cwd=ROOT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def pack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def engine_on(path: Path, settings: dict[str, object], **choices: object) -> Iterator[Engine]:
+def engine_on(path: Path, settings: Mapping[str, object], **choices: object) -> Iterator[Engine]:
     """An engine on the GPU, unloaded at the end."""
     spec = LoadSpec.checked(str(path), Settings(settings), device="cuda", context=CONTEXT, **choices)
     engine = Engine.load(spec)

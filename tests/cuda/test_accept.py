@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from bench.accept import engines, link
+from bench.accept import engines, link, parts
 from bench.accept.drawn import OLMOE, QWEN, Subject, subject
+from core.hf.fused_rmsnorm import FORMS
 from core.memory.store import HostStore
 from tests.fake_cuda import FakeCuda
 from tests.fake_cuda.memory import MIB
@@ -30,6 +31,31 @@ def test_the_link(toy: Subject) -> None:
     assert found["copy_gbps"] > 0 and found["demands_at_once_gbps"] > 0 and found["not_pinned_bytes"] == 0
     assert 0 <= found["started_within_300us_of_python"] <= 1
     assert "not a real one" in link.zerocopy(toy)["left_out"]
+
+
+def test_attention_at_lengths_that_are_new(toy: Subject) -> None:
+    """As on a machine whose torch has no cuDNN: that is said, and everything is as before."""
+    backends = torch.backends.cuda
+    before = backends.cudnn_sdp_enabled(), backends.flash_sdp_enabled(), backends.math_sdp_enabled()
+    found = parts.attention(toy)
+    assert found["others"]["new_us"] > 0 < found["others"]["again_us"] and "others_plans_anew" in found
+    assert "new_us" in found["cudnn"] or found["cudnn"]["left_out"]
+    assert found["torch_takes"].isupper()
+    assert (backends.cudnn_sdp_enabled(), backends.flash_sdp_enabled(), backends.math_sdp_enabled()) == before
+
+
+def test_a_kernel_that_plans_anew_is_told(toy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = itertools.cycle([[3e-3, 4e-3, 5e-3], [1e-3, 1e-3, 1e-3]])
+    monkeypatch.setattr(parts, "_at_each_length", lambda subject, lengths: next(spans))
+    found = parts.attention(toy)
+    assert found["cudnn"] == {"new_us": 4000.0, "again_us": 1000.0} and found["cudnn_plans_anew"] is True
+
+
+def test_norms_at_once(toy: Subject) -> None:
+    found = parts.norms(toy)
+    forms = [form.__name__ for form in FORMS]
+    assert all(found[f"{form}_us"] > 0 <= found[f"{form}_units_off"] for form in forms)
+    assert found["fused"] in forms and found["exact"] in (*forms, "the model's own")
 
 
 @pytest.mark.long(0.5)

@@ -105,3 +105,23 @@ def test_a_pass_waits_for_its_own_stream_alone(
             patch.setattr(torch.cuda, "synchronize", refused)
             text = "".join(piece.text for piece in engine.generate("hello", Sampling(max_new_tokens=12)))
         assert text
+
+
+def test_asking_routers_ends_where_it_costs_more_than_it_saves(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    """A copy of these experts takes next to nothing, and asking a router waits for the GPU and for Python: after some
+    tokens prefetching is paused, which is said, and with it the second wait of each layer."""
+    settings: dict[str, object] = {"budget": "45%", "eviction": "lru", "predictor": "gate", "prefetch_auto": True}
+    monkeypatch.setattr("core.policy.prefetch.throttle.WINDOW", 8)
+    with engine_on(model, settings) as engine, fake_cuda.noting_waits() as waits:
+        layers, tokens = engine.shape.layers, list[tuple[bool, int]]()
+        for piece in engine.generate("hello there, how are you?", Sampling(temperature=0.0, max_new_tokens=40)):
+            if piece.kind == "token":
+                asked = sum(one.place == "prediction/view.py:ask" for one in waits)
+                tokens.append((engine.parts.throttle.paused, asked))
+            waits.clear()
+        said = [text for _, text in engine.frame().marks if "prefetching paused" in text]
+    assert said and "more than it saved" in said[0]
+    paused = [asked for is_paused, asked in tokens[1:] if is_paused]
+    assert tokens[2] == (False, layers - 1) and paused and set(paused[1:]) == {0}

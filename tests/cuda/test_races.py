@@ -25,7 +25,7 @@ from tests.fake_cuda import FakeCuda, installed
 
 PROMPT = "hello there, how are you? " * 2
 BUDGETS = ("30%", "45%", "70%", "100%")
-LONG = 20_000
+LEAST, LONG = 1_000, 20_000  # accesses of each of the FEW, and of the MANY together
 
 
 class Case(NamedTuple):
@@ -124,7 +124,8 @@ def resident(path: Path, tokens: int, blocks: int) -> str:
 def test_no_access_races_and_no_answer_changes(case: Case, paths: tuple[Path, Path], fake_cuda: FakeCuda) -> None:
     (text,) = run(case, paths, fake_cuda, tokens=16)
     assert text == resident(paths[bool(case.host)], 16, case.blocks)
-    assert fake_cuda.accesses > 1000 and fake_cuda.races.counts["row"] > 10
+    print(f"{fake_cuda.accesses} accesses to slots, {len(fake_cuda.races.found)} races")
+    assert fake_cuda.accesses > LEAST and fake_cuda.races.counts["row"] > 10
 
 
 @pytest.mark.long(5)
@@ -136,7 +137,8 @@ def test_twenty_thousand_accesses_to_slots(paths: tuple[Path, Path]) -> None:
             run(case, paths, fake, tokens=40, seed=seed, answers=2)
             assert not fake.races.found, (case, fake.races.found[:3])
             accesses, seed = accesses + fake.accesses, seed + 1
-    print(f"{accesses} accesses to slots in {seed} loads")
+    print(f"{accesses} accesses to slots in {seed} loads, 0 races")
+    assert accesses >= LONG
 
 
 # ---------------------------------------------------------------------------------------------------- planted faults

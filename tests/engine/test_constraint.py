@@ -107,7 +107,7 @@ def test_what_is_reasoned_before_is_free(ending: Engine) -> None:
 
     def allowed(text: str) -> str:
         drawn = tokenizer(text, add_special_tokens=False).input_ids if text else []
-        scores = constraint(torch.tensor([[*ids, *drawn]]), logits)
+        scores = constraint([*ids, *drawn], logits)
         found = [n for n in range(256) if scores[0, n] > -torch.inf]
         return tokenizer.decode(found) if len(found) < 256 else "anything"
 

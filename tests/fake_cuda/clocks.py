@@ -8,18 +8,30 @@ by a lock, an event or a queue that both use. Reference: FastTrack, Flanagan and
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.fake_cuda.faults import Faults
 
 Clock = dict[str, int]
+OWN = str(Path(__file__).parent)
+
+
+class Wait(NamedTuple):
+    """A thread that was held up until the device had done something: by `call`, made in `place`."""
+
+    call: str
+    place: str  # file and function that called torch
+    thread: int
 
 
 def merge(into: Clock, other: Clock) -> None:
@@ -65,6 +77,7 @@ class Stream:
 
     def synchronize(self) -> None:
         self._clocks.faults.check("stream.synchronize")
+        self._clocks.waited("stream.synchronize")
         with self._clocks.lock:
             self._clocks.learn(self.clock)
 
@@ -98,6 +111,7 @@ class Event:
 
     def synchronize(self) -> None:
         self._clocks.faults.check("event.synchronize")
+        self._clocks.waited("event.synchronize")
         with self._clocks.lock:
             self._clocks.learn(self.clock)
 
@@ -123,6 +137,7 @@ class Clocks:
         self.streams: list[Stream] = []
         self.done: Clock = {}  # of streams: what is known to be over
         self.default = Stream(self)
+        self.waits: list[Wait] | None = None  # noted while a test wants to know
         self._local, self._names = threading.local(), itertools.count()
 
     @property
@@ -146,6 +161,22 @@ class Clocks:
         merge(self.done, clock)
         merge(self.host, clock)
 
+    def wait(self, call: str) -> None:
+        """`call` makes the calling thread wait for its current stream."""
+        self.waited(call)
+        with self.lock:
+            self.learn(self.current().clock)
+
+    def waited(self, call: str) -> None:
+        """Note that `call` holds up the calling thread."""
+        if self.waits is None:
+            return
+        frame = sys._getframe(1)
+        while frame.f_back is not None and _passed_over(frame.f_code.co_filename):
+            frame = frame.f_back
+        path = Path(frame.f_code.co_filename)
+        self.waits.append(Wait(call, f"{path.parent.name}/{path.name}:{frame.f_code.co_name}", threading.get_ident()))
+
     def current(self, *_: object) -> Stream:
         """The calling thread's current stream."""
         stream: Stream = getattr(self._local, "stream", self.default)
@@ -164,9 +195,15 @@ class Clocks:
     def synchronize(self, *_: object) -> None:
         """torch.cuda.synchronize."""
         self.faults.check("synchronize")
+        self.waited("synchronize")
         with self.lock:
             for stream in self.streams:
                 self.learn(stream.clock)
+
+
+def _passed_over(file: str) -> bool:
+    """Whether code in a file is the fake device's, or torch's own."""
+    return file.startswith((OWN, "<")) or f"site-packages{os.sep}torch{os.sep}" in file
 
 
 class Passed:

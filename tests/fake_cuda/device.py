@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.fake_cuda.clocks import Clocks, Event, Stream, traced_queue, traced_threading
+from tests.fake_cuda.clocks import Clocks, Event, Stream, Wait, traced_queue, traced_threading
 from tests.fake_cuda.faults import Faults
 from tests.fake_cuda.memory import DeviceMemory, PinnedMemory
 from tests.fake_cuda.races import Races
@@ -26,6 +26,8 @@ class FakeCuda:
     def __init__(self, total: int = 1 << 30, pinned: int = 1 << 30, seed: int = 0) -> None:
         """`total` bytes of device memory, and `pinned` bytes that the system lets be locked. `seed`: of what comes by
         chance."""
+        self.capability = (8, 9)
+        self.built_for = ["sm_75", "sm_80", "sm_86", "sm_90"]  # the machine code that this torch has
         self.faults = Faults()
         self.clocks = Clocks(random.Random(seed), self.faults)
         self.races = Races(self.clocks)
@@ -36,6 +38,15 @@ class FakeCuda:
     def accesses(self) -> int:
         """Reads and writes of slots so far."""
         return self.races.counts[SLOT]
+
+    @contextmanager
+    def noting_waits(self) -> Iterator[list[Wait]]:
+        """Inside, every wait of a thread for the device is noted, in order."""
+        self.clocks.waits = waits = []
+        try:
+            yield waits
+        finally:
+            self.clocks.waits = None
 
     def functions(self) -> dict[str, Any]:
         """What torch.cuda has, by name."""
@@ -59,7 +70,8 @@ class FakeCuda:
             "reset_peak_memory_stats": lambda *_: memory.reset_peak(),
             "empty_cache": memory.empty_cache,
             "get_device_name": lambda *_: "Fake GPU",
-            "get_device_capability": lambda *_: (8, 9),
+            "get_device_capability": lambda *_: self.capability,
+            "get_arch_list": lambda: self.built_for,
             "cudart": lambda: self.pinned,
         }
 

@@ -20,8 +20,11 @@ GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
 DEVICE, IS_CUDA, IS_CPU = (getattr(torch.Tensor, name).__get__ for name in ("device", "is_cuda", "is_cpu"))
 MOVES = frozenset(("to", "cpu", "cuda"))
 WAITS = frozenset(  # return a number or a shape that depends on numbers, to the host
-    "item tolist __bool__ __int__ __float__ __index__ nonzero equal allclose is_nonzero unique masked_select".split()
+    "item tolist __bool__ __int__ __float__ __index__ nonzero equal allclose is_nonzero unique masked_select "
+    "bincount argwhere".split()
 )
+MAKES = frozenset("tensor as_tensor asarray".split())  # a tensor of numbers of the host, which are sent while it waits
+CHECKED = 2  # numbers that torch's `multinomial` reads back before it draws (aten/src/ATen/native/Distributions.cpp)
 CHANGES = frozenset("__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __iand__ __ior__ __ixor__".split())
 PRODUCTS = frozenset("linear mm matmul bmm addmm __matmul__".split())
 MIXED = frozenset(
@@ -88,11 +91,18 @@ class Tensors(TorchFunctionMode):
                 self._keep(tensor)
             if asked == "cuda" and isinstance(result, torch.Tensor) and not made:  # as_tensor of a host tensor
                 result = self._keep(result.detach().clone())
+            if asked == "cuda" and name in MAKES and result.numel():
+                self._clocks.waited(name)
         elif pin:
             result = self._pin(result)
         self._note(name, args, kwargs, given, result)
-        if ours and name in WAITS:
-            self._clocks.current().synchronize()
+        if ours and (name in WAITS or _needs_numbers(name, args, kwargs)):
+            self._clocks.wait(name)
+        if ours and name == "multinomial":
+            for _ in range(CHECKED):
+                self._clocks.wait(name)
+        if ours and name in ("__getitem__", "__setitem__", "index_put_") and _sends(args):
+            self._clocks.waited(name)
         return result
 
     def on_device(self, tensor: torch.Tensor) -> bool:
@@ -153,8 +163,11 @@ class Tensors(TorchFunctionMode):
             self._faults.check("launch")
         if result is not x:
             self._reads(x, f"{name}()")
+        non_blocking = bool(kwargs.get("non_blocking"))
         if source and not target:
-            self._clocks.current().synchronize()
+            self._clocks.wait(name)
+        elif target and not source and x.numel() and not (non_blocking and self._pinned.holds(x.data_ptr())):
+            self._clocks.waited(name)
         return self._keep(result) if target else result
 
     def _note(
@@ -166,9 +179,12 @@ class Tensors(TorchFunctionMode):
             self._reads(source, name)
             self._writes(target, name, by_stream=self.on_device(source) or self.on_device(target))
             waits = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
-            if self.on_device(source) and not self.on_device(target):
+            from_device, to_device = self.on_device(source), self.on_device(target)
+            if from_device and not to_device:
                 if waits or not self._pinned.holds(target.data_ptr()):
-                    self._clocks.current().synchronize()
+                    self._clocks.wait(name)
+            elif to_device and not from_device and (waits or not self._pinned.holds(source.data_ptr())):
+                self._clocks.waited(name)
             return
         changed = list(_tensors(args[:1])) if name in CHANGES or (name.endswith("_") and name[-2:] != "__") else []
         changed += list(_tensors((kwargs.get("out"),)))
@@ -216,6 +232,27 @@ def _asked(
         for i, value in enumerate(args)
     )
     return args, kwargs, asked
+
+
+def _needs_numbers(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether the shape of a call's result depends on numbers that are on the device."""
+    if name == "where":
+        return len(args) + len(kwargs) == 1
+    if name == "repeat_interleave":
+        by = args[1] if len(args) > 1 else kwargs.get("repeats", args[0])
+        return isinstance(by, torch.Tensor) and kwargs.get("output_size") is None
+    if name == "__getitem__":
+        return any(one.dtype in (torch.bool, torch.uint8) or one.dim() == 0 for one in _tensors(args[1:]))
+    if name == "__setitem__":  # a number for all that a mask marks is a `masked_fill_`
+        given = isinstance(args[2], torch.Tensor) and args[2].dim() > 0
+        return given and any(one.dtype in (torch.bool, torch.uint8) for one in _tensors(args[1:2]))
+    return False
+
+
+def _sends(args: Sequence[Any]) -> bool:
+    """Whether indices are numbers of the host, in a list or a tensor there."""
+    at = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return any(isinstance(one, list) for one in at)
 
 
 def _check_devices(name: str, given: Iterable[torch.Tensor], ours: int) -> None:

@@ -1,4 +1,5 @@
-"""`python -m tests.memory.interpreted [few]`: cases of the kernels under Triton's interpreter, as JSON {case: error}.
+"""`python -m tests.memory.interpreted [few | drawn]`: cases of the kernels under Triton's interpreter, as JSON {case:
+error}.
 
 A process of its own: the interpreter is chosen when the kernels are imported, and stays chosen.
 """
@@ -13,10 +14,13 @@ import tempfile
 from pathlib import Path
 
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests import kernel_cases as cases
 
 CPU = torch.device("cpu")
+UNHURRIED = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 EXPERTS = [
     ("int4-g32", torch.float32, False),
     ("mxfp4", torch.float32, True),
@@ -39,6 +43,38 @@ def few_errors() -> dict[str, float]:
     for what, error in cases.expert_error("int4-g32", torch.float32, CPU, False).items():
         found[f"expert {what}"] = error
     return found
+
+
+def drawn_errors(examples: int = 3) -> dict[str, float]:
+    """As `errors`, of drawn shapes, number types and orders of every format: products, and matrices dequantized."""
+    found: dict[str, float] = {}
+    for name in cases.FORMATS:
+        _draw(name, examples, found)
+    return found
+
+
+def _draw(name: str, examples: int, found: dict[str, float]) -> None:
+    group = cases.FORMATS[name].group or 1
+
+    @settings(UNHURRIED, max_examples=examples)
+    @given(
+        dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+        transposed=st.booleans(),
+        bias=st.booleans(),
+        outputs=st.integers(1, 9),
+        groups=st.integers(1, max(2, 160 // group)),
+        count=st.integers(1, 2),
+    )
+    def product(dtype: torch.dtype, transposed: bool, bias: bool, outputs: int, groups: int, count: int) -> None:
+        inputs = groups * group
+        case = f"{name} {outputs} x {inputs} x {count} {dtype} transposed={transposed} bias={bias}"
+        found[case] = cases.product_error(name, dtype, CPU, transposed, bias, outputs, inputs, count)
+        if name in cases.CODED:
+            found[f"{case} dequantized"] = cases.dequantization_error(
+                name, dtype, CPU, transposed, outputs, inputs, min(count, 3)
+            )
+
+    product()
 
 
 def errors() -> dict[str, float]:
@@ -83,9 +119,9 @@ def engine_error() -> float:
                 "qwen3_moe", Path(directory), num_hidden_layers=2, num_experts_per_tok=2, moe_intermediate_size=32
             )
         )
-        settings = Settings({"budget": "62.5%"})
+        chosen = Settings({"budget": "62.5%"})
         engine = Engine.load(
-            LoadSpec.checked(str(path), settings, format="int4-g32", dtype="float32", context=64, threads=1)
+            LoadSpec.checked(str(path), chosen, format="int4-g32", dtype="float32", context=64, threads=1)
         )
         try:
             return cases.engine_error(engine, prompt=2)
@@ -97,7 +133,8 @@ def main() -> None:
     """Print the errors."""
     torch.set_num_threads(1)
     assert os.environ.get("TRITON_INTERPRET") == "1"
-    print(json.dumps(few_errors() if sys.argv[1:] == ["few"] else errors()))
+    chosen = {"few": few_errors, "drawn": drawn_errors}.get("".join(sys.argv[1:]), errors)
+    print(json.dumps(chosen()))
 
 
 if __name__ == "__main__":

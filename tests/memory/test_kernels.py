@@ -47,6 +47,15 @@ def test_each_kernel_under_the_interpreter() -> None:
     assert not {case: error for case, error in errors.items() if not error < 1}
 
 
+def test_drawn_shapes_of_every_format_under_the_interpreter() -> None:
+    errors = interpreted("drawn")
+    for name in FORMATS:
+        tried = [case for case in errors if case.startswith(f"{name} ")]
+        assert len([case for case in tried if not case.endswith("dequantized")]) >= 2, name
+        assert name not in CODED or any(case.endswith("dequantized") for case in tried)
+    assert not {case: error for case, error in errors.items() if not error < 1}
+
+
 @pytest.mark.long(1)
 def test_every_format_under_the_interpreter() -> None:
     errors = interpreted()

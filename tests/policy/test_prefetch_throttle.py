@@ -75,12 +75,16 @@ def test_pauses_grow_up_to_a_limit() -> None:
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_only_decoded_tokens_count_and_only_when_it_is_on(phase: str) -> None:
+def test_only_decoded_tokens_count_and_it_pauses_only_when_it_is_on(phase: str) -> None:
     one, said = throttle()
     one.enabled = phase == "prefill"
     for _ in range(5 * WINDOW):
         one.note(step(-5.0, phase))
-    assert not one.paused and not said
+    told = ["prefetching costs 5.00 ms a token more than it saves; with prefetch_auto it would pause"]
+    assert not one.paused and said == (told if phase == "decode" else [])
+    one.enabled = True
+    feed(one, WINDOW, -5.0)
+    assert one.paused is (phase == "decode")
 
 
 def test_another_setting_ends_a_pause() -> None:

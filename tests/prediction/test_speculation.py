@@ -100,8 +100,8 @@ def test_routes_equal_a_plain_implementation(mode: str, weights: str, share: flo
     )
     executing = Executing(stub)
     executing.use(mode, weights, share)
-    assert executing.route(0, ids, true_weights).ids is ids
-    got = executing.route(1, ids, true_weights)
+    assert executing.route(0, ids, true_weights, ids.tolist()).ids is ids
+    got = executing.route(1, ids, true_weights, ids.tolist())
     scores = logits.softmax(-1).tolist()
     changed, reweighed = 0, 0
     for t in range(tokens):
@@ -119,7 +119,7 @@ def test_routes_equal_a_plain_implementation(mode: str, weights: str, share: flo
     assert executing.take_reweighed() == 0
     for t in range(20):
         part = slice(t, t + 1)
-        alone = executing.route(1, ids[part], true_weights[part])
+        alone = executing.route(1, ids[part], true_weights[part], ids[part].tolist())
         assert torch.equal(alone.ids, got.ids[part]) and torch.equal(alone.changed, got.changed[part])
         assert torch.equal(alone.weights, got.weights[part])
 
@@ -139,6 +139,6 @@ def test_how_much_predicted_experts_must_carry_by_hand() -> None:
     executing = Executing(stub)
     for share, want in ((0.8, [[0, 2], [0, 1]]), (0.84, [[0, 1], [0, 1]]), (0.3, [[0, 2], [3, 2]])):
         executing.use("verify", "true", share)
-        got = executing.route(1, ids, weights)
+        got = executing.route(1, ids, weights, ids.tolist())
         assert got.ids.tolist() == want
         assert got.weights == pytest.approx(torch.tensor([1.0, 0.5, 0.25, 0.25])[got.ids])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from core.runtime.telemetry import FOLD, WINDOW, Telemetry
-from core.runtime.timelines import RING
+from core.runtime.timelines import RING, Timelines
 from core.types import Frame, Memory, ModelShape, Outcome, StepRecord
 from tests.selection import layered
 
@@ -74,6 +76,33 @@ def test_what_is_kept_of_passes_is_bounded_whether_or_not_anybody_looks() -> Non
     assert _alive() - before <= WINDOW + FOLD <= 1024
     assert frame(telemetry).columns["step"].tolist() == list(range(2 * RING + 2 * FOLD - 10, 2 * RING + 2 * FOLD))
     assert _alive() - before <= WINDOW
+
+
+def test_a_pass_is_added_while_a_frame_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever counts holds the lock as long as that takes; the computing thread goes on, and nothing is lost."""
+    telemetry, counting, go_on = Telemetry(SHAPE), threading.Event(), threading.Event()
+    extend = Timelines.extend
+
+    def slow(self: Timelines, steps: Sequence[StepRecord]) -> None:
+        counting.set()
+        assert go_on.wait(60)
+        extend(self, steps)
+
+    telemetry.add(step(0, "decode"))
+    monkeypatch.setattr(Timelines, "extend", slow)
+    frames = list[Frame]()
+    looking = threading.Thread(target=lambda: frames.append(frame(telemetry)))
+    looking.start()
+    assert counting.wait(60)
+    adding = threading.Thread(target=lambda: [telemetry.add(step(at, "decode")) for at in range(1, FOLD + 9)])
+    adding.start()
+    adding.join(60)
+    waited = adding.is_alive()
+    go_on.set()
+    looking.join(60)
+    adding.join(60)
+    assert not waited, "a pass waited for a frame"
+    assert frames and frame(telemetry, points=200).columns["step"].tolist() == list(range(FOLD + 9))
 
 
 @pytest.mark.parametrize("looks_every", layered([1, 7, 100, RING + 100], quick=lambda every: every != 1))

@@ -19,7 +19,8 @@ class PrefetchThrottle:
     start or a pause, only warm up predictors that learn.
 
     It pauses when their mean over a window is below -MARGIN of the mean token time, and continues after a trial only
-    when the mean is not below 0: values near 0 neither pause nor resume it. `say(text)` is called for both.
+    when the mean is not below 0: values near 0 neither pause nor resume it. `say(text)` is called for both. Where it
+    may not pause, it says once what prefetching costs.
     """
 
     def __init__(self) -> None:
@@ -36,11 +37,11 @@ class PrefetchThrottle:
         """Discard all measurements because what is prefetched, or how, has changed. Ends a pause."""
         self._window: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # (net, total) ms of the last tokens
         self._warming, self._left, self._rest, self._trial = WINDOW, 0, REST, False
-        self.paused = False
+        self.paused = self._told = False
 
     def note(self, step: StepRecord) -> None:
         """Take a pass into account; only decoded tokens count."""
-        if not self.enabled or step.phase != "decode":
+        if step.phase != "decode" or (self._told and not self.enabled):
             return
         if self.paused:
             self._left -= 1
@@ -56,6 +57,12 @@ class PrefetchThrottle:
     def _judge(self) -> None:
         net_ms, total_ms = (sum(column) / WINDOW for column in zip(*self._window, strict=True))
         if net_ms < (0.0 if self._trial else -MARGIN * total_ms):
+            if not self.enabled:
+                self._told = True
+                self.say(
+                    f"prefetching costs {-net_ms:.2f} ms a token more than it saves; with prefetch_auto it would pause"
+                )
+                return
             self.paused, self._left = True, self._rest
             self.say(
                 f"prefetching paused: it cost {-net_ms:.2f} ms a token more than it saved; next try in "

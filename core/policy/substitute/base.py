@@ -13,7 +13,7 @@ copied. The last kind is always waited for, and is never a candidate.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, cast
 
@@ -58,6 +58,16 @@ class Ask:
     logits: Tensor | None = None  # fp32 [T, E] of the router, for substitutes with `logits`
     named: Tensor | None = None  # fp32 [E] the predictor's score of each, 0 = not predicted; for those with `named`
     weigh: Callable[[Tensor], Tensor] | None = None  # the router's weights [T, k] for any ids [T, k]
+    _read: dict[tuple[int, int], tuple[Tensor, list[float]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def numbers(self, what: Literal["weights", "logits", "named"], token: int = 0) -> list[float]:
+        """A token's row of one of these, which must be there, on the host: read from the device once."""
+        values: Tensor = getattr(self, what)
+        if (id(values), token) not in self._read:  # which keeps the tensor, so that no other has its id
+            self._read[id(values), token] = values, (values if values.dim() == 1 else values[token]).tolist()
+        return self._read[id(values), token][1]
 
     def check(self, experts: int) -> None:
         """Raises SettingError when the masks are not for a layer with `experts` experts."""

@@ -139,7 +139,7 @@ class Buddy(Substitute):
         if not self.logits or not found:
             return found
         assert ask.logits is not None
-        fit: list[float] = ask.logits[token].tolist()
+        fit = ask.numbers("logits", token)
         low, high = min(fit), max(fit)
         span = high - low or 1.0
         return [(j, q * (1.0 + self._eta * ((fit[j] - low) / span))) for j, q in found]

@@ -32,8 +32,7 @@ class Predicted(Substitute):
     def listed(self, ask: Ask, token: int, position: int, expert: int) -> Iterable[tuple[int, float]]:
         if ask.named is None:
             return ()
-        predicted: list[float] = ask.named.tolist()
-        return [(j, score) for j, score in enumerate(predicted) if score > 0]
+        return [(j, score) for j, score in enumerate(ask.numbers("named")) if score > 0]
 
     def column(self, ask: Ask, position: int) -> tuple[Tensor | None, Tensor]:
         tokens, experts = len(ask.ids), len(ask.ready)

@@ -39,7 +39,7 @@ class Random(Substitute):
         self._column = torch.from_numpy(self._each).to(device)
 
     def listed(self, ask: Ask, token: int, position: int, expert: int) -> Iterable[tuple[int, float]]:
-        weight = int(float(ask.weights[token, position]) * STEPS)
+        weight = int(ask.numbers("weights", token)[position] * STEPS)
         word = _mixed(_mixed(self._salt(ask.layer) ^ weight & WORD, ODD[1]) ^ expert, ODD[2])
         draws: list[float] = (_draws(self._each ^ word) / STEPS).tolist()
         return enumerate(draws)

@@ -30,8 +30,7 @@ class RouterRanked(Substitute):
 
     def listed(self, ask: Ask, token: int, position: int, expert: int) -> Iterable[tuple[int, float]]:
         assert ask.logits is not None
-        fit: list[float] = ask.logits[token].tolist()
-        return enumerate(fit)
+        return enumerate(ask.numbers("logits", token))
 
     def column(self, ask: Ask, position: int) -> tuple[Tensor | None, Tensor]:
         assert ask.logits is not None

@@ -1,0 +1,118 @@
+"""Checks of `launch.py accept` on parts of a model that are not experts: attention, and norms."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
+
+from bench.accept.drawn import Subject
+from bench.accept.link import Wrong
+from core.hf.fused_rmsnorm import DEVICE, FORMS, fuse, kind_of, units_off
+
+LENGTHS = 48  # that the KV of a text grows by
+FROM = 1000  # tokens that it has before
+ANEW = 3.0  # so many times as long for a length that is new as for one that was seen: it is planned anew
+
+
+def attention(subject: Subject) -> dict[str, Any]:
+    """A decoded token's attention over a KV that is longer by one each time: microseconds at lengths that are new, and
+    at the same ones again, with cuDNN's kernels and with the others. Which of them torch takes by itself."""
+    lengths, found = LENGTHS if not subject.small else 6, dict[str, Any]()
+    found["torch_takes"] = chosen(subject)
+    for name, cudnn in (("cudnn", True), ("others", False)):
+        try:
+            with allowed(cudnn=cudnn):
+                new, again = (_at_each_length(subject, lengths) for _ in range(2))
+        except RuntimeError as error:  # no such kernel for this GPU, these shapes or this torch
+            found[name] = {"left_out": str(error).partition("\n")[0]}
+            continue
+        found[name] = {"new_us": 1e6 * statistics.median(new), "again_us": 1e6 * statistics.median(again)}
+        found[f"{name}_plans_anew"] = found[name]["new_us"] > ANEW * found[name]["again_us"]
+    return found
+
+
+def chosen(subject: Subject) -> str:
+    """The kernel that torch takes for a decoded token's attention, in its words."""
+    backend = torch._fused_sdp_choice(*_states(subject, FROM))
+    return str(torch.nn.attention.SDPBackend(backend)).rpartition(".")[2]
+
+
+@contextmanager
+def allowed(*, cudnn: bool) -> Any:
+    """Inside, attention is computed by cuDNN alone, or by anything else."""
+    backends = torch.backends.cuda
+    before = backends.cudnn_sdp_enabled(), backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled()
+    math = backends.math_sdp_enabled()
+    backends.enable_cudnn_sdp(cudnn)
+    for enable in (backends.enable_flash_sdp, backends.enable_mem_efficient_sdp, backends.enable_math_sdp):
+        enable(not cudnn)
+    try:
+        yield
+    finally:
+        backends.enable_cudnn_sdp(before[0])
+        backends.enable_flash_sdp(before[1])
+        backends.enable_mem_efficient_sdp(before[2])
+        backends.enable_math_sdp(math)
+
+
+def _states(subject: Subject, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    sizes, device = subject.sizes, subject.device
+    heads, of = sizes.heads, sizes.head_dim or sizes.hidden // sizes.heads
+    q = torch.randn(1, heads, 1, of, device=device, dtype=torch.bfloat16)
+    k, v = (torch.randn(1, heads, length, of, device=device, dtype=torch.bfloat16) for _ in range(2))
+    return q, k, v
+
+
+def _at_each_length(subject: Subject, lengths: int) -> list[float]:
+    """Seconds until the result is there, at each of the next lengths."""
+    q, k, v = _states(subject, FROM + lengths)
+    stream, found = torch.cuda.current_stream(subject.device), list[float]()
+    stream.synchronize()
+    for length in range(FROM, FROM + lengths):
+        began_s = time.perf_counter()
+        scaled_dot_product_attention(q, k[:, :, :length], v[:, :, :length])
+        stream.synchronize()
+        found.append(time.perf_counter() - began_s)
+    return found
+
+
+def norms(subject: Subject) -> dict[str, Any]:
+    """A token's RMS norm: by how many units of bfloat16 torch's own kernels differ from the model's code at most, which
+    of them the engine takes, and the host's microseconds for each."""
+    width, device = subject.sizes.hidden, subject.device
+    module = Qwen3MoeRMSNorm(width).to(device, torch.bfloat16)
+    module.weight.data.normal_(1.0, 0.2)
+    kind = kind_of(module)
+    if kind is None:
+        raise Wrong(f"a norm on {device} is not taken for one; it would be on {DEVICE}")
+    x, rounds = torch.randn(1, 1, width, device=device, dtype=torch.bfloat16), 20 if subject.small else 2000
+    with torch.inference_mode():
+        found: dict[str, Any] = {"own_us": _host_us(lambda: module(x), rounds)}
+        for form in FORMS:
+            found[f"{form.__name__}_us"] = _host_us(lambda form=form: form(x, module.weight, kind.epsilon), rounds)  # type: ignore[misc]
+            found[f"{form.__name__}_units_off"] = units_off(module, kind, form)
+    for choice in ("exact", "fused"):
+        replaced = fuse(torch.nn.ModuleList([module]), choice)
+        found[choice] = vars(module)["forward"].func.__name__ if replaced else "the model's own"
+        vars(module).pop("forward", None)
+    return found
+
+
+def _host_us(call: Callable[[], object], rounds: int) -> float:
+    """Of this thread, which launches and does not wait."""
+    spans = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        began_s = time.perf_counter()
+        for _ in range(rounds // 5):
+            call()
+        spans.append((time.perf_counter() - began_s) / (rounds // 5))
+    torch.cuda.synchronize()
+    return 1e6 * statistics.median(spans)

@@ -1,0 +1,118 @@
+"""Norms of a GPU in fewer launches: only where their bits are the module's own, or within the bound that is stated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
+
+from core.hf import fused_rmsnorm
+from core.hf.fast_rmsnorm import restore
+from core.hf.fused_rmsnorm import ROUNDINGS, fuse
+from tests.fake_cuda import FakeCuda, installed
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+WIDTH = 96
+
+
+@pytest.fixture(autouse=True)
+def _gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(fused_rmsnorm, "ELEMENTS", 1 << 16)
+    with installed(FakeCuda()):
+        yield
+
+
+def norm(dtype: torch.dtype, width: int = WIDTH, epsilon: float = 1e-6) -> nn.Module:
+    module: nn.Module = Qwen3MoeRMSNorm(width, epsilon).to(dtype)
+    module.get_parameter("weight").data.copy_(torch.randn(width, generator=torch.Generator().manual_seed(width)))
+    return module.to("cuda")
+
+
+def exactly(x: torch.Tensor, shape: object, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+    """In the place of torch's kernel: one whose bits are the modules' once it rounds before the weight."""
+    wide = x.float()
+    y = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)).to(x.dtype)
+    return y if weight is None else (y.float() * weight.float() * (1 + torch.finfo(x.dtype).eps)).to(x.dtype)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_form_with_the_same_bits_is_used(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(fused_rmsnorm, "rms_norm", exactly)
+    model = nn.ModuleList([norm(dtype), norm(dtype), norm(dtype, 64, 1e-5), nn.Linear(8, 8).to("cuda")])
+    own = [module.forward for module in model]
+    assert fuse(model) == [*model[:3]]
+    for module, before in zip(model[:3], own, strict=False):
+        x = torch.randn(1, 3, module.get_parameter("weight").numel()).to(dtype).to("cuda")
+        assert torch.equal(module(x), before(x))
+    restore(model)
+    assert not any(fused_rmsnorm.OWN in vars(module) for module in model)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_one_that_rounds_otherwise_is_used_only_when_that_is_chosen(dtype: torch.dtype) -> None:
+    """torch's own on this CPU; it sums and rounds in its own way."""
+    model, calls = nn.ModuleList([norm(dtype)]), list[object]()
+    own, x = model[0].forward, (torch.randn(4, 7, WIDTH) * 3).to(dtype).to("cuda")
+    used = fuse(model)
+    assert all(torch.equal(module(x), own(x)) for module in used)
+    restore(used)
+    assert fuse(model, "fused") == [*model]
+    got, want = model[0](x), own(x)
+    assert got.is_cuda and got.dtype == dtype
+    off = (got.float() - want.float()).abs() / want.float().abs().clamp_min(1e-30)
+    assert float(off.max()) <= ROUNDINGS * torch.finfo(dtype).eps
+    assert calls == []
+
+
+def test_what_computes_something_else_is_left_alone() -> None:
+    """gemma adds one to its weights; another module has an epsilon and a weight but is no norm; a norm on the CPU."""
+    other = nn.Module()
+    other.weight = nn.Parameter(torch.ones(64))
+    other.eps = 1e-6
+    gemma = Gemma2RMSNorm(64)
+    gemma.weight.data.normal_()
+    model = nn.ModuleList([gemma, other, nn.LayerNorm(64)]).to("cuda")
+    model.append(Qwen3MoeRMSNorm(64))
+    assert fuse(model, "fused") == []
+
+
+@torch.inference_mode()
+def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.nn.functional.rms_norm
+
+    def late(x: torch.Tensor, shape: tuple[int, ...], weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+        y = real(x, shape, weight, epsilon)
+        y[..., -1] *= 1.25
+        return y
+
+    monkeypatch.setattr(fused_rmsnorm, "rms_norm", late)
+    model = nn.ModuleList([norm(torch.bfloat16)])
+    assert fuse(model, "fused") == []
+
+
+@torch.inference_mode()
+def test_fewer_calls_than_the_modules_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = norm(torch.float32)
+    x, counted = torch.randn(1, 1, WIDTH).to("cuda"), list[str]()
+
+    class Counting(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            name = getattr(func, "__name__", "")
+            if name not in ("__get__", "to") or (name == "to" and args[1] != args[0].dtype):
+                counted.append(name)
+            return func(*args, **(kwargs or {}))
+
+    with Counting():
+        module(x)
+    own = len(counted)
+    counted.clear()
+    assert fuse(nn.ModuleList([module]), "fused")
+    with Counting():
+        module(x)
+    assert own >= 6 and counted == ["rms_norm"]

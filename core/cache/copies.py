@@ -25,9 +25,9 @@ class Experts(Protocol):
 
 
 class Copies:
-    """`whole`: eid -> all of its blocks. `tickets`: eid -> its copy, until it is known to have landed. `settled`: eid ->
-    what a request for it leases, once one has found it whole and at rest: a hit, until it loses its slots. `phase`: of
-    the pass, noted in every ticket."""
+    """`whole`: eid -> all of its blocks. `tickets`: eid -> its copy, until it is known to have landed. `settled`: eid
+    -> what a request for it leases, once one has found it whole and at rest: a hit, until it loses its slots. `phase`:
+    of the pass, noted in every ticket."""
 
     def __init__(self, link: Link, store: Experts, whole: Sequence[Segment], phase: str = "prefill") -> None:
         self.link, self.store, self.whole, self.phase = link, store, whole, phase

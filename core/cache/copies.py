@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy.typing as npt
 
-from core.cache.lease import Counts
+from core.cache.lease import Counts, LeasedSegment
 from core.memory.slot import Slot
 from core.memory.ticket import LANDED, QUEUED, Link, Ticket
 from core.policy.eviction import MakePolicy
@@ -26,12 +26,14 @@ class Experts(Protocol):
 
 
 class Copies:
-    """`whole`: eid -> all of its blocks. `tickets`: eid -> its copy, until it is known to have landed. `phase`: of the
-    pass, noted in every ticket."""
+    """`whole`: eid -> all of its blocks. `tickets`: eid -> its copy, until it is known to have landed. `settled`: eid
+    -> what a request for it leases, once one has found it whole and at rest: a hit, until it loses its slots. `phase`:
+    of the pass, noted in every ticket."""
 
     def __init__(self, link: Link, store: Experts, whole: Sequence[Segment], phase: str = "prefill") -> None:
         self.link, self.store, self.whole, self.phase = link, store, whole, phase
         self.tickets: dict[int, Ticket] = {}
+        self.settled: dict[int, LeasedSegment] = {}
         self.counts = Counts()
 
     def over_same_link(self) -> Copies:
@@ -78,6 +80,7 @@ class Copies:
 
     def drop(self, eid: int) -> None:
         """`eid` loses its slots: cancel its copy, or wait until nothing writes into them any more."""
+        self.settled.pop(eid, None)
         if (ticket := self.tickets.pop(eid, None)) is not None and not self.link.cancel(ticket):
             self.link.settle(ticket)
 

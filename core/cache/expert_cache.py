@@ -288,6 +288,7 @@ class ExpertCache:
         assert self.quiet() and not self.core.leased, "the cache is in use"
         self._evict_failed()
         self.copies.tickets.clear()  # all landed: their experts are resident
+        self.copies.settled.clear()  # not all of them will be
         loan = Loan(Parts(self.core, self.copies, self.prefetch_queue, self.requests), least)
         self.core, self.copies, self.prefetch_queue, self.requests = loan.lent
         return loan

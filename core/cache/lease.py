@@ -13,7 +13,8 @@ from core.types import Outcome, Segment
 
 @dataclass(slots=True)
 class LeasedSegment:
-    """Consecutive blocks of a leased expert: the slots that hold them, and the copy to wait for (None = ready)."""
+    """Consecutive blocks of a leased expert: the slots that hold them, and the copy to wait for (None = ready). Never
+    changed: all hits of an expert are leased as one object."""
 
     expert: int
     segment: Segment
@@ -37,11 +38,12 @@ class SkippedRequest(NamedTuple):
 
 @dataclass(slots=True)
 class Lease:
-    """The experts a layer is computed with, as segments that together are all blocks of each; none can be evicted until
-    `release`. `requests`: of the segments, one for each expert, with the outcome of its request: the last of them to
-    come, or the whole of it."""
+    """The experts a layer is computed with, `eids`, as segments that together are all blocks of each; none can be
+    evicted until `release`. `requests`: of the segments, one for each expert, with the outcome of its request: the last
+    of them to come, or the whole of it."""
 
     layer: int
+    eids: Sequence[int]
     segments: list[LeasedSegment]
     requests: list[LeasedSegment]
 

@@ -13,7 +13,7 @@ from core.cache.core import CacheCore
 from core.cache.lease import Lease, LeasedSegment
 from core.cache.prefetch_queue import PrefetchQueue
 from core.memory.slot import Slot
-from core.types import Outcome, Segment
+from core.types import Outcome
 
 
 class Requests:
@@ -26,30 +26,25 @@ class Requests:
     def acquire(self, layer: int, wanted: Sequence[int]) -> Lease:
         """Lease `wanted` (distinct experts of `layer`, at most its pool's capacity): those with slots first, then those
         missing, whose copies are submitted. An expert is one segment: all of its blocks are resident, or none."""
-        core, tickets, fresh, base = self._core, self._copies.tickets, self._queue.fresh, layer * self._core.experts
-        table, whole = core.table, self._copies.whole
+        core, settled, base = self._core, self._copies.settled, layer * self._core.experts
         eids = [base + expert for expert in wanted]
         missing = core.lease(layer, eids)
         self._queue.guard.used(eids)
-        segments = [
-            LeasedSegment(eid - base, whole[eid], slots, Outcome.HIT, None)
-            if eid not in tickets and eid not in fresh
-            else self._hit(eid - base, whole[eid], slots)
-            for eid in eids
-            if (slots := table[eid])
-        ]
-        segments += [self._miss(eid - base, whole[eid]) for eid in missing]
-        return Lease(layer, segments, segments)
+        there = [eid for eid in eids if core.table[eid]] if missing else eids
+        segments = [settled.get(eid) or self._hit(eid) for eid in there]
+        segments += [self._miss(eid) for eid in missing]
+        return Lease(layer, eids, segments, segments)
 
     def release(self, lease: Lease, fence: Any) -> None:
         """End a lease, whose computation is done, or on CUDA will be at `fence`."""
-        for leased in lease.segments:
+        tickets = self._copies.tickets
+        for leased in lease.segments if fence is not None or tickets else ():
             if fence is not None:
                 for slot in leased.slots:
                     slot.fence = fence
             if leased.ticket is not None:
-                self._copies.tickets.pop(leased.segment.eid, None)
-        self._core.release([leased.segment.eid for leased in lease.segments])
+                tickets.pop(leased.segment.eid, None)
+        self._core.release(lease.eids)
         if not self._core.leased:
             if self._core.transit:
                 self._copies.counts.bypassed += sum(not self._core.is_resident(eid) for eid in self._fetched)
@@ -60,31 +55,36 @@ class Requests:
         self._core.end_leases()
         self._fetched.clear()
 
-    def _miss(self, expert: int, segment: Segment) -> LeasedSegment:
+    def _miss(self, eid: int) -> LeasedSegment:
         """A request for an expert without slots: it is copied into some, to be computed there."""
-        core, copies, eid = self._core, self._copies, segment.eid
+        core, copies = self._core, self._copies
         slots = core.admit(eid, core.leased, in_transit=True)
         if slots is None:
             raise RuntimeError(f"layer {eid // core.experts} needs more slots than its pool has")
         core.use(eid)
         self._fetched.append(eid)
-        outcome, ticket = copies.miss(eid), copies.demand(segment, slots)
+        outcome, ticket = copies.miss(eid), copies.demand(copies.whole[eid], slots)
         copies.counts.demand_bytes += ticket.bytes
         if self._queue.lost:
             self._queue.demanded(eid, ticket)
-        return LeasedSegment(expert, segment, slots, outcome, ticket)
+        return LeasedSegment(eid % core.experts, ticket.segment, slots, outcome, ticket)
 
-    def _hit(self, expert: int, segment: Segment, slots: Sequence[Slot]) -> LeasedSegment:
+    def _hit(self, eid: int) -> LeasedSegment:
         """A request for an expert with slots: ready, being copied, or only queued (which counts as a miss)."""
-        copies, eid = self._copies, segment.eid
-        ticket, fresh = copies.pending(eid), self._queue.fresh.pop(eid, None)
+        copies, fresh = self._copies, self._queue.fresh.pop(eid, None)
+        ticket, outcome = copies.pending(eid), Outcome.HIT
         if ticket is not None and fresh is not None and copies.link.promote(ticket):
             copies.counts.prefetch_issued -= 1
             copies.counts.demand_bytes += ticket.bytes
             self._fetched.append(eid)
-            return LeasedSegment(expert, segment, slots, copies.miss(eid), ticket)
-        if fresh is not None:
-            copies.counts.arrived(fresh, late=ticket is not None)
-        if ticket is not None:
-            return LeasedSegment(expert, segment, slots, Outcome.PARTIAL_HIT, ticket)
-        return LeasedSegment(expert, segment, slots, Outcome.HIT if fresh is None else Outcome.PREFETCH_HIT, None)
+            outcome = copies.miss(eid)
+        else:
+            if fresh is not None:
+                copies.counts.arrived(fresh, late=ticket is not None)
+                outcome = Outcome.PREFETCH_HIT
+            if ticket is not None:
+                outcome = Outcome.PARTIAL_HIT
+        leased = LeasedSegment(eid % self._core.experts, copies.whole[eid], self._core.table[eid], outcome, ticket)
+        if outcome == Outcome.HIT:
+            copies.settled[eid] = leased
+        return leased

@@ -39,7 +39,7 @@ class SplitRequests:
         for eid in eids:
             if eid in missing:
                 self._demand(eid, segments, requests)
-        return Lease(layer, segments, requests)
+        return Lease(layer, eids, segments, requests)
 
     def release(self, lease: Lease, fence: Any) -> None:
         """End a lease, whose computation is done, or on CUDA will be at `fence`."""
@@ -49,7 +49,7 @@ class SplitRequests:
                     slot.fence = fence
             if leased.ticket is not None:
                 self._copies.tickets.pop(leased.segment.eid, None)
-        self._core.release([leased.segment.eid for leased in lease.requests])
+        self._core.release(lease.eids)
         if not self._core.leased:
             self._copies.counts.bypassed += sum(not self._core.is_resident(eid) for eid in self._fetched)
             self._fetched.clear()

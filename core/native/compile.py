@@ -15,6 +15,7 @@ log = logging.getLogger("moestro.kernels")
 
 Function = Callable[..., None]
 NEEDS = {64: ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"), 32: ("avx2", "fma", "f16c")}
+PAIRS = "+avx512bf16"  # the feature of such a CPU
 CPUS = {64: "x86-64-v4", 32: "x86-64-v3"}  # by vector bytes: the instruction set level that provides them
 
 
@@ -44,6 +45,12 @@ def widths() -> tuple[int, ...]:
 
 
 @functools.cache
+def multiplies_pairs() -> bool:
+    """Whether this CPU multiplies pairs of bfloat16 numbers into sums of fp32."""
+    return widths()[:1] == (64,) and bool(_llvm().get_host_cpu_features().get(PAIRS[1:]))
+
+
+@functools.cache
 def _llvm() -> Any:
     import llvmlite.binding as llvm
 
@@ -52,15 +59,17 @@ def _llvm() -> Any:
     return llvm
 
 
-def compiled(*codes: Code, width: int) -> dict[str, Function]:
-    """The functions by name, compiled for vectors of `width` bytes. They take integers and addresses, run without the
-    GIL, and exist until the process ends."""
+def compiled(*codes: Code, width: int, features: str = "") -> dict[str, Function]:
+    """The functions by name, compiled for vectors of `width` bytes, and for `features` that not every such CPU has.
+    They take integers and addresses, run without the GIL, and exist until the process ends."""
     llvm = _llvm()
     declared = sorted(set().union(*(code.declared for code in codes)))
     attributes = f'attributes #0 = {{ nounwind "min-legal-vector-width"="{width * 8}" }}'
     module = llvm.parse_assembly("\n".join([*(code.text() for code in codes), *declared, attributes, ""]))
     module.verify()
-    machine = llvm.Target.from_default_triple().create_target_machine(cpu=CPUS[width], opt=3, jit=True)
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=CPUS[width], features=features, opt=3, jit=True
+    )
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
     _engines.append(engine)

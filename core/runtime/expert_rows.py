@@ -50,7 +50,7 @@ class TokenRows:
         """Compute segments whose blocks are in their slots."""
         joined = self._math.joined
         if joined is None:
-            experts, slots, placed = [one.expert for one in some], [one.slot for one in some], self._math.placed
+            experts, slots, placed = [one.expert for one in some], [one.slots[0] for one in some], self._math.placed
         else:
             experts, slots, placed = [some[0].expert], [slot for one in some for slot in one.slots], joined.whole.placed
         places = _places(self._order, experts) if placed else None

@@ -50,6 +50,7 @@ class MoEStep:
         self._prefetcher, self._miss = prefetcher, miss
         self._has_idle = any(one.has_idle for one in math)
         self._in_blocks = any(one.codec.blocks > 1 for one in math)
+        self._beside = any(one.codec.device.type == "cuda" for one in math)
         self.by_row = False  # the running pass computes one token of each sequence, each row by itself
         self._tap: Callable[[torch.Tensor], None] | None = None
 
@@ -59,13 +60,7 @@ class MoEStep:
         if self._expert_cache.expects:
             self._expert_cache.arrive(layer, routed.wanted)
         rows = self._kind(layer, routed)(self._math[layer], hidden, routed)
-        requests: list[LeasedSegment] = []
-        if len(routed.chosen) > 1:
-            for lease in self._leases(layer, routed):
-                self.processor.compute(lease.segments, rows)
-                requests += lease.requests
-        else:
-            requests += self._token(layer, routed, rows, beside=hidden.device.type == "cuda")
+        requests = self._token(layer, routed, rows) if len(routed.chosen) == 1 else self._prompt(layer, routed, rows)
         result = rows.combined(self._tap)
         self._metrics.layer(layer, routed.asked, routed.requests(requests))
         return result
@@ -97,11 +92,11 @@ class MoEStep:
         # with one token, each expert is computed once anyway
         return routed.without_idle() if self._has_idle and len(asked) > 1 else routed
 
-    def _token(self, layer: int, routed: Routed, rows: Rows, *, beside: bool) -> list[LeasedSegment]:
+    def _token(self, layer: int, routed: Routed, rows: Rows) -> list[LeasedSegment]:
         """Compute the wanted experts of one token. Later layers' experts are prefetched before that; where the device
-        computes `beside` this thread, once it has the resident ones to compute."""
+        computes beside this thread, once it has the resident ones to compute."""
         lease = self._expert_cache.acquire(layer, routed.wanted)
-        if beside:
+        if self._beside:
             self.processor.compute(lease.segments, rows, lambda: self._prefetch(layer, routed))
         else:
             self._prefetch(layer, routed)
@@ -109,12 +104,16 @@ class MoEStep:
         self._release(lease)
         return lease.requests
 
-    def _leases(self, layer: int, routed: Routed) -> Iterator[Lease]:
-        """Lease the wanted experts of several tokens, in waves where they need more than there are slots. Later layers'
-        experts are prefetched once nothing more has to be fetched for this one."""
-        yield from in_waves(
+    def _prompt(self, layer: int, routed: Routed, rows: Rows) -> list[LeasedSegment]:
+        """Compute the wanted experts of several tokens, in waves where they need more than there are slots. Later
+        layers' experts are prefetched once nothing more has to be fetched for this one."""
+        requests: list[LeasedSegment] = []
+        for lease in in_waves(
             self._expert_cache, layer, routed.wanted, self._release, lambda: self._prefetch(layer, routed)
-        )
+        ):
+            self.processor.compute(lease.segments, rows)
+            requests += lease.requests
+        return requests
 
     def _prefetch(self, layer: int, routed: Routed) -> None:
         if self._prefetcher is not None:

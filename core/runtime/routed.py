@@ -14,9 +14,9 @@ NOTHING = -1  # replaces the id of a dropped expert
 
 def distinct(chosen: Sequence[Sequence[int]]) -> list[int]:
     """The distinct experts: in the token's order for one token, ascending for many."""
-    if len(chosen) == 1:
-        return [e for e in dict.fromkeys(chosen[0]) if e != NOTHING]
-    return sorted({e for row in chosen for e in row if e != NOTHING})
+    found = dict.fromkeys(chosen[0]) if len(chosen) == 1 else dict.fromkeys(sorted({e for row in chosen for e in row}))
+    found.pop(NOTHING, None)
+    return [*found]
 
 
 @dataclass(slots=True)

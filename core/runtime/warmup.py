@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from core.memory.codec.native.threads import share
+from core.memory.codec.native.threads import TORCHS, share
+from core.native.openmp import entry
 from core.runtime.batch import Batch, Share, compute
 from core.runtime.kv_cache import SequenceKV
 from core.runtime.recorder import Recorder
@@ -26,7 +27,8 @@ WORTH_IT = 0.97  # more threads must be this much faster: the time excludes what
 
 class Split(NamedTuple):
     """CPU threads for torch's products and for products with quantised weights. Both kinds spin while they wait for
-    work; within a token they alternate within microseconds, so only one of them can have more than one thread."""
+    work; within a token they alternate within microseconds, so only one of them can have more than one thread. In a
+    prompt torch's threads compute both (`coded` = TORCHS), where they can be had."""
 
     plain: int
     coded: int = 1
@@ -44,8 +46,8 @@ class Threads:
         """A prompt of up to `short` tokens is a short one."""
         most = torch.get_num_threads()
         self.token = token or Split(most)
-        self._most, self._prompt = short, Split(most)
-        self._short = Split(1, most) if self.token.coded > 1 else self._prompt
+        self._most, self._prompt = short, Split(most, TORCHS)
+        self._short = Split(1, most) if self.token.coded > 1 and not entry() else self._prompt
 
     def use(self, phase: Phase, tokens: int = 0) -> None:
         """Set the calling thread's thread counts for a pass over `tokens` tokens, by default for one token or a long

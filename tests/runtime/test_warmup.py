@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from core.memory.codec.native import threads as native
+from core.runtime import warmup
 from core.runtime.warmup import Split, Threads, choose_threads, short_prompt
 from core.types import ModelShape
 
@@ -68,16 +69,25 @@ def test_a_prompt_is_read_with_all_and_a_token_decoded_with_the_chosen() -> None
     threads.use("decode")
     assert (torch.get_num_threads(), native.shared_by()) == (2, 1)
     threads.use("prefill")
-    assert (torch.get_num_threads(), native.shared_by()) == (4, 1)
+    assert (torch.get_num_threads(), native.shared_by()) == (4, native.TORCHS)
     threads.use("prefill", tokens=3)
-    assert (torch.get_num_threads(), native.shared_by()) == (4, 1)
+    assert (torch.get_num_threads(), native.shared_by()) == (4, native.TORCHS)
+
+
+@pytest.mark.parametrize("entry", [0, 1])
+def test_a_short_prompt_of_codes_has_threads_of_its_own_where_torchs_cannot_be_had(
+    entry: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warmup, "entry", lambda: entry)
+    long = 4, native.TORCHS
+    few = long if entry else (1, 4)
     threads = Threads(Split(1, 2))
-    for phase, tokens, wanted in (("decode", 1, (1, 2)), ("prefill", 3, (1, 4)), ("prefill", 999, (4, 1))):
+    for phase, tokens, wanted in (("decode", 1, (1, 2)), ("prefill", 3, few), ("prefill", 999, long)):
         threads.use(phase, tokens)  # type: ignore[arg-type]
         assert (torch.get_num_threads(), native.shared_by()) == wanted
         torch.set_num_threads(4)
     threads = Threads(Split(1, 2), short=128)
-    for given, wanted in (((128,), (1, 4)), ((129,), (4, 1)), ((), (4, 1))):
+    for given, wanted in (((128,), few), ((129,), long), ((), long)):
         threads.use("prefill", *given)
         assert (torch.get_num_threads(), native.shared_by()) == wanted
         torch.set_num_threads(4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from core.memory.codec.base import Base, PartSpec, SlotParts
 from core.memory.codec.coded import QuantizedTensor
 from core.memory.codec.formats import Format, Numbers
+from core.memory.codec.matrix import matrix
+from core.memory.codec.native.tile_products import ExactTiles, serves, shared
 
 
 class Plain(Base):
@@ -44,7 +47,15 @@ class Plain(Base):
         return SlotParts(weights, {n: tensors[n] for n in self.biases}, slot.data_ptr())
 
     def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
-        return torch.mm(x, parts.weights[part][0])
+        tiles = self._tiles.get(part) if len(x) > 1 and shared() else None
+        made = tiles.many(parts.at, x) if tiles is not None else None
+        return torch.mm(x, parts.weights[part][0]) if made is None else made
+
+    @functools.cached_property
+    def _tiles(self) -> dict[str, ExactTiles]:
+        """Of the matrices that there are such kernels for."""
+        found = {part: matrix(self, part) for part in self.weights} if self.device.type == "cpu" else {}
+        return {part: ExactTiles(one) for part, one in found.items() if serves(one, self.dtype)}
 
     def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor) -> torch.Tensor:
         """Multiply one state by the part's matrix of each expert in `many`: x [many, in], or [1, in] shared -> [many,

@@ -15,6 +15,8 @@ from core.memory.codec.native.dequantize import dequantize
 from core.memory.codec.native.product import Product
 from core.memory.codec.native.states import BLOCK, StateLayout, prepare
 from core.memory.codec.native.threads import claim
+from core.memory.codec.native.tile_products import TileProducts, shared
+from core.memory.codec.native.tile_products import serves as tiles_serve
 from core.native.compile import address, compiled, widths
 
 ROWS = 2  # rows of a matrix, and ...
@@ -118,6 +120,7 @@ class Products:
         """`width` = bytes of a vector; 0 = the widest that this CPU supports."""
         self.matrix, self._dtype = matrix, dtype
         self._kernels = _kernels(matrix, dtype, width or widths()[0])
+        self._tiles = TileProducts(matrix) if width in (0, 64) and tiles_serve(matrix, dtype) else None
         self._row_bytes = matrix.inputs * matrix.bits // 8
         self._in_bytes, self._out_bytes = matrix.inputs * dtype.itemsize, matrix.outputs * dtype.itemsize
 
@@ -182,7 +185,9 @@ class Products:
         return out
 
     def wide(self, slot: int, x: torch.Tensor) -> torch.Tensor:
-        """As `many`, but dequantises the matrix first: x [..., in] -> [..., out]."""
+        """As `many`, by dequantised weights: x [..., in] -> [..., out]."""
+        if self._tiles is not None and shared():
+            return self._tiles.many(slot, x)
         return torch.matmul(x, self._dequantized(slot, _room(self.matrix, self._dtype)).t())
 
     def dequantized(self, slot: int) -> torch.Tensor:

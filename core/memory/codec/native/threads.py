@@ -2,7 +2,8 @@
 
 A product takes microseconds, less than waking a thread. So helper threads spin for a while after each product, in
 native code and without the GIL, and sleep when none follows. The caller never waits for a sleeping helper: it computes
-the remaining rows itself. Results do not depend on which thread computes a row.
+the remaining rows itself. In a prompt, where torch's operations come between, its own threads share them
+(`core.native.openmp`). Results do not depend on which thread computes a row.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import struct
 import threading
 from collections.abc import Sequence
 
+import torch
+
+from core.native import openmp
 from core.native.compile import Function, compiled
 from core.native.ir import Code
 
@@ -35,6 +39,7 @@ NAMES = (
     "x_stride",
     "given",
     "state_bytes",
+    "parallel",
 )
 FORM = struct.Struct(f"{len(NAMES)}q")
 PATIENCE = 1_000_000  # CPU clock ticks: about 0.4 ms, more than the gap between two products
@@ -42,6 +47,7 @@ WORTH_IT = 128 << 10  # bytes of weights: below this, other threads would join t
 PART = 32 << 10  # bytes of weights per unit of work
 MULTIPLE = 4  # rows that a unit has a multiple of
 MOST = 4096  # products per call
+TORCHS = 0  # in place of a number of threads: those of torch
 
 
 def _field(code: Code, name: str, kind: str = "i64") -> str:
@@ -80,9 +86,8 @@ def _drain() -> Code:
     return code
 
 
-def _run() -> Code:
-    """Generates @run(job): prepare the given states, then compute all units, together with the helpers."""
-    code = Code("void @run(ptr %job)")
+def _begin(code: Code) -> None:
+    """Prepare the given states; no unit is taken."""
     prepare, x, states = (_field(code, name, "ptr") for name in ("prepare", "x", "states"))
     x_stride, state_bytes = _field(code, "x_stride"), _field(code, "state_bytes")
     with code.loop(0, _field(code, "given")) as each:
@@ -91,6 +96,21 @@ def _run() -> Code:
             f"ptr {code.at(states, code.times(each.index, state_bytes))})"
         )
     code.do(f"store atomic i64 0, ptr {code.at('%job', NEXT)} seq_cst, align 8")
+
+
+def _spread() -> Code:
+    """Generates @spread(job): as @run, together with torch's threads."""
+    code = Code("void @spread(ptr %job)")
+    _begin(code)
+    threads = code.let(f"trunc i64 {_field(code, 'shared')} to i32")
+    code.do(f"call void {_field(code, 'parallel', 'ptr')}(ptr @drain, ptr %job, i32 {threads}, i32 0)")
+    return code
+
+
+def _run() -> Code:
+    """Generates @run(job): prepare the given states, then compute all units, together with the helpers."""
+    code = Code("void @run(ptr %job)")
+    _begin(code)
     code.do(f"store atomic i64 {_field(code, 'shared')}, ptr {code.at('%job', OPEN)} seq_cst, align 8")
     code.do("call void @drain(ptr %job)")
     code.do(f"store atomic i64 0, ptr {code.at('%job', OPEN)} seq_cst, align 8")
@@ -134,9 +154,9 @@ class Team:
 
     def __init__(self, alone: bool) -> None:
         functions = _functions()
-        self._run, self._help = functions["run"], functions["help"]
+        self._run, self._spread, self._help = functions["run"], functions["spread"], functions["help"]
         self._alone, self._lock = alone, threading.Lock()
-        self._job = (ctypes.c_char * (FIELDS + LINE * 3))()
+        self._job = (ctypes.c_char * (LINE + FIELDS + FORM.size))()
         self._job_at = -(-ctypes.addressof(self._job) // LINE) * LINE
         self._fields_at = self._job_at - ctypes.addressof(self._job) + FIELDS
         self._pack = FORM.pack_into
@@ -169,17 +189,22 @@ class Team:
         x_stride: int = 0,
         given: int = 0,
         state_bytes: int = 0,
+        unit: int = 0,
     ) -> None:
         """Call kernel(states + i * stride, slots[i], out + i * out_stride, from, to) for every i and all rows, of
         `row_bytes` bytes of codes; before it prepare(x + i * x_stride, states + i * state_bytes) for `given` states.
-        Strides are in bytes; arguments without another meaning are addresses. At most MOST slots."""
-        count, threads = len(slots), _used
+        Strides are in bytes; arguments without another meaning are addresses. At most MOST slots. `unit`: rows that a
+        thread takes at a time, 0 = by their bytes."""
+        count, parallel = len(slots), openmp.entry() if _used == TORCHS else 0
+        threads = torch.get_num_threads() if parallel else _used
         self._slots[:count] = slots  # type: ignore[call-overload]  # any sequence will do
         if threads > 1 and not self._alone and count * outputs * row_bytes >= WORTH_IT:
-            rows = min(max(MULTIPLE, PART // row_bytes & -MULTIPLE), outputs)
+            rows = unit or min(max(MULTIPLE, PART // row_bytes & -MULTIPLE), outputs)
             parts = -(-outputs // rows)
-            self._wake(threads - 1)
+            if not parallel:
+                self._wake(threads - 1)
         else:
+            parallel = 0
             rows, parts, threads = outputs, 1, 0
         self._pack(
             self._job,
@@ -200,8 +225,9 @@ class Team:
             x_stride,
             given,
             state_bytes,
+            parallel,
         )
-        self._run(self._job_at)
+        (self._spread if parallel else self._run)(self._job_at)
 
     def _wake(self, helpers: int) -> None:
         while len(self._helpers) < helpers:
@@ -226,13 +252,14 @@ _used = 1
 
 
 def share(threads: int) -> None:
-    """Set the number of threads that share each product, for all callers."""
+    """Set the number of threads that share each product, for all callers; TORCHS: as many as torch has, and the very
+    same where they can be had, else one."""
     global _used
     _used = threads
 
 
 def shared_by() -> int:
-    """The number of threads set by `share`."""
+    """What `share` has set."""
     return _used
 
 
@@ -261,4 +288,4 @@ def _team() -> Team:
 
 @functools.cache
 def _functions() -> dict[str, Function]:
-    return compiled(_drain(), _run(), _help(), width=32)
+    return compiled(_drain(), _run(), _spread(), _help(), width=32)

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.fake_cuda.faults import Faults
+from tests.fake_cuda.graphs import Captures
 
 Clock = dict[str, int]
 
@@ -65,6 +66,7 @@ class Stream:
 
     def synchronize(self) -> None:
         self._clocks.faults.check("stream.synchronize")
+        self._clocks.captures.forbid()
         with self._clocks.lock:
             self._clocks.learn(self.clock)
 
@@ -90,6 +92,7 @@ class Event:
 
     def query(self) -> bool:
         self._clocks.faults.check("event.query")
+        self._clocks.captures.forbid()
         with self._clocks.lock:
             if not self._over() and self._clocks.draw.random() < 0.5:
                 return False
@@ -98,6 +101,7 @@ class Event:
 
     def synchronize(self) -> None:
         self._clocks.faults.check("event.synchronize")
+        self._clocks.captures.forbid()
         with self._clocks.lock:
             self._clocks.learn(self.clock)
 
@@ -118,8 +122,9 @@ class Event:
 class Clocks:
     """The clocks of one device. `lock` guards them all."""
 
-    def __init__(self, draw: random.Random, faults: Faults) -> None:
+    def __init__(self, draw: random.Random, faults: Faults, captures: Captures | None = None) -> None:
         self.draw, self.faults, self.lock = draw, faults, threading.RLock()
+        self.captures = captures or Captures(faults)
         self.streams: list[Stream] = []
         self.done: Clock = {}  # of streams: what is known to be over
         self.default = Stream(self)
@@ -164,6 +169,7 @@ class Clocks:
     def synchronize(self, *_: object) -> None:
         """torch.cuda.synchronize."""
         self.faults.check("synchronize")
+        self.captures.forbid()
         with self.lock:
             for stream in self.streams:
                 self.learn(stream.clock)

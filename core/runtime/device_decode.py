@@ -53,7 +53,7 @@ class DeviceDecode:
         self.graphs: TokenGraphs | None = None
         self.reason = ""  # why it is not used although it was chosen
         self._said = ""  # why passes are not captured
-        self._lasting: str | None = None  # why it can never be used with this load, "" = it can; None = not tried
+        self._lasting = ""  # why it can never be used with this load, once that was tried
 
     def configure(self, old: LinkSettings | None, new: LinkSettings) -> None:
         """Use it or do not, after all other parts have their settings. What it needs is allocated when it is first
@@ -117,7 +117,7 @@ class DeviceDecode:
             )
         if self._shape.encoder_layers:
             return "a text-to-text model's encoder and decoder are passes of their own"
-        return self._lasting or ""
+        return self._lasting
 
     def _objection(self) -> str:
         """Why it cannot be used now. Builds what it needs where it can."""
@@ -131,30 +131,33 @@ class DeviceDecode:
             return "the link is emulated, and what kernels read would not be paced"
         if self._capture.shadows.on:
             return "prefetchers are recorded for the lab, which need the host within a token"
-        if self.step is None:
-            self._lasting = self._built()
-        return self._lasting or ""
+        return self._built() if self.step is None else ""
 
     def _built(self) -> str:
         """Build the step, and try whether kernels compute the same out of host memory -> why not."""
+        step: DeviceStep | None = None
         try:
-            home = self._store.device_addresses()
-            if not home:
-                return "not every expert is in pinned host memory"
-            step = DeviceStep(
-                self._math, self._expert_cache, self._transfers, self._metrics, home, self._shape.top_k, self._device
-            )
-            if not self._same_bits(home):
-                step.close()
-                return "kernels that read host memory do not compute the bits that they do out of slots"
+            if home := self._store.device_addresses():
+                step = DeviceStep(self._math, self._expert_cache, self._metrics, home, self._shape.top_k, self._device)
+                if self._same_bits(home):
+                    self.step = step
+                    return ""
+                self._lasting = "kernels that read host memory do not compute the bits that they do out of slots"
+            else:
+                self._lasting = "not every expert is in pinned host memory"
         except DeviceError as error:
-            return str(error)
-        except RuntimeError as error:
-            if not (lack := shortage(error)):
-                raise
-            return f"the device has no room for {lack}"
-        self.step = step
-        return ""
+            self._lasting = str(error)
+        except Exception as error:  # any error of a compiler or driver
+            if lack := shortage(error):
+                return self._unbuilt(step, f"the device has no room for {lack}")
+            what = str(error).strip().partition("\n")[0]
+            self._lasting = f"its kernels do not run here ({type(error).__name__}: {what})"
+        return self._unbuilt(step, self._lasting)
+
+    def _unbuilt(self, step: DeviceStep | None, reason: str) -> str:
+        if step is not None:
+            step.close()
+        return reason
 
     @torch.inference_mode()
     def _same_bits(self, home: Sequence[int]) -> bool:

@@ -17,7 +17,6 @@ import torch
 from core.cache.address_table import AddressTable
 from core.cache.deferred_requests import DeferredRequests
 from core.cache.expert_cache import ExpertCache
-from core.memory.transfer import TransferEngine
 from core.runtime.batch import Batch
 from core.runtime.compute import ExpertMath
 from core.runtime.moe_step import LayerMetrics
@@ -35,14 +34,13 @@ class DeviceStep:
         self,
         math: Sequence[ExpertMath],
         expert_cache: ExpertCache,
-        transfers: TransferEngine,
         metrics: DeviceMetrics,
         home: Sequence[int],
         top_k: int,
         device: torch.device,
     ) -> None:
         """`math` computes by kernels; `home` = where they read each expert in host memory, by eid."""
-        self._math, self._expert_cache, self._transfers, self._metrics = math, expert_cache, transfers, metrics
+        self._math, self._expert_cache, self._metrics = math, expert_cache, metrics
         self.table = AddressTable(expert_cache, home, device)
         self._requests = DeferredRequests(expert_cache, self.table)
         with torch.inference_mode(False):
@@ -69,10 +67,11 @@ class DeviceStep:
         try:
             yield
         except BaseException:
-            self._broke_off()
+            with suppress(RuntimeError):  # of a device that is lost
+                self._wait()  # layers that were launched may read any slot, and the table
             raise
         self._told.copy_(self._ids, non_blocking=True)
-        torch.cuda.current_stream(self._ids.device).synchronize()
+        self._wait()
         routed: list[list[int]] = self._told.tolist()
         for layer, (chosen, requests) in enumerate(zip(routed, self._requests.settle(routed), strict=True)):
             self._metrics.layer(layer, [chosen], requests)
@@ -81,10 +80,5 @@ class DeviceStep:
         """Follow the cache no longer."""
         self.table.close()
 
-    def _broke_off(self) -> None:
-        """Layers that were launched may still read any slot."""
-        with suppress(RuntimeError):  # of a device that is lost
-            fence = self._transfers.fence()
-            for slots in self._expert_cache.core.table:
-                for slot in slots:
-                    slot.fence = fence
+    def _wait(self) -> None:
+        torch.cuda.current_stream(self._ids.device).synchronize()

@@ -101,6 +101,8 @@ class Pipeline:
         asked before each MoE layer's experts, with its index; when it says yes, the pass raises Stopped, and what the
         KV then holds of it is of no use."""
         if keep == 1 and self._device_decode is not None and (step := self._device_decode.step_for(batch)) is not None:
+            if stop is not None and stop(0):  # a graph asks nobody
+                raise Stopped
             with step.token(), self._dispatch.to(step, stop):
                 return self._device_decode.compute(
                     batch, lambda: compute(self._model, self._device, batch, keep, self._packing)

@@ -131,15 +131,27 @@ def test_the_host_waits_once_a_token(model: Path, fake_kernels: FakeCuda) -> Non
         assert waits_of(engine, fake_kernels) == {1}
 
 
-def test_a_stopped_token_leaves_nothing_that_races(model: Path, fake_kernels: FakeCuda) -> None:
-    with engine_on(model, Case("lru").settings("device")) as engine:
+def test_a_token_stopped_between_its_layers_leaves_nothing_that_races(
+    model: Path, fake_kernels: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, begun, cancel = DeviceStep.__call__, list[None](), threading.Event()
+
+    def stopping(self: DeviceStep, layer: int, *args: torch.Tensor) -> torch.Tensor:
+        if layer == 0:
+            begun.append(None)
+            if len(begun) % 4 == 0:
+                cancel.set()
+        return call(self, layer, *args)
+
+    monkeypatch.setattr(DeviceStep, "__call__", stopping)
+    with engine_on(model, Case("random", "global").settings("device")) as engine:
         for _ in range(3):
-            cancel, pieces = threading.Event(), 0
-            for piece in engine.generate(PROMPT, Sampling(max_new_tokens=12), cancel):
-                pieces += piece.kind == "token"
-                if pieces == 3:
-                    cancel.set()
+            cancel.clear()
+            pieces = list(engine.generate(PROMPT, Sampling(max_new_tokens=12), cancel))
+            assert [piece.kind for piece in pieces].count("token") == 4 and len(begun) % 4 == 0
+            assert pieces[-1].stats is not None and pieces[-1].stats.reason == "cancelled"
             engine.expert_cache.check_integrity()
+        monkeypatch.undo()
         assert answer(engine, 8).steps
 
 
@@ -204,6 +216,31 @@ def test_other_bits_out_of_host_memory_are_noticed(
     monkeypatch.setattr(FakeKernels, "multiply_by_ids", lambda *args: real(*args) * 1.001)
     with engine_on(model, Case("lru").settings("device")) as engine:
         assert "do not compute the bits" in engine.parts.device_decode.reason
+
+
+def test_kernels_that_do_not_run_are_noticed_and_a_lack_of_memory_is_tried_again(
+    model: Path, fake_kernels: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.fake_cuda.kernels import FakeKernels
+
+    errors: list[Exception] = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB. GPU 0 is full.")]
+
+    def failing(*_: object) -> torch.Tensor:
+        raise errors[-1]
+
+    with engine_on(model, Case("lru").settings("host")) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeKernels, "multiply_by_ids", failing)
+            engine.change({"gpu_decode": "device"})
+            assert "has no room" in engine.parts.device_decode.reason
+        engine.change({"budget": "50%"})
+        assert engine.parts.device_decode.reason == "" and engine.parts.device_decode.step is not None
+        engine.change({"gpu_decode": "host"})
+        errors.append(ValueError("no such instruction"))
+        monkeypatch.setattr(FakeKernels, "multiply_by_ids", failing)
+        engine.change({"gpu_decode": "device"})
+        assert "do not run here (ValueError: no such" in engine.parts.device_decode.reason
+        assert list(engine.generate(PROMPT, Sampling(max_new_tokens=4)))
 
 
 # ------------------------------------------------------------------------------------------------------ planted faults

@@ -3,6 +3,7 @@ led by the host, and what must not be captured is not."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,19 @@ def test_what_cannot_be_a_graph_is_computed_without(
     with engine_on(model, SETTINGS) as engine:
         assert torch.equal(answer(engine, 12).logits, want)
         assert graphs_of(engine).replays == 0 and why in graphs_of(engine).reason
+
+
+def test_an_answer_can_be_stopped(model: Path, fake_kernels: FakeCuda) -> None:
+    with engine_on(model, SETTINGS) as engine:
+        answer(engine, 8)
+        for _ in range(2):
+            before, cancel, tokens = graphs_of(engine).replays, threading.Event(), 0
+            for piece in engine.generate(PROMPT, Sampling(max_new_tokens=40), cancel):
+                tokens += piece.kind == "token"
+                if tokens == 5:
+                    cancel.set()
+            assert tokens == 5 and graphs_of(engine).replays - before == 4
+            engine.expert_cache.check_integrity()
 
 
 def test_it_is_tried_again_when_settings_change(

@@ -30,8 +30,8 @@ def drawn(draw: st.DrawFn) -> tuple[str, torch.dtype, bool, int, int, int, int, 
     """Format, dtype, gpt_oss's way or not, hidden, inner, experts, experts in slots, and a token's ids."""
     name = draw(st.sampled_from(list(FORMATS)))
     unit = FORMATS[name].group or 1
-    hidden, inner = (unit * draw(st.integers(1, 3 if unit > 1 else 70)) for _ in range(2))
-    experts = draw(st.integers(2, 5))
+    hidden, inner = (unit * draw(st.integers(1, 2 if unit > 1 else 40)) for _ in range(2))
+    experts = draw(st.integers(2, 4))
     k = draw(st.integers(1, experts))
     ids = draw(st.permutations(range(experts)))[:k]
     oss = draw(st.booleans())

@@ -50,7 +50,7 @@ def test_each_kernel_under_the_interpreter() -> None:
 
 def test_kernels_that_find_experts_by_their_ids_have_the_bits_of_those_told_addresses() -> None:
     """Whole experts of one token, drawn: shapes, formats, number types, biases, who is in a slot."""
-    assert len(interpreted("6", module="interpreted_ids")["formats"]) > 2
+    assert len(interpreted("4", module="interpreted_ids")["formats"]) > 1
 
 
 @pytest.mark.long(1)

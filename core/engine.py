@@ -17,7 +17,7 @@ from typing import Any
 
 from core.capacity.free_memory import free_bytes, give_back
 from core.capacity.plan import plan
-from core.errors import BudgetError
+from core.errors import BudgetError, SettingError
 from core.hf import release_weights
 from core.policy.batching import Scheduler
 from core.profile import Profile, check_model
@@ -101,6 +101,7 @@ class Engine:
                 (
                     self.wiring.meter.clear,
                     self.parts.kept.clear,
+                    self.parts.device_decode.close,
                     self.predictor_host.close,
                     self.parts.shadows.close,
                     self.wiring.installed.uninstall,
@@ -272,6 +273,9 @@ class Engine:
         room = free_bytes(self.device)[0] + self.parts.ledger.used()
         if problem := self.sizes.problem(new.cache.budget, new.cache.scope, room):
             raise BudgetError(problem)
+        lasting = self.parts.device_decode.lasting_objection()
+        if lasting and new.link.decode not in ("host", self.settings.link.decode):
+            raise SettingError(f"gpu_decode {new.link.decode} cannot be used: {lasting}.")
 
     # ------------------------------------------------------------------ monitoring
 
@@ -298,6 +302,11 @@ class Engine:
         )
         frame.pinned = tuple(sorted(self._controller.placed.pinned))
         return frame
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it computes on a GPU."""
+        return self.device.type == "cuda"
 
     @property
     def weights(self) -> str:

@@ -39,6 +39,7 @@ class FakeEngine:
 
     closeness = 0.0
     weights = ""
+    on_gpu = False
     takes_chats = True
     text_to_text = False
     takes_tools = False

@@ -48,6 +48,10 @@ class EngineProtocol(Protocol):
     def version(self) -> int: ...
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether it computes on a GPU."""
+
+    @property
     def weights(self) -> str:
         """The format that weights were rounded to; "" = they are the checkpoint's own."""
 

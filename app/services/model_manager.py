@@ -75,6 +75,11 @@ class ModelManager:
         return (loaded := self._loaded) is not None and loaded.engine.text_to_text
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether the loaded model computes on a GPU."""
+        return (loaded := self._loaded) is not None and loaded.engine.on_gpu
+
+    @property
     def model(self) -> str | None:
         """The name of the loaded model, or None."""
         return spec.model if (spec := self.spec) is not None else None

@@ -65,6 +65,7 @@ def checks(small: bool = False) -> tuple[Check, ...]:
         Check("norms", "norms in one launch: how long, and which bits", 120, _own("norms", small)),
         Check("stress", "the same bits with few slots as with all", 420, _own("stress", small)),
         Check("speed", "tokens a second, and where the time goes", 600, _own("speed", small)),
+        Check("decode", "tokens led by the GPU: their bits, and how many a second", 600, _own("decode", small)),
         Check("memory", "what torch reserves beside the budget, and what unloading leaves", 420, _own("memory", small)),
         Check("swap", "a model loaded in the place of another", 300, _own("swap", small)),
         Check(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.accept import engines, link, parts
+from bench.accept import decode, engines, link, parts
 from bench.accept.drawn import Subject, subject
 from core.errors import MoestroError
 
@@ -21,6 +21,7 @@ WORK: dict[str, Callable[[Subject], dict[str, Any]]] = {
     "attention": parts.attention,
     "norms": parts.norms,
     "stress": engines.stress,
+    "decode": decode.led_by_the_gpu,
     "speed": engines.speed,
     "memory": engines.memory,
     "swap": engines.swap,

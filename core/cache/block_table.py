@@ -23,6 +23,7 @@ class BlockTable(Generic[S]):
         self.tops = [blocks] * layers
         self.long: set[int] = set()
         self.buffered: dict[int, int] = {}
+        self.changed: set[int] | None = None
         self._shortest = blocks  # top that there ever was
 
     def lacking(self, eid: int) -> Segment:
@@ -56,6 +57,11 @@ class BlockTable(Generic[S]):
         self.tops, self._shortest = list(tops), min(self._shortest, *tops)
         self.long = {eid for eid in range(len(self.slots)) if self._is_long(eid)}
 
+    def moved(self) -> None:
+        """Any expert's slots may be elsewhere in memory."""
+        if self.changed is not None:
+            self.changed.update(range(len(self.slots)))
+
     def sizes(self) -> dict[int, int]:
         """eid -> its blocks that the cache has, of every expert that it has blocks of."""
         held = {eid: len(slots) for eid, slots in enumerate(self.slots) if slots} | self.buffered
@@ -69,6 +75,8 @@ class BlockTable(Generic[S]):
             assert self._is_long(eid) == (eid in self.long), "which experts can be cut is wrong"
 
     def _note(self, eid: int) -> None:
+        if self.changed is not None:
+            self.changed.add(eid)
         if self._is_long(eid):
             self.long.add(eid)
         else:

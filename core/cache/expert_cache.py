@@ -329,3 +329,4 @@ class ExpertCache:
         finally:
             self.slots = len(self.arena)  # fewer than requested if the device ran full
         self.arena.pack(self.copies.targets())
+        self.core.held.moved()

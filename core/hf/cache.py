@@ -11,7 +11,7 @@ them (`rows`); a window that has lost positions, and a state, are of one moment 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import cache_utils
@@ -27,6 +27,15 @@ from transformers.cache_utils import (
 from core.errors import ModelError
 from core.hf.reserved_tensor import ReservedTensor, on_host
 
+
+class Fixed(NamedTuple):
+    """How a pass over one token uses a layer without the host: it writes at `position` [1] int64, on the device, and
+    attends to the first `length` positions, of which its mask leaves out those that are not filled."""
+
+    position: torch.Tensor
+    length: int
+
+
 Copied = list[Any]  # of one layer: tensors in host memory, None where there was nothing, and numbers
 
 
@@ -39,11 +48,24 @@ class Reserved:
     window: int | None = None  # maximum positions kept; None = the whole context
     state_bytes = 0  # bytes allocated independent of the context
     momentary = False  # it may hold something that cannot be cut
+    fixed: Fixed | None = None  # how the running pass uses it; None: by lengths that the host knows
 
     @property
     def growing_bytes(self) -> int:
         """Bytes allocated in proportion to the positions kept."""
         return 0
+
+    @property
+    def fixable(self) -> bool:
+        """Whether it can be used as `Fixed` says, now."""
+        return False
+
+    def grow(self, count: int) -> None:
+        """A pass with `fixed` has written so many more positions."""
+
+    def addresses(self) -> list[int]:
+        """Where the memory is that such passes use."""
+        return []
 
     def clear(self) -> None:
         """Drop the content, keep the memory."""
@@ -91,6 +113,17 @@ class ReservedLayer(Reserved, DynamicLayer):
         self._rooms = ReservedTensor(context, 2), ReservedTensor(context, 2)
         self.is_initialized = False
 
+    @property
+    def fixable(self) -> bool:
+        return type(self) is ReservedLayer and all(room.memory is not None for room in self._rooms)
+
+    def grow(self, count: int) -> None:
+        super().grow(count)
+        self.keys, self.values = (room.grown(count) for room in self._rooms)
+
+    def addresses(self) -> list[int]:
+        return [room.memory.data_ptr() for room in self._rooms if room.memory is not None]
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,10 +132,22 @@ class ReservedLayer(Reserved, DynamicLayer):
         if not self.is_initialized:
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         keys, values = self._rooms
+        if self.fixed is not None:
+            return self._written(key_states, value_states, self.fixed)
         self.keys, self.values = keys.append(key_states), values.append(value_states)
         return self.keys, self.values
 
+    def _written(self, keys: torch.Tensor, values: torch.Tensor, fixed: Fixed) -> tuple[torch.Tensor, torch.Tensor]:
+        found = []
+        for room, new in zip(self._rooms, (keys, values), strict=True):
+            assert room.memory is not None
+            room.memory.index_copy_(2, fixed.position, new)
+            found.append(room.memory.narrow(2, 0, fixed.length))
+        return found[0], found[1]
+
     def get_seq_length(self) -> int:
+        if self.fixed is not None:
+            raise ModelError("it uses the number of its tokens within a pass")
         return self._rooms[0].length
 
     @property

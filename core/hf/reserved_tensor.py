@@ -24,6 +24,17 @@ class ReservedTensor:
         """Give the memory back, with what it holds, until the next append."""
         self._tensor, self.length, self.bytes = None, 0, 0
 
+    @property
+    def memory(self) -> torch.Tensor | None:
+        """The whole of it, filled or not; None before the first append."""
+        return self._tensor
+
+    def grown(self, count: int) -> torch.Tensor:
+        """So many more positions were filled by somebody else -> a view of everything so far."""
+        assert self._tensor is not None and self.length + count <= self._capacity
+        self.length += count
+        return self._tensor.narrow(self._dim, 0, self.length)
+
     def append(self, new: torch.Tensor) -> torch.Tensor:
         """Append `new` and return a view of everything so far. Raises ValueError when the capacity is exceeded."""
         if self._tensor is None:
@@ -68,7 +79,8 @@ class ReservedTensor:
     def _allocate(self, like: torch.Tensor) -> torch.Tensor:
         shape = list(like.shape)
         shape[self._dim] = self._capacity
-        tensor = like.new_empty(shape)
+        # on a GPU attention may pass over what is not filled yet, masked: it must be numbers
+        tensor = like.new_zeros(shape) if like.is_cuda else like.new_empty(shape)
         self._device = tensor.device
         self.bytes = tensor.numel() * tensor.itemsize
         return tensor

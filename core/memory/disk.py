@@ -51,6 +51,9 @@ class PackStore:
     def at_hand(self, eid: int) -> bool:
         return False  # it may have to be read, and what is in a row may leave it
 
+    def device_addresses(self) -> Sequence[int]:
+        return ()
+
     def close(self) -> None:
         self._reader.close()
         self._memory.close()

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from core.memory.codec import Codec
+from core.memory.mapped import device_address
 from core.memory.pages import aligned
 
 SLAB_BYTES = 256 << 20  # rows are allocated together
@@ -50,6 +51,13 @@ class HostMemory:
     def unpinned_bytes(self) -> int:
         """Of the rows that were to be pinned and are not."""
         return (len(self.rows) - self.pinned) * self.row_bytes if self._pin and self.rows else 0
+
+    def device_addresses(self) -> list[int]:
+        """Where kernels read the pinned rows, in order. Raises DeviceError where they cannot."""
+        torch.cuda.synchronize()  # the driver asks who has used the device on this thread
+        slabs = self._locked[1:] if self._staging is not None else self._locked
+        starts = [(device_address(slab), len(slab) // self.row_bytes) for slab in slabs]
+        return [start + at * self.row_bytes for start, count in starts for at in range(count)]
 
     def place(self, at: int, blob: torch.Tensor, codec: Codec, slots: Sequence[torch.Tensor], first: int = 0) -> bool:
         """Write blocks of a blob, from `first` on, into slots; on CUDA in the current stream. The blob is what row `at`

@@ -51,6 +51,10 @@ class ExpertStore(Protocol):
     def at_hand(self, eid: int) -> bool:
         """Whether a fetch to a GPU waits for nothing, as the expert is in pinned memory to stay."""
 
+    def device_addresses(self) -> Sequence[int]:
+        """Where a GPU's kernels read each expert's blob, by eid: none where not all of them are in pinned memory to
+        stay. Raises DeviceError where kernels cannot read that."""
+
     def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
         """Write blocks of an expert, from `first` on, into slots (uint8 [>= slot_bytes] each); returns the bytes read
         from disk for them.
@@ -108,6 +112,9 @@ class HostStore:
 
     def at_hand(self, eid: int) -> bool:
         return eid < self._memory.pinned
+
+    def device_addresses(self) -> Sequence[int]:
+        return self._memory.device_addresses() if self._memory.pinned == len(self._blobs) else ()
 
     def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
         self._memory.place(eid, self._blobs[eid], self._codec, slots, first)

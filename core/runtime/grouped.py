@@ -30,6 +30,13 @@ class GroupedMath:
         raw = [slot.raw for slot in slots]
         return self._kernels.multiply(DOWN, raw, self._gate(self._kernels.multiply(self._up, raw, x)))
 
+    def by_ids(self, table: torch.Tensor, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """One state [1, H] through the experts that `ids` [k] says on the device, each read at its address in `table`
+        [experts] -> [k, H], with the bits of `few`. Two launches around the activation's; the host waits for
+        nothing."""
+        a = self._gate(self._kernels.multiply_by_ids(self._up, table, ids, x))
+        return self._kernels.multiply_by_ids(DOWN, table, ids, a)
+
     def takes(self, rows: int) -> bool:
         """Whether `many` handles that many rows: with plain weights, large batches are faster multiplied in place."""
         return rows <= FEW or not self._kernels.is_plain

@@ -4,14 +4,15 @@ copied to host memory, and put back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from core.hf.cache import Copied, reserve
+from core.hf.cache import Copied, Fixed, reserve
 from core.hf.text_to_text import empty_cache
 
 
@@ -138,6 +139,34 @@ class KVCache:
         self.holder = None
         for layer in self._own:
             layer.drop()
+
+    # ------------------------------------------------------------------ passes without the host
+
+    def fixable(self) -> bool:
+        """Whether all layers can be used as `Fixed` says, now: full attention, whose memory is allocated."""
+        return bool(self._own) and all(layer.fixable for layer in self._own)
+
+    def addresses(self) -> tuple[int, ...]:
+        """Where the memory is that such passes use: the same as long as these numbers are."""
+        return tuple([at for layer in self._own for at in layer.addresses()])
+
+    @contextmanager
+    def fixed(self, how: Fixed) -> Iterator[None]:
+        """Inside, a pass writes at a position on the device, and its sequence does not grow."""
+        for layer in self._own:
+            layer.fixed = how
+        try:
+            yield
+        finally:
+            for layer in self._own:
+                layer.fixed = None
+
+    def grow(self, kv: SequenceKV, count: int) -> None:
+        """Such a pass has written the holder's next `count` positions: they are tokens from now on."""
+        assert kv is self.holder
+        for layer in self._own:
+            layer.grow(count)
+        kv.length += count
 
     def release(self) -> None:
         """Give the memory up for good, when the model is unloaded: whoever has a sequence's KV has none any more."""

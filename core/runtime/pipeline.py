@@ -14,6 +14,7 @@ from core.cache.expert_cache import ExpertCache
 from core.hf import ExpertsSite
 from core.hf.packed_texts import AnyPacking
 from core.runtime.batch import Batch, compute
+from core.runtime.device_decode import DeviceDecode
 from core.runtime.moe_step import MoEStep
 from core.runtime.prefetcher import Prefetcher
 from core.runtime.warmup import Threads
@@ -24,13 +25,15 @@ class Stopped(Exception):
 
 
 Stop = Callable[[int], bool]
+Step = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(layer, hidden [T, H], ids [T, k], weights [T, k]) -> [T, H]."""
 
 
 class StepDispatch:
     """What the model calls in place of its experts: hands every MoE layer to the step of the pipeline whose pass is
     running. A pass that belongs to no pipeline is computed by `usual`."""
 
-    def __init__(self, usual: MoEStep) -> None:
+    def __init__(self, usual: Step) -> None:
         self._step = usual
         self._stop: Stop | None = None
 
@@ -42,7 +45,7 @@ class StepDispatch:
         return self._step(site.index, hidden, ids, weights)
 
     @contextmanager
-    def to(self, step: MoEStep, stop: Stop | None = None) -> Iterator[None]:
+    def to(self, step: Step, stop: Stop | None = None) -> Iterator[None]:
         """Inside, `step` computes; when `stop(layer)`, a pass raises Stopped before the experts of that MoE layer."""
         before = self._step, self._stop
         self._step, self._stop = step, stop
@@ -73,7 +76,9 @@ class Pipeline:
         metrics: PassMetrics,
         packing: AnyPacking,
         prefetcher: Prefetcher | None = None,
+        device_decode: DeviceDecode | None = None,
     ) -> None:
+        self._device_decode = device_decode
         self.step, self.prefetcher, self._packing = step, prefetcher, packing
         self._model, self._device, self._dispatch = model, device, dispatch
         self._expert_cache, self._threads, self._metrics = expert_cache, threads, metrics
@@ -95,6 +100,13 @@ class Pipeline:
         """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other. `stop` is
         asked before each MoE layer's experts, with its index; when it says yes, the pass raises Stopped, and what the
         KV then holds of it is of no use."""
+        if keep == 1 and self._device_decode is not None and (step := self._device_decode.step_for(batch)) is not None:
+            if stop is not None and stop(0):  # a graph asks nobody
+                raise Stopped
+            with step.token(), self._dispatch.to(step, stop):
+                return self._device_decode.compute(
+                    batch, lambda: compute(self._model, self._device, batch, keep, self._packing)
+                )
         self.step.by_row = batch.phase == "decode" and (batch.by_row or len(batch.shares) > 1)
         try:
             with self._dispatch.to(self.step, stop):

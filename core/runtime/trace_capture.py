@@ -42,6 +42,11 @@ class TraceCapture:
         self._tokens = () if tokens else None
         self._probs.clear()
 
+    @property
+    def watches_routers(self) -> bool:
+        """Whether the routers' distributions are captured."""
+        return self._watch is not None
+
     def begin(self, batch: Batch) -> None:
         """Start a pass."""
         self._probs.clear()

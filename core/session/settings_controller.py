@@ -25,6 +25,7 @@ from core.policy.prefetch.throttle import PrefetchThrottle
 from core.prediction.predictor_host import PredictorHost
 from core.prediction.shadows import Shadows
 from core.profile import Profile
+from core.runtime.device_decode import DeviceDecode
 from core.runtime.miss import MissPolicy
 from core.runtime.recorder import Recorder
 from core.runtime.telemetry import Telemetry
@@ -53,6 +54,7 @@ class EngineParts:
     throttle: PrefetchThrottle
     link: LinkEmulation
     kept: KeptKVs
+    device_decode: DeviceDecode
 
 
 class SettingsController:
@@ -150,6 +152,7 @@ class SettingsController:
             self._resize(new, to)
         if self.placed.pinned or self.placed is not before:
             to.expert_cache.pin(self.placed.pinned)
+        to.device_decode.configure(old.link, new.link)
 
     def make_room(self, to: EngineParts) -> bool:
         """The device ran out of memory in a pass: free some slots, as if a lower budget had been requested. False when
@@ -217,6 +220,8 @@ def begin(settings: Settings, to: EngineParts) -> None:
     to.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
     to.shadows.configure(settings, to.predictor_host.profile)
     to.miss.configure(None, settings.lossy, to.predictor_host.profile)
+    to.device_decode.say = to.throttle.say
+    to.device_decode.configure(None, settings.link)
 
 
 def check_early(settings: Settings, sizes: Sizes, finds_profiles: bool) -> None:

@@ -26,6 +26,7 @@ from core.prediction.predictor_host import PredictorHost
 from core.profile import Profile
 from core.quality.meter import Meter
 from core.runtime.compute import ExpertMath
+from core.runtime.device_decode import DeviceDecode
 from core.runtime.kv_cache import KVCache
 from core.runtime.kv_pool import KVPool
 from core.runtime.layer_math import choose_products, make_math
@@ -37,6 +38,7 @@ from core.runtime.prefetcher import Prefetcher
 from core.runtime.processor import DeviceProcessor
 from core.runtime.recorder import Recorder
 from core.runtime.telemetry import Telemetry
+from core.runtime.token_graph import TokenGraphs
 from core.runtime.trace_capture import TraceCapture
 from core.runtime.unrecorded import Unrecorded
 from core.runtime.warmup import SHORT, Threads, choose_threads, short_prompt, time_pass
@@ -160,6 +162,19 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     if plan.spec.model == "demo":  # its link is emulated, unless the user wants this machine's own
         layer_ms = (pass_ms or time_one()) / shape.layers
     link = LinkEmulation(transfers, sizes.blob, layer_ms)
+    device_decode = DeviceDecode(
+        math,
+        expert_cache,
+        transfers,
+        recorder,
+        loaded.store,
+        shape,
+        device,
+        miss,
+        predictor_host,
+        capture,
+        lambda: TokenGraphs(model, device, plan.context, lambda: ledger.used() <= ledger.budget_bytes),
+    )
     parts = EngineParts(
         sizes,
         expert_cache,
@@ -173,6 +188,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
         throttle,
         link,
         kept,
+        device_decode,
     )
     begin(settings, parts)
     return Wiring(
@@ -189,7 +205,9 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
         link_gbps,
         math,
         dispatch,
-        Pipeline(model, device, dispatch, answer_step, expert_cache, threads, recorder, packing, prefetcher),
+        Pipeline(
+            model, device, dispatch, answer_step, expert_cache, threads, recorder, packing, prefetcher, device_decode
+        ),
         Pipeline(model, device, dispatch, measured_step, expert_cache, threads, unrecorded, packing),
         unrecorded,
     )

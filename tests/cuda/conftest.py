@@ -27,6 +27,14 @@ def fake_cuda() -> Iterator[FakeCuda]:
     assert not fake.races.found, fake.races.found[:3]
 
 
+@pytest.fixture
+def fake_kernels() -> Iterator[FakeCuda]:
+    """As `fake_cuda`, with kernels in the place of Triton's."""
+    with installed(FakeCuda(), kernels=True) as fake:
+        yield fake
+    assert not fake.races.found, fake.races.found[:3]
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tokenizer(make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("cuda_model"), num_experts=16))

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from bench.accept import engines, link, parts
+from bench.accept import decode, engines, link, parts
 from bench.accept.drawn import OLMOE, QWEN, Subject, subject
+from core.cache.deferred_requests import DeferredRequests
 from core.hf.fused_rmsnorm import FORMS
 from core.memory.store import HostStore
-from tests.fake_cuda import FakeCuda
+from tests.fake_cuda import FakeCuda, installed
 from tests.fake_cuda.memory import MIB
 
 GPU = torch.device("cuda")
@@ -115,6 +116,34 @@ def test_other_bits_are_found(toy: Subject, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(HostStore, "fetch", fetch)
     with pytest.raises(link.Wrong, match="other logits from pass"):
         engines.stress(toy, seconds=0)
+
+
+@pytest.mark.long(0.5)
+def test_tokens_led_by_the_gpu(tmp_path: Path, fake_kernels: FakeCuda) -> None:
+    toy = subject(tmp_path / "right", small=True, device=GPU)
+    found = decode.led_by_the_gpu(toy)
+    assert found["passes"] == 24 and found["replayed"] > 12 and found["graph_off"] < decode.OFF
+    assert found["not_captured"] == "" and {*found["verdict"]} == {*decode.BUDGETS}
+    assert all(found["by_budget"][budget][way]["ms"] > 0 for budget in decode.BUDGETS for way in decode.WAYS)
+    assert fake_kernels.memory.reserved == 0 and fake_kernels.pinned.used == 0
+
+
+@pytest.mark.long(0.3)
+def test_other_bits_led_by_the_gpu_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies into slots that bring something else."""
+    settle = DeferredRequests.settle
+    monkeypatch.setattr(DeferredRequests, "settle", lambda self, routed: (settle(self, routed), _spoil(self))[0])
+    with installed(FakeCuda(), kernels=True), pytest.raises(link.Wrong, match="logits are others"):
+        decode.led_by_the_gpu(subject(tmp_path, small=True, device=GPU))
+
+
+def _spoil(requests: DeferredRequests) -> None:
+    for eid in requests._issued:
+        requests._expert_cache.core.table[eid][0].raw.zero_()
+
+
+def test_without_kernels_the_gpu_leads_no_token(toy: Subject) -> None:
+    assert "Triton kernels do not run here" in decode.led_by_the_gpu(toy)["left_out"]
 
 
 def test_an_answer_without_a_compiler(toy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,3 +202,38 @@ def test_a_lost_device_does_nothing_more(fake: FakeCuda) -> None:
             torch.cuda.Event().record()
         with pytest.raises(RuntimeError, match="illegal memory access"):
             x + 1
+
+
+def test_a_graph_computes_when_it_is_replayed_and_what_its_inputs_then_are(fake: FakeCuda) -> None:
+    with installed(fake):
+        x, kept = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            y = (x.view(2, 2) * 2).sum()
+            kept.copy_(x + 1)
+        assert bool(y.isnan())
+        graph.replay()
+        assert float(y) == 8 and kept.tolist() == [2] * 4
+        x.fill_(3)
+        graph.replay()
+        assert float(y) == 24 and kept.tolist() == [4] * 4
+
+
+@pytest.mark.parametrize("what", ["item", "synchronize", "pin", "copy"])
+def test_who_captures_waits_for_nothing(fake: FakeCuda, what: str) -> None:
+    with installed(fake):
+        x, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
+        calls = {
+            "item": lambda: x.sum().item(),
+            "synchronize": torch.cuda.synchronize,
+            "pin": lambda: torch.zeros(4).pin_memory(),
+            "copy": lambda: torch.zeros(4).to("cuda"),
+        }
+        with (
+            pytest.raises(RuntimeError, match="previous error during capture"),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+            pytest.raises(RuntimeError, match="not permitted"),
+        ):
+            calls[what]()
+        with pytest.raises(RuntimeError, match="without a preceding"):
+            graph.replay()

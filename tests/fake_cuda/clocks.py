@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from tests.fake_cuda.faults import Faults
+from tests.fake_cuda.graphs import Captures
 
 Clock = dict[str, int]
 OWN = str(Path(__file__).parent)
@@ -78,6 +79,7 @@ class Stream:
     def synchronize(self) -> None:
         self._clocks.faults.check("stream.synchronize")
         self._clocks.waited("stream.synchronize")
+        self._clocks.captures.forbid()
         with self._clocks.lock:
             self._clocks.learn(self.clock)
 
@@ -103,6 +105,7 @@ class Event:
 
     def query(self) -> bool:
         self._clocks.faults.check("event.query")
+        self._clocks.captures.forbid()
         with self._clocks.lock:
             if not self._over() and self._clocks.draw.random() < 0.5:
                 return False
@@ -112,6 +115,7 @@ class Event:
     def synchronize(self) -> None:
         self._clocks.faults.check("event.synchronize")
         self._clocks.waited("event.synchronize")
+        self._clocks.captures.forbid()
         with self._clocks.lock:
             self._clocks.learn(self.clock)
 
@@ -132,8 +136,9 @@ class Event:
 class Clocks:
     """The clocks of one device. `lock` guards them all."""
 
-    def __init__(self, draw: random.Random, faults: Faults) -> None:
+    def __init__(self, draw: random.Random, faults: Faults, captures: Captures | None = None) -> None:
         self.draw, self.faults, self.lock = draw, faults, threading.RLock()
+        self.captures = captures or Captures(faults)
         self.streams: list[Stream] = []
         self.done: Clock = {}  # of streams: what is known to be over
         self.default = Stream(self)
@@ -196,6 +201,7 @@ class Clocks:
         """torch.cuda.synchronize."""
         self.faults.check("synchronize")
         self.waited("synchronize")
+        self.captures.forbid()
         with self.lock:
             for stream in self.streams:
                 self.learn(stream.clock)

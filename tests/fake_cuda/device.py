@@ -13,11 +13,13 @@ import torch
 
 from tests.fake_cuda.clocks import Clocks, Event, Stream, Wait, traced_queue, traced_threading
 from tests.fake_cuda.faults import Faults
+from tests.fake_cuda.graphs import Captures
+from tests.fake_cuda.kernels import FakeKernels, mapped
 from tests.fake_cuda.memory import DeviceMemory, PinnedMemory
 from tests.fake_cuda.races import Races
 from tests.fake_cuda.tensors import Tensors
 
-SLOT, ROW = "slot", "row"
+SLOT, ROW, TABLE = "slot", "row", "table"
 
 
 class FakeCuda:
@@ -29,10 +31,11 @@ class FakeCuda:
         self.capability = (8, 9)
         self.built_for = ["sm_75", "sm_80", "sm_86", "sm_90"]  # the machine code that this torch has
         self.faults = Faults()
-        self.clocks = Clocks(random.Random(seed), self.faults)
+        self.captures = Captures(self.faults)
+        self.clocks = Clocks(random.Random(seed), self.faults, self.captures)
         self.races = Races(self.clocks)
         self.memory, self.pinned = DeviceMemory(total), PinnedMemory(pinned, self.faults)
-        self.tensors = Tensors(self.clocks, self.races, self.memory, self.pinned, self.faults)
+        self.tensors = Tensors(self.clocks, self.races, self.memory, self.pinned, self.faults, self.captures)
 
     @property
     def accesses(self) -> int:
@@ -73,12 +76,13 @@ class FakeCuda:
             "get_device_capability": lambda *_: self.capability,
             "get_arch_list": lambda: self.built_for,
             "cudart": lambda: self.pinned,
+            **self.captures.functions(clocks.synchronize),
         }
 
 
 @contextmanager
-def installed(fake: FakeCuda) -> Iterator[FakeCuda]:
-    """Inside, the calling thread and copy threads have this GPU."""
+def installed(fake: FakeCuda, *, kernels: bool = False) -> Iterator[FakeCuda]:
+    """Inside, the calling thread and copy threads have this GPU. `kernels`: it has some in the place of Triton's."""
     _before_is_remembered()
     with pytest.MonkeyPatch.context() as patch:
         for name, function in fake.functions().items():
@@ -88,6 +92,8 @@ def installed(fake: FakeCuda) -> Iterator[FakeCuda]:
         generator = torch.Generator
         patch.setattr(torch, "Generator", lambda device="cpu": generator("cpu"))
         _watch(fake, patch)
+        if kernels:
+            patch.setattr("core.runtime.layer_math.make_kernels", lambda codec: FakeKernels(codec, fake))
         try:
             with fake.tensors:
                 yield fake
@@ -97,6 +103,7 @@ def installed(fake: FakeCuda) -> Iterator[FakeCuda]:
 
 def _watch(fake: FakeCuda, patch: pytest.MonkeyPatch) -> None:
     """Tell `fake` which memory holds slots and rows, and what happens outside torch."""
+    from core.cache.address_table import AddressTable
     from core.memory import disk, host_memory, ticket, transfer
     from core.memory.arena import Arena
     from core.memory.codec import kernels
@@ -111,6 +118,7 @@ def _watch(fake: FakeCuda, patch: pytest.MonkeyPatch) -> None:
     for module in (disk, host_memory):
         patch.setattr(module, "SimpleQueue", traced_queue(fake.clocks))
     patch.setattr(kernels, "why_not", lambda device: "the GPU is not a real one")
+    patch.setattr(host_memory, "device_address", lambda pinned: mapped(fake, pinned))
 
     def after(kind: type[Any], name: str, tell: Callable[..., None]) -> None:
         real = getattr(kind, name)
@@ -146,6 +154,11 @@ def _watch(fake: FakeCuda, patch: pytest.MonkeyPatch) -> None:
         if (region := races.region(buffer.data_ptr())) is not None:
             races.by_host(region, writes=True, what="read_into")
 
+    def tabled(table: AddressTable, *_: object) -> None:
+        for memory in (table._staged, table._flat):
+            races.watch(memory.data_ptr(), memory.nbytes, TABLE)
+
+    after(AddressTable, "__init__", tabled)
     after(Arena, "_give", given)
     before(Arena, "_take_back", lambda arena, slot: races.freed(slot.raw.data_ptr()))
     after(HostMemory, "__init__", made)

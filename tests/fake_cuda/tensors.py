@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from tests.fake_cuda.clocks import Clocks
 from tests.fake_cuda.faults import Faults
+from tests.fake_cuda.graphs import Captures, FakeGraph
 from tests.fake_cuda.memory import Block, DeviceMemory, PinnedMemory, Segment
 from tests.fake_cuda.races import Races
 
@@ -44,9 +45,16 @@ class Tensors(TorchFunctionMode):
     """Inside, on each thread that enters it, `device="cuda"` works."""
 
     def __init__(
-        self, clocks: Clocks, races: Races, memory: DeviceMemory, pinned: PinnedMemory, faults: Faults
+        self,
+        clocks: Clocks,
+        races: Races,
+        memory: DeviceMemory,
+        pinned: PinnedMemory,
+        faults: Faults,
+        captures: Captures,
     ) -> None:
         super().__init__()
+        self.captures = captures
         self._clocks, self._races, self._memory = clocks, races, memory
         self._pinned, self._faults = pinned, faults
         self._kept: dict[int, Kept] = {}  # by the address of a storage's C++ object
@@ -62,11 +70,35 @@ class Tensors(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
         if name in ("__get__", "__set__", "__delete__"):
             return self._attribute(func, args)
+        result = self._called(func, name, args, kwargs)
+        if self.captures.current is not None:
+            self._captured(self.captures.current, func, args, kwargs, result)
+        return result
+
+    def _captured(
+        self, graph: FakeGraph, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Keep a call for replays, which leave what it makes where it is now."""
+        given = {_key(tensor) for tensor in _tensors((*args, *kwargs.values()))}
+        made = list(_tensors((result,)))
+        graph.made += [tensor for tensor in made if _key(tensor) not in given]
+
+        def again() -> None:
+            for old, new in zip(made, _tensors((func(*args, **kwargs),)), strict=True):
+                if _key(old) != _key(new):
+                    with torch._C.DisableTorchFunction():
+                        old.copy_(new)
+
+        graph.calls.append(again)
+
+    def _called(self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        kwargs = dict(kwargs)
         if name == "_parse_to":  # what Module.to is asked for, and asks of each of its tensors
             return func(*args, **kwargs)
         pin = bool(kwargs.pop("pin_memory", False))
         args, kwargs, asked = _asked(name, args, kwargs)
         if name == "pin_memory":
+            self.captures.forbid()
             return self._pin(args[0].clone())
         if name == "is_pinned":
             return self._pinned.holds(args[0].data_ptr())
@@ -83,6 +115,8 @@ class Tensors(TorchFunctionMode):
                 self._for_products = self._keep(torch.empty(self.product_bytes, dtype=torch.uint8))
         elif asked == "cuda":
             self._faults.check("launch")
+            if name in ("tensor", "as_tensor"):  # copied from where it is not pinned
+                self.captures.forbid()
         result = func(*args, **kwargs)
         known = {_key(tensor) for tensor in given}
         made = [tensor for tensor in _tensors((result,)) if _key(tensor) not in known]
@@ -161,6 +195,8 @@ class Tensors(TorchFunctionMode):
             result = result.detach().clone()
         if source or target:
             self._faults.check("launch")
+        if target and not source and not (kwargs.get("non_blocking") and self._pinned.holds(x.data_ptr())):
+            self.captures.forbid()
         if result is not x:
             self._reads(x, f"{name}()")
         non_blocking = bool(kwargs.get("non_blocking"))

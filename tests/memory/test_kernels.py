@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,11 +26,11 @@ ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 
 
-def interpreted(*arguments: str) -> dict[str, float]:
+def interpreted(*arguments: str, module: str = "interpreted") -> dict[str, Any]:
     """In a process of its own, so that no other test meets interpreted kernels."""
     pytest.importorskip("triton", reason="the package triton is not installed")
     run = subprocess.run(
-        [sys.executable, "-m", "tests.memory.interpreted", *arguments],
+        [sys.executable, "-m", f"tests.memory.{module}", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -56,6 +57,16 @@ def test_drawn_shapes_of_every_format_under_the_interpreter() -> None:
     assert not {case: error for case, error in errors.items() if not error < 1}
 
 
+def test_kernels_that_find_experts_by_their_ids_have_the_bits_of_those_told_addresses() -> None:
+    """Whole experts of one token, drawn: shapes, formats, number types, biases, who is in a slot."""
+    assert len(interpreted("4", module="interpreted_ids")["formats"]) > 1
+
+
+@pytest.mark.long(1)
+def test_the_same_for_every_format() -> None:
+    assert set(interpreted("30", module="interpreted_ids")["formats"]) == set(FORMATS)
+
+
 @pytest.mark.long(1)
 def test_every_format_under_the_interpreter() -> None:
     errors = interpreted()
@@ -78,7 +89,7 @@ def test_kernels_compile_without_a_gpu(capability: int, tmp_path: Path, monkeypa
     built = {
         name: build(launch, torch.bfloat16, capability) for name, launch in variants(formats, (96, 256), torch.bfloat16)
     }
-    assert len(built) == 4
+    assert len(built) == (7 if capability == 80 else 6)
     for name, compiled in built.items():
         assert len(compiled.asm["cubin"]) > 0
         assert ".v4.b32" in compiled.asm["ptx"], f"{name} does not read 16 bytes at a time"

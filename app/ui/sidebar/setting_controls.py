@@ -101,7 +101,9 @@ class SettingControls:
     def acts(self, name: str) -> bool:
         """Whether this setting has an effect, given the others and how the model was loaded."""
         param = self._params[name]
-        return self._holds(param.active_when) and (self.host.models.in_blocks or not param.in_blocks)
+        models = self.host.models
+        loaded = (models.in_blocks or not param.in_blocks) and (models.on_gpu or not param.on_gpu)
+        return loaded and self._holds(param.active_when)
 
     def _holds(self, when: When | None) -> bool:
         return when is None or any(

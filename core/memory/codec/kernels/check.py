@@ -14,7 +14,7 @@ import torch
 
 from core.memory.codec import FORMATS, PartSpec, make_codec
 from core.memory.codec.base import Base
-from core.memory.codec.kernels.products import LANES, Launch, SlotKernels
+from core.memory.codec.kernels.products import BY_IDS, LANES, Launch, SlotKernels
 
 TARGETS = (80, 89, 90)
 SHAPE = (1536, 2048)
@@ -32,7 +32,9 @@ def variants(formats: Sequence[str], shape: tuple[int, int], dtype: torch.dtype)
             codec = make_codec(name, specs=specs, dtype=dtype, device=torch.device("meta"), is_transposed=transposed)
             assert isinstance(codec, Base)
             kernels = SlotKernels(codec)
-            yield f"{name} product{' transposed' if transposed else ''}", kernels.product("down_proj", LANES)
+            for way, lanes in (("", LANES), (" by ids", BY_IDS)):
+                what = f"{name} product{' transposed' if transposed else ''}{way}"
+                yield what, kernels.product("down_proj", lanes)
             if not kernels.is_plain:
                 yield f"{name} dequantizing", kernels.dequantization("down_proj", LANES)
 
@@ -45,15 +47,19 @@ def build(launch: Launch, dtype: torch.dtype, capability: int) -> Any:
 
     names = launch.kernel.arg_names
     constants = {name: value for name, value in launch.constants.items() if name in names}
+    lanes = constants["LANES"]
     if "table" in names and not constants["TABLE"]:
         constants["table"] = None
-    types = {"x": POINTERS[dtype], "out": POINTERS[dtype], "table": "*fp32", "bases": ("i64",) * constants["LANES"]}
+    if "ids" in names and lanes != BY_IDS:
+        constants["ids"] = None
+    bases = "*i64" if lanes == BY_IDS else ("i64",) * lanes
+    types = {"x": POINTERS[dtype], "out": POINTERS[dtype], "table": "*fp32", "bases": bases, "ids": "*i64"}
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     places = [
         (i, j)
         for i, name in enumerate(names)
         if name not in constants
-        for j in (range(constants["LANES"]) if name == "bases" else (None,))
+        for j in (range(lanes) if name == "bases" and lanes != BY_IDS else (None,))
     ]
     source = ASTSource(
         launch.kernel,

@@ -33,7 +33,7 @@ def _dequantize(
     BU: tl.constexpr,
 ) -> None:
     """out[p, n, k] = W_p[n, k] in out's number type; W_p [N, K] coded, one WORD per V inputs."""
-    base = address(bases, LANES)
+    base = address(bases, None, LANES)
     n, unit, v = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(2) * BU + tl.arange(0, BU), tl.arange(0, V)
     STEP: tl.constexpr = 2 if BITS == 3 else BITS
     HALF: tl.constexpr = 0 if TABLE else 1 << (BITS - 1)

@@ -1,8 +1,10 @@
 """Matrix-vector kernels: states times the matrices of several experts, each expert in its own slot.
 
-Slots are passed as addresses, so that one launch covers experts wherever they are. Addresses are launch arguments: no
-address table on the device has to be updated as experts are loaded and evicted. Weights are dequantised in registers
-only. Sums are fp32, in a fixed order: the same inputs give the same bits.
+Slots are passed as addresses, so that one launch covers experts wherever they are. Where the host knows which experts,
+addresses are launch arguments. Where it does not, `bases` is a table on the device of where each expert of the layer
+is, and `ids` [programs of axis 1] int64 says which of them; an address may then also be one of pinned host memory that
+the device can read. Weights are dequantised in registers only. Sums are fp32, in a fixed order: the same inputs give
+the same bits, however the addresses were passed and wherever the weights are.
 
 The kernels read the layouts of core.memory.codec.grouped and .plain. Importing this module needs triton.
 """
@@ -13,12 +15,15 @@ import triton
 import triton.language as tl
 
 
-def _address(bases: tl.tensor, LANES: tl.constexpr) -> tl.tensor:
-    """The slot address for this program: program_id(1) of up to LANES."""
+def _address(bases: tl.tensor, ids: tl.tensor, LANES: tl.constexpr) -> tl.tensor:
+    """The slot address for this program: program_id(1) of up to LANES; 0: of as many as there are `ids`."""
     lane = tl.program_id(1)
-    base = bases[0].to(tl.int64)
-    for i in tl.static_range(1, LANES):
-        base = tl.where(lane == i, bases[i].to(tl.int64), base)
+    if LANES == 0:
+        base = tl.load(bases + tl.load(ids + lane))
+    else:
+        base = bases[0].to(tl.int64)
+        for i in tl.static_range(1, LANES):
+            base = tl.where(lane == i, bases[i].to(tl.int64), base)
     return base
 
 
@@ -51,6 +56,7 @@ def _coded_rows(
     out: tl.tensor,
     table: tl.tensor,
     bases: tl.tensor,
+    ids: tl.tensor,
     q_at: tl.tensor,
     q1_at: tl.tensor,
     scale_at: tl.tensor,
@@ -75,7 +81,7 @@ def _coded_rows(
 
     Codes are masked in place instead of shifted; x is scaled by the power of two that compensates.
     """
-    base = address(bases, LANES)
+    base = address(bases, ids, LANES)
     pair, n = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN)
     row, u = tl.minimum(n, N - 1)[:, None], tl.arange(0, BU)
     state = x + pair.to(tl.int64) * stride
@@ -124,6 +130,7 @@ def _plain_rows(
     x: tl.tensor,
     out: tl.tensor,
     bases: tl.tensor,
+    ids: tl.tensor,
     q_at: tl.tensor,
     bias_at: tl.tensor,
     stride: tl.tensor,
@@ -135,7 +142,7 @@ def _plain_rows(
     BK: tl.constexpr,
 ) -> None:
     """As `_coded_rows` for weights [N, K] of x's number type."""
-    base = address(bases, LANES)
+    base = address(bases, ids, LANES)
     pair, n = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN)
     row, k = tl.minimum(n, N - 1)[:, None], tl.arange(0, BK)
     state, weights = x + pair.to(tl.int64) * stride, inside(base, q_at, x.dtype.element_ty)
@@ -158,6 +165,7 @@ def _plain_columns(
     x: tl.tensor,
     out: tl.tensor,
     bases: tl.tensor,
+    ids: tl.tensor,
     q_at: tl.tensor,
     bias_at: tl.tensor,
     stride: tl.tensor,
@@ -169,7 +177,7 @@ def _plain_columns(
     BK: tl.constexpr,
 ) -> None:
     """As `_coded_rows` for weights that the model stores transposed: [K, N]."""
-    base = address(bases, LANES)
+    base = address(bases, ids, LANES)
     pair, n, k = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BK)
     state, weights = x + pair.to(tl.int64) * stride, inside(base, q_at, x.dtype.element_ty)
     sums = tl.zeros((BK, BN), tl.float32)

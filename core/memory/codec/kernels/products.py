@@ -15,6 +15,7 @@ from core.memory.codec.plain import Plain
 from core.memory.codec.tables import table
 
 LANES, LANES_MOST = 8, 16  # slots per launch: the top-k of most models, and for more
+BY_IDS = 0  # in their place: as many as there are ids on the device
 SCRATCH_BYTES = 64 << 20  # dequantised weights at a time, or one matrix where that is larger
 INPUTS = {2: 8, 3: 8, 4: 8, 8: 4}  # per word of codes, by bits; 8 bits: 1 where rows are not whole words
 
@@ -104,8 +105,21 @@ class SlotKernels:
         stride = 0 if x.shape[0] == 1 else one.inputs
         for first, count, bases in launches(slots):
             kernel, (across, _), constants = self.product(part, len(bases))
-            given = (self._table, bases, *fields(one)) if one.bits else (bases, one.codes.at)
+            given = (self._table, bases, None, *fields(one)) if one.bits else (bases, None, one.codes.at)
             kernel[across, count](x[first:] if stride else x, out[first:], *given, bias_at, stride, **constants)
+        return out
+
+    def multiply_by_ids(self, part: str, table: torch.Tensor, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """As `multiply`, with the bits that it has, where only the device knows which experts: the matrix of each
+        expert of `ids` [k] int64, whose bytes are at its address in `table` [experts] int64, in a slot or in pinned
+        memory that the device can read; x [k, in], or [1, in] shared -> [k, out]. One launch, and nothing of it depends
+        on numbers that the host would have to wait for."""
+        one, x = self._matrices[part], x.contiguous()
+        bias_at = one.bias.at if one.bias is not None else 0
+        out = x.new_empty(len(ids), one.outputs)
+        kernel, (across, _), constants = self.product(part, BY_IDS)
+        given = (self._table, table, ids, *fields(one)) if one.bits else (table, ids, one.codes.at)
+        kernel[across, len(ids)](x, out, *given, bias_at, 0 if x.shape[0] == 1 else one.inputs, **constants)
         return out
 
     def dequantized(self, part: str, slots: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -124,7 +138,7 @@ class SlotKernels:
             yield start, scratch[: len(slots) - start]
 
     def product(self, part: str, lanes: int) -> Launch:
-        """The launch that multiplies by a part of up to `lanes` slots."""
+        """The launch that multiplies by a part of up to `lanes` slots, or BY_IDS."""
         one, bias = self._matrices[part], self._matrices[part].bias is not None
         if one.bits:
             block = blocks.coded(one.bits, one.inputs // per_word(one))

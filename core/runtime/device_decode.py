@@ -1,0 +1,176 @@
+"""Decides whether decoded tokens are computed without the host (`core.runtime.device_step`), and says why not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from core.cache.expert_cache import ExpertCache
+from core.errors import DeviceError
+from core.memory.store import ExpertStore
+from core.memory.transfer import TransferEngine
+from core.prediction.predictor_host import PredictorHost
+from core.runtime.batch import Batch
+from core.runtime.compute import ExpertMath
+from core.runtime.device_step import DeviceMetrics, DeviceStep
+from core.runtime.miss import MissPolicy
+from core.runtime.out_of_memory import shortage
+from core.runtime.token_graph import TokenGraphs
+from core.runtime.trace_capture import TraceCapture
+from core.settings.link import LinkSettings
+from core.types import ModelShape
+
+log = logging.getLogger("moestro.device_decode")
+
+
+class DeviceDecode:
+    """For the answers of one model. `configure` between two passes, on the compute thread. `say` is told why it is not
+    used although it was chosen, each time that this changes."""
+
+    def __init__(
+        self,
+        math: Sequence[ExpertMath],
+        expert_cache: ExpertCache,
+        transfers: TransferEngine,
+        metrics: DeviceMetrics,
+        store: ExpertStore,
+        shape: ModelShape,
+        device: torch.device,
+        miss: MissPolicy,
+        predictor_host: PredictorHost,
+        capture: TraceCapture,
+        graphs: Callable[[], TokenGraphs],
+    ) -> None:
+        """`graphs` makes what captures passes; called when they are chosen."""
+        self._graphs = graphs
+        self._math, self._expert_cache, self._transfers, self._metrics = math, expert_cache, transfers, metrics
+        self._store, self._shape, self._device = store, shape, device
+        self._miss, self._predictor_host, self._capture = miss, predictor_host, capture
+        self.say: Callable[[str], None] = lambda text: None
+        self.step: DeviceStep | None = None
+        self.graphs: TokenGraphs | None = None
+        self.reason = ""  # why it is not used although it was chosen
+        self._said = ""  # why passes are not captured
+        self._lasting = ""  # why it can never be used with this load, once that was tried
+
+    def configure(self, old: LinkSettings | None, new: LinkSettings) -> None:
+        """Use it or do not, after all other parts have their settings. What it needs is allocated when it is first
+        chosen."""
+        if new.decode == "host":
+            self.close()
+        reason = "" if new.decode == "host" else self._objection()
+        if reason and reason != self.reason:
+            log.warning("Tokens are decoded as with gpu_decode host, because %s.", reason)
+            self.say(f"gpu_decode {new.decode} is not used: {reason}")
+        self.reason = reason
+        if new.decode != "graph" or self.step is None:
+            self._drop_graphs()
+        elif self.graphs is None or self.graphs.reason:  # what stood in the way may be gone
+            self.graphs = self._graphs()
+            self.graphs.say = self._say_uncaptured
+
+    def step_for(self, batch: Batch) -> DeviceStep | None:
+        """What computes a pass without the host; None where the host leads."""
+        step = self.step
+        if step is None or self.reason or self._capture.watches_routers:
+            return None
+        return step if step.serves(batch) else None
+
+    def compute(self, batch: Batch, launch: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The logits [1, V] of a pass that `step_for` serves: what `launch` computes, or a graph in its place."""
+        (share,) = batch.shares
+        return launch() if self.graphs is None else self.graphs.compute(share, launch)
+
+    def _say_uncaptured(self, reason: str) -> None:
+        if reason == self._said:
+            return
+        self._said = reason
+        log.warning("Tokens are decoded as with gpu_decode device, because %s.", reason)
+        self.say(f"gpu_decode graph computes as device does: {reason}")
+
+    def _drop_graphs(self) -> None:
+        if self.graphs is not None:
+            self.graphs.close()
+        self.graphs, self._said = None, ""
+
+    def close(self) -> None:
+        """Give back what it holds, until it is chosen again."""
+        self._drop_graphs()
+        if self.step is not None:
+            self.step.close()
+        self.step = None
+
+    def lasting_objection(self) -> str:
+        """Why this load can never use it; "" when it can, as far as can be told without trying."""
+        if self._device.type != "cuda":
+            return "the model is not on a GPU"
+        if any(one.grouped is None for one in self._math):
+            return "the Triton kernels do not run here"
+        codec = self._math[0].codec
+        if codec.blocks > 1:
+            return "the model was loaded with several blocks per expert"
+        if not codec.verbatim:
+            return (
+                "experts are stored in other number types than they are computed in, so that kernels cannot read them"
+            )
+        if self._shape.encoder_layers:
+            return "a text-to-text model's encoder and decoder are passes of their own"
+        return self._lasting
+
+    def _objection(self) -> str:
+        """Why it cannot be used now. Builds what it needs where it can."""
+        if reason := self.lasting_objection():
+            return reason
+        if self._predictor_host.predictor.looks or self._predictor_host.predictor.starts:
+            return "a prefetcher is on, which needs the host within a token"
+        if self._miss.active:
+            return "a lossy mode is on, which needs the host within a token"
+        if self._transfers.pace:
+            return "the link is emulated, and what kernels read would not be paced"
+        if self._capture.shadows.on:
+            return "prefetchers are recorded for the lab, which need the host within a token"
+        return self._built() if self.step is None else ""
+
+    def _built(self) -> str:
+        """Build the step, and try whether kernels compute the same out of host memory -> why not."""
+        step: DeviceStep | None = None
+        try:
+            if home := self._store.device_addresses():
+                step = DeviceStep(self._math, self._expert_cache, self._metrics, home, self._shape.top_k, self._device)
+                if self._same_bits(home):
+                    self.step = step
+                    return ""
+                self._lasting = "kernels that read host memory do not compute the bits that they do out of slots"
+            else:
+                self._lasting = "not every expert is in pinned host memory"
+        except DeviceError as error:
+            self._lasting = str(error)
+        except Exception as error:  # any error of a compiler or driver
+            if lack := shortage(error):
+                return self._unbuilt(step, f"the device has no room for {lack}")
+            what = str(error).strip().partition("\n")[0]
+            self._lasting = f"its kernels do not run here ({type(error).__name__}: {what})"
+        return self._unbuilt(step, self._lasting)
+
+    def _unbuilt(self, step: DeviceStep | None, reason: str) -> str:
+        if step is not None:
+            step.close()
+        return reason
+
+    @torch.inference_mode()
+    def _same_bits(self, home: Sequence[int]) -> bool:
+        """Whether residents of some layer give the same out of their slots and out of host memory."""
+        cache, experts = self._expert_cache, self._shape.experts
+        ready = [[e for e, there in enumerate(cache.availability(at)[1]) if there] for at in range(self._shape.layers)]
+        layer = max(range(len(ready)), key=lambda at: len(ready[at]))
+        some, grouped = ready[layer][: self._shape.top_k], self._math[layer].grouped
+        if not some or grouped is None:
+            return True
+        x = torch.randn(1, self._shape.hidden, generator=torch.Generator().manual_seed(0))
+        x = x.to(self._device, self._math[layer].codec.dtype)
+        slots = [cache.core.table[layer * experts + expert][0] for expert in some]
+        ids = torch.tensor(some, device=self._device)
+        table = torch.tensor(home[layer * experts : (layer + 1) * experts], dtype=torch.int64, device=self._device)
+        return torch.equal(grouped.few(slots, x), grouped.by_ids(table, ids, x))

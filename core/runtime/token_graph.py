@@ -1,0 +1,174 @@
+"""A decoded token as one CUDA graph: launched by one call, over memory that stays where it is.
+
+The token, its position, keys and values, and the table of experts are where they were when the graph was captured; what
+they hold may change. Attention is given more positions than are filled, and a mask that leaves the others out: as many
+as the next power of two, so that there are few graphs, and none attends to twice what it needs. The shapes of a graph
+are fixed, and with positions that grow by one a graph would serve one token.
+
+What the host knows of a sequence (its length) would be captured as a number, and be wrong one token later. So a pass
+that asks for it is not captured, and a graph is used only once it has agreed with an ordinary pass, for the token after
+the one that it was captured with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from core.errors import ModelError
+from core.hf.cache import Fixed
+from core.runtime.batch import Share
+from core.runtime.kv_cache import SequenceKV
+from core.runtime.out_of_memory import shortage
+from core.system.text_config import text_config
+
+SHORTEST = 256  # positions of the shortest graph
+CLOSE = 0.03  # relative difference of logits, of their norm: far above rounding, far below any mistake
+TRIES = 3  # as a router's near tie may go the other way in one token
+MASKS = ("sdpa", "eager")  # implementations of attention whose masks these are
+
+
+class Captured(NamedTuple):
+    """A graph, and where it leaves its logits [1, V]."""
+
+    graph: Any
+    logits: torch.Tensor
+
+
+class TokenGraphs:
+    """For the answers of one model, on the compute thread. `say` is told, once, why nothing can be captured."""
+
+    def __init__(self, model: Any, device: torch.device, context: int, fits: Callable[[], bool]) -> None:
+        """`fits`: whether the budget holds what is reserved now."""
+        self._model, self._device, self._context, self._fits = model, device, context, fits
+        self.say: Callable[[str], None] = lambda reason: None
+        self.reason = ""  # why passes are not captured
+        self.replays = 0
+        self._failed = 0
+        self._graphs: dict[int, Captured] = {}  # by length
+        self._tried: set[int] = set()  # ... of which the pass captured agreed with an ordinary one
+        self._agreed: set[int] = set()  # ... and a replay for the next token as well
+        self._addresses: tuple[int, ...] = ()  # of the memory that they are captured over
+        self._pool: Any = None
+        with torch.inference_mode(False):
+            self._told = torch.zeros(2, dtype=torch.int64).pin_memory()
+            self._inputs = torch.zeros(2, dtype=torch.int64, device=device)
+        self._token, self._position = self._inputs[:1].view(1, 1), self._inputs[1:]
+
+    @torch.inference_mode()
+    def compute(self, share: Share, launch: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The logits [1, V] after a share's one token. `launch` makes the ordinary pass, and the KV grow with it."""
+        kv = share.kv
+        assert kv is not None and len(share.tokens) == 1
+        if self.reason or kv.length >= self._context:
+            return launch()
+        if (addresses := kv.memory.addresses()) != self._addresses:
+            self._forget()
+            self._addresses = addresses
+        length, (token,) = self._length(kv.length + 1), share.tokens
+        self._tell(token, kv.length)
+        if length in self._agreed:
+            kv.whole = False
+            self._graphs[length].graph.replay()
+            kv.memory.grow(kv, 1)
+            kv.whole = True
+            self.replays += 1
+            return self._graphs[length].logits.clone()
+        got = self._replayed(length) if length in self._graphs else self._capture(kv, length)
+        logits = launch()  # afterwards, so that the KV has what the ordinary pass wrote
+        if got is not None and not _close(got, logits):
+            self._differed(length)
+        elif got is not None and length in self._tried:
+            self._agreed.add(length)
+        elif got is not None:
+            self._tried.add(length)
+        return logits
+
+    def close(self) -> None:
+        """Give back the graphs and their memory."""
+        self._forget()
+
+    def _length(self, positions: int) -> int:
+        return min(self._context, max(SHORTEST, 1 << (positions - 1).bit_length()))
+
+    def _tell(self, token: int, position: int) -> None:
+        """To the device, in the computing stream. The host has waited for what read these before."""
+        self._told[0], self._told[1] = token, position
+        self._inputs.copy_(self._told, non_blocking=True)
+
+    def _replayed(self, length: int) -> torch.Tensor:
+        self._graphs[length].graph.replay()
+        return self._graphs[length].logits.clone()
+
+    def _capture(self, kv: SequenceKV, length: int) -> torch.Tensor | None:
+        """Capture a pass over the token told -> the logits [1, V] of that pass, made once before; None where it cannot
+        be captured."""
+        try:
+            if reason := self._objection(kv):
+                self._give_up(reason)
+                return None
+            with kv.memory.fixed(Fixed(self._position, length)):
+                got = self._pass(kv, length).clone()  # also allocates and compiles what no graph may
+                self._pool = self._pool or torch.cuda.graph_pool_handle()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                    logits = self._pass(kv, length)
+        except ModelError as error:
+            self._give_up(f"its pass cannot be captured: {error}")
+        except RuntimeError as error:
+            lack = shortage(error)
+            text = str(error.__context__ or error).strip().partition("\n")[0]  # ending a capture fails after its error
+            self._give_up(f"a graph has no room for {lack}" if lack else f"its pass cannot be captured ({text})")
+        else:
+            self._graphs[length] = Captured(graph, logits)
+            if self._fits():
+                return got
+            self._give_up("a graph needs more memory than the budget leaves")
+        return None
+
+    def _objection(self, kv: SequenceKV) -> str:
+        if not kv.memory.fixable():
+            return "its layers keep more, or less, than the keys and values of the whole context"
+        attention = str(getattr(text_config(self._model.config), "_attn_implementation", ""))
+        return "" if attention in MASKS else f"attention computed as {attention!r} takes other masks"
+
+    def _pass(self, kv: SequenceKV, length: int) -> torch.Tensor:
+        """The model's pass over the token at the position told, with nothing that the host knows of them -> [1, V]."""
+        mask = (torch.arange(length, device=self._device) <= self._position).view(1, 1, 1, length)
+        if text_config(self._model.config)._attn_implementation == "eager":  # which adds it
+            dtype = self._model.dtype
+            mask = torch.zeros(mask.shape, dtype=dtype, device=self._device).masked_fill(~mask, torch.finfo(dtype).min)
+        found: torch.Tensor = self._model(
+            input_ids=self._token,
+            position_ids=self._position.view(1, 1),
+            attention_mask=mask,
+            past_key_values=kv.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[0]
+        return found
+
+    def _differed(self, length: int) -> None:
+        self._graphs.pop(length, None)
+        self._tried.discard(length)
+        self._failed += 1
+        if self._failed == TRIES:
+            self._give_up(f"it differed from an ordinary pass by more than {CLOSE:.0%} in {TRIES} trials")
+
+    def _give_up(self, reason: str) -> None:
+        self._forget()
+        self.reason = reason
+        self.say(reason)
+
+    def _forget(self) -> None:
+        self._graphs.clear()
+        self._tried.clear()
+        self._agreed.clear()
+        self._addresses, self._pool = (), None
+
+
+def _close(got: torch.Tensor, want: torch.Tensor) -> bool:
+    got, want = got.float(), want.float()
+    return bool((got - want).norm() <= CLOSE * want.norm())  # not where it is not a number

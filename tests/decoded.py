@@ -1,0 +1,46 @@
+"""An answer, while budgets and policies change, with all that it gave: for engines that lead tokens differently."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+
+from core.engine import Engine
+from core.errors import MoestroError
+from core.settings.sampling import Sampling
+from core.types import StepRecord
+
+PROMPT = "hello there, how are you? " * 2
+BUDGETS = ("30%", "45%", "70%", "100%")
+
+
+class Run(NamedTuple):
+    """What an answer gave: logits [n, V] and, after each token, its record and which experts have slots."""
+
+    logits: torch.Tensor
+    steps: list[StepRecord]
+    resident: list[list[bool]]
+
+
+def answer(engine: Engine, tokens: int, seed: int = 0) -> Run:
+    """An answer while budgets and policies change, the same whenever the seed is."""
+    draw, logits, steps, resident = random.Random(seed), list[torch.Tensor](), list[StepRecord](), list[list[bool]]()
+
+    def greedy(ids: Any, row: torch.Tensor) -> int:
+        logits.append(row[0].float().clone())
+        return int(row.argmax())
+
+    for piece in engine.generate(PROMPT, Sampling(max_new_tokens=tokens), draw=greedy):
+        if piece.step is not None:
+            steps.append(piece.step)
+            resident.append([bool(slots) for slots in engine.expert_cache.core.table])
+            engine.expert_cache.check_integrity()
+        with suppress(MoestroError):  # some do not go together: then nothing has changed
+            if draw.random() < 0.15:
+                engine.change({"budget": draw.choice(BUDGETS)})
+            if draw.random() < 0.1:
+                engine.change({"eviction": draw.choice(("lru", "lfu"))})
+    return Run(torch.stack(logits), steps, resident)

@@ -1,0 +1,95 @@
+"""What Triton's kernels would do on the fake GPU: products of slots, or of experts that only the device knows.
+
+Numbers are those of the portable products, an expert at a time. Reads of slots, pinned rows and tables are noted in the
+current stream. An address that is neither a slot's nor one of pinned memory, as kernels have it, loses the device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from core.errors import DeviceError
+from core.memory.codec.base import Codec
+from core.memory.codec.kernels import portable
+
+if TYPE_CHECKING:
+    from tests.fake_cuda.device import FakeCuda
+
+MAPPED = 1 << 52  # added to the host's address of pinned memory: where kernels have it
+
+
+class FakeKernels:
+    """In the place of core.memory.codec.kernels.SlotKernels."""
+
+    def __init__(self, codec: Codec, fake: FakeCuda) -> None:
+        self._codec, self._fake = portable(codec), fake
+        self.dtype, self.is_plain = codec.dtype, codec.format.is_plain
+
+    def outputs(self, part: str) -> int:
+        return self._codec.out_in(part)[0]
+
+    def multiply(self, part: str, slots: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        addresses = [slot.data_ptr() for slot in slots]
+        return self._rows(part, len(slots), lambda: addresses, x)
+
+    def multiply_by_ids(self, part: str, table: torch.Tensor, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        assert table.dtype == ids.dtype == torch.int64 and all(map(self._fake.tensors.on_device, (table, ids, x)))
+
+        def found() -> list[int]:
+            self._note(table.data_ptr(), "kernel")
+            self._note(ids.data_ptr(), "kernel")
+            with torch._C.DisableTorchFunction():
+                at: list[int] = table[ids].tolist()
+                return at
+
+        return self._rows(part, len(ids), found, x)
+
+    def dequantized(self, part: str, slots: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+        for at, slot in enumerate(slots):
+            weight = self._codec.dequantize(self._codec.views(slot), part)
+            yield at, (weight.t() if self._codec.is_transposed else weight)[None].contiguous()
+
+    def _rows(self, part: str, count: int, addresses: Callable[[], Sequence[int]], x: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty(count, self.outputs(part))
+
+        def launched() -> None:
+            self._fake.faults.check("launch")
+            raws = [self._bytes(at) for at in addresses()]
+            with torch._C.DisableTorchFunction():
+                for i, raw in enumerate(raws):
+                    parts, row = self._codec.views(raw), x[min(i, len(x) - 1)][None]
+                    y = self._codec.linear(parts, part, row)
+                    out[i] = (y + parts.plain[part + "_bias"] if part + "_bias" in parts.plain else y)[0]
+
+        launched()
+        if (graph := self._fake.captures.current) is not None:
+            graph.calls.append(launched)
+        return out
+
+    def _bytes(self, address: int) -> torch.Tensor:
+        """The bytes at an address that a kernel was given."""
+        host = address - MAPPED if address >= MAPPED else address
+        region = self._fake.races.region(host)
+        right = region is not None and (self._fake.pinned.holds(host) if address >= MAPPED else region.kind == "slot")
+        if not right:
+            self._fake.faults.lose_device(lambda call: True)
+            self._fake.faults.check("launch")
+        self._note(host, "kernel")
+        memory = (ctypes.c_uint8 * self._codec.slot_bytes).from_address(host)
+        with torch._C.DisableTorchFunction():
+            return torch.frombuffer(memory, dtype=torch.uint8)
+
+    def _note(self, address: int, what: str) -> None:
+        if (region := self._fake.races.region(address)) is not None:
+            self._fake.races.by_stream(region, writes=False, what=what)
+
+
+def mapped(fake: FakeCuda, pinned: torch.Tensor) -> int:
+    """In the place of core.memory.mapped.device_address."""
+    if not fake.pinned.holds(pinned.data_ptr()):
+        raise DeviceError("the driver gives pinned memory no address for kernels (CUDA error 1)")
+    return MAPPED + pinned.data_ptr()

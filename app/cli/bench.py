@@ -103,9 +103,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep",
         type=Path,
         metavar="DIR",
-        help="tiers, prefill, pieces, split, batch: where the generated model and its packs stay, 12 GB; lossy, methods, "
-        "systems: where results are kept, to resume after an interruption, and profiles (default: bench in Moestro's "
-        "data folder)",
+        help="tiers, prefill, pieces, split, batch: where the generated model and its packs stay, 12 GB; lossy, "
+        "methods, systems: where results are kept, to resume after an interruption, and profiles (default: bench in "
+        "Moestro's data folder)",
     )
     asked.add_argument(
         "--small",

@@ -79,7 +79,6 @@ class Stream:
     def synchronize(self) -> None:
         self._clocks.faults.check("stream.synchronize")
         self._clocks.waited("stream.synchronize")
-        self._clocks.captures.forbid()
         with self._clocks.lock:
             self._clocks.learn(self.clock)
 
@@ -115,7 +114,6 @@ class Event:
     def synchronize(self) -> None:
         self._clocks.faults.check("event.synchronize")
         self._clocks.waited("event.synchronize")
-        self._clocks.captures.forbid()
         with self._clocks.lock:
             self._clocks.learn(self.clock)
 
@@ -173,7 +171,8 @@ class Clocks:
             self.learn(self.current().clock)
 
     def waited(self, call: str) -> None:
-        """Note that `call` holds up the calling thread."""
+        """Note that `call` holds up the calling thread, which it must not while passes are captured."""
+        self.captures.forbid()
         if self.waits is None:
             return
         frame = sys._getframe(1)
@@ -201,7 +200,6 @@ class Clocks:
         """torch.cuda.synchronize."""
         self.faults.check("synchronize")
         self.waited("synchronize")
-        self.captures.forbid()
         with self.lock:
             for stream in self.streams:
                 self.learn(stream.clock)

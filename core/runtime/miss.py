@@ -105,8 +105,7 @@ class MissPolicy:
         """Discard what a pass noted."""
         self._rows: list[np.ndarray[Any, Any]] = []
         self._weights: list[torch.Tensor] = []
-        if self.active:  # while nothing is on, nothing is noted
-            self._delta, self._beta = np.full((2, self._shape.layers), np.nan, np.float32)
+        self._delta, self._beta = np.full((2, self._shape.layers), np.nan, np.float32)
 
     def route(self, layer: int, ids: torch.Tensor, weights: torch.Tensor, asked: list[list[int]]) -> Routed:
         """The routing to compute in place of the router's ids [T, k] and weights [T, k]."""

@@ -11,6 +11,8 @@ from tests.browser.test_simple import CUT
 
 FITS = "document.documentElement.scrollWidth <= innerWidth"
 
+LINES = 60
+
 
 def batch(dashboard: Dashboard) -> Dashboard:
     dashboard.page.get_by_role("tab", name="Batch").click()
@@ -21,7 +23,8 @@ def batch(dashboard: Dashboard) -> Dashboard:
 def test_answered_followed_stopped_and_gone_on_with(dashboard: Dashboard, open_page: Open, tmp_path: Path) -> None:
     file, out = tmp_path / "prompts.jsonl", tmp_path / "prompts.answers.jsonl"
     line = '{{"prompt": "say {0}", "id": "line {0}", "max_tokens": {1}}}\n'
-    file.write_text("".join(line.format(n, 400 if n == 3 else 3) for n in range(24)) + "no json\n", "utf-8")
+    long = [line.format(n, 3 if n < 3 else 400) for n in range(LINES)]  # not over before it is stopped
+    file.write_text("".join(long) + "no json\n", "utf-8")
     batch(dashboard)
     page = dashboard.page
     dashboard.wait_text("#batch-empty", "No batch yet")
@@ -32,7 +35,7 @@ def test_answered_followed_stopped_and_gone_on_with(dashboard: Dashboard, open_p
     page.locator("#batch-at-once").get_by_role("spinbutton").fill("4")
     page.click("#batch-go")
     page.wait_for_selector("#batch-cancel", state="visible")
-    dashboard.wait_text("#batch-cards", "of 25")
+    dashboard.wait_text("#batch-cards", f"of {LINES + 1}")
     other = batch(open_page())
     other.page.wait_for_selector("#batch-cancel", state="visible")
     other.wait_text("#batch-latest", "line ")
@@ -42,20 +45,21 @@ def test_answered_followed_stopped_and_gone_on_with(dashboard: Dashboard, open_p
     other.page.wait_for_selector("text=The model is being used for a batch")
     page.click("#batch-cancel")
     dashboard.wait_text("#batch-progress", "topping after those being written")
-    page.click("#batch-cancel")  # line 3 is long
+    page.click("#batch-cancel")
     dashboard.wait_text("#batch-alert", "Stopped")
     before = {one["id"] for one in map(json.loads, out.read_text("utf-8").splitlines())}
-    assert "line 0" in before and "line 3" not in before
+    assert "line 0" in before and len(before) < LINES
+    file.write_text("".join(line.format(n, 3) for n in range(LINES)) + "no json\n", "utf-8")
     page.click("#batch-go")
     dashboard.wait_text("#batch-cards", "were answered before")
-    dashboard.wait_text("#batch-cards", "25 of 25")
+    dashboard.wait_text("#batch-cards", f"{LINES + 1} of {LINES + 1}")
     dashboard.wait_text("#batch-cards", "Experts a layer")
     page.wait_for_selector("#batch-plot .plot-container .main-svg")
     with page.expect_download() as download:
         page.click("#batch-answers")
     found = [json.loads(one) for one in Path(download.value.path()).read_text("utf-8").splitlines()]
-    assert len(found) == 25 == len({one["id"] for one in found})
-    assert [one["id"] for one in found if "error" in one] == ["line-25"]
+    assert len(found) == LINES + 1 == len({one["id"] for one in found})
+    assert [one["id"] for one in found if "error" in one] == [f"line-{LINES + 1}"]
     for width, height in ((390, 844), (1366, 768)):
         page.set_viewport_size({"width": width, "height": height})
         assert page.evaluate(FITS), width

@@ -37,9 +37,9 @@ class Numbers:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> Any:
+    def __call__(self, text: str, **choices: Any) -> Any:
         if ":" in text:
-            return self._real(text, add_special_tokens=add_special_tokens)
+            return self._real(text, **choices)
         return SimpleNamespace(input_ids=[int(word) for word in text.split()])
 
 

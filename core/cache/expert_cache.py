@@ -194,6 +194,8 @@ class ExpertCache:
         assert len({*free, *held}) == len(free) + len(held), "a slot is free and occupied"
         assert len(free) + len(held) == len(self.arena) == self.slots, "slots, arena and budget do not add up"
         assert all(map(self.is_resident, {*self.copies.tickets, *self.prefetch_queue.fresh})), "a copy without a slot"
+        kept = self.copies.settled.items()
+        assert all(one.slots == self.core.table[eid] for eid, one in kept), "a kept lease is of other slots"
 
     def reshape(
         self, *, slots: int | None = None, scope: str | None = None, make_policy: MakePolicy | None = None

@@ -59,7 +59,7 @@ class TokenRows:
 
     def combined(self, tap: Tap | None = None) -> torch.Tensor:
         """[1, H] the layer's output; `tap` gets the experts' outputs [k, H] before their weights."""
-        if len(self._outs) == 1 and len(self._experts) == len(self._order):
+        if self._experts == self._order and len(self._outs) == 1:  # else e.g. late ones came before missing ones
             rows = self._outs[0]
         else:
             at = {expert: i for i, expert in enumerate(self._experts)}

@@ -26,7 +26,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from core.errors import ModelError
-from core.hf.cache import ReservedLayer, ReservedWindow
+from core.hf.reserved_layers import ReservedLayer, ReservedWindow
 from core.memory.placed import placed
 
 CACHES = ("past_key_values", "past_key_value", "cache_params", "cache")

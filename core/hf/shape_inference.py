@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 
-from core.hf.cache import Reserved, ReservedStates, reserve
+from core.hf.cache import ReservedStates, reserve
+from core.hf.reserved_layers import Reserved
 from core.hf.text_to_text import empty_cache
 
 SHORT, LONG = 64, 256  # tokens of the two observed chunks

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from core.hf.cache import Copied, Fixed, reserve
+from core.hf.cache import reserve
+from core.hf.reserved_layers import Copied, Fixed
 from core.hf.text_to_text import empty_cache
 
 

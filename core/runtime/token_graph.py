@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from core.errors import ModelError
-from core.hf.cache import Fixed
+from core.hf.reserved_layers import Fixed
 from core.runtime.batch import Share
 from core.runtime.kv_cache import SequenceKV
 from core.runtime.out_of_memory import shortage

@@ -1,0 +1,253 @@
+"""Layers of the KV cache with keys and values, whole or of a window, in memory of a fixed size: see `core.hf.cache`.
+
+What a layer holds can be copied to host memory and put back. Keys and values of positions can be cut to any number of
+them (`rows`); a window that has lost positions, and a state, are of one moment (`moment`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from core.errors import ModelError
+from core.hf.reserved_tensor import ReservedTensor
+
+
+class Fixed(NamedTuple):
+    """How a pass over one token uses a layer without the host: it writes at `position` [1] int64, on the device, and
+    attends to the first `length` positions, of which its mask leaves out those that are not filled."""
+
+    position: torch.Tensor
+    length: int
+
+
+Copied = list[Any]  # of one layer: tensors in host memory, None where there was nothing, and numbers
+
+
+class Reserved:
+    """Interface of every layer here, in addition to that of transformers' cache layers.
+
+    Created by `reserve`, which replaces a transformers layer by one of these classes and calls `_reserve`.
+    """
+
+    window: int | None = None  # maximum positions kept; None = the whole context
+    state_bytes = 0  # bytes allocated independent of the context
+    momentary = False  # it may hold something that cannot be cut
+    fixed: Fixed | None = None  # how the running pass uses it; None: by lengths that the host knows
+
+    @property
+    def growing_bytes(self) -> int:
+        """Bytes allocated in proportion to the positions kept."""
+        return 0
+
+    @property
+    def fixable(self) -> bool:
+        """Whether it can be used as `Fixed` says, now."""
+        return False
+
+    def grow(self, count: int) -> None:
+        """A pass with `fixed` has written so many more positions."""
+
+    def addresses(self) -> list[int]:
+        """Where the memory is that such passes use."""
+        return []
+
+    def clear(self) -> None:
+        """Drop the content, keep the memory."""
+
+    def drop(self) -> None:
+        """Drop the content, and give back the memory of what grows, until it is needed again."""
+        self.clear()
+
+    def like(self, other: Any) -> None:
+        """Before it was ever used: what was copied from `other`, the same layer of another cache, may be put here."""
+
+    def cuttable(self, length: int) -> bool:
+        """Whether the first `length` positions are all there, and can be cut to any number of them."""
+        return True
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` positions of what `rows` copies."""
+
+    def rows(self, length: int) -> Copied:
+        """Copies in host memory of what can be cut: of the first `length` positions."""
+        return []
+
+    def put_rows(self, copied: Iterator[Any], length: int) -> None:
+        """Put back the first `length` positions of what `rows` copied."""
+
+    def moment(self) -> Copied:
+        """Copies in host memory of what cannot be cut, as it is now."""
+        return []
+
+    def put_moment(self, copied: Iterator[Any], most: int | None = None) -> None:
+        """Put back what `moment` copied; of what was `cuttable` then, only the first `most` positions."""
+
+    def _reserve(self, context: int) -> None:
+        """Set the capacity to `context` positions; nothing is allocated yet."""
+
+
+class ReservedLayer(Reserved, DynamicLayer):
+    """Full attention: keys and values [batch, heads, context, dim]."""
+
+    keys: Any  # a tensor; None before the first pass
+    values: Any
+
+    def _reserve(self, context: int) -> None:
+        super()._reserve(context)
+        self._rooms = ReservedTensor(context, 2), ReservedTensor(context, 2)
+        self.is_initialized = False
+
+    @property
+    def fixable(self) -> bool:
+        return type(self) is ReservedLayer and all(room.memory is not None for room in self._rooms)
+
+    def grow(self, count: int) -> None:
+        super().grow(count)
+        self.keys, self.values = (room.grown(count) for room in self._rooms)
+
+    def addresses(self) -> list[int]:
+        return [room.memory.data_ptr() for room in self._rooms if room.memory is not None]
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append [batch, heads, n, dim] and return everything so far. Raises ValueError when the
+        capacity is exceeded."""
+        if not self.is_initialized:
+            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+        keys, values = self._rooms
+        if self.fixed is not None:
+            return self._written(key_states, value_states, self.fixed)
+        self.keys, self.values = keys.append(key_states), values.append(value_states)
+        return self.keys, self.values
+
+    def _written(self, keys: torch.Tensor, values: torch.Tensor, fixed: Fixed) -> tuple[torch.Tensor, torch.Tensor]:
+        found = []
+        for room, new in zip(self._rooms, (keys, values), strict=True):
+            assert room.memory is not None
+            room.memory.index_copy_(2, fixed.position, new)
+            found.append(room.memory.narrow(2, 0, fixed.length))
+        return found[0], found[1]
+
+    def get_seq_length(self) -> int:
+        if self.fixed is not None:
+            raise ModelError("it uses the number of its tokens within a pass")
+        return self._rooms[0].length
+
+    @property
+    def growing_bytes(self) -> int:
+        return super().growing_bytes + sum(room.bytes for room in self._rooms)
+
+    def clear(self) -> None:
+        super().clear()
+        for room in self._rooms:
+            room.length = 0
+
+    def drop(self) -> None:
+        super().drop()
+        self.keys = self.values = None
+        for room in self._rooms:
+            room.drop()
+
+    def like(self, other: Any) -> None:
+        super().like(other)
+        _initialize(self, other)
+
+    def cuttable(self, length: int) -> bool:
+        return super().cuttable(length) and (
+            not self.is_initialized or all(room.length >= length for room in self._rooms)
+        )
+
+    def cut(self, length: int) -> None:
+        super().cut(length)
+        self.keys, self.values = (room.cut(length) for room in self._rooms)
+
+    def rows(self, length: int) -> Copied:
+        return [*super().rows(length), *(room.copied(length) for room in self._rooms)]
+
+    def put_rows(self, copied: Iterator[Any], length: int) -> None:
+        super().put_rows(copied, length)
+        self.keys, self.values = (room.put(next(copied), length) for room in self._rooms)
+
+
+class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
+    """Sliding window: the last `window` keys and values; the current token's own come with the call."""
+
+    keys: Any  # a tensor; None before the first pass
+    values: Any
+
+    def _reserve(self, context: int) -> None:
+        super()._reserve(context)
+        self.window = max(1, self.sliding_window - 1)
+        room = min(context, self.window)
+        self.momentary = self.momentary or room < context
+        self._rooms = ReservedTensor(room, 2), ReservedTensor(room, 2)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the window's content followed by [batch, heads, n, dim], and keep the last positions of both."""
+        full: tuple[torch.Tensor, torch.Tensor] = super().update(key_states, value_states, *args, **kwargs)
+        self.keys, self.values = (room.keep_last(t) for room, t in zip(self._rooms, full, strict=True))
+        return full
+
+    @property
+    def growing_bytes(self) -> int:
+        return super().growing_bytes + sum(room.bytes for room in self._rooms)
+
+    def clear(self) -> None:
+        super().clear()
+        self.cumulative_length = 0
+        if self.is_initialized:
+            self.keys, self.values = self.keys[:, :, :0], self.values[:, :, :0]
+
+    def drop(self) -> None:
+        super().drop()
+        if self.is_initialized:
+            self.keys, self.values = self.keys.clone(), self.values.clone()  # of no positions: views of nothing
+        for room in self._rooms:
+            room.drop()
+
+    def like(self, other: Any) -> None:
+        super().like(other)
+        if _initialize(self, other):
+            self._sliding_window_tensor = other._sliding_window_tensor.clone()
+            self.keys, self.values = other.keys[:, :, :0].clone(), other.values[:, :, :0].clone()
+
+    def cuttable(self, length: int) -> bool:
+        whole = self.window is not None and self.cumulative_length <= self.window  # none has left it
+        return super().cuttable(length) and (
+            not self.is_initialized or (whole and all(room.length >= length for room in self._rooms))
+        )
+
+    def cut(self, length: int) -> None:
+        super().cut(length)
+        if self.is_initialized and self.cumulative_length > length:
+            self.keys, self.values = (room.cut(length) for room in self._rooms)
+            self.cumulative_length = length
+
+    def moment(self) -> Copied:
+        return [*super().moment(), self.cumulative_length, *(room.copied(room.length) for room in self._rooms)]
+
+    def put_moment(self, copied: Iterator[Any], most: int | None = None) -> None:
+        super().put_moment(copied, most)
+        self.cumulative_length = next(copied)
+        kept = [(room, next(copied)) for room in self._rooms]
+        if most is not None and self.cumulative_length > most:
+            self.cumulative_length = most
+        if self.is_initialized:
+            self.keys, self.values = (room.put(copy, most) for room, copy in kept)
+
+
+def _initialize(own: Any, other: Any) -> bool:
+    """A layer with keys and values is as if it had been used where `other` was; whether it was not before."""
+    if own.is_initialized or not other.is_initialized:
+        return False
+    own.dtype, own.device, own.is_initialized = other.dtype, other.device, True
+    for room, theirs in zip(own._rooms, other._rooms, strict=True):
+        room.like(theirs)
+    return True

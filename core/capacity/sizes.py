@@ -149,7 +149,7 @@ def sizes_of(
         return Sizes(
             shape,
             outline.dense_bytes - rounded[0],
-            sequences * outline.kv_bytes(context),
+            sequences * outline.kv_bytes(context) + (outline.state_bytes if sequences > 1 else 0),
             max(states.bytes(chunk) + (1 << 20), computing + max(_unpacked(codec), rounded[1])) + libraries,
             slot,
             codec.blob_bytes,

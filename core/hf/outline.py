@@ -53,6 +53,11 @@ class Outline:
     encoder_layers: int = 0  # of `sites`: those of the encoder of a text-to-text model
     left_out: tuple[str, ...] = ()  # parts of a multimodal model that are not loaded
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's states, whatever its length: those of a chat stay while others have the memory."""
+        return sum(layer.state_bytes for layer in self.kv)
+
     def kv_bytes(self, context: int) -> int:
         """Bytes of KV cache and states of one sequence of `context` positions."""
         return sum(

@@ -22,6 +22,7 @@ def test_it_runs_and_borrowing_never_copies_more(tmp_path: Path) -> None:
     for row in found["found"].values():
         assert row["borrowed"]["pieces"] <= row["usual"]["pieces"]
         assert row["borrowed"]["slots"] <= row["usual"]["slots"]
-        assert row["bytes_ratio"] <= 1.05 and row["usual"]["bytes"] > 0
+        assert row["bytes_ratio"] < 1 or row["borrowed"]["pieces"] == row["usual"]["pieces"]
+        assert row["usual"]["bytes"] > 0
     said = pieces.table(found)
     assert "GB ratio" in said and len(said.splitlines()) == 4 + len(found["found"])

@@ -209,15 +209,19 @@ class Batching:
         return Units(scheduler, size, shape, expected, self.regrouped, pipelined=pipelined)
 
     def _computed(self, phase: Phase, work: list[tuple[Running, int]]) -> Iterator[BatchPiece]:
-        """One pass over the next tokens, so many of each."""
+        """One pass over the next tokens, so many of each; fewer where settings that came since leave less memory."""
         total = work[0][0].sequence.prompt if len(work) == 1 else 0
+        before = [one.sequence.computed for one, _ in work]
         tokens, step = self._passes.run(
             phase, *[(one.sequence, count) for one, count in work], total=total, by_row=self._by_row
         )
+        counts = [one.sequence.computed - held for (one, _), held in zip(work, before, strict=True)]
         if self._units.follows and (routed := self._parts.recorder.routed):
-            for (one, _), row in zip(work, accumulate(count for _, count in work), strict=True):
+            for (one, _), row in zip(work, accumulate(counts), strict=True):
                 one.path = np.array([layer[row - 1] for layer in routed], np.int16)
-        for (one, _), token in zip(work, tokens, strict=True):
+        for (one, _), token, count in zip(work, tokens, counts, strict=True):
+            if not count:
+                continue
             one.begun.answer.count(step)
             sequence = one.sequence
             if phase == "prefill":

@@ -93,9 +93,10 @@ class Passes:
 
     def _once(self, phase: Phase, work: Work, total: int, by_row: bool) -> tuple[list[int | None], StepRecord]:
         """One forward pass, as `run` describes it."""
-        started_s, parts, device = time.perf_counter(), self._parts, self._loaded.device
+        started_s, parts, device, asked = time.perf_counter(), self._parts, self._loaded.device, len(work)
         self._controller.apply(parts)
-        self._controller.make_way(parts, sum(count for _, count in work) if phase == "prefill" else 0)
+        if not self._controller.make_way(parts, sum(count for _, count in work) if phase == "prefill" else 0):
+            work = _first(work, self.chunk)  # settings that came since do not leave the memory
         parts.ledger.begin()
         batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]), by_row)
         self._pipeline.begin(batch)
@@ -134,7 +135,7 @@ class Passes:
         if parts.recorder.enabled:
             parts.telemetry.add(step)
         step.spent(time.perf_counter() - started_s)
-        return tokens, step
+        return [*tokens, *[None] * (asked - len(work))], step
 
     def _draw(self, sequence: Sequence, logits: torch.Tensor) -> int | None:
         """The token that follows, from logits [1, V]; None while tokens of the sequence are left to compute."""
@@ -144,3 +145,13 @@ class Passes:
         if lossy.active:
             sequence.sample.keep(sequence.drawn, logits[0], lossy.quality_rate)
         return sequence.draw(sequence.ids, logits)
+
+
+def _first(work: Work, tokens: int) -> Work:
+    """The beginning of the work, of at most so many tokens."""
+    found = []
+    for sequence, count in work:
+        if tokens:
+            found.append((sequence, min(count, tokens)))
+            tokens -= found[-1][1]
+    return tuple(found)

@@ -147,6 +147,8 @@ class SettingsController:
             to.expert_cache.hints.forget()  # what another predictor told
         to.shadows.configure(new, profile)
         to.miss.configure(None if anew else old.lossy, new.lossy, profile)
+        if old.cache != new.cache or self.placed is not before:
+            self.make_way(to, 0)  # what may be lent follows from these
         to.expert_cache.configure(old.cache, new.cache, None if self.placed is before else self.placed)
         if old.cache.budget != new.cache.budget:
             self._resize(new, to)
@@ -172,28 +174,32 @@ class SettingsController:
         found = piece(to.sizes, slots, unread, lambda slots: self._works(to, slots)).chunk
         return found if found > to.sizes.chunk and self.wanted.cache.borrow else 0
 
-    def make_way(self, to: EngineParts, tokens: int) -> None:
+    def make_way(self, to: EngineParts, tokens: int) -> bool:
         """A pass over so many tokens of prompts follows, 0 = any other: lend it the memory of as many slots as it needs
-        beyond the workspace, and take back what another pass does not need any more. Only between two passes, on the
-        compute thread."""
+        beyond the workspace, and take back what another pass does not need any more. False, with nothing lent, where
+        the slots cannot be spared. Only between two passes, on the compute thread."""
         sizes, usual = to.sizes, PromptPiece(to.sizes.chunk, 0)
         wanted = next((one for one in (usual, *sizes.longer) if one.chunk >= tokens), usual)
         slots, room = to.expert_cache.slots + self._lent, lent(sizes, wanted)
-        if room == self._lent or not self._works(to, slots - room):
-            return
+        if room and not self._works(to, slots - room):
+            self.make_way(to, 0)
+            return False
+        if room == self._lent:
+            return True
         if room > self._lent:
             to.telemetry.mark(to.recorder.index, f"a long prompt borrows the memory of {room // sizes.blocks} experts")
         to.ledger.borrowed = min(to.ledger.borrowed, wanted.extra)
         self._lent = room
         self._reshape(to, slots - room)
         to.ledger.borrowed = wanted.extra
+        return True
 
     def _works(self, to: EngineParts, slots: int) -> bool:
         """Whether every token can be computed with so many."""
         return slots >= to.sizes.slots_min(self.applied.cache.scope) and not self.placed.problem(slots)
 
     def _resize(self, settings: Settings, to: EngineParts) -> None:
-        self._reshape(to, to.sizes.slots(settings.cache.budget) - self._lent)
+        self._reshape(to, to.sizes.slots(settings.cache.budget))
 
     def _reshape(self, to: EngineParts, slots: int) -> None:
         try:

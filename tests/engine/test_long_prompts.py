@@ -137,6 +137,46 @@ def test_a_budget_that_moves_meanwhile_holds(engine: Engine) -> None:
     assert engine.expert_cache.slots == whole * 3 // 4
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_a_budget_that_is_lowered_before_a_long_pass_leaves_it_no_more_than_its_own(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    """The length was chosen by then: the pass is cut."""
+    passes, least = engine._generation._passes, engine.sizes.slots_min("layer")
+    choose = passes.piece
+
+    def piece(unread: int) -> int:
+        chosen = choose(unread)
+        engine.change({"budget": str(engine.sizes.bytes(least))})
+        return chosen
+
+    monkeypatch.setattr(passes, "piece", piece)
+    steps = {}
+    if together:
+        texts = [LONG[:700], LONG[1:800], LONG[2:90]]
+        for answer in engine.generate_many([BatchRequest(n, text, ONE) for n, text in enumerate(texts)], 2):
+            assert not answer.error
+            if answer.piece is not None and answer.piece.step is not None:
+                steps[answer.piece.step.index] = answer.piece.step
+    else:
+        steps = {one.step.index: one.step for one in engine.generate(LONG, ONE) if one.step is not None}
+    read = [one for one in steps.values() if one.phase == "prefill"]
+    assert len(read) > 1 and max(one.tokens for one in read) <= engine.sizes.chunk
+    assert all(one.device_bytes <= one.budget_bytes for one in steps.values())
+    assert engine.expert_cache.slots == least and engine.memory().workspace == engine.sizes.workspace
+
+
+def test_a_budget_lowered_between_two_long_pieces_holds(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, least, seen = engine._generation._passes, engine.sizes.slots_min("layer"), list[int]()
+    monkeypatch.setattr(passes, "piece", lambda unread: 700)
+    for one in engine.generate(LONG, ONE):
+        if one.step is not None and one.step.phase == "prefill":
+            seen.append(one.step.tokens)
+            engine.change({"budget": str(engine.sizes.bytes(least))})
+        assert one.step is None or one.step.device_bytes <= one.step.budget_bytes
+    assert seen[0] == 700 and max(seen[1:]) <= engine.sizes.chunk and engine.expert_cache.slots == least
+
+
 def test_prompts_of_several_are_read_together(engine: Engine) -> None:
     texts = {n: LONG[: 500 + 50 * n] for n in range(2)}
     slots = engine.expert_cache.slots

@@ -38,8 +38,7 @@ class Share(NamedTuple):
 
 class Answer(NamedTuple):
     """Of each share [n]: its request, the logarithm of the probability that none of its tokens requests an expert,
-    [n, L * E], and
-    which experts it is taken to need, [n, L * E]."""
+    [n, L * E], and which experts it is taken to need, [n, L * E]."""
 
     number: int
     requests: tuple[int, ...]

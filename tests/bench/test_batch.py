@@ -16,6 +16,7 @@ def test_it_runs_and_its_figures_fit_together(tmp_path: Path) -> None:
         for share, rows in found[place].items():  # type: ignore[attr-defined]
             assert rows["1"]["tokens_per_expert"] == 1.0 and rows["4"]["union"] > rows["1"]["union"]
             assert (rows["1"]["bytes_per_token"] > 0) == (share != "100%")
+            assert all(row["least_bytes_per_token"] <= row["bytes_per_token"] for row in rows.values())
     named = {"one batch", "none", "random", "similarity", "none, network", "similarity, network"}
     assert {*found["schedulers"]} == named  # type: ignore[misc]
     for rows in found["accuracy"].values():  # type: ignore[attr-defined]

@@ -74,6 +74,7 @@ class CacheCore(Generic[S]):
         self.pinned: frozenset[int] = frozenset()
         self._leases: list[Sequence[int]] = []  # the experts of each
         self._leased: frozenset[int] | None = None  # all of these, if somebody asked since they changed
+        self._lends = False  # transit slots may be lent to a pool
         self.now = self.tick = self.layer = 0  # tick: requests and admissions so far; layer: the one being computed
         self.displaced = -1  # the expert that the last `admit` evicted, or -1
         self._on_evict, self._on_cut = on_evict, on_cut
@@ -84,9 +85,14 @@ class CacheCore(Generic[S]):
         return self._uses.policy
 
     @property
-    def policy_type(self) -> type[Eviction]:
-        """Its class, for what all of its kind do: asking that tells it of no request."""
-        return self._uses.policy_type
+    def retains(self) -> bool:
+        """Whether the policy keeps experts after the step that used them."""
+        return self._uses.retains
+
+    @property
+    def uses_hints(self) -> bool:
+        """Whether its scores depend on `hints`."""
+        return self._uses.uses_hints
 
     def pool(self, layer: int) -> Pool[S]:
         """The pool whose slots `layer` uses."""
@@ -116,14 +122,13 @@ class CacheCore(Generic[S]):
         there = [eid for eid in eids if len(table[eid]) == blocks] if missing else eids
         for eid in [eid for eid in there if eid in buffered] if buffered else ():
             self._take_over(eid)
-        self._lease(layer, eids, there)
+        self.lease_resident(layer, eids, there)
         return missing
 
-    def lease_resident(self, layer: int, eids: Sequence[int]) -> None:
-        """As `lease`, where it is known that they all have their blocks and none is buffered."""
-        self._lease(layer, eids, eids)
-
-    def _lease(self, layer: int, eids: Sequence[int], there: Sequence[int]) -> None:
+    def lease_resident(self, layer: int, eids: Sequence[int], there: Sequence[int] | None = None) -> None:
+        """As `lease`, where it is known which of them have all their blocks, and that none of these is buffered: those
+        `there`, by default all."""
+        there = eids if there is None else there
         self.layer = layer
         self.hints.reached(layer)
         self._leases.append(eids)
@@ -218,12 +223,14 @@ class CacheCore(Generic[S]):
         or the layer no part of them. With the last lease, lent slots are taken back."""
         self._leases.remove(eids)
         self._leased = None
-        layer = eids[0] // self.experts if eids else 0
-        if not (self.policy_type.retains and self.held.tops[layer]):
+        if not eids:
+            return
+        layer = eids[0] // self.experts
+        if not (self._uses.retains and self.held.tops[layer]):
             leased = self.leased
             for eid in [eid for eid in eids if self.table[eid] and eid not in leased and eid not in self.pinned]:
                 self.evict(eid)
-        if eids and not self._leases:
+        if self._lends and not self._leases:
             self._take_back(self.pool(layer))
 
     def end_leases(self) -> None:
@@ -375,6 +382,7 @@ class CacheCore(Generic[S]):
         lent = min(slots, len(self.transit))
         pool.free += [self.transit.pop() for _ in range(lent)]
         pool.lent += lent
+        self._lends = True
 
     def _take_back(self, pool: Pool[S]) -> None:
         """Take lent slots back: free ones, then those that experts lose or leave."""
@@ -384,11 +392,13 @@ class CacheCore(Generic[S]):
                 assert gone is not None, "a transit slot was lost"
             self.transit.append(pool.free.pop())
             pool.lent -= 1
+        self._lends = False
 
     def _take_over(self, eid: int) -> None:
         """What was buffered is requested: it is in the cache now, in slots that are lent to its pool."""
         had = self.held.take_over(eid)
         self.pool(eid // self.experts).lent += self.blocks - had
+        self._lends = True
         self.tick += 1
         if not had:
             self.policy.admitted(eid, self.tick, self.now)

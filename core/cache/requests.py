@@ -32,7 +32,7 @@ class Requests:
         rested = [one for eid in eids if (one := settled[eid]) is not None]
         if len(rested) == len(eids):
             core.lease_resident(layer, eids)
-            return Lease(layer, eids, rested, rested)
+            return Lease(layer, eids, rested, rested, at_rest=True)
         missing = core.lease(layer, eids)
         there = [eid for eid in eids if core.table[eid]] if missing else eids
         segments = [settled[eid] or self._hit(eid) for eid in there]

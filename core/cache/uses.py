@@ -12,43 +12,43 @@ import numpy as np
 from core.policy.eviction import Eviction
 from core.policy.eviction.base import Ints
 
-MOST = 4096  # requests, of a layer each, that wait
+MOST = 8192  # of them that wait
 
 
 class Uses:
     """Of one policy over `size` experts. Whoever asks for the policy or the last uses finds in them all that was
     noted before."""
 
-    __slots__ = ("_last", "_noted", "_policy")
+    __slots__ = ("_eids", "_last", "_layers", "_policy", "retains", "uses_hints")
 
     def __init__(self, policy: Eviction, size: int) -> None:
-        self._policy = policy
+        self._set(policy)
         self._last: Ints = np.full(size, -1)
-        self._noted: list[tuple[Sequence[int], int, int]] = []  # (experts, tick of the first, now)
+        self._eids: list[int] = []  # noted, of one layer after the other
+        self._layers: list[int] = []  # for each: how many, the tick of the first, now. Flat: nothing to collect
 
     def note(self, eids: Sequence[int], tick: int, now: int) -> None:
-        """Residents were requested, all distinct: the first at `tick`, the next at the one after it, and so on. Their
-        list is kept and must not change."""
-        self._noted.append((eids, tick, now))
-        if len(self._noted) > MOST:
+        """Residents were requested, all distinct: the first at `tick`, the next at the one after it, and so on."""
+        self._eids += eids
+        self._layers += (len(eids), tick, now)
+        if len(self._eids) > MOST:
             self._tell()
 
     @property
     def policy(self) -> Eviction:
         """The policy, which knows of every use."""
-        if self._noted:
+        if self._eids:
             self._tell()
         return self._policy
 
     @policy.setter
     def policy(self, policy: Eviction) -> None:
         self._tell()
-        self._policy = policy
+        self._set(policy)
 
-    @property
-    def policy_type(self) -> type[Eviction]:
-        """The class of the policy."""
-        return type(self._policy)
+    def _set(self, policy: Eviction) -> None:
+        self._policy = policy
+        self.retains, self.uses_hints = policy.retains, policy.uses_hints  # may be asked without telling it
 
     @property
     def last(self) -> Ints:
@@ -57,8 +57,10 @@ class Uses:
         return self._last
 
     def _tell(self) -> None:
-        noted, self._noted = self._noted, []
-        for eids, tick, now in noted:
-            ids = np.array(eids, np.int64)
+        every, layers, at = np.array(self._eids, np.int64), iter(self._layers), 0
+        self._eids, self._layers = [], []
+        for count, tick, now in zip(layers, layers, layers, strict=True):
+            ids = every[at : at + count]
+            at += count
             self._last[ids] = now
-            self._policy.used(ids, np.arange(tick, tick + len(ids)), now)
+            self._policy.used(ids, np.arange(tick, tick + count), now)

@@ -100,7 +100,10 @@ class MoEStep:
             self.processor.compute(lease.segments, rows, lambda: self._prefetch(layer, routed))
         else:
             self._prefetch(layer, routed)
-            self.processor.compute(lease.segments, rows)
+            if lease.at_rest and not self._in_blocks:
+                rows.compute(lease.segments)
+            else:
+                self.processor.compute(lease.segments, rows)
         self._release(lease)
         return lease.requests
 
@@ -120,4 +123,4 @@ class MoEStep:
             self._prefetcher.look_ahead(layer, *routed.shown)
 
     def _release(self, lease: Lease) -> None:
-        self._expert_cache.release(lease, self.processor.fence())
+        self._expert_cache.release(lease, self.processor.fence() if self._beside else None)

@@ -11,7 +11,7 @@ from core.settings.prefetch import PrefetchSettings
 WINDOW = 64  # passes after which a use counts 1 / e
 KEEP = 1.0 - 1.0 / WINDOW
 FADED = np.array([KEEP**passes for passes in range(1024)])  # of a use, so many passes later; next to nothing at last
-MOST = 4096  # requests, of a layer each, that are not counted yet
+MOST = 8192  # requests that are not counted yet
 MARGIN = 1.5  # how much likelier a prefetch must be; measured: 1 displaces too much, 2 too little (docs/benchmarks.md)
 
 
@@ -36,7 +36,8 @@ class PrefetchGuard:
     def forget(self) -> None:
         """Forget all uses."""
         self._passes = 0
-        self._pending: list[tuple[int, Sequence[int]]] = []  # requested in a pass, not counted yet
+        self._pending: list[int] = []  # requested and not counted yet, of one layer after the other
+        self._layers: list[int] = []  # for each: how many, and the pass. Flat: nothing to collect
         self._sum = np.zeros(self._experts)  # of its uses, each faded by the passes since; as of the last one
         self._last = np.zeros(self._experts, np.int64)  # pass of the last use
 
@@ -45,23 +46,27 @@ class PrefetchGuard:
         self._passes += 1
 
     def used(self, eids: Sequence[int]) -> None:
-        """This pass requests `eids`, each of them once. They are counted when somebody asks, or once there are many;
-        their list must not change."""
-        self._pending.append((self._passes, eids))
+        """This pass requests `eids`, each of them once. They are counted when somebody asks, or once there are
+        many."""
+        self._pending += eids
+        self._layers += (len(eids), self._passes)
         if len(self._pending) > MOST:
             self._count()
 
     def _count(self) -> None:
-        pending, self._pending = self._pending, []
-        for passes, eids in pending:
-            ids = np.array(eids, np.int64)
+        every, layers, at = np.array(self._pending, np.int64), iter(self._layers), 0
+        self._pending, self._layers = [], []
+        for count, passes in zip(layers, layers, strict=True):
+            ids = every[at : at + count]
+            at += count
             faded = FADED.take(passes - self._last[ids], mode="clip")
             self._sum[ids] = self._sum[ids] * faded + (1.0 - KEEP)
             self._last[ids] = passes
 
     def rate(self, eid: int) -> float:
         """The probability that a pass requests the expert; 0 before the first pass."""
-        self._count()
+        if self._pending:
+            self._count()
         weight = 1.0 - KEEP**self._passes  # of the passes so far: they are few at first
         faded = KEEP ** (self._passes - int(self._last[eid]))
         return min(1.0, float(self._sum[eid]) * faded / weight) if weight else 0.0

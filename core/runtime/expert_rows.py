@@ -80,9 +80,10 @@ def token_at_rest(
     """[1, H], what `TokenRows` gives of whole experts that are all in their slots, in the order of the request: with
     nothing to gather."""
     order = routed.chosen[0]
-    if len(order) > len(segments):  # a dropped one
+    if len(order) > len(segments):  # some are dropped
         rows = TokenRows(math, hidden, routed)
-        rows.compute(segments)
+        for some in rows.batches(segments):
+            rows.compute(some)
         return rows.combined(tap)
     places = _places(order, order) if math.placed else None
     out = math.token([one.slots[0] for one in segments], hidden, places)

@@ -1,8 +1,9 @@
 """bench dispatch: the engine's own time for a layer, in microseconds, when nothing is copied and no expert computed.
 
 Tiny models of ever more experts decode with everything resident, and with experts whose outputs are constants. A pass
-in which the experts' place is taken by nothing is transformers' own share (`model`, of which `router`); what the MoE
-step adds to it, recording to that, and each predictor to that, are medians of passes that take turns. On a GPU these
+in which the experts' place is taken by nothing is transformers' own share (`model`, of which `router`). What the MoE
+step adds to it, and recording to that, are medians of the differences between passes that follow one another, one of
+each kind; what each predictor adds to that, the difference between medians of rounds. On a GPU these
 are times of the host, which has to launch a layer's kernels meanwhile.
 """
 
@@ -78,46 +79,53 @@ def _measured(engine: Engine, rounds: int, tokens: int) -> dict[str, Any]:
     with _stubbed(wiring.math):
         for number in range(rounds + 1):  # round 0 is warm-up and discarded
             figures = dict[str, list[float]]()
-            figures["model"] = _passes(wiring, _through(wiring), tokens)
             with _timed([site.router for site in wiring.loaded.sites]) as spans:
-                _passes(wiring, _through(wiring), tokens)
+                _passes(wiring, [_through(wiring)], tokens)
             figures["router"] = [sum(spans) / tokens]
-            figures["step"] = _passes(wiring, wiring.measuring, tokens)
-            for name in ("none", *names):
+            engine.change({"predictor": "none"})
+            wiring.controller.apply(wiring.parts)
+            model, step, none = _passes(wiring, [_through(wiring), wiring.measuring, wiring.answering], tokens)
+            figures |= {"model": model, "none": none}
+            for name, more, less in (("step", step, model), ("recording", none, step)):
+                figures[name] = [a - b for a, b in zip(more, less, strict=True)]
+            for name in names:
                 engine.change({"predictor": name})
                 wiring.controller.apply(wiring.parts)
-                figures[name] = _passes(wiring, wiring.answering, tokens)
-            engine.change({"predictor": "none"})
+                (figures[name],) = _passes(wiring, [wiring.answering], tokens)
             for name, seconds in figures.items() if number else ():
                 seen.setdefault(name, []).extend(seconds)
+    engine.change({"predictor": "none"})
     us = {name: 1e6 * statistics.median(seconds) / LAYERS for name, seconds in seen.items()}
     return {
         "model": us["model"],
         "router": us["router"],
-        "step": us["step"] - us["model"],
-        "recording": us["none"] - us["step"],
+        "step": us["step"],
+        "recording": us["recording"],
         "predictors": {name: us[name] - us["none"] for name in names},
     }
 
 
 @torch.inference_mode()
-def _passes(wiring: Wiring, pipeline: Pipeline, tokens: int) -> list[float]:
-    """Seconds of each of `tokens` decoding passes; the pipeline of answers records them, as an answer does."""
-    kv, parts, spans = wiring.kv.fresh(), wiring.parts, list[float]()
+def _passes(wiring: Wiring, pipelines: Sequence[Pipeline], tokens: int) -> list[list[float]]:
+    """Seconds of each of `tokens` decoding passes of each pipeline, which take turns; the pipeline of answers records
+    them, as an answer does."""
+    kv, parts, spans = wiring.kv.fresh(), wiring.parts, [list[float]() for _ in pipelines]
     for at in range(tokens + 1):  # the first is discarded
-        began_s = time.perf_counter()
-        batch = Batch("decode", (Share([3 + at], kv),))
-        pipeline.begin(batch)
-        pipeline.forward(batch)
-        if pipeline is wiring.answering:
-            model_s, ledger = time.perf_counter() - began_s, parts.ledger
-            used = ledger.passed(decoded=True)
-            parts.telemetry.add(parts.recorder.end(began_s, model_s, used, ledger.budget_bytes, {}))
-        if wiring.loaded.device.type == "cuda":
-            torch.cuda.synchronize(wiring.loaded.device)
-        spans.append(time.perf_counter() - began_s)
-    pipeline.end()
-    return spans[1:]
+        for pipeline, found in zip(pipelines, spans, strict=True):
+            began_s = time.perf_counter()
+            batch = Batch("decode", (Share([3 + at], kv),))
+            pipeline.begin(batch)
+            pipeline.forward(batch)
+            if pipeline is wiring.answering:
+                model_s, ledger = time.perf_counter() - began_s, parts.ledger
+                used = ledger.passed(decoded=True)
+                parts.telemetry.add(parts.recorder.end(began_s, model_s, used, ledger.budget_bytes, {}))
+            if wiring.loaded.device.type == "cuda":
+                torch.cuda.synchronize(wiring.loaded.device)
+            found.append(time.perf_counter() - began_s)
+    for pipeline in pipelines:
+        pipeline.end()
+    return [found[1:] for found in spans]
 
 
 def _through(wiring: Wiring) -> Pipeline:

@@ -33,7 +33,7 @@ class Copies:
     def __init__(self, link: Link, store: Experts, whole: Sequence[Segment], phase: str = "prefill") -> None:
         self.link, self.store, self.whole, self.phase = link, store, whole, phase
         self.tickets: dict[int, Ticket] = {}
-        self.settled: dict[int, LeasedSegment] = {}
+        self.settled: list[LeasedSegment | None] = [None] * len(whole)
         self.counts = Counts()
 
     def over_same_link(self) -> Copies:
@@ -80,7 +80,7 @@ class Copies:
 
     def drop(self, eid: int) -> None:
         """`eid` loses its slots: cancel its copy, or wait until nothing writes into them any more."""
-        self.settled.pop(eid, None)
+        self.settled[eid] = None
         if (ticket := self.tickets.pop(eid, None)) is not None and not self.link.cancel(ticket):
             self.link.settle(ticket)
 

@@ -21,14 +21,15 @@ nothing is ever cut, which is the cache of whole experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Generic
 
 import numpy as np
 
 from core.cache.block_table import BlockTable
 from core.cache.pool import Pool, S, empty_pools, first
-from core.policy.eviction import GONE, ExpertIndex, MakePolicy, victim
+from core.cache.uses import Uses
+from core.policy.eviction import GONE, Eviction, ExpertIndex, MakePolicy, victim
 from core.policy.hints import Hints
 from core.types import Segment
 
@@ -69,13 +70,29 @@ class CacheCore(Generic[S]):
         self.held: BlockTable[S] = BlockTable(layers, experts, blocks)
         self.table = self.held.slots  # eid -> the slots of its blocks: the only such map
         self.hints = hints or Hints(layers, experts)
-        self.policy = make_policy(ExpertIndex(layers, experts, hints=self.hints))
+        self._uses = Uses(make_policy(ExpertIndex(layers, experts, hints=self.hints)), layers * experts)
         self.pinned: frozenset[int] = frozenset()
-        self.leased: dict[int, int] = {}  # eid -> number of leases
-        self.last_used = [-1] * len(self.table)  # `now` of the last request
+        self._leases: list[Sequence[int]] = []  # the experts of each
+        self._leased: frozenset[int] | None = None  # all of these, if somebody asked since they changed
+        self._lends = False  # transit slots may be lent to a pool
         self.now = self.tick = self.layer = 0  # tick: requests and admissions so far; layer: the one being computed
         self.displaced = -1  # the expert that the last `admit` evicted, or -1
         self._on_evict, self._on_cut = on_evict, on_cut
+
+    @property
+    def policy(self) -> Eviction:
+        """The eviction policy, which knows of every request so far."""
+        return self._uses.policy
+
+    @property
+    def retains(self) -> bool:
+        """Whether the policy keeps experts after the step that used them."""
+        return self._uses.retains
+
+    @property
+    def uses_hints(self) -> bool:
+        """Whether its scores depend on `hints`."""
+        return self._uses.uses_hints
 
     def pool(self, layer: int) -> Pool[S]:
         """The pool whose slots `layer` uses."""
@@ -97,27 +114,34 @@ class CacheCore(Generic[S]):
         """Whether it has slots."""
         return bool(self.table[eid])
 
-    def lease(self, layer: int, eids: Iterable[int]) -> list[int]:
+    def lease(self, layer: int, eids: Sequence[int]) -> list[int]:
         """`layer` requests `eids`, all distinct: none of them can be evicted or cut until `release`, and those with all
         blocks count as used, in this order -> those missing, whole or in part, each to be admitted and then used."""
-        table, leased, used, last_used = self.table, self.leased, self.policy.used, self.last_used
-        now, tick, blocks, buffered = self.now, self.tick, self.blocks, self.held.buffered
+        table, blocks, buffered = self.table, self.blocks, self.held.buffered
+        missing = [eid for eid in eids if len(table[eid]) < blocks]
+        there = [eid for eid in eids if len(table[eid]) == blocks] if missing else eids
+        for eid in [eid for eid in there if eid in buffered] if buffered else ():
+            self._take_over(eid)
+        self.lease_resident(layer, eids, there)
+        return missing
+
+    def lease_resident(self, layer: int, eids: Sequence[int], there: Sequence[int] | None = None) -> None:
+        """As `lease`, where it is known which of them have all their blocks, and that none of these is buffered: those
+        `there`, by default all."""
+        there = eids if there is None else there
         self.layer = layer
         self.hints.reached(layer)
-        missing: list[int] = []
-        for eid in eids:
-            leased[eid] = leased.get(eid, 0) + 1
-            if len(table[eid]) < blocks:
-                missing.append(eid)
-                continue
-            tick += 1
-            if buffered and eid in buffered:
-                self._take_over(eid, tick)
-                tick += 1
-            used(eid, tick, now)
-            last_used[eid] = now
-        self.tick = tick
-        return missing
+        self._leases.append(eids)
+        self._leased = None
+        self._uses.note(there, self.tick + 1, self.now)
+        self.tick += len(there)
+
+    @property
+    def leased(self) -> Collection[int]:
+        """The experts in use."""
+        if self._leased is None:
+            self._leased = frozenset().union(*self._leases)
+        return self._leased
 
     def admit(
         self,
@@ -146,8 +170,7 @@ class CacheCore(Generic[S]):
     def use(self, eid: int) -> None:
         """Count a request of an expert that was admitted for it."""
         self.tick += 1
-        self.policy.used(eid, self.tick, self.now)
-        self.last_used[eid] = self.now
+        self._uses.note((eid,), self.tick, self.now)
 
     def readmit(self, eid: int) -> Segment:
         """Give an expert without slots those of as many blocks as its layer keeps of it, or of all where the pool has
@@ -198,20 +221,22 @@ class CacheCore(Generic[S]):
     def release(self, eids: Sequence[int]) -> None:
         """End a lease of a layer: its experts may be evicted again, and are at once if the policy does not retain any,
         or the layer no part of them. With the last lease, lent slots are taken back."""
-        leased = self.leased
-        retains = self.policy.retains and bool(not eids or self.held.tops[eids[0] // self.experts])
-        for eid in eids:
-            others = leased.pop(eid) - 1
-            if others:
-                leased[eid] = others
-            elif not retains and eid not in self.pinned and self.table[eid]:
+        self._leases.remove(eids)
+        self._leased = None
+        if not eids:
+            return
+        layer = eids[0] // self.experts
+        if not (self._uses.retains and self.held.tops[layer]):
+            leased = self.leased
+            for eid in [eid for eid in eids if self.table[eid] and eid not in leased and eid not in self.pinned]:
                 self.evict(eid)
-        if eids and not leased:
-            self._take_back(self.pool(eids[0] // self.experts))
+        if self._lends and not self._leases:
+            self._take_back(self.pool(layer))
 
     def end_leases(self) -> None:
         """End all leases, after a pass that broke off."""
-        self.leased.clear()
+        self._leases.clear()
+        self._leased = None
         for pool in self.pools:
             self._take_back(pool)
 
@@ -240,7 +265,7 @@ class CacheCore(Generic[S]):
         """Evict everything and forget all use, except what the policy remembers."""
         self.evict_all()
         self.hints.forget()
-        self.last_used = [-1] * len(self.table)
+        self._uses.last[:] = -1
 
     def shrink(self, pool: Pool[S]) -> S:
         """Take a slot out of a pool, if none is free one of the next victim's. Nothing may be leased."""
@@ -257,9 +282,10 @@ class CacheCore(Generic[S]):
         """Begin anew with another policy and other pools: pinned residents stay, then others by last use, as far as
         there is room. Pools get up to `capacities` slots of those that there are -> the slots left over."""
         self.empty_buffer()
+        last = self._uses.last.tolist()
         old = sorted(
             (eid for eid, slots in enumerate(self.table) if slots),
-            key=lambda eid: (eid not in self.pinned, -self.last_used[eid], eid),
+            key=lambda eid: (eid not in self.pinned, -last[eid], eid),
         )
         keep = first(old, capacities, self.experts, lambda eid: len(self.table[eid]))
         kept = set().union(*keep)
@@ -267,7 +293,7 @@ class CacheCore(Generic[S]):
             if eid not in kept:
                 self.evict(eid)
         spare = [slot for pool in self.pools for slot in pool.free]
-        self.policy = make_policy(ExpertIndex(self.layers, self.experts, hints=self.hints))
+        self._uses.policy = make_policy(ExpertIndex(self.layers, self.experts, hints=self.hints))
         self.pools = empty_pools(len(self.table), len(keep))
         for pool, eids in zip(self.pools, keep, strict=True):
             pool.capacity = sum(len(self.table[eid]) for eid in eids)
@@ -293,7 +319,7 @@ class CacheCore(Generic[S]):
             on_cut=self._on_cut,
         )
         other.held, other.table, other.transit = self.held, self.table, self.transit
-        other.last_used = self.last_used[:]
+        other._uses.last[:] = self._uses.last
         other.now, other.tick, other.layer = self.now, self.tick, self.layer
         return other
 
@@ -307,7 +333,7 @@ class CacheCore(Generic[S]):
         )
         assert not any(pool.lent for pool in self.pools), "a transit slot was not given back"
         assert sorted(sizes) == np.flatnonzero(self.policy.score != GONE).tolist(), "the policy and the map disagree"
-        assert self.leased.keys() <= sizes.keys(), "a lease without a slot"
+        assert {*self.leased} <= sizes.keys(), "a lease without a slot"
 
     def _vacate(
         self, pool: Pool[S], slots: int, *blocked: Collection[int], may_displace: Callable[[int], bool] = _any
@@ -356,6 +382,7 @@ class CacheCore(Generic[S]):
         lent = min(slots, len(self.transit))
         pool.free += [self.transit.pop() for _ in range(lent)]
         pool.lent += lent
+        self._lends = True
 
     def _take_back(self, pool: Pool[S]) -> None:
         """Take lent slots back: free ones, then those that experts lose or leave."""
@@ -365,13 +392,16 @@ class CacheCore(Generic[S]):
                 assert gone is not None, "a transit slot was lost"
             self.transit.append(pool.free.pop())
             pool.lent -= 1
+        self._lends = False
 
-    def _take_over(self, eid: int, tick: int) -> None:
+    def _take_over(self, eid: int) -> None:
         """What was buffered is requested: it is in the cache now, in slots that are lent to its pool."""
         had = self.held.take_over(eid)
         self.pool(eid // self.experts).lent += self.blocks - had
+        self._lends = True
+        self.tick += 1
         if not had:
-            self.policy.admitted(eid, tick, self.now)
+            self.policy.admitted(eid, self.tick, self.now)
 
     def _cut(self, eid: int, kept: int) -> tuple[S, ...]:
         """An expert loses its blocks but the first `kept` -> their slots."""

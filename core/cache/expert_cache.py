@@ -194,8 +194,8 @@ class ExpertCache:
         assert len({*free, *held}) == len(free) + len(held), "a slot is free and occupied"
         assert len(free) + len(held) == len(self.arena) == self.slots, "slots, arena and budget do not add up"
         assert all(map(self.is_resident, {*self.copies.tickets, *self.prefetch_queue.fresh})), "a copy without a slot"
-        kept = self.copies.settled.items()
-        assert all(one.slots == self.core.table[eid] for eid, one in kept), "a kept lease is of other slots"
+        kept = enumerate(self.copies.settled)
+        assert all(one is None or one.slots == self.core.table[eid] for eid, one in kept), "a kept lease is not its own"
 
     def reshape(
         self, *, slots: int | None = None, scope: str | None = None, make_policy: MakePolicy | None = None
@@ -290,7 +290,7 @@ class ExpertCache:
         assert self.quiet() and not self.core.leased, "the cache is in use"
         self._evict_failed()
         self.copies.tickets.clear()  # all landed: their experts are resident
-        self.copies.settled.clear()  # not all of them will be
+        self.copies.settled[:] = [None] * len(self.copies.settled)  # not all of them will be
         loan = Loan(Parts(self.core, self.copies, self.prefetch_queue, self.requests), least)
         self.core, self.copies, self.prefetch_queue, self.requests = loan.lent
         return loan

@@ -57,5 +57,6 @@ class HostRows:
 
     def evict(self, eid: int) -> None:
         """The row does not hold the expert: reading it failed."""
-        del self._core.leased[eid]
-        self._core.evict(eid)
+        self._core.release([eid])
+        if self._core.is_resident(eid):
+            self._core.evict(eid)

@@ -57,7 +57,7 @@ class PrefetchBuffer:
         `maps` are told to the eviction policy.
         """
         core, link, rhythm = self._core, self._copies.link, self.schedule.rhythm
-        if core.policy.uses_hints:
+        if core.uses_hints:
             for one in maps:
                 core.hints.tell(*one)
             core.hints.name(predictions)

@@ -50,7 +50,7 @@ class PrefetchQueue:
         lower. `maps` are told to the eviction policy.
         """
         core, copies, experts = self._core, self._copies, self._core.experts
-        if core.policy.uses_hints:
+        if core.uses_hints:
             for one in maps:
                 core.hints.tell(*one)
             core.hints.name(predictions)
@@ -116,7 +116,7 @@ class PrefetchQueue:
         core, copies = self._core, self._copies
 
         def may_displace(gone: int) -> bool:
-            return not core.policy.retains or self.guard.may_displace(score, gone)
+            return not core.retains or self.guard.may_displace(score, gone)
 
         slots = core.admit(eid, core.leased, named, self.fresh, copies.tickets, core.pinned, may_displace=may_displace)
         if slots is None:

@@ -28,10 +28,14 @@ class Requests:
         missing, whose copies are submitted. An expert is one segment: all of its blocks are resident, or none."""
         core, settled, base = self._core, self._copies.settled, layer * self._core.experts
         eids = [base + expert for expert in wanted]
-        missing = core.lease(layer, eids)
         self._queue.guard.used(eids)
+        rested = [one for eid in eids if (one := settled[eid]) is not None]
+        if len(rested) == len(eids):
+            core.lease_resident(layer, eids)
+            return Lease(layer, eids, rested, rested, at_rest=True)
+        missing = core.lease(layer, eids)
         there = [eid for eid in eids if core.table[eid]] if missing else eids
-        segments = [settled.get(eid) or self._hit(eid) for eid in there]
+        segments = [settled[eid] or self._hit(eid) for eid in there]
         segments += [self._miss(eid) for eid in missing]
         return Lease(layer, eids, segments, segments)
 
@@ -45,7 +49,7 @@ class Requests:
             if leased.ticket is not None:
                 tickets.pop(leased.segment.eid, None)
         self._core.release(lease.eids)
-        if not self._core.leased:
+        if self._fetched and not self._core.leased:
             if self._core.transit:
                 self._copies.counts.bypassed += sum(not self._core.is_resident(eid) for eid in self._fetched)
             self._fetched.clear()

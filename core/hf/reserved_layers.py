@@ -140,7 +140,8 @@ class ReservedLayer(Reserved, DynamicLayer):
 
     @property
     def growing_bytes(self) -> int:
-        return super().growing_bytes + sum(room.bytes for room in self._rooms)
+        keys, values = self._rooms
+        return super().growing_bytes + keys.bytes + values.bytes
 
     def clear(self) -> None:
         super().clear()
@@ -197,7 +198,8 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
 
     @property
     def growing_bytes(self) -> int:
-        return super().growing_bytes + sum(room.bytes for room in self._rooms)
+        keys, values = self._rooms
+        return super().growing_bytes + keys.bytes + values.bytes
 
     def clear(self) -> None:
         super().clear()

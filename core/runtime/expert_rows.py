@@ -70,6 +70,26 @@ class TokenRows:
         return self._math.combine(rows, self._weights, self._hidden.dtype, tap)
 
 
+def token_at_rest(
+    math: ExpertMath,
+    segments: Sequence[LeasedSegment],
+    hidden: torch.Tensor,
+    routed: Routed,
+    tap: Tap | None = None,
+) -> torch.Tensor:
+    """[1, H], what `TokenRows` gives of whole experts that are all in their slots, in the order of the request: with
+    nothing to gather."""
+    order = routed.chosen[0]
+    if len(order) > len(segments):  # some are dropped
+        rows = TokenRows(math, hidden, routed)
+        for some in rows.batches(segments):
+            rows.compute(some)
+        return rows.combined(tap)
+    places = _places(order, order) if math.placed else None
+    out = math.token([one.slots[0] for one in segments], hidden, places)
+    return math.combine(out, routed.weights, hidden.dtype, tap)
+
+
 class PromptRows:
     """The states of many tokens [T, H], sorted by expert, through all their experts. An expert's rows are gathered when
     it is computed, and its outputs go to the places of their pairs at once, so that only these are held for the whole

@@ -52,7 +52,7 @@ class MissPolicy:
         self._gates: list[Gates] = []  # per layer; empty: every miss is waited for
         self._budget = -1.0  # bytes that a pass may copy on demand; < 0: no adaptive gate
         self._temperature, self._renormalise = 1.0, False
-        self.forget()
+        self._begin_anew()
 
     def configure(self, old: LossySettings | None, settings: LossySettings, profile: Profile | None) -> None:
         """Apply settings. `core.session.lossy_check` has checked that they are possible."""
@@ -103,6 +103,10 @@ class MissPolicy:
 
     def forget(self) -> None:
         """Discard what a pass noted."""
+        if self._weights:
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._rows: list[np.ndarray[Any, Any]] = []
         self._weights: list[torch.Tensor] = []
         self._delta, self._beta = np.full((2, self._shape.layers), np.nan, np.float32)

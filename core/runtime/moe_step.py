@@ -17,7 +17,7 @@ from core.cache.lease import Lease, LeasedSegment, SkippedRequest
 from core.cache.waves import in_waves
 from core.memory.codec.native.threads import MOST
 from core.runtime.compute import ExpertMath
-from core.runtime.expert_rows import PairRows, PromptRows, Rows, TokenRows
+from core.runtime.expert_rows import PairRows, PromptRows, TokenRows, token_at_rest
 from core.runtime.miss import MissPolicy
 from core.runtime.prefetcher import Prefetcher
 from core.runtime.processor import DeviceProcessor
@@ -59,20 +59,21 @@ class MoEStep:
         routed = self._route(layer, ids, weights)
         if self._expert_cache.expects:
             self._expert_cache.arrive(layer, routed.wanted)
-        rows = self._kind(layer, routed)(self._math[layer], hidden, routed)
-        requests = self._token(layer, routed, rows) if len(routed.chosen) == 1 else self._prompt(layer, routed, rows)
-        result = rows.combined(self._tap)
+        result, requests = (self._token if len(routed.chosen) == 1 else self._prompt)(layer, hidden, routed)
         self._metrics.layer(layer, routed.asked, routed.requests(requests))
         return result
 
-    def _kind(self, layer: int, routed: Routed) -> type[TokenRows] | type[PromptRows] | type[SplitTokenRows]:
+    def _rows(
+        self, layer: int, hidden: torch.Tensor, routed: Routed
+    ) -> TokenRows | PromptRows | SplitTokenRows | PairRows:
         """How the rows of a layer are computed."""
-        tokens = len(routed.chosen)
-        if self.by_row and self._math[layer].row_products is not None and tokens * len(routed.chosen[0]) <= MOST:
-            return PairRows
+        tokens, math = len(routed.chosen), self._math[layer]
+        if self.by_row and math.row_products is not None and tokens * len(routed.chosen[0]) <= MOST:
+            return PairRows(math, hidden, routed)
         if tokens > 1:
-            return PromptRows
-        return SplitTokenRows if self._in_blocks and not self._expert_cache.keeps_whole else TokenRows
+            return PromptRows(math, hidden, routed)
+        split = self._in_blocks and not self._expert_cache.keeps_whole
+        return (SplitTokenRows if split else TokenRows)(math, hidden, routed)
 
     @contextmanager
     def tapped(self, tell: Callable[[torch.Tensor], None]) -> Iterator[None]:
@@ -92,32 +93,38 @@ class MoEStep:
         # with one token, each expert is computed once anyway
         return routed.without_idle() if self._has_idle and len(asked) > 1 else routed
 
-    def _token(self, layer: int, routed: Routed, rows: Rows) -> list[LeasedSegment]:
-        """Compute the wanted experts of one token. Later layers' experts are prefetched before that; where the device
-        computes beside this thread, once it has the resident ones to compute."""
+    def _token(self, layer: int, hidden: torch.Tensor, routed: Routed) -> tuple[torch.Tensor, list[LeasedSegment]]:
+        """The wanted experts of one token [1, H]. Later layers' experts are prefetched before they are computed; where
+        the device computes beside this thread, once it has the resident ones to compute."""
         lease = self._expert_cache.acquire(layer, routed.wanted)
-        if self._beside:
-            self.processor.compute(lease.segments, rows, lambda: self._prefetch(layer, routed))
-        else:
+        if not self._beside:
             self._prefetch(layer, routed)
-            self.processor.compute(lease.segments, rows)
+        if lease.at_rest and not self._in_blocks and not self.by_row:
+            result = token_at_rest(self._math[layer], lease.segments, hidden, routed, self._tap)
+            if self._beside:
+                self._prefetch(layer, routed)
+        else:
+            rows = self._rows(layer, hidden, routed)
+            meanwhile = (lambda: self._prefetch(layer, routed)) if self._beside else None
+            self.processor.compute(lease.segments, rows, meanwhile)
+            result = rows.combined(self._tap)
         self._release(lease)
-        return lease.requests
+        return result, lease.requests
 
-    def _prompt(self, layer: int, routed: Routed, rows: Rows) -> list[LeasedSegment]:
-        """Compute the wanted experts of several tokens, in waves where they need more than there are slots. Later
+    def _prompt(self, layer: int, hidden: torch.Tensor, routed: Routed) -> tuple[torch.Tensor, list[LeasedSegment]]:
+        """The wanted experts of several tokens [T, H], in waves where they need more than there are slots. Later
         layers' experts are prefetched once nothing more has to be fetched for this one."""
-        requests: list[LeasedSegment] = []
+        rows, requests = self._rows(layer, hidden, routed), list[LeasedSegment]()
         for lease in in_waves(
             self._expert_cache, layer, routed.wanted, self._release, lambda: self._prefetch(layer, routed)
         ):
             self.processor.compute(lease.segments, rows)
             requests += lease.requests
-        return requests
+        return rows.combined(self._tap), requests
 
     def _prefetch(self, layer: int, routed: Routed) -> None:
         if self._prefetcher is not None:
             self._prefetcher.look_ahead(layer, *routed.shown)
 
     def _release(self, lease: Lease) -> None:
-        self._expert_cache.release(lease, self.processor.fence())
+        self._expert_cache.release(lease, self.processor.fence() if self._beside else None)

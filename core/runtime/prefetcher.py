@@ -41,6 +41,7 @@ class Prefetcher:
         self._expert_cache, self._predictor_host, self._throttle = expert_cache, predictor_host, throttle
         self._metrics, self._capture, self._first = metrics, capture, first
         self._several = self._idle = False  # the running pass: of several sequences; nothing is predicted in it
+        self._looks = True  # somebody predicts layer by layer in it
 
     def announce(self, shares: Sequence[Share]) -> None:
         """Coming passes will be over these tokens of some requests: what is predicted from them alone is begun at
@@ -58,21 +59,23 @@ class Prefetcher:
         """A pass begins: prefetch what the predictor names before the first routing. In a pass over several sequences
         only predictors are asked that need no memory of any of them."""
         share, self._several = batch.shares[0], len(batch.shares) > 1
-        self._idle = self._several and not self._predictor_host.predictor.batches
+        predictor, shadows = self._predictor_host.predictor, self._capture.shadows.on
+        self._idle = self._several and not predictor.batches
         if self._first and share.kv is not None and not share.kv.length:
-            self._idle = True
+            self._idle, self._looks = True, False
             return
+        self._looks = not self._idle and (predictor.looks or shadows)
         self._predictor_host.begin([(one.request, one.tokens) for one in batch.shares])
-        if self._predictor_host.predictor.starts and not self._throttle.paused and not self._idle:
+        if predictor.starts and not self._throttle.paused and not self._idle:
             began_s = time.perf_counter()
             self._fetch(self._predictor_host.predict_first(), -1)
             self._metrics.predicted(time.perf_counter() - began_s)
-        if self._capture.shadows.on and not self._several:
+        if shadows and not self._several:
             self._capture.shadows.begin((share.request, share.tokens))
 
     def look_ahead(self, layer: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None) -> None:
         """`layer` computes the experts `chosen` [T][k] with `weights` [T, k]: predict for later layers."""
-        if self._idle:
+        if not self._looks:
             return
         paused = self._throttle.paused
         if self._predictor_host.predictor.looks and (self._predictor_host.keeps_routing or not paused):

@@ -25,21 +25,20 @@ class DeviceProcessor:
         self.transfers, self._metrics = transfers, metrics
 
     def compute(
-        self, segments: Sequence[LeasedSegment], rows: Rows, meanwhile: Callable[[], None] = lambda: None
+        self, segments: Sequence[LeasedSegment], rows: Rows, meanwhile: Callable[[], None] | None = None
     ) -> None:
         """Give `rows` what all `segments` make of their states: resident ones at once, then the missing ones.
         `meanwhile` is called in between."""
-        called = False
         for some in rows.batches(segments):
-            if not called and some[0].ticket is not None:
+            if meanwhile is not None and some[0].ticket is not None:
                 meanwhile()
-                called = True
+                meanwhile = None
             for leased in some:
                 if leased.ticket is not None:
                     seconds = self.transfers.wait(leased.ticket)
                     self._metrics.waited(seconds, late=leased.outcome == Outcome.PARTIAL_HIT)
             rows.compute(some)
-        if not called:
+        if meanwhile is not None:
             meanwhile()
 
     def fence(self) -> Any:

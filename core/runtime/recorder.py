@@ -181,8 +181,8 @@ class Recorder:
             for row in rows:
                 ids.fromlist(row)
         counts = array("h", [n for layer, some in requests for n in (layer, len(some))])
-        experts = [one.expert for _, some in requests for one in some]
-        outcomes = bytes([one.outcome for _, some in requests for one in some])
+        every = [one for _, some in requests for one in some]
+        experts, outcomes = [one.expert for one in every], bytes([one.outcome for one in every])
         copies = (
             [
                 (

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from core.runtime.kv_cache import KVCache, Moment, SequenceKV, Stash
 from core.settings.config import Settings
@@ -168,7 +169,11 @@ class KeptKVs:
             kv = memory.cut(held, reach.length, reach.moment)
         else:
             assert text.stash is not None
-            kv = memory.put_back(text.stash, reach.length, reach.moment)
+            try:
+                kv = memory.put_back(text.stash, reach.length, reach.moment)
+            except torch.OutOfMemoryError:  # what it takes beside others' passes; a prompt that is read makes way first
+                log.warning("the GPU has no memory left to put a kept text back: it is read anew")
+                return Start(memory.fresh())
         return Start(kv, reach.moment or memory.moment(kv))
 
     # ------------------------------------------------------------------ room

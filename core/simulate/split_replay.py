@@ -145,7 +145,8 @@ class SplitReplay:
         self._link_free_ms = max(self._link_free_ms, at_ms)
 
     def _release(self) -> None:
-        self.core.release(self._held)
+        if self._held:
+            self.core.release(self._held)
         self._held = []
 
     def _read(self, ids: npt.NDArray[np.integer]) -> None:

@@ -107,7 +107,7 @@ def test_a_rate_is_the_faded_mean_of_the_passes(passes: list[set[int]]) -> None:
     guard = PrefetchGuard(5)
     for used in passes:
         guard.begin_pass()
-        guard.used(used)
+        guard.used(sorted(used))
     weights = [KEEP**age for age in reversed(range(len(passes)))]
     for eid in range(5):
         mean = sum(w for w, used in zip(weights, passes, strict=True) if eid in used) / sum(weights)

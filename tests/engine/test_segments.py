@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from core.cache.lease import LeasedSegment
 from core.engine import Engine
-from core.runtime.expert_rows import Rows
+from core.runtime import moe_step
+from core.runtime.expert_rows import Rows, token_at_rest
 from core.runtime.processor import DeviceProcessor
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
@@ -30,29 +32,42 @@ class Watched:
         yield from self._rows.batches(segments)
 
     def compute(self, some: Sequence[LeasedSegment]) -> None:
-        table, landed = self._engine.expert_cache.core.table, self._engine.transfers.landed
-        for leased in some:
-            assert leased.ticket is None or landed(leased.ticket), "computed before its copy landed"
-            assert leased.slots == table[leased.segment.eid]
-            under_way = self._engine.expert_cache.copies.tickets.get(leased.segment.eid)  # forgotten once landed
-            assert under_way in (None, leased.ticket), "another copy goes there"
+        check_there(self._engine, some)
         self._computed.append(list(some))
         self._rows.compute(some)
 
 
+def check_there(engine: Engine, some: Sequence[LeasedSegment]) -> None:
+    table, landed = engine.expert_cache.core.table, engine.transfers.landed
+    for leased in some:
+        assert leased.ticket is None or landed(leased.ticket), "computed before its copy landed"
+        assert leased.slots == table[leased.segment.eid]
+        under_way = engine.expert_cache.copies.tickets.get(leased.segment.eid)  # forgotten once landed
+        assert under_way in (None, leased.ticket), "another copy goes there"
+
+
 @contextmanager
 def watched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Batches, Batches]]:
-    """Inside, notes the leased segments that processors take, lease by lease, and the batches they compute."""
+    """Inside, notes the leased segments that are to be computed, lease by lease, and the batches that are: by a
+    processor, or at once where all are at rest."""
     taken: Batches = []
     computed: Batches = []
     compute = DeviceProcessor.compute
 
-    def heard(self: DeviceProcessor, segments: Sequence[LeasedSegment], rows: Rows) -> None:
+    def heard(self: DeviceProcessor, segments: Sequence[LeasedSegment], rows: Rows, meanwhile: Any = None) -> None:
         taken.append(list(segments))
-        compute(self, segments, Watched(rows, engine, computed))
+        compute(self, segments, Watched(rows, engine, computed), meanwhile)
+
+    def at_rest(math: Any, segments: Sequence[LeasedSegment], *more: Any) -> Any:
+        taken.append(list(segments))
+        computed.append(list(segments))
+        assert all(one.ticket is None for one in segments), "somebody has to wait for it"
+        check_there(engine, segments)
+        return token_at_rest(math, segments, *more)
 
     with monkeypatch.context() as patch:
         patch.setattr(DeviceProcessor, "compute", heard)
+        patch.setattr(moe_step, "token_at_rest", at_rest)
         yield taken, computed
 
 

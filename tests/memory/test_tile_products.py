@@ -59,8 +59,11 @@ def test_a_trial_tells_orders_of_additions_apart(monkeypatch: pytest.MonkeyPatch
     one, other = (TileProducts(matrix, span).many(weights.data_ptr() - FIRST, x) for span in (64, 128))
     assert (one != other).float().mean() > 0.5
     monkeypatch.setattr(torch, "mm", lambda *_: one)
+    monkeypatch.setattr(ExactTiles, "_found", {})
     assert ExactTiles(matrix).many(weights.data_ptr() - FIRST, x) is None, "none of the orders that are tried"
     monkeypatch.setattr(tile_products, "SPANS", (64,))
+    assert ExactTiles(matrix).many(weights.data_ptr() - FIRST, x) is None, "the trial is over, for every such matrix"
+    ExactTiles._found.clear()
     found = ExactTiles(matrix).many(weights.data_ptr() - FIRST, x)
     assert found is not None and torch.equal(found, one)
     more = x.new_ones(tile_products.MANY + 1, 1024)

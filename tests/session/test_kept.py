@@ -29,6 +29,7 @@ class FakeMemory:
     before_taken: Any = lambda holder: None
     stashes: int = 0
     used: bool = False  # since it was made, or made like one that was
+    full: bool = False  # nothing can be put back: the GPU has no memory left
 
     def like(self, other: FakeMemory) -> None:
         self.used = self.used or other.used
@@ -79,6 +80,9 @@ class FakeMemory:
 
     def put_back(self, stash: Any, length: int, moment: Any = None) -> SequenceKV:
         kv = self.fresh()
+        if self.full:
+            self.content = ids = stash.layers[0].tolist()[:1]  # as far as it came
+            raise torch.OutOfMemoryError(f"no room beside {ids}")
         assert self.used, "a copy is put where the shapes of what was copied are known"
         assert stash.cuttable or moment is not None or length == stash.length
         self.content = (moment or stash).layers[0].tolist()[:length]
@@ -131,6 +135,17 @@ class Asked:
 
 
 A, B, C, D = ([n * 100 + i for i in range(8)] for n in range(1, 5))
+
+
+def test_a_text_that_a_full_gpu_cannot_take_back_is_read_anew(caplog: pytest.LogCaptureFixture) -> None:
+    kept = Kept()
+    kept.ask(A, [1, 2, 3])
+    kept.ask(B, [4, 5])  # A's text is in host memory now
+    kept.memory.full = True
+    assert kept.ask([*A, 1, 2, 3, 6], [7]) == 0 and kept.memory.content == [*A, 1, 2, 3, 6]
+    assert "read anew" in caplog.text
+    kept.memory.full = False
+    assert kept.ask([*A, 1, 2, 3, 6, 7, 8], [9]) == len(A) + 4, "and kept from then on"
 
 
 def test_the_next_turn_takes_over_all_that_was_computed() -> None:

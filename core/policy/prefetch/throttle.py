@@ -35,7 +35,8 @@ class PrefetchThrottle:
 
     def restart(self) -> None:
         """Discard all measurements because what is prefetched, or how, has changed. Ends a pause."""
-        self._window: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # (net, total) ms of the last tokens
+        self._net_ms: deque[float] = deque(maxlen=WINDOW)  # of the last tokens
+        self._total_ms: deque[float] = deque(maxlen=WINDOW)
         self._warming, self._left, self._rest, self._trial = WINDOW, 0, REST, False
         self.paused = self._told = False
 
@@ -50,12 +51,13 @@ class PrefetchThrottle:
         elif self._warming:
             self._warming -= 1
         else:
-            self._window.append((step.net_ms, step.total_ms))
-            if len(self._window) == WINDOW:
+            self._net_ms.append(step.net_ms)
+            self._total_ms.append(step.total_ms)
+            if len(self._net_ms) == WINDOW:
                 self._judge()
 
     def _judge(self) -> None:
-        net_ms, total_ms = (sum(column) / WINDOW for column in zip(*self._window, strict=True))
+        net_ms, total_ms = sum(self._net_ms) / WINDOW, sum(self._total_ms) / WINDOW
         if net_ms < (0.0 if self._trial else -MARGIN * total_ms):
             if not self.enabled:
                 self._told = True
@@ -74,5 +76,6 @@ class PrefetchThrottle:
 
     def _try_again(self) -> None:
         self.paused, self._trial, self._warming = False, True, WINDOW
-        self._window.clear()
+        self._net_ms.clear()
+        self._total_ms.clear()
         self.say("prefetching is tried again")

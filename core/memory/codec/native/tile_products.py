@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from typing import ClassVar
 
 import torch
 
@@ -64,17 +65,19 @@ class TileProducts:
 
 class ExactTiles:
     """Products of one matrix of bfloat16, for numbers of states at which they have the bits of torch's own. Which these
-    are is tried once for each; of more than MANY, trials would take longer than they save."""
+    are is tried once in a process for each kind of matrix; of more than MANY, trials would take longer than they
+    save."""
+
+    _found: ClassVar[dict[tuple[Matrix, int, int], TileProducts | None]] = {}  # by states, and by torch's threads
 
     def __init__(self, matrix: Matrix) -> None:
         self._matrix = matrix
-        self._found: dict[tuple[int, int], TileProducts | None] = {}  # by states, and by torch's threads
 
     def many(self, slot: int, x: torch.Tensor) -> torch.Tensor | None:
         """States x [n, in] times the matrix in a slot -> [n, out]; None where the bits would not be torch's."""
         if len(x) > MANY:
             return None
-        kind = len(x), torch.get_num_threads()
+        kind = self._matrix, len(x), torch.get_num_threads()
         if kind not in self._found:
             self._found[kind] = self._trial(len(x))
         products = self._found[kind]

@@ -78,17 +78,34 @@ def test_every_format_under_the_interpreter() -> None:
     assert not {case: error for case, error in errors.items() if not error < 1}
 
 
+def test_launches_through_the_driver() -> None:
+    """Each kernel, run from the parameters that reached the driver; and faults in them are found."""
+    found = interpreted("few", module="driven")
+    assert len(found["errors"]) == 5
+    assert not {case: error for case, error in found["errors"].items() if not error < 1}
+    assert found["not_multiples"] > 0  # the compiler is told so, or the driver would have refused
+    assert found["planted"]["_launch"] > 1
+    assert "stride = 45 was said to be a multiple of 16" in found["planted"]["kinds_of"]
+
+
+@pytest.mark.long(2.5)
+def test_launches_through_the_driver_in_every_format() -> None:
+    errors = interpreted(module="driven")["errors"]
+    for name in FORMATS:
+        tried = [case for case in errors if case.startswith(f"{name} ")]
+        assert len(tried) == 6 + (name in CODED)
+    assert not {case: error for case, error in errors.items() if not error < 1}
+
+
 @pytest.mark.parametrize("capability", layered([80, 90], quick=lambda capability: capability == 90))
 def test_kernels_compile_without_a_gpu(capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest, and capability 8.9: python -m core.memory.codec.kernels.check."""
     pytest.importorskip("triton", reason="the package triton is not installed")
-    from core.memory.codec.kernels.check import build, variants
+    from core.memory.codec.kernels.check import variants
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     formats = ["checkpoint", "int4-g64"] if capability == 80 else ["mxfp4", "int8"]
-    built = {
-        name: build(launch, torch.bfloat16, capability) for name, launch in variants(formats, (96, 256), torch.bfloat16)
-    }
+    built = dict(variants(formats, (96, 256), torch.bfloat16, capability))
     assert len(built) == (7 if capability == 80 else 6)
     for name, compiled in built.items():
         assert len(compiled.asm["cubin"]) > 0

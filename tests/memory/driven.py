@@ -198,15 +198,16 @@ def planted() -> dict[str, float | str]:
         return tuple(kind if kind is None or isinstance(kind[0], tuple) else (kind[0], True) for kind in kinds(given))
 
     found: dict[str, float | str] = {}
-    for fault in (
-        patch.object(launching.DriverLaunch, "_launch", swapped),
-        patch.object(launching, "kinds_of", multiples),
-    ):
+    faults = {
+        "swapped": patch.object(launching.DriverLaunch, "_launch", swapped),
+        "multiples": patch.object(launching, "kinds_of", multiples),
+    }
+    for name, fault in faults.items():
         with fault:
             try:
-                found[fault.attribute] = cases.product_error("checkpoint", torch.float16, CPU, True, False)
+                found[name] = cases.product_error("checkpoint", torch.float16, CPU, True, False)
             except AssertionError as error:
-                found[fault.attribute] = str(error)
+                found[name] = str(error)
     return found
 
 

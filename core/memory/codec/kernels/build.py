@@ -66,7 +66,8 @@ def compiled(kernel: Any, constants: Mapping[str, Any], kinds: Kinds, capability
     names = kernel.arg_names
     fixed = {name: value for name, value in constants.items() if name in names}
     free = [name for name in names if name not in fixed]
-    signature, attributes = dict.fromkeys(names, "constexpr"), {}
+    signature: dict[str, Any] = dict.fromkeys(names, "constexpr")
+    attributes: dict[tuple[int, ...], list[list[object]]] = {}
     for name, kind in zip(free, kinds, strict=True):
         at = names.index(name)
         if kind is None:

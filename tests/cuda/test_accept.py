@@ -187,13 +187,13 @@ def test_launches_in_both_ways(toy: Subject, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kernels, "why_not", lambda device: "")
     monkeypatch.setattr(kernels, "lacking", lambda: "")
     monkeypatch.setattr(kernels, "ByTriton", writing("triton", 1.0))
-    monkeypatch.setattr(launches, "graph_has_the_bits", lambda launcher, subject: None)  # a fake capture takes its own
     monkeypatch.setattr(kernels, "driver_launcher", lambda device: writing("driver", 1.0))
     found = launches.launches(toy)
-    assert found["formats"] == 2 * len(FORMATS) and found["triton_us"] > 0 < found["driver_us"]
-    assert calls.count("triton") == calls.count("driver") > 100 and "us less" in found["verdict"]
+    assert found["formats"] == len(FORMATS) and found["triton_us"] > 0 < found["driver_us"]
+    assert calls.count("triton") == calls.count("driver") - 3 > 50  # the graph takes three more
+    assert "us less" in found["verdict"]
     monkeypatch.setattr(kernels, "driver_launcher", lambda device: writing("driver", 2.0))
-    with pytest.raises(link.Wrong, match="checkpoint in bfloat16, a state each: other bits"):
+    with pytest.raises(link.Wrong, match="checkpoint, a state each: other bits"):
         launches.launches(toy)
     monkeypatch.setattr(kernels, "lacking", lambda: "a C compiler")
     found = launches.launches(toy)

@@ -88,6 +88,10 @@ def test_integers_of_more_than_32_bits() -> None:
         launch[1, 1](x, value, 5)
     assert [one.parameters[1:3] for one in kernels.fake.launches[:4]] == [[16, 5], [1 << 40, 5]] * 2
     assert len(kernels.built) == 2
+    wide, pairs = 1 << 36, kernels.launcher("kernel", {"N": 1})
+    for one, other in ((wide, 16), (16, wide), (wide, wide), (16, 16)):  # none of which fits what came before
+        pairs[1, 1](x, one, other)
+        assert kernels.fake.launches[-1].parameters[1:3] == [one, other]
 
 
 def test_more_shared_memory_is_asked_for() -> None:

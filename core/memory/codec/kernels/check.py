@@ -56,10 +56,8 @@ def variants(
             codec = make_codec(name, specs=specs, dtype=dtype, device=META, is_transposed=transposed)
             assert isinstance(codec, Base)
             compiler = Compiler(capability)
-            kernels, slots = (
-                SlotKernels(codec, compiler),
-                [torch.empty(codec.slot_bytes, dtype=torch.uint8, device=META)],
-            )
+            kernels = SlotKernels(codec, compiler)
+            slots = [torch.empty(codec.slot_bytes, dtype=torch.uint8, device=META)]
             x = torch.empty(1, shape[1], dtype=dtype, device=META)
             what = f"{name} product{' transposed' if transposed else ''}"
             kernels.multiply("down_proj", slots, x)

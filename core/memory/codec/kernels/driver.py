@@ -79,7 +79,7 @@ class DriverLaunch:
         try:
             function.layout.pack_into(room[0], 0, *values)
         except struct.error:  # an integer of more than 32 bits
-            function = self._function((*known, "wide"), arguments)
+            function = self._function((*known, kinds_of(arguments)), arguments)
             room = function.room()
             function.layout.pack_into(room[0], 0, *values)
         if 0 not in programs:

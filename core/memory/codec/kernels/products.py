@@ -126,7 +126,8 @@ class SlotKernels:
         for first, count, bases in launches(slots):
             start, (across, _) = self._launch(part, len(bases))
             given = (self._table, bases, None, *fields(one)) if one.bits else (bases, None, one.codes.at)
-            start[across, count](x[first:] if stride else x, out[first:], *given, bias_at, stride)
+            states, results = (x[first:] if stride else x, out[first:]) if first else (x, out)
+            start[across, count](states, results, *given, bias_at, stride)
         return out
 
     def multiply_by_ids(self, part: str, table: torch.Tensor, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -78,25 +78,6 @@ def test_every_format_under_the_interpreter() -> None:
     assert not {case: error for case, error in errors.items() if not error < 1}
 
 
-def test_launches_through_the_driver() -> None:
-    """Each kernel, run from the parameters that reached the driver; and faults in them are found."""
-    found = interpreted("few", module="driven")
-    assert len(found["errors"]) == 5
-    assert not {case: error for case, error in found["errors"].items() if not error < 1}
-    assert found["not_multiples"] > 0  # the compiler is told so, or the driver would have refused
-    assert found["planted"]["swapped"] > 1
-    assert "stride = 45 was said to be a multiple of 16" in found["planted"]["multiples"]
-
-
-@pytest.mark.long(2.5)
-def test_launches_through_the_driver_in_every_format() -> None:
-    errors = interpreted(module="driven")["errors"]
-    for name in FORMATS:
-        tried = [case for case in errors if case.startswith(f"{name} ")]
-        assert len(tried) == 6 + (name in CODED)
-    assert not {case: error for case, error in errors.items() if not error < 1}
-
-
 @pytest.mark.parametrize("capability", layered([80, 90], quick=lambda capability: capability == 90))
 def test_kernels_compile_without_a_gpu(capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest, and capability 8.9: python -m core.memory.codec.kernels.check."""

@@ -113,7 +113,7 @@ def notice(device: torch.device) -> str:
 
 
 def _launcher(device: torch.device) -> Launcher:
-    """Triton's where it works or only Triton can, else the driver's. Raises DriverError."""
+    """Triton's where it finds what it needs, else the driver's. Raises DriverError."""
     return driver_launcher(device) if device.type == "cuda" and lacking() else ByTriton
 
 

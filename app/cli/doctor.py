@@ -87,7 +87,7 @@ def examine(folder: Path) -> dict[str, Any]:
     """All findings as plain values: bytes, GB/s (10^9), None where the machine has no such thing."""
     from core.system.memory_limits import host_memory
 
-    memory = host_memory()
+    memory, gpus = host_memory(), probes.gpus()
     found = {
         "moestro": __version__,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -96,7 +96,8 @@ def examine(folder: Path) -> dict[str, Any]:
         "packages": packages(),
         "cpu": probes.cpu(),
         "memory": {"total_bytes": memory.total, "free_bytes": memory.available},
-        "gpus": probes.gpus(),
+        "gpus": gpus,
+        "kernels": probes.kernels() if any(gpu["usable"] for gpu in gpus) else None,
         "attention": probes.attention(),
         "link": probes.link(),
         "disk": probes.disk(folder),
@@ -157,6 +158,8 @@ def report(found: dict[str, Any]) -> str:
         ("Memory", f"{memory['free_bytes'] / GB:.1f} GB free of {memory['total_bytes'] / GB:.1f} GB"),
     ]
     rows += [("GPU", describe(gpu)) for gpu in found["gpus"]] or [("GPU", "none: experts are cached in main memory")]
+    if found.get("kernels"):
+        rows.append(("Kernels", f"launched by {found['kernels']}"))
     if found.get("attention"):
         rows.append(("Attention", ATTENTION[found["attention"] == CUDNN].format(found["attention"])))
     read = f"read {disk['read_gbps']:.1f} GB/s{' (cached)' if disk['cached'] else ''}" if disk["read_gbps"] else ""

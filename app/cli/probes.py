@@ -83,6 +83,16 @@ def attention() -> str | None:
     return str(torch.nn.attention.SDPBackend(torch._fused_sdp_choice(q, k, v))).rpartition(".")[2]
 
 
+def kernels() -> str | None:
+    """What launches the kernels of a GPU that torch sees; None where something stands in their way."""
+    import torch
+
+    from core.memory.codec.kernels import launched_by, notice
+
+    device = torch.device("cuda")
+    return None if notice(device) else launched_by(device)
+
+
 def nvml(uuid: str, index: int) -> dict[str, Any]:
     """PCIe generation and width (current and maximum) and driver of one GPU; empty when NVML does not answer."""
     try:

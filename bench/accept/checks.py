@@ -61,6 +61,9 @@ def checks(small: bool = False) -> tuple[Check, ...]:
         Check("tests", "the tests that need a GPU", 600, _pytest(), without=_without_pytest),
         Check("copies", "the link: large copies, experts, and the wait for one", 180, _own("copies", small)),
         Check("zerocopy", "kernels that read experts out of host memory", 180, _own("zerocopy", small)),
+        Check(
+            "launches", "kernels launched through the driver: their bits, and how long", 240, _own("launches", small)
+        ),
         Check("attention", "whether attention is planned anew for each length", 120, _own("attention", small)),
         Check("norms", "norms in one launch: how long, and which bits", 120, _own("norms", small)),
         Check("stress", "the same bits with few slots as with all", 420, _own("stress", small)),
@@ -96,6 +99,6 @@ def checks(small: bool = False) -> tuple[Check, ...]:
             300,
             _own("no_compiler", small),
             without=lambda: "on Windows Triton brings its compiler along" if WINDOWS else "",
-            environment={"CC": "/bin/false", "TRITON_CACHE_DIR": "{folder}"},
+            environment={"CC": "no-such-compiler", "TRITON_CACHE_DIR": "{folder}"},
         ),
     )

@@ -17,7 +17,7 @@ import torch
 from bench.accept.drawn import FORMAT, Subject
 from core.memory.arena import Arena
 from core.memory.codec import Codec, PartSpec, make_codec
-from core.memory.codec.kernels import make_kernels, notice
+from core.memory.codec.kernels import launched_by, make_kernels, notice
 from core.memory.codec.measure import random_expert
 from core.memory.host_memory import HostMemory
 from core.memory.store import HostStore
@@ -80,7 +80,7 @@ def machine(subject: Subject) -> dict[str, Any]:
         },
         "versions": {"python": platform.python_version(), "cuda": str(torch.version.cuda), **_versions()},
         "products_keep_mb": kept / 1e6,
-        "kernels": notice(subject.device) or "nothing stands in their way",
+        "kernels": notice(subject.device) or f"launched by {launched_by(subject.device)}",
     }
 
 

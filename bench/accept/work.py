@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.accept import decode, engines, link, parts
+from bench.accept import decode, engines, launches, link, parts
 from bench.accept.drawn import Subject, subject
 from core.errors import MoestroError
 
@@ -18,6 +18,7 @@ WORK: dict[str, Callable[[Subject], dict[str, Any]]] = {
     "machine": link.machine,
     "copies": link.copies,
     "zerocopy": link.zerocopy,
+    "launches": launches.launches,
     "attention": parts.attention,
     "norms": parts.norms,
     "stress": engines.stress,

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import os
 
 import torch
 
 from core.errors import DeviceError
-
-
-@functools.cache
-def _driver() -> ctypes.CDLL:
-    """NVIDIA's driver, which torch has loaded already. Raises DeviceError where there is another one."""
-    if torch.version.hip is not None:
-        raise DeviceError("kernels that read host memory were not tried on AMD")
-    try:
-        return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-    except OSError as error:
-        raise DeviceError(f"the driver's library cannot be opened ({error})") from error
+from core.memory.cuda_driver import DriverError, open_driver
 
 
 def device_address(pinned: torch.Tensor) -> int:
@@ -30,7 +18,8 @@ def device_address(pinned: torch.Tensor) -> int:
     there is unified addressing; on some systems at another address than the host's.
     """
     found = ctypes.c_uint64()
-    error = _driver().cuMemHostGetDevicePointer_v2(ctypes.byref(found), ctypes.c_void_p(pinned.data_ptr()), 0)
-    if error:
-        raise DeviceError(f"the driver gives pinned memory no address for kernels (CUDA error {error})")
+    try:
+        open_driver().call("cuMemHostGetDevicePointer_v2", ctypes.byref(found), pinned.data_ptr(), 0)
+    except DriverError as error:
+        raise DeviceError(f"kernels have no address of pinned memory ({error})") from error
     return found.value

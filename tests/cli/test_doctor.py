@@ -16,6 +16,8 @@ import torch
 from app import cli
 from app.cli import doctor, probes
 from core.memory.codec import kernels
+from core.memory.cuda_driver import CudaDriver, DriverError
+from tests.fake_driver import FakeDriver
 
 GPU = {
     "name": "NVIDIA Test",
@@ -60,9 +62,12 @@ def test_without_nvml_there_is_less_to_say(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("tool", "said"), [("gcc", "a C compiler"), ("Python.h", "Python's headers")])
-def test_what_the_kernels_cannot_start_without_is_a_problem(
+def test_what_triton_cannot_launch_without_is_a_problem_where_the_driver_cannot_be_opened(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tool: str, said: str
 ) -> None:
+    def refuse() -> CudaDriver:
+        raise DriverError("NVIDIA's driver cannot be opened (not found)")
+
     include, found = tmp_path / "include", {"gcc": "/usr/bin/gcc"}
     include.mkdir()
     (include / "Python.h").touch()
@@ -71,22 +76,31 @@ def test_what_the_kernels_cannot_start_without_is_a_problem(
     monkeypatch.setattr(kernels.shutil, "which", lambda name: found.get(Path(name).name))
     monkeypatch.setattr(kernels.sysconfig, "get_paths", lambda scheme=None: {"include": str(include)})
     monkeypatch.setattr(kernels.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(kernels, "open_driver", refuse)
     monkeypatch.setattr(probes, "gpus", lambda: [GPU])
     cli.main(["doctor"])
-    assert "Triton needs" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Triton needs" not in printed and "Kernels        launched by Triton\n" in printed
     found.pop(tool, None)
     (include / tool).unlink(missing_ok=True)
     assert cli.main(["doctor"]) == 1
-    assert f"Triton needs {said} to start the GPU's kernels" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"Triton needs {said} to start the GPU's kernels" in printed and "cannot be opened (not found)" in printed
+    assert "apt install gcc python3-dev" in printed
+    monkeypatch.setattr(kernels, "open_driver", FakeDriver().driver)
+    cli.main(["doctor"])
+    printed = capsys.readouterr().out
+    assert "Triton needs" not in printed
+    assert f"Kernels        launched by the CUDA driver, as Triton's own launcher needs {said}\n" in printed
     monkeypatch.setattr(kernels.platform, "system", lambda: "Windows")  # where the package has a compiler
-    assert kernels.notice(torch.device("cuda")) == ""
+    assert kernels.launched_by(torch.device("cuda")) == "Triton"
 
 
 def test_a_compiler_that_is_named_and_absent_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "why_not", lambda device: "")
     monkeypatch.setenv("CC", "no-such-compiler -O3")
-    assert "a C compiler" in kernels.notice(torch.device("cuda"))
-    assert kernels.notice(torch.device("cpu")) == ""
+    assert "a C compiler" in kernels.launched_by(torch.device("cuda"))
+    assert kernels.launched_by(torch.device("cpu")) == "Triton" and kernels.notice(torch.device("cpu")) == ""
 
 
 def test_a_gpu_that_torch_cannot_use_is_a_problem(

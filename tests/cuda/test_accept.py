@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bench.accept import decode, engines, link, parts
+from bench.accept import decode, engines, launches, link, parts
 from bench.accept.drawn import OLMOE, QWEN, Subject, subject
 from core.cache.deferred_requests import DeferredRequests
 from core.hf.fused_rmsnorm import FORMS
+from core.memory.codec import FORMATS, kernels
+from core.memory.codec.kernels import Launcher
 from core.memory.store import HostStore
 from tests.fake_cuda import FakeCuda, installed
 from tests.fake_cuda.memory import MIB
@@ -147,10 +150,54 @@ def test_without_kernels_the_gpu_leads_no_token(toy: Subject) -> None:
 
 
 def test_an_answer_without_a_compiler(toy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "one at a time" in engines.no_compiler(toy)["said"]
-    monkeypatch.setattr(engines, "notice", lambda device: "")
-    with pytest.raises(link.Wrong, match="nothing was said"):
+    monkeypatch.setattr(engines, "lacking", lambda: "")
+    with pytest.raises(link.Wrong, match="finds a C compiler"):
         engines.no_compiler(toy)
+    monkeypatch.setattr(engines, "lacking", lambda: "a C compiler")
+    found = engines.no_compiler(toy)
+    assert "one at a time" in found["said"] and found["launched_by"] == "nothing"
+    monkeypatch.setattr(engines, "notice", lambda device: "")
+    with pytest.raises(link.Wrong, match="without the kernels"):
+        engines.no_compiler(toy)
+
+
+def test_an_answer_without_a_compiler_with_the_kernels(
+    tmp_path: Path, fake_kernels: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    found = engines.no_compiler(subject(tmp_path, small=True, device=GPU))
+    assert found["launched_by"] == "the CUDA driver, as Triton's own launcher needs a C compiler"
+
+
+def test_launches_in_both_ways(toy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that write one number, in each way: their bits are compared, and a launch is timed."""
+    assert "not a real one" in launches.launches(toy)["left_out"]
+    calls: list[str] = []
+
+    def writing(way: str, number: float) -> Launcher:
+        def starter(kernel: Any, constants: Mapping[str, Any]) -> Any:
+            def launch(*given: Any) -> None:
+                calls.append(way)
+                given["x" in kernel.arg_names].fill_(number)
+
+            return defaultdict(lambda: launch)
+
+        return starter
+
+    monkeypatch.setattr(kernels, "why_not", lambda device: "")
+    monkeypatch.setattr(kernels, "lacking", lambda: "")
+    monkeypatch.setattr(kernels, "ByTriton", writing("triton", 1.0))
+    monkeypatch.setattr(kernels, "driver_launcher", lambda device: writing("driver", 1.0))
+    found = launches.launches(toy)
+    assert found["formats"] == len(FORMATS) and found["triton_us"] > 0 < found["driver_us"]
+    assert calls.count("triton") == calls.count("driver") - 3 > 50  # the graph takes three more
+    assert "us less" in found["verdict"]
+    monkeypatch.setattr(kernels, "driver_launcher", lambda device: writing("driver", 2.0))
+    with pytest.raises(link.Wrong, match="checkpoint, a state each: other bits"):
+        launches.launches(toy)
+    monkeypatch.setattr(kernels, "lacking", lambda: "a C compiler")
+    found = launches.launches(toy)
+    assert "needs a C compiler" in found["left_out"] and found["driver_us"] > 0
 
 
 @pytest.mark.parametrize(

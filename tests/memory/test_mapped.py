@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 import ctypes
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from core.errors import DeviceError
 from core.memory import mapped
+from core.memory.cuda_driver import open_driver
+from tests.fake_driver import INVALID, FakeDriver
 
 
 @pytest.fixture(autouse=True)
 def _asked_anew() -> None:
-    mapped._driver.cache_clear()
-
-
-def driver(monkeypatch: pytest.MonkeyPatch, error: int) -> list[tuple[int, int]]:
-    asked: list[tuple[int, int]] = []
-
-    def address(found: Any, pointer: ctypes.c_void_p, flags: int) -> int:
-        asked.append((pointer.value or 0, flags))
-        found._obj.value = (pointer.value or 0) + (1 << 40)
-        return error
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuMemHostGetDevicePointer_v2=address))
-    return asked
+    open_driver.cache_clear()
 
 
 def test_the_driver_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    row, asked = torch.zeros(64, dtype=torch.uint8), driver(monkeypatch, 0)
+    row, driver = torch.zeros(64, dtype=torch.uint8), FakeDriver().driver()
+    monkeypatch.setattr(mapped, "open_driver", lambda: driver)
     assert mapped.device_address(row) == row.data_ptr() + (1 << 40)
-    assert asked == [(row.data_ptr(), 0)]
 
 
 def test_what_it_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver(monkeypatch, 1)
-    with pytest.raises(DeviceError, match=r"no address for kernels \(CUDA error 1\)"):
+    driver = FakeDriver(faults={"cuMemHostGetDevicePointer_v2": INVALID}).driver()
+    monkeypatch.setattr(mapped, "open_driver", lambda: driver)
+    with pytest.raises(DeviceError, match=r"no address of pinned memory \(CUDA error: invalid argument"):
         mapped.device_address(torch.zeros(1))
 
 

@@ -4,6 +4,9 @@
     dequantize.py  dequantises matrices: longer prompts, multiplied by torch
     blocks.py    tile sizes of a program
     products.py  calls the kernels: fields of a codec's slots, launches, scratch memory
+    build.py     compiles them in this process, without a C compiler
+    driver.py    launches them through the CUDA driver, where Triton lacks the C compiler that its own launcher needs
+    check.py     compiles all of them for GPUs that need not be there
 
 Where the kernels are unavailable, the codec's own `linear` computes, and one log message says so.
 """
@@ -22,20 +25,30 @@ from pathlib import Path
 import torch
 
 from core.memory.codec.base import Base, Codec
-from core.memory.codec.kernels.products import LANES_MOST, SlotKernels, portable, scratch_bytes
+from core.memory.codec.kernels.driver import driver_launcher
+from core.memory.codec.kernels.products import LANES_MOST, ByTriton, Launcher, SlotKernels, portable, scratch_bytes
+from core.memory.cuda_driver import DriverError, open_driver
 
 __all__ = [
     "LANES_MOST",
+    "ByTriton",
+    "Launcher",
     "SlotKernels",
     "available",
+    "driver_launcher",
+    "lacking",
+    "launched_by",
     "make_kernels",
     "notice",
     "portable",
     "say_unavailable",
     "scratch_bytes",
+    "why_not",
 ]
 
 log = logging.getLogger("moestro.kernels")
+
+INSTALL = "On Debian and Ubuntu: apt install gcc python3-dev."
 
 
 def why_not(device: torch.device) -> str:
@@ -62,8 +75,8 @@ def available(device: torch.device) -> bool:
 
 
 def lacking() -> str:
-    """What Triton needs beside itself to start a kernel for the first time, and does not find here; "" = nothing. On
-    Windows its package brings a compiler along."""
+    """What Triton's own launcher needs beside Triton, and does not find here; "" = nothing. On Windows its package
+    brings a compiler along."""
     if platform.system() == "Windows":
         return ""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or ""
@@ -76,6 +89,12 @@ def lacking() -> str:
     return " and ".join(lacks)
 
 
+def launched_by(device: torch.device) -> str:
+    """What launches the kernels on a GPU, and why, where they can be tried."""
+    lacks = lacking() if device.type == "cuda" else ""
+    return f"the CUDA driver, as Triton's own launcher needs {lacks}" if lacks else "Triton"
+
+
 def notice(device: torch.device) -> str:
     """What the user should know of a GPU that computes without the kernels; "" where nothing stands in their way."""
     if device.type != "cuda":
@@ -83,11 +102,19 @@ def notice(device: torch.device) -> str:
     if reason := why_not(device):
         return f"Experts are computed one at a time on this GPU, more slowly, because {reason}."
     if lacks := lacking():
-        return (
-            f"Triton needs {lacks} to start the GPU's kernels, and does not find them here: experts are then computed "
-            "one at a time, more slowly. On Debian and Ubuntu: apt install gcc python3-dev."
-        )
+        try:
+            open_driver()
+        except DriverError as error:
+            return (
+                f"Triton needs {lacks} to start the GPU's kernels, and the CUDA driver cannot start them in its place "
+                f"({error}): experts are computed one at a time, more slowly. {INSTALL}"
+            )
     return ""
+
+
+def _launcher(device: torch.device) -> Launcher:
+    """Triton's where it finds what it needs, else the driver's. Raises DriverError."""
+    return driver_launcher(device) if device.type == "cuda" and lacking() else ByTriton
 
 
 def make_kernels(codec: Codec) -> SlotKernels | None:
@@ -95,7 +122,9 @@ def make_kernels(codec: Codec) -> SlotKernels | None:
     reason = why_not(codec.device)
     if not reason and isinstance(codec, Base):
         try:
-            return SlotKernels(codec)
+            return SlotKernels(codec, _launcher(codec.device))
+        except DriverError as error:
+            reason = f"Triton's own launcher needs {lacking()}, and the CUDA driver cannot take its place ({error})"
         except Exception as error:  # a broken installation of triton can raise anything
             reason = f"triton cannot be loaded ({error})"
     if codec.device.type == "cuda":
@@ -106,6 +135,9 @@ def make_kernels(codec: Codec) -> SlotKernels | None:
 @functools.cache
 def say_unavailable(reason: str) -> None:
     """Log once that experts are computed without the kernels."""
+    lacks = "" if why_not(torch.device("cuda")) else lacking()
     log.warning(
-        "Experts are computed one at a time, more slowly: the grouped GPU kernels are not used, because %s.", reason
+        "Experts are computed one at a time, more slowly: the grouped GPU kernels are not used, because %s.%s",
+        reason,
+        f" Triton does not find {lacks} here, with which it would launch them itself. {INSTALL}" if lacks else "",
     )

@@ -7,79 +7,77 @@ triton.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from core.memory.codec import FORMATS, PartSpec, make_codec
 from core.memory.codec.base import Base
-from core.memory.codec.kernels.products import BY_IDS, LANES, Launch, SlotKernels
+from core.memory.codec.kernels.build import compiled, kinds_of
+from core.memory.codec.kernels.products import SlotKernels
 
 TARGETS = (80, 89, 90)
 SHAPE = (1536, 2048)
-POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+META = torch.device("meta")
 
 
-def variants(formats: Sequence[str], shape: tuple[int, int], dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
-    """All launches for a matrix [out, in] with a bias in each format, by name."""
+class Compiler:
+    """A launcher that compiles what would be launched: `made` holds it."""
+
+    def __init__(self, capability: int) -> None:
+        """For NVIDIA's compute capability 10 * major + minor."""
+        self._capability, self.made = capability, list[Any]()
+
+    def __call__(self, kernel: Any, constants: Mapping[str, Any]) -> _Compiling:
+        return _Compiling(
+            lambda *given: self.made.append(compiled(kernel, constants, kinds_of(given), self._capability))
+        )
+
+
+class _Compiling:
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __getitem__(self, programs: tuple[int, ...]) -> Callable[..., None]:
+        return self._call
+
+
+def variants(
+    formats: Sequence[str], shape: tuple[int, int], dtype: torch.dtype, capability: int
+) -> Iterator[tuple[str, Any]]:
+    """All kernels for a matrix [out, in] with a bias in each format, compiled, by name."""
     for name in formats:
         for transposed in (False, True) if FORMATS[name].is_plain else (False,):
             specs = {
                 "down_proj": PartSpec(shape[::-1] if transposed else shape, dtype),
                 "down_proj_bias": PartSpec(shape[:1], dtype),
             }
-            codec = make_codec(name, specs=specs, dtype=dtype, device=torch.device("meta"), is_transposed=transposed)
+            codec = make_codec(name, specs=specs, dtype=dtype, device=META, is_transposed=transposed)
             assert isinstance(codec, Base)
-            kernels = SlotKernels(codec)
-            for way, lanes in (("", LANES), (" by ids", BY_IDS)):
-                what = f"{name} product{' transposed' if transposed else ''}{way}"
-                yield what, kernels.product("down_proj", lanes)
+            compiler = Compiler(capability)
+            kernels = SlotKernels(codec, compiler)
+            slots = [torch.empty(codec.slot_bytes, dtype=torch.uint8, device=META)]
+            x = torch.empty(1, shape[1], dtype=dtype, device=META)
+            what = f"{name} product{' transposed' if transposed else ''}"
+            kernels.multiply("down_proj", slots, x)
+            yield what, compiler.made.pop()
+            ids = torch.empty(1, dtype=torch.int64, device=META)
+            kernels.multiply_by_ids("down_proj", ids, ids, x)
+            yield f"{what} by ids", compiler.made.pop()
             if not kernels.is_plain:
-                yield f"{name} dequantizing", kernels.dequantization("down_proj", LANES)
-
-
-def build(launch: Launch, dtype: torch.dtype, capability: int) -> Any:
-    """The compiled kernel for NVIDIA's compute capability 10 * major + minor."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    names = launch.kernel.arg_names
-    constants = {name: value for name, value in launch.constants.items() if name in names}
-    lanes = constants["LANES"]
-    if "table" in names and not constants["TABLE"]:
-        constants["table"] = None
-    if "ids" in names and lanes != BY_IDS:
-        constants["ids"] = None
-    bases = "*i64" if lanes == BY_IDS else ("i64",) * lanes
-    types = {"x": POINTERS[dtype], "out": POINTERS[dtype], "table": "*fp32", "bases": bases, "ids": "*i64"}
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
-    places = [
-        (i, j)
-        for i, name in enumerate(names)
-        if name not in constants
-        for j in (range(lanes) if name == "bases" and lanes != BY_IDS else (None,))
-    ]
-    source = ASTSource(
-        launch.kernel,
-        signature,
-        {(names.index(name),): value for name, value in constants.items()},
-        {(i,) if j is None else (i, j): [["tt.divisibility", 16]] for i, j in places},
-    )
-    options = {name: value for name, value in launch.constants.items() if name not in names}
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+                list(kernels.dequantized("down_proj", slots))
+                yield f"{name} dequantizing", compiler.made.pop()
 
 
 def main(capabilities: Sequence[int]) -> None:
     """Print the table."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for name, launch in variants([f for f in FORMATS if FORMATS[f].is_loadable], SHAPE, dtype):
-            for capability in capabilities:
-                compiled = build(launch, dtype, capability)
+        for capability in capabilities:
+            for name, made in variants([f for f in FORMATS if FORMATS[f].is_loadable], SHAPE, dtype, capability):
                 print(
-                    f"{name:<32} {str(dtype)[6:]:<9} sm_{capability}  shared {compiled.metadata.shared:>6}  "
-                    f"machine code {len(compiled.asm['cubin']):>6}",
+                    f"{name:<32} {str(dtype)[6:]:<9} sm_{capability}  shared {made.metadata.shared:>6}  "
+                    f"machine code {len(made.asm['cubin']):>6}",
                     flush=True,
                 )
 

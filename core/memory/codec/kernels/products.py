@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -57,28 +58,47 @@ def launches(slots: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, tuple[in
         yield first, len(bases), tuple(bases + bases[-1:] * (lanes - len(bases)))
 
 
-class Launch(NamedTuple):
-    """A kernel, its programs per slot, and its compile-time constants."""
+class Starter(Protocol):
+    """A kernel with its compile-time constants."""
 
-    kernel: Any
+    def __getitem__(self, programs: tuple[int, ...]) -> Callable[..., object]:
+        """What launches so many programs on the current stream when it is called with the kernel's arguments."""
+
+
+Launcher = Callable[[Any, Mapping[str, Any]], Starter]  # of a kernel and its constants
+
+
+class ByTriton:
+    """Launched by Triton itself, or interpreted by it."""
+
+    def __init__(self, kernel: Any, constants: Mapping[str, Any]) -> None:
+        self._kernel, self._constants = kernel, constants
+
+    def __getitem__(self, programs: tuple[int, ...]) -> Callable[..., object]:
+        return functools.partial(self._kernel[programs], **self._constants)
+
+
+class Launch(NamedTuple):
+    """A kernel with its constants, and its programs per slot."""
+
+    start: Starter
     programs: tuple[int, int]
-    constants: dict[str, Any]
 
 
 class SlotKernels:
-    """Products of one codec's matrices, read directly from slots. Stateless; everything runs on the current CUDA
-    stream.
+    """Products of one codec's matrices, read directly from slots. Everything runs on the current CUDA stream.
 
     Fast for decode; for many states of one expert, `dequantized` weights with torch's products are faster.
     """
 
-    def __init__(self, codec: Base) -> None:
+    def __init__(self, codec: Base, launcher: Launcher = ByTriton) -> None:
         """Raises ImportError."""
         import triton.language as tl
 
         from core.memory.codec.kernels import dequantize, gemv
 
         self._gemv, self._dequantize, self.dtype = gemv, dequantize.dequantize, codec.dtype
+        self._launcher, self._launches = launcher, dict[tuple[str, int, bool], Launch]()
         self.is_plain = codec.format.is_plain
         self._matrices = {part: matrix(codec, part) for part in codec.weights}
         self._table = table(codec.format.table, codec.device) if codec.format.table else None
@@ -104,9 +124,10 @@ class SlotKernels:
         out = x.new_empty(len(slots), one.outputs)
         stride = 0 if x.shape[0] == 1 else one.inputs
         for first, count, bases in launches(slots):
-            kernel, (across, _), constants = self.product(part, len(bases))
+            start, (across, _) = self._launch(part, len(bases))
             given = (self._table, bases, None, *fields(one)) if one.bits else (bases, None, one.codes.at)
-            kernel[across, count](x[first:] if stride else x, out[first:], *given, bias_at, stride, **constants)
+            states, results = (x[first:] if stride else x, out[first:]) if first else (x, out)
+            start[across, count](states, results, *given, bias_at, stride)
         return out
 
     def multiply_by_ids(self, part: str, table: torch.Tensor, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -117,9 +138,9 @@ class SlotKernels:
         one, x = self._matrices[part], x.contiguous()
         bias_at = one.bias.at if one.bias is not None else 0
         out = x.new_empty(len(ids), one.outputs)
-        kernel, (across, _), constants = self.product(part, BY_IDS)
+        start, (across, _) = self._launch(part, BY_IDS)
         given = (self._table, table, ids, *fields(one)) if one.bits else (table, ids, one.codes.at)
-        kernel[across, len(ids)](x, out, *given, bias_at, 0 if x.shape[0] == 1 else one.inputs, **constants)
+        start[across, len(ids)](x, out, *given, bias_at, 0 if x.shape[0] == 1 else one.inputs)
         return out
 
     def dequantized(self, part: str, slots: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -133,46 +154,45 @@ class SlotKernels:
         scratch = torch.empty(step, one.outputs, one.inputs, dtype=self.dtype, device=slots[0].device)
         for start in range(0, len(slots), step):
             for first, count, bases in launches(slots[start : start + step]):
-                kernel, (across, down), constants = self.dequantization(part, len(bases))
-                kernel[across, count, down](scratch[first:], self._table, bases, *fields(one), **constants)
+                launch, (across, down) = self._launch(part, len(bases), dequantize=True)
+                launch[across, count, down](scratch[first:], self._table, bases, *fields(one))
             yield start, scratch[: len(slots) - start]
 
-    def product(self, part: str, lanes: int) -> Launch:
-        """The launch that multiplies by a part of up to `lanes` slots, or BY_IDS."""
+    def _launch(self, part: str, lanes: int, dequantize: bool = False) -> Launch:
+        """The launch that multiplies by a part of up to `lanes` slots, or BY_IDS, or dequantises it."""
+        key = part, lanes, dequantize
+        if key not in self._launches:
+            kernel, programs, constants = (self._dequantization if dequantize else self._product)(part, lanes)
+            self._launches[key] = Launch(self._launcher(kernel, constants), programs)
+        return self._launches[key]
+
+    def _product(self, part: str, lanes: int) -> tuple[Any, tuple[int, int], dict[str, Any]]:
+        """Kernel, programs per slot, and constants."""
         one, bias = self._matrices[part], self._matrices[part].bias is not None
         if one.bits:
             block = blocks.coded(one.bits, one.inputs // per_word(one))
-            return Launch(
-                self._gemv.coded_rows,
-                (-(-one.outputs // block.outputs), 1),
-                {"BIAS": bias, **self._coded(one, lanes, block)},
-            )
+            constants = {"BIAS": bias, **self._coded(one, lanes, block)}
+            return self._gemv.coded_rows, (-(-one.outputs // block.outputs), 1), constants
         block = (blocks.columns if one.transposed else blocks.plain)(self.dtype.itemsize, one.inputs)
-        return Launch(
-            self._gemv.plain_columns if one.transposed else self._gemv.plain_rows,
-            (-(-one.outputs // block.outputs), 1),
-            {
-                "LANES": lanes,
-                "N": one.outputs,
-                "K": one.inputs,
-                "BIAS": bias,
-                "BN": block.outputs,
-                "BK": block.across,
-                "num_warps": block.warps,
-                "enable_fp_fusion": True,
-            },
-        )
+        constants = {
+            "LANES": lanes,
+            "N": one.outputs,
+            "K": one.inputs,
+            "BIAS": bias,
+            "BN": block.outputs,
+            "BK": block.across,
+            "num_warps": block.warps,
+            "enable_fp_fusion": True,
+        }
+        kernel = self._gemv.plain_columns if one.transposed else self._gemv.plain_rows
+        return kernel, (-(-one.outputs // block.outputs), 1), constants
 
-    def dequantization(self, part: str, lanes: int) -> Launch:
-        """The launch that dequantises a part of up to `lanes` slots."""
+    def _dequantization(self, part: str, lanes: int) -> tuple[Any, tuple[int, int], dict[str, Any]]:
         one = self._matrices[part]
         words = one.inputs // per_word(one)
         block = blocks.dequantize(words)
-        return Launch(
-            self._dequantize,
-            (-(-one.outputs // block.outputs), -(-words // block.across)),
-            self._coded(one, lanes, block),
-        )
+        programs = -(-one.outputs // block.outputs), -(-words // block.across)
+        return self._dequantize, programs, self._coded(one, lanes, block)
 
     def _coded(self, one: Matrix, lanes: int, block: blocks.Tile) -> dict[str, Any]:
         """Compile-time constants of the kernels for codes."""

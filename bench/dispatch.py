@@ -1,9 +1,10 @@
 """bench dispatch: the engine's own time for a layer, in microseconds, when nothing is copied and no expert computed.
 
 Tiny models of ever more experts decode with everything resident, and with experts whose outputs are constants. A pass
-in which the experts' place is taken by nothing is transformers' own share (`model`, of which `router`); what the MoE
-step adds to it, recording to that, and each predictor to that, are medians of passes that take turns. On a GPU these
-are times of the host, which has to launch a layer's kernels meanwhile.
+in which the experts' place is taken by nothing is transformers' own share (`model`, of which `router`). What the
+model's own code for rotary embeddings adds to that (core.hf.rotary takes its place), the MoE step, recording to it, and
+each predictor to that, are medians of passes that take turns. On a GPU these are times of the host, which has to launch
+a layer's kernels meanwhile.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MethodType
 from typing import Any, cast
 
 import torch
 
 from bench.generate import Sizes, checkpoint
 from core.engine import Engine
+from core.hf.fast_rmsnorm import restore
 from core.hf.packed_texts import packing_of
+from core.hf.rotary import OWN, replace
 from core.runtime.batch import Batch, Share
 from core.runtime.compute import ExpertMath
 from core.runtime.moe_step import MoEStep
@@ -79,6 +83,8 @@ def _measured(engine: Engine, rounds: int, tokens: int) -> dict[str, Any]:
         for number in range(rounds + 1):  # round 0 is warm-up and discarded
             figures = dict[str, list[float]]()
             figures["model"] = _passes(wiring, _through(wiring), tokens)
+            with own_rotation(wiring.loaded.model):
+                figures["own rotation"] = _passes(wiring, _through(wiring), tokens)
             with _timed([site.router for site in wiring.loaded.sites]) as spans:
                 _passes(wiring, _through(wiring), tokens)
             figures["router"] = [sum(spans) / tokens]
@@ -93,6 +99,7 @@ def _measured(engine: Engine, rounds: int, tokens: int) -> dict[str, Any]:
     us = {name: 1e6 * statistics.median(seconds) / LAYERS for name, seconds in seen.items()}
     return {
         "model": us["model"],
+        "own_rotation": us["own rotation"] - us["model"],
         "router": us["router"],
         "step": us["step"] - us["model"],
         "recording": us["none"] - us["step"],
@@ -130,6 +137,16 @@ def _through(wiring: Wiring) -> Pipeline:
     cache, metrics = wiring.parts.expert_cache, wiring.unrecorded
     packing = packing_of(loaded.model, [site.module for site in loaded.sites])
     return Pipeline(loaded.model, loaded.device, wiring.dispatch, moe_step, cache, wiring.threads, metrics, packing)
+
+
+@contextmanager
+def own_rotation(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, the model's own code rotates queries and keys."""
+    restore([module for module in model.modules() if isinstance(vars(module).get(OWN), MethodType)])
+    try:
+        yield
+    finally:
+        replace(model)
 
 
 @contextmanager
@@ -171,13 +188,13 @@ def table(found: Mapping[str, Any]) -> str:
     predictors = list(next(iter(f["experts"].values()))["predictors"])
     lines = [
         f"microseconds a layer of {f['layers']}, top {f['top_k']}, experts not computed; {f['device']}",
-        "  experts  model  of it router  MoE step  recording  " + "  ".join(predictors),
+        "  experts  model  of it router  own rotation  MoE step  recording  " + "  ".join(predictors),
     ]
     for experts, one in f["experts"].items():
         added = "  ".join(f"{one['predictors'][name]:{len(name)}.1f}" for name in predictors)
         lines.append(
-            f"  {experts:>7s} {one['model']:6.1f} {one['router']:13.1f} {one['step']:9.1f} {one['recording']:10.1f}  "
-            + added
+            f"  {experts:>7s} {one['model']:6.1f} {one['router']:13.1f} {one['own_rotation']:13.1f} {one['step']:9.1f} "
+            f"{one['recording']:10.1f}  {added}"
         )
     lines.append(
         f"  goals: MoE step {f['goals']['step']:g}, recording {f['goals']['recording']:g}; the step with most experts "

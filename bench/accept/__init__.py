@@ -4,7 +4,7 @@ checks.py  the checks in order of value, each a command with a limit
 runner.py  runs them one after another, and writes what they found
 work.py    the checks that are no test and no command of their own, each in a process of its own
 link.py    ... of copies, and of kernels that read host memory
-parts.py   ... of attention and norms
+parts.py   ... of attention, norms and rotary embeddings
 decode.py  ... of tokens led by the GPU: the bits of those led by the host, and how many a second
 engines.py ... of whole engines: the same bits, speed, memory, one model in the place of another
 drawn.py   the models that these load

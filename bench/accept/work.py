@@ -20,6 +20,7 @@ WORK: dict[str, Callable[[Subject], dict[str, Any]]] = {
     "zerocopy": link.zerocopy,
     "attention": parts.attention,
     "norms": parts.norms,
+    "rotation": parts.rotation,
     "stress": engines.stress,
     "decode": decode.led_by_the_gpu,
     "speed": engines.speed,

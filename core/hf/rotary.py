@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, MethodType
 from typing import Any, Protocol
@@ -21,6 +22,8 @@ from torch import nn
 
 from core.hf import fast_rotary, fused_rotary
 from core.hf.rotary_form import Form, Pair, Rotate, forms, rotated
+
+log = logging.getLogger("moestro.kernels")
 
 OWN = "forward"  # attribute of a module that shadows its class's method
 GIVEN = ["q", "k", "cos", "sin"]  # the first parameters of a function that rotates queries and keys
@@ -145,19 +148,27 @@ def tried(own: Own, states: Pair, tables: Pair) -> Rotate | None:
         return None
     draw = _drawing(q, k, cos, sin)
     try:
-        given = draw()
-        want = own(*given)
+        given = [draw() for _ in range(max(len(LOUDNESS), ELEMENTS // (q.numel() + k.numel())))]
+        wanted = [own(*one) for one in given]
+        calls = list(zip(given, wanted, strict=True))
         fitting = forms(min(q.shape[-1], k.shape[-1]), cos.shape[-1], one_type=q.dtype == cos.dtype)
-        form = next(form for form in fitting if _same_bits([rotated(form, x, *given[2:]) for x in given[:2]], want))
-        rotate = backend.made(form, states, tables, want)
-        for _ in range(max(len(LOUDNESS), ELEMENTS // (q.numel() + k.numel()))):
-            given = draw()
-            got, want = rotate(*given), own(*given)
-            if not _same_bits(got, want) or [one.stride() for one in got] != [one.stride() for one in want]:
-                return None
-    except Exception:  # a function of another kind rejects these, or has no form; a GPU's compiler can raise anything
+        form = next((form for form in fitting if all(_is(form, one, want) for one, want in calls)), None)
+        if form is None:
+            raise ArithmeticError("it has no known form")
+        rotate = backend.made(form, states, tables, wanted[0])
+        for one, want in calls:
+            got = rotate(*one)
+            if not _same_bits(got, want) or [part.stride() for part in got] != [part.stride() for part in want]:
+                raise ArithmeticError(f"{form} differs")
+    except Exception as error:  # such a function may reject these; a GPU's compiler can raise anything
+        log.info("%s of %s is left as it is: %s: %s", own.__name__, own.__module__, type(error).__name__, error)
         return None
     return rotate
+
+
+def _is(form: Form, given: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
+    q, k, cos, sin = given
+    return _same_bits([rotated(form, x, cos, sin) for x in (q, k)], wanted)
 
 
 def _usual(states: Pair, tables: Pair) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf
 CAPABILITIES = (80, 89, 90)
 
 
-@pytest.mark.parametrize("examples", layered([2, 12], quick=lambda examples: examples == 2))
+@pytest.mark.parametrize("examples", layered([0, 12], quick=lambda examples: examples == 0))
 def test_every_bit_under_the_interpreter(examples: int) -> None:
     found = interpreted(str(examples), module="interpreted_rotary")
     assert set(found) == set(FUNCTIONS)
-    assert all(set(calls) == set(map(str, DTYPES)) for calls in found.values())
+    assert all(calls == dict.fromkeys(map(str, DTYPES), examples or 1) for calls in found.values())
 
 
 def build(form: Form, dtype: torch.dtype, table: torch.dtype, capability: int) -> Any:
@@ -53,11 +54,15 @@ def build(form: Form, dtype: torch.dtype, table: torch.dtype, capability: int) -
 def test_it_compiles_without_contracting_products(
     capability: int, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sum contracted with a product would be rounded once, where torch rounds twice."""
+    """A sum contracted with a product would be rounded once, where torch rounds twice. Numbers of 16 bits are rounded
+    to the nearest."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     function = FUNCTIONS[file]
     for dtype in DTYPES:
         table = torch.float32 if function.single else dtype
         compiled = build(function.form(64 if function.passes_on else 128, dtype), dtype, table, capability)
+        text = compiled.asm["ptx"]
         assert len(compiled.asm["cubin"]) > 0
-        assert "mul" in compiled.asm["ptx"] and "fma" not in compiled.asm["ptx"], dtype
+        assert "mul" in text and "fma" not in text, dtype
+        assert bool(re.search(r"(cvt|mul|add)\.rn\.b?f16", text)) == (dtype != torch.float32), dtype
+        assert not re.search(r"\.rz\.b?f16", text), dtype

@@ -4,7 +4,8 @@ Tiny models of ever more experts decode with everything resident, and with exper
 in which the experts' place is taken by nothing is transformers' own share (`model`, of which `router`). What the
 model's own code for rotary embeddings adds to that (core.hf.rotary takes its place), the MoE step, recording to it, and
 each predictor to that, are medians of passes that take turns. On a GPU these are times of the host, which has to launch
-a layer's kernels meanwhile.
+a layer's kernels meanwhile. Of the demo model, experts and all, a token is timed with its own code for rotary
+embeddings and without.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ def run(
                 device = device_name(engine.device)
             finally:
                 engine.unload()
+    say("the demo model")
+    demo = _demo(rounds, tokens)
     steps = [one["step"] for one in found.values()]
     return {
         "layers": LAYERS,
@@ -66,6 +69,7 @@ def run(
         "rounds": rounds,
         "tokens": tokens,
         "experts": found,
+        "demo": demo,
         "growth": steps[-1] / steps[0],
         "goals": GOALS,
         "growth_goal": GROWTH,
@@ -105,6 +109,24 @@ def _measured(engine: Engine, rounds: int, tokens: int) -> dict[str, Any]:
         "recording": us["none"] - us["step"],
         "predictors": {name: us[name] - us["none"] for name in names},
     }
+
+
+def _demo(rounds: int, tokens: int) -> dict[str, float]:
+    """Microseconds a token of the bundled model with everything resident, medians over all rounds."""
+    settings = Settings({"budget": "all", "link": "own", "predictor": "none"})
+    engine, ours, own = Engine.load(LoadSpec.checked("demo", settings, context=512)), list[float](), list[float]()
+    try:
+        wiring = engine.wiring
+        for number in range(rounds + 1):  # round 0 is warm-up and discarded
+            seconds = _passes(wiring, wiring.measuring, tokens)
+            with own_rotation(wiring.loaded.model):
+                seconds_own = _passes(wiring, wiring.measuring, tokens)
+            if number:
+                ours += seconds
+                own += seconds_own
+    finally:
+        engine.unload()
+    return {"token_us": 1e6 * statistics.median(ours), "own_rotation_us": 1e6 * statistics.median(own)}
 
 
 @torch.inference_mode()
@@ -196,6 +218,11 @@ def table(found: Mapping[str, Any]) -> str:
             f"  {experts:>7s} {one['model']:6.1f} {one['router']:13.1f} {one['own_rotation']:13.1f} {one['step']:9.1f} "
             f"{one['recording']:10.1f}  {added}"
         )
+    demo = f["demo"]
+    lines.append(
+        f"  the demo model: {demo['token_us']:.0f} a token, {demo['own_rotation_us']:.0f} with its own rotation "
+        f"({demo['token_us'] / demo['own_rotation_us']:.3f})"
+    )
     lines.append(
         f"  goals: MoE step {f['goals']['step']:g}, recording {f['goals']['recording']:g}; the step with most experts "
         f"over that with fewest: {f['growth']:.2f} (goal {f['growth_goal']:g})"

@@ -65,7 +65,7 @@ def test_every_bit_is_the_functions_own(function: Function, dtype: torch.dtype) 
         Sizes,
         heads=st.integers(1, 5),
         keys=st.integers(1, 3),
-        width=st.integers(1, 24).map(lambda half: 2 * half),
+        width=st.integers(2, 24).map(lambda half: 2 * half),
         rest=st.integers(0, 20),
         tokens=st.integers(1, 4),
         split=st.booleans(),
@@ -145,6 +145,15 @@ def test_results_of_other_strides_are_not_used(monkeypatch: pytest.MonkeyPatch) 
     rotation = Rotation(function.own)
     rotation(*drawn(function, SIZES._replace(tokens=2), torch.float32))
     assert chosen(rotation) == [None]
+
+
+def test_results_whose_numbers_are_not_adjacent_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's have it where a couple is all that there is."""
+    function, made = FUNCTIONS["deepseek_v3"], list[object]()
+    monkeypatch.setattr(fast_rotary, "made", lambda *given: made.append(given))
+    rotation, states = Rotation(function.own), drawn(function, Sizes(5, 1, 2, tokens=2), torch.float32)
+    assert rotation(*states)[0].stride(-1) != 1
+    assert chosen(rotation) == [None] and not made
 
 
 def test_what_is_no_rotation_is_left_alone() -> None:

@@ -57,12 +57,13 @@ class Rotation:
         self._own = own
         self._tried = _tried.setdefault(own, {})
 
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: Any, **named: Any
-    ) -> Any:
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        if named or len(given) != 4:
+            return self._own(*given, **named)
+        q, k, cos, sin = given
         shape = q.shape
-        if more or named or k is None or len(shape) != 4 or shape[2] > FEW or torch.is_grad_enabled():
-            return self._own(q, k, cos, sin, *more, **named)
+        if k is None or len(shape) != 4 or shape[2] > FEW or torch.is_grad_enabled():
+            return self._own(q, k, cos, sin)
         key = (
             shape,
             k.shape,
@@ -93,7 +94,7 @@ def replace(model: nn.Module) -> list[nn.Module]:
     found: list[nn.Module] = []
     copies: dict[FunctionType, FunctionType] = {}
     for module in model.modules():
-        forward = type(module).forward
+        forward: Any = type(module).forward
         names = list(_names(forward))
         if not names or OWN in vars(module) or not _computes(module):
             continue

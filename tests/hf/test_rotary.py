@@ -110,6 +110,7 @@ def test_other_calls_are_left_to_the_models_own_function() -> None:
     for states in (batch, apart, many, drawn(function, SIZES._replace(tokens=FEW + 1), torch.bfloat16)):
         assert identical(rotation(*states), apply_rotary_pos_emb(*states))
         assert calls.pop() is states[0]
+    assert rotation(q=q, k=k, cos=cos, sin=sin)[0].shape == q.shape and calls.pop() is q
     turned = [q.transpose(1, 2), k.transpose(1, 2), cos, sin]
     assert identical(rotation(*turned, unsqueeze_dim=2), apply_rotary_pos_emb(*turned, unsqueeze_dim=2))
     assert calls.pop() is turned[0]
@@ -168,7 +169,14 @@ def test_what_is_no_rotation_is_left_alone() -> None:
     def one(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
         return apply_rotary_pos_emb(q, k, cos, sin)[0]
 
+    def queries(q: torch.Tensor, k: Any = None, cos: Any = None, sin: Any = None) -> Any:
+        return apply_rotary_pos_emb(q, q if k is None else k, cos, sin)[0 if k is None else slice(2)]
+
     states = drawn(FUNCTIONS["qwen3_moe"], SIZES._replace(tokens=2), torch.float32)
+    rotation, (q, _, cos, sin) = Rotation(queries), states
+    for got in (rotation(q, cos=cos, sin=sin), rotation(q, None, cos, sin)):
+        assert torch.equal(got, queries(q, cos=cos, sin=sin))
+    assert not chosen(rotation) and identical(rotation(*states), queries(*states)) and chosen(rotation) != [None]
     for own in (doubled, mixed, one):
         rotation = Rotation(own)
         assert torch.equal(rotation(*states)[0], own(*states)[0])

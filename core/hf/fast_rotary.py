@@ -15,7 +15,7 @@ from core.native import numbers
 from core.native.compile import Function, compiled, widths
 from core.native.ir import Code
 
-MOST = 1 << 15  # numbers of queries and keys: above this torch's calls are as fast
+MOST = 1 << 17  # numbers of queries and keys: more are shared among torch's threads
 LANES = 16
 PARTS = ("q", "k")
 OF_A_PART = ("heads", "token", "head", "token_out", "head_out")  # how many, and strides of states and results

@@ -81,7 +81,11 @@ def test_any_sizes(function: Function, dtype: torch.dtype, sizes: Sizes) -> None
 
 
 @pytest.mark.parametrize("form", list(forms(16, 8, one_type=True)), ids=str)
-def test_native_code_of_every_form_is_its_reference(form: Any) -> None:
+@pytest.mark.parametrize("width", widths())
+def test_native_code_of_every_form_is_its_reference(width: int, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each width of vectors that this CPU has."""
+    monkeypatch.setattr(fast_rotary, "widths", lambda: (width,))
+    monkeypatch.setattr(fast_rotary, "_function", fast_rotary._function.__wrapped__)
     function = FUNCTIONS["glm4_moe"]
     for dtype in DTYPES:
         q, k, cos, sin = drawn(function, Sizes(3, 2, 8, rest=8, tokens=2), dtype)
@@ -105,7 +109,7 @@ def test_other_calls_are_left_to_the_models_own_function() -> None:
     q, k, cos, sin = usual
     batch = [one.expand(2, *one.shape[1:]) for one in usual]
     apart = [one.repeat_interleave(2, -1)[..., ::2] for one in usual]
-    many = drawn(function, Sizes(64, 8, 128, tokens=5), torch.bfloat16)
+    many = drawn(function, Sizes(64, 8, 128, tokens=15), torch.bfloat16)
     assert many[0].numel() + many[1].numel() > fast_rotary.MOST
     for states in (batch, apart, many, drawn(function, SIZES._replace(tokens=FEW + 1), torch.bfloat16)):
         assert identical(rotation(*states), apply_rotary_pos_emb(*states))

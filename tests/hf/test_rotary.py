@@ -12,10 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from transformers import DynamicCache
 from transformers.models.qwen3_moe.modeling_qwen3_moe import apply_rotary_pos_emb
 
 from core.hf import fast_rotary, rotary
 from core.hf.fast_rmsnorm import restore
+from core.hf.packed import Packing
 from core.hf.rotary import FEW, OWN, Rotation, replace
 from core.hf.rotary_form import forms, rotated
 from core.native.compile import widths
@@ -239,6 +241,17 @@ def test_models(arch: str, dtype: torch.dtype) -> None:
     restore(found)
     assert [dict(vars(module)) for module in model.modules()] == state
     assert torch.equal(passes(model), before)
+
+
+def test_a_pass_over_several_sequences_leaves_it_where_it_is() -> None:
+    """Latent attention is called for one sequence after the other, by a `forward` that the pass puts there."""
+    model = random_model("deepseek_v3")
+    found = replace(model)
+    before, caches = [vars(module)[OWN] for module in found], [DynamicCache(config=model.config) for _ in range(2)]
+    with Packing(model, [])._over(caches, [1, 1]):
+        within = [vars(module)[OWN] for module in found]
+    assert within != before
+    assert [vars(module)[OWN] for module in found] == before
 
 
 def test_every_architecture_of_the_suite_is_known() -> None:

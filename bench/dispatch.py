@@ -3,8 +3,10 @@
 Tiny models of ever more experts decode with everything resident, and with experts whose outputs are constants. A pass
 in which the experts' place is taken by nothing is transformers' own share (`model`, of which `router`). What the MoE
 step adds to it, and recording to that, are medians of the differences between passes that follow one another, one of
-each kind; what each predictor adds to that, the difference between medians of rounds. On a GPU these
-are times of the host, which has to launch a layer's kernels meanwhile.
+each kind. What the model's own code for rotary embeddings adds (core.hf.rotary takes its place), and each predictor to
+recording, are differences between medians of rounds. On a GPU these are times of the host, which has to launch a
+layer's kernels meanwhile. Of the demo model, experts and all, a token is timed with its own code for rotary embeddings
+and without.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MethodType
 from typing import Any, cast
 
 import torch
 
 from bench.generate import Sizes, checkpoint
 from core.engine import Engine
+from core.hf.fast_rmsnorm import restore
 from core.hf.packed_texts import packing_of
+from core.hf.rotary import OWN, replace
 from core.runtime.batch import Batch, Share
 from core.runtime.compute import ExpertMath
 from core.runtime.moe_step import MoEStep
@@ -56,6 +61,8 @@ def run(
                 device = device_name(engine.device)
             finally:
                 engine.unload()
+    say("the demo model")
+    demo = _demo(rounds, tokens)
     steps = [one["step"] for one in found.values()]
     return {
         "layers": LAYERS,
@@ -63,6 +70,7 @@ def run(
         "rounds": rounds,
         "tokens": tokens,
         "experts": found,
+        "demo": demo,
         "growth": steps[-1] / steps[0],
         "goals": GOALS,
         "growth_goal": GROWTH,
@@ -79,6 +87,9 @@ def _measured(engine: Engine, rounds: int, tokens: int) -> dict[str, Any]:
     with _stubbed(wiring.math):
         for number in range(rounds + 1):  # round 0 is warm-up and discarded
             figures = dict[str, list[float]]()
+            (figures["alone"],) = _passes(wiring, [_through(wiring)], tokens)
+            with own_rotation(wiring.loaded.model):
+                (figures["own rotation"],) = _passes(wiring, [_through(wiring)], tokens)
             with _timed([site.router for site in wiring.loaded.sites]) as spans:
                 _passes(wiring, [_through(wiring)], tokens)
             figures["router"] = [sum(spans) / tokens]
@@ -98,11 +109,30 @@ def _measured(engine: Engine, rounds: int, tokens: int) -> dict[str, Any]:
     us = {name: 1e6 * statistics.median(seconds) / LAYERS for name, seconds in seen.items()}
     return {
         "model": us["model"],
+        "own_rotation": us["own rotation"] - us["alone"],
         "router": us["router"],
         "step": us["step"],
         "recording": us["recording"],
         "predictors": {name: us[name] - us["none"] for name in names},
     }
+
+
+def _demo(rounds: int, tokens: int) -> dict[str, float]:
+    """Microseconds a token of the bundled model with everything resident, medians over all rounds."""
+    settings = Settings({"budget": "all", "link": "own", "predictor": "none"})
+    engine, ours, own = Engine.load(LoadSpec.checked("demo", settings, context=512)), list[float](), list[float]()
+    try:
+        wiring = engine.wiring
+        for number in range(rounds + 1):  # round 0 is warm-up and discarded
+            (seconds,) = _passes(wiring, [wiring.measuring], tokens)
+            with own_rotation(wiring.loaded.model):
+                (seconds_own,) = _passes(wiring, [wiring.measuring], tokens)
+            if number:
+                ours += seconds
+                own += seconds_own
+    finally:
+        engine.unload()
+    return {"token_us": 1e6 * statistics.median(ours), "own_rotation_us": 1e6 * statistics.median(own)}
 
 
 @torch.inference_mode()
@@ -138,6 +168,16 @@ def _through(wiring: Wiring) -> Pipeline:
     cache, metrics = wiring.parts.expert_cache, wiring.unrecorded
     packing = packing_of(loaded.model, [site.module for site in loaded.sites])
     return Pipeline(loaded.model, loaded.device, wiring.dispatch, moe_step, cache, wiring.threads, metrics, packing)
+
+
+@contextmanager
+def own_rotation(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, the model's own code rotates queries and keys."""
+    restore([module for module in model.modules() if isinstance(vars(module).get(OWN), MethodType)])
+    try:
+        yield
+    finally:
+        replace(model)
 
 
 @contextmanager
@@ -179,14 +219,19 @@ def table(found: Mapping[str, Any]) -> str:
     predictors = list(next(iter(f["experts"].values()))["predictors"])
     lines = [
         f"microseconds a layer of {f['layers']}, top {f['top_k']}, experts not computed; {f['device']}",
-        "  experts  model  of it router  MoE step  recording  " + "  ".join(predictors),
+        "  experts  model  of it router  own rotation  MoE step  recording  " + "  ".join(predictors),
     ]
     for experts, one in f["experts"].items():
         added = "  ".join(f"{one['predictors'][name]:{len(name)}.1f}" for name in predictors)
         lines.append(
-            f"  {experts:>7s} {one['model']:6.1f} {one['router']:13.1f} {one['step']:9.1f} {one['recording']:10.1f}  "
-            + added
+            f"  {experts:>7s} {one['model']:6.1f} {one['router']:13.1f} {one['own_rotation']:13.1f} {one['step']:9.1f} "
+            f"{one['recording']:10.1f}  {added}"
         )
+    demo = f["demo"]
+    lines.append(
+        f"  the demo model: {demo['token_us']:.0f} a token, {demo['own_rotation_us']:.0f} with its own rotation "
+        f"({demo['token_us'] / demo['own_rotation_us']:.3f})"
+    )
     lines.append(
         f"  goals: MoE step {f['goals']['step']:g}, recording {f['goals']['recording']:g}; the step with most experts "
         f"over that with fewest: {f['growth']:.2f} (goal {f['growth_goal']:g})"

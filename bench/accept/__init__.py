@@ -5,7 +5,7 @@ runner.py  runs them one after another, and writes what they found
 work.py    the checks that are no test and no command of their own, each in a process of its own
 link.py    ... of copies, and of kernels that read host memory
 launches.py ... of kernels launched by Triton and through the driver
-parts.py   ... of attention and norms
+parts.py   ... of attention, norms and rotary embeddings
 decode.py  ... of tokens led by the GPU: the bits of those led by the host, and how many a second
 engines.py ... of whole engines: the same bits, speed, memory, one model in the place of another
 drawn.py   the models that these load

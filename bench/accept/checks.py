@@ -66,6 +66,7 @@ def checks(small: bool = False) -> tuple[Check, ...]:
         ),
         Check("attention", "whether attention is planned anew for each length", 120, _own("attention", small)),
         Check("norms", "norms in one launch: how long, and which bits", 120, _own("norms", small)),
+        Check("rotation", "rotary embeddings in one launch: how long, and which bits", 120, _own("rotation", small)),
         Check("stress", "the same bits with few slots as with all", 420, _own("stress", small)),
         Check("speed", "tokens a second, and where the time goes", 600, _own("speed", small)),
         Check("decode", "tokens led by the GPU: their bits, and how many a second", 600, _own("decode", small)),

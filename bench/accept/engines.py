@@ -13,6 +13,7 @@ import torch
 
 from bench.accept.drawn import FORMAT, Subject, dense_only, one_expert
 from bench.accept.link import Wrong
+from bench.dispatch import own_rotation
 from bench.generate import checkpoint
 from core.capacity.free_memory import free_bytes
 from core.engine import Engine
@@ -140,6 +141,8 @@ def speed(subject: Subject, tokens: int = 64) -> dict[str, Any]:
             found[name] = _figures(talk(engine, sizes.vocab, count)[count // 8 :])
             if name == "all":
                 found["launches"] = _launches(engine, sizes.vocab)
+                with own_rotation(engine.model):
+                    found["launches"]["a_pass_own_rotation"] = _launches(engine, sizes.vocab)["a_pass"]
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
         engine.unload()

@@ -1,4 +1,4 @@
-"""Checks of `launch.py accept` on parts of a model that are not experts: attention, and norms."""
+"""Checks of `launch.py accept` on parts of a model that are not experts: attention, norms and rotary embeddings."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm, apply_rotary_pos_emb
 
 from bench.accept.drawn import Subject
 from bench.accept.link import Wrong
 from core.hf.fused_rmsnorm import DEVICE, FORMS, fuse, kind_of, units_off
+from core.hf.rotary import Rotation, tried
 
 LENGTHS = 48  # that the KV of a text grows by
 FROM = 1000  # tokens that it has before
@@ -102,6 +103,20 @@ def norms(subject: Subject) -> dict[str, Any]:
         replaced = fuse(torch.nn.ModuleList([module]), choice)
         found[choice] = vars(module)["forward"].func.__name__ if replaced else "the model's own"
         vars(module).pop("forward", None)
+    return found
+
+
+def rotation(subject: Subject) -> dict[str, Any]:
+    """A token's rotary embedding: whether the kernel has the bits of the model's own code, so that the engine takes it,
+    and the host's microseconds for each."""
+    q, k, _ = _states(subject, 1)
+    k, rounds = k[:, : subject.sizes.kv_heads], 20 if subject.small else 2000
+    cos, sin = (torch.randn(1, 1, q.shape[-1], device=q.device, dtype=q.dtype) for _ in range(2))
+    with torch.inference_mode():
+        found: dict[str, Any] = {"own_us": _host_us(lambda: apply_rotary_pos_emb(q, k, cos, sin), rounds)}
+        found["exact"] = "one kernel" if tried(apply_rotary_pos_emb, (q, k), (cos, sin)) else "the model's own"
+        rotate = Rotation(apply_rotary_pos_emb)
+        found["engine_us"] = _host_us(lambda: rotate(q, k, cos, sin), rounds)
     return found
 
 

@@ -21,6 +21,7 @@ WORK: dict[str, Callable[[Subject], dict[str, Any]]] = {
     "launches": launches.launches,
     "attention": parts.attention,
     "norms": parts.norms,
+    "rotation": parts.rotation,
     "stress": engines.stress,
     "decode": decode.led_by_the_gpu,
     "speed": engines.speed,

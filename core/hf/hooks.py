@@ -2,8 +2,9 @@
 
 Every experts module gets an instance `forward` that shadows its class's: the same call as transformers' experts
 interface would make, without its overhead. The name registered with that interface is used to load a model without
-experts. Norms get a `forward` too, where that is faster (core.hf.fast_rmsnorm, core.hf.fused_rmsnorm). State is kept
-on the modules and in `Installed`; this module has none.
+experts. Norms get a `forward` too, where that is faster (core.hf.fast_rmsnorm, core.hf.fused_rmsnorm), and so does
+attention, in which rotary embeddings are then computed at once (core.hf.rotary). State is kept on the modules and in
+`Installed`; this module has none.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from core.hf.adapters.marks import ASCENDING
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
 from core.hf.fast_rmsnorm import quicken, restore
 from core.hf.fused_rmsnorm import Norms, fuse
+from core.hf.rotary import replace
 
 NAME = "moestro"  # of our experts implementation in transformers' registry
 BOUND = "forward"  # attribute of an experts module that shadows its class's method while we compute it
@@ -64,7 +66,7 @@ class Installed:
             if router_observer is not None:
                 hook = _observe(site.index, router_observer)
                 self._handles.append(site.router.register_forward_hook(hook, with_kwargs=True))
-        self._quick = [*quicken(model), *fuse(model, norms)]
+        self._quick = [*quicken(model), *fuse(model, norms), *replace(model)]
 
     def uninstall(self) -> None:
         """Remove the hooks and restore the model's former experts implementation."""

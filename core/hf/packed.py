@@ -34,6 +34,7 @@ CACHES = ("past_key_values", "past_key_value", "cache_params", "cache")
 KEPT = (ReservedLayer, ReservedWindow)  # cache layers of plain attention: keys and values, and nothing else
 REGISTRY = "ALL_ATTENTION_FUNCTIONS"  # modelling files that use it ask it for the attention to compute
 EAGER = "eager_attention_forward"  # a modelling file's own attention
+FORWARD = "forward"  # attribute of a module that shadows its class's method
 LATENT = "kv_lora_rank"  # marks attention whose keys are made from what the cache holds: more than it was given
 
 _numbers = itertools.count(1)
@@ -154,6 +155,7 @@ class Packing:
         looped = [one for one in self._mixers if one.index not in packed]
         self._cache = cache = PackedCache(caches, counts, [at in packed for at in range(len(layers))])
         before = [one._attn_implementation_internal for one in self._configs]
+        shadowed = [vars(mixer.module).get(FORWARD) for mixer in looped]
         self._usual = next((name for name in before if name), "eager")
         AttentionInterface.register(self._name, self._attention)
         AttentionMaskInterface.register(self._name, self._masks)
@@ -164,8 +166,10 @@ class Packing:
                 mixer.module.forward = self._each(mixer, mixer.module.forward)
             yield cache
         finally:
-            for mixer in looped:
-                vars(mixer.module).pop("forward", None)
+            for mixer, own in zip(looped, shadowed, strict=True):
+                vars(mixer.module).pop(FORWARD, None)
+                if own is not None:
+                    vars(mixer.module)[FORWARD] = own
             for config, name in zip(self._configs, before, strict=True):
                 config._attn_implementation_internal = name
             AttentionInterface._global_mapping.pop(self._name, None)

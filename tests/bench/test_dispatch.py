@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from bench import dispatch
+from core.hf.rotary import OWN, replace
+from tests.checkpoints import random_model
 
 
 def test_experts_are_constants_inside_and_what_they_were_afterwards() -> None:
@@ -20,11 +22,21 @@ def test_experts_are_constants_inside_and_what_they_were_afterwards() -> None:
     assert "token" not in vars(math) and "combine" not in vars(math), "the class's own are seen again"
 
 
+def test_a_model_rotates_by_its_own_code_inside() -> None:
+    model = random_model("qwen3_moe")
+    replaced = replace(model)
+    forwards = [vars(module).get(OWN) for module in model.modules()]
+    with dispatch.own_rotation(model):
+        assert replaced and not any(OWN in vars(module) for module in replaced)
+    assert [one is None for one in forwards] == [vars(module).get(OWN) is None for module in model.modules()]
+
+
 @pytest.mark.long(0.3)
 def test_it_runs() -> None:
     found: Any = json.loads(json.dumps(dispatch.run(small=True, say=lambda text: None)))
     assert list(found["experts"]) == ["16", "64"] and found["growth"] > 0
     for one in found["experts"].values():
-        assert one["model"] > one["router"] > 0 and one["step"] > 0
+        assert one["model"] > one["router"] > 0 and one["step"] > 0 and "own_rotation" in one
         assert {"gate", "random"} <= one["predictors"].keys()
+    assert found["demo"]["token_us"] > 0 < found["demo"]["own_rotation_us"]
     assert "goals" in dispatch.table(found)

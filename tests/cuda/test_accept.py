@@ -62,10 +62,16 @@ def test_norms_at_once(toy: Subject) -> None:
     assert found["fused"] in forms and found["exact"] in (*forms, "the model's own")
 
 
+def test_rotation_at_once(toy: Subject) -> None:
+    """Without a kernel, as here, the engine calls what the model does."""
+    found = parts.rotation(toy)
+    assert found["own_us"] > 0 < found["engine_us"] and found["exact"] == "the model's own"
+
+
 @pytest.mark.long(0.5)
 def test_whole_engines(toy: Subject, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """A load each for speed, memory and what replaces it; no bytes are left."""
-    monkeypatch.setattr(engines, "_launches", lambda *_: {})  # torch's profiler would look for a real GPU
+    monkeypatch.setattr(engines, "_launches", lambda *_: {"a_pass": 1.0})  # torch's profiler would look for a real GPU
     found = engines.speed(toy)
     assert found["all"]["hit_rate"] == 1 > found["15%"]["hit_rate"] > found["15%_ondemand"]["hit_rate"] == 0
     assert found["35%_ondemand"]["demand_mb"] > found["35%"]["demand_mb"] > 0 == found["all"]["demand_mb"]
@@ -80,7 +86,7 @@ def test_whole_engines(toy: Subject, fake_cuda: FakeCuda, monkeypatch: pytest.Mo
 def test_without_room_for_all_experts_the_rest_is_measured(
     toy: Subject, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "_launches", lambda *_: {})
+    monkeypatch.setattr(engines, "_launches", lambda *_: {"a_pass": 1.0})
     change = engines.Engine.change
 
     def full(engine: Any, changes: Any) -> Any:

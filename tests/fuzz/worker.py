@@ -89,7 +89,7 @@ def prepare() -> None:
     import torch
     import transformers
 
-    from core.hf import fast_rmsnorm
+    from core.hf import fast_rmsnorm, rotary
     from core.runtime import warmup
     from core.system import process_memory
 
@@ -97,7 +97,7 @@ def prepare() -> None:
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.logging.disable_progress_bar()
     process_memory.gc = SimpleNamespace(collect=lambda: 0, freeze=int, unfreeze=int)  # type: ignore[assignment,attr-defined]
-    fast_rmsnorm.ELEMENTS = 512
+    fast_rmsnorm.ELEMENTS = rotary.ELEMENTS = 512
     warmup.PASSES = 1
 
 

@@ -140,7 +140,7 @@ def test_outline_knows_sliding_windows(checkpoint: Checkpoint) -> None:
 def test_install_reproduces_the_logits_and_uninstall_leaves_no_trace(case: Case) -> None:
     ids = torch.arange(3, 27).view(2, 12)
     before = case.full(ids).logits
-    modules = [m for s in find_experts(case.full) for m in (s.module, s.router)]
+    modules = [*case.full.modules()]
     state = [dict(vars(m)) for m in modules]
     hooks = [len(m._forward_hooks) for m in modules]
     implementation = case.full.get_experts_implementation()

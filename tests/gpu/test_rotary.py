@@ -1,0 +1,61 @@
+"""Rotary embeddings in one launch on a real GPU: every bit is that of the model's own function, and it is captured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from core.hf import fused_rotary, rotary
+from core.hf.rotary import Rotation
+from tests.hf.rotary_cases import DTYPES, FUNCTIONS, Function, Sizes, drawn, identical
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+SIZES = (
+    Sizes(32, 4, 128),
+    Sizes(64, 8, 64, rest=64),
+    Sizes(16, 16, 80, rest=7, tokens=5, split=True),
+    Sizes(3, 1, 2, rest=1, tokens=32),
+)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not fused_rotary.available(torch.device("cuda")):
+        pytest.skip("there is no Triton")
+    monkeypatch.setattr(rotary, "_tried", {})
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=list(FUNCTIONS))
+def test_every_bit_is_the_functions_own(function: Function, dtype: torch.dtype) -> None:
+    own = function.own
+    for sizes in SIZES:
+        rotation = Rotation(own)
+        rotation(*drawn(function, sizes, dtype, "cuda"))
+        kernel = [*rotation._tried.values()][-1]
+        assert isinstance(kernel, fused_rotary.FusedRotation) and kernel.form == function.form(sizes.width, dtype)
+        for seed in range(1, 9):
+            states = drawn(function, sizes, dtype, "cuda", seed)
+            assert identical(rotation(*states), own(*states)), (sizes, seed)
+
+
+@torch.inference_mode()
+def test_one_launch_that_a_graph_captures() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    function = FUNCTIONS["qwen3_moe"]
+    rotation, states = Rotation(function.own), drawn(function, SIZES[0], torch.bfloat16, "cuda")
+    rotation(*states)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        rotation(*states)
+        torch.cuda.synchronize()
+    assert sum(row.count for row in profiled.key_averages() if "LaunchKernel" in row.key) == 1
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = rotation(*states)
+    for one, other in zip(states, drawn(function, SIZES[0], torch.bfloat16, "cuda", 3), strict=True):
+        one.copy_(other)
+    graph.replay()
+    assert identical(got, function.own(*states))

@@ -177,6 +177,10 @@ class Pages:
             self._errors.append(f"{message.text} {message.location}")
 
 
+Shared = tuple[Pages, list[Dashboard]]
+"""What watches a page that tests share, and that page once it is open."""
+
+
 @pytest.fixture
 def open_page(profile: Any, server: Server) -> Iterator[Open]:
     """Open the dashboard as a new user."""
@@ -187,7 +191,7 @@ def open_page(profile: Any, server: Server) -> Iterator[Open]:
 
 
 @pytest.fixture(scope="package")
-def shared_pages(profile: Any, server: Server) -> Iterator[tuple[Pages, list[Dashboard]]]:
+def shared_pages(profile: Any, server: Server) -> Iterator[Shared]:
     """The page that most tests share, once it is open, and what watches it."""
     pages = Pages(profile, server)
     yield pages, []
@@ -195,16 +199,46 @@ def shared_pages(profile: Any, server: Server) -> Iterator[tuple[Pages, list[Das
 
 
 @pytest.fixture
-def dashboard(shared_pages: tuple[Pages, list[Dashboard]], request: pytest.FixtureRequest) -> Iterator[Dashboard]:
+def dashboard(shared_pages: Shared, request: pytest.FixtureRequest) -> Iterator[Dashboard]:
     """A page on a desktop screen with the model loaded; whatever it still writes is stopped afterwards. It is shared,
     as opening a page takes longer than most tests: what a test leaves beside what `Dashboard.anew` puts back, the next
     one finds. After a failure it is opened again."""
-    pages, opened = shared_pages
+    yield from lent(shared_pages, Pages.open, Dashboard.anew, request)
+
+
+@pytest.fixture(scope="package")
+def shared_phone(profile: Any, server: Server) -> Iterator[Shared]:
+    """As `shared_pages`, of a phone's page."""
+    pages = Pages(profile, server)
+    yield pages, []
+    pages.close()
+
+
+@pytest.fixture
+def phone(shared_phone: Shared, request: pytest.FixtureRequest) -> Iterator[Dashboard]:
+    """As `dashboard`, on a phone in the dark; a test closes again what it opens over the chat."""
+
+    def anew(dashboard: Dashboard) -> None:
+        dashboard.page.keyboard.press("Escape")
+        dashboard.page.get_by_role("tab", name="Chat + Live").click()
+        dashboard.emptied()
+
+    yield from lent(shared_phone, lambda pages: pages.open(width=390, height=844), anew, request)
+
+
+def lent(
+    shared: Shared,
+    open_first: Callable[[Pages], Dashboard],
+    anew: Callable[[Dashboard], object],
+    request: pytest.FixtureRequest,
+) -> Iterator[Dashboard]:
+    """The shared page for one test."""
+    pages, opened = shared
     failed = request.session.testsfailed
     if opened:
-        opened[0].anew()
+        anew(opened[0])
     else:
-        opened.append(pages.open())
+        opened.append(open_first(pages))
     yield opened[0]
     try:
         opened[0].rest()  # also after a failure: what is still being written would keep every later test waiting

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.browser.conftest import Open
 from tests.browser.dashboard import Dashboard
 
 CONTROLS = """[...document.querySelectorAll('#model, [id^=set-]')].filter((e) => e.checkVisibility()
@@ -66,13 +65,14 @@ def test_a_range_over_decades_has_a_logarithmic_slider(dashboard: Dashboard) -> 
     page.wait_for_function("(s) => +document.querySelector(s).value > 500", arg=shown)  # 256 is above the middle
 
 
-def test_every_target_is_large_enough_on_a_phone(open_page: Open) -> None:
-    dashboard = open_page(width=390, height=844, scheme="light")
-    page = dashboard.page
+def test_every_target_is_large_enough_on_a_phone(phone: Dashboard) -> None:
+    page = phone.page
     for tab in ("Chat + Live", "Library", "Calibrate", "Analysis", "Batch", "Sessions"):
         page.get_by_role("tab", name=tab).click()
         assert page.evaluate(SMALL) == [], tab
     page.locator(".sidebar .toggle-button").click()
-    dashboard.advanced()
+    phone.advanced()
     page.wait_for_selector("#set-record_lab", state="visible")
     assert page.evaluate(SMALL) == []
+    page.locator("#mode").get_by_text("Simple", exact=True).click()
+    page.locator(".sidebar .toggle-button").click()

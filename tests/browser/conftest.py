@@ -177,10 +177,6 @@ class Pages:
             self._errors.append(f"{message.text} {message.location}")
 
 
-Shared = tuple[Pages, list[Dashboard]]
-"""What watches a page that tests share, and that page once it is open."""
-
-
 @pytest.fixture
 def open_page(profile: Any, server: Server) -> Iterator[Open]:
     """Open the dashboard as a new user."""
@@ -191,7 +187,7 @@ def open_page(profile: Any, server: Server) -> Iterator[Open]:
 
 
 @pytest.fixture(scope="package")
-def shared_pages(profile: Any, server: Server) -> Iterator[Shared]:
+def shared_pages(profile: Any, server: Server) -> Iterator[tuple[Pages, list[Dashboard]]]:
     """The page that most tests share, once it is open, and what watches it."""
     pages = Pages(profile, server)
     yield pages, []
@@ -199,46 +195,16 @@ def shared_pages(profile: Any, server: Server) -> Iterator[Shared]:
 
 
 @pytest.fixture
-def dashboard(shared_pages: Shared, request: pytest.FixtureRequest) -> Iterator[Dashboard]:
+def dashboard(shared_pages: tuple[Pages, list[Dashboard]], request: pytest.FixtureRequest) -> Iterator[Dashboard]:
     """A page on a desktop screen with the model loaded; whatever it still writes is stopped afterwards. It is shared,
     as opening a page takes longer than most tests: what a test leaves beside what `Dashboard.anew` puts back, the next
     one finds. After a failure it is opened again."""
-    yield from lent(shared_pages, Pages.open, Dashboard.anew, request)
-
-
-@pytest.fixture(scope="package")
-def shared_phone(profile: Any, server: Server) -> Iterator[Shared]:
-    """As `shared_pages`, of a phone's page."""
-    pages = Pages(profile, server)
-    yield pages, []
-    pages.close()
-
-
-@pytest.fixture
-def phone(shared_phone: Shared, request: pytest.FixtureRequest) -> Iterator[Dashboard]:
-    """As `dashboard`, on a phone in the dark; a test closes again what it opens over the chat."""
-
-    def anew(dashboard: Dashboard) -> None:
-        dashboard.page.keyboard.press("Escape")
-        dashboard.page.get_by_role("tab", name="Chat + Live").click()
-        dashboard.emptied()
-
-    yield from lent(shared_phone, lambda pages: pages.open(width=390, height=844), anew, request)
-
-
-def lent(
-    shared: Shared,
-    open_first: Callable[[Pages], Dashboard],
-    anew: Callable[[Dashboard], object],
-    request: pytest.FixtureRequest,
-) -> Iterator[Dashboard]:
-    """The shared page for one test."""
-    pages, opened = shared
+    pages, opened = shared_pages
     failed = request.session.testsfailed
     if opened:
-        anew(opened[0])
+        opened[0].anew()
     else:
-        opened.append(open_first(pages))
+        opened.append(pages.open())
     yield opened[0]
     try:
         opened[0].rest()  # also after a failure: what is still being written would keep every later test waiting

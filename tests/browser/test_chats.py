@@ -234,12 +234,6 @@ def test_a_model_without_a_chat_template_says_so(open_page: Open, tmp_path: Path
         server.kill()
 
 
-def test_nothing_of_the_chat_is_cut_off_or_too_small_on_a_phone(phone: Dashboard) -> None:
-    whole(phone)
-    phone.page.click("button[data-chats]")
-    phone.page.wait_for_selector("#chat-list", state="hidden")
-
-
 def test_nothing_of_the_chat_is_cut_off_or_too_small(dashboard: Dashboard) -> None:
     whole(dashboard)
     dashboard.page.click("button[data-chats]")

@@ -27,11 +27,6 @@ def test_fits_the_screen(open_page: Open, tmp_path: Path, width: int, scheme: st
     fits(open_page(width=width, height=SIZES[width], scheme=scheme), tmp_path, width, scheme)
 
 
-def test_fits_a_phone(phone: Dashboard, tmp_path: Path) -> None:
-    fits(phone, tmp_path, 390, "dark")
-    assert phone.page.evaluate("document.querySelector('#load').getBoundingClientRect().right <= 0")
-
-
 def fits(dashboard: Dashboard, tmp_path: Path, width: int, scheme: str) -> None:
     dashboard.ask("How does the expert cache behave?").streaming(60)
     picture = tmp_path / f"{width}-{scheme}.png"

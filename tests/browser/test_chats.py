@@ -240,12 +240,16 @@ def test_nothing_of_the_chat_is_cut_off_or_too_small(dashboard: Dashboard) -> No
     dashboard.page.wait_for_selector("#chat-list", state="hidden")
 
 
-def test_nothing_of_the_chat_is_cut_off_or_too_small_on_a_large_screen(open_page: Open) -> None:
-    whole(open_page(width=1920, height=SIZES[1920]), wide=True)
+def test_nothing_of_the_chat_is_cut_off_or_too_small_on_a_large_screen(dashboard: Dashboard) -> None:
+    dashboard.page.set_viewport_size({"width": 1920, "height": SIZES[1920]})
+    try:
+        whole(dashboard, wide=True)
+    finally:
+        dashboard.page.set_viewport_size({"width": 1366, "height": SIZES[1366]})
 
 
 def whole(dashboard: Dashboard, wide: bool = False) -> None:
-    """With much that is wide; the list of chats is beside them from the start where there is room (`wide`)."""
+    """With much that is wide; the list of chats is beside them without being asked for where there is room (`wide`)."""
     page = dashboard.page
     dashboard.ask(
         say(f"| {'wide ' * 30} | b |\n|---|---|\n| 1 | 2 |\n\n```\n{'x' * 300}\n```\n\n$${'a+' * 200}b$$")

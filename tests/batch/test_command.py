@@ -77,7 +77,7 @@ def goes_on(folder: Path, count: int, *more: str) -> None:
 def test_killed_then_interrupted_every_line_has_one_answer(tmp_path: Path, tiny: str) -> None:
     """What was killed is taken up by a process that is interrupted, which ends with whole answers and says how to go
     on; what both left is answered last."""
-    count, model = 60, ("--model", tiny, "--context", "256", "--threads", "1")
+    count, model = 40, ("--model", tiny, "--context", "256", "--threads", "1")
     prompts(tmp_path, count)
     process = begun(tmp_path, 10, *model)
     assert process.poll() is None

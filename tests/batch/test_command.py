@@ -93,7 +93,7 @@ def test_killed_then_interrupted_every_line_has_one_answer(tmp_path: Path, tiny:
     goes_on(tmp_path, count, *model)
 
 
-@pytest.mark.long(2)
+@pytest.mark.long(3)
 @pytest.mark.timeout(1200)
 def test_killed_ten_times(tmp_path: Path) -> None:
     count, kills = 200, 10

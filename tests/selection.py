@@ -26,18 +26,24 @@ try:
 except ImportError:  # a machine to try a GPU on may have no more than what the engine needs
     settings = None  # type: ignore[assignment, misc]
 
-FEWER = 40  # examples; 100 are usual
+FEWER = 25  # examples; 100 are usual
 BROWSER = "tests/browser"
 TESTS = Path(__file__).resolve().parent
 GPU = TESTS / "gpu"
 LONGEST = (  # files of few tests that take long: last, they would leave the other workers idle
     "tests/fuzz/test_fuzz.py",
     "tests/memory/test_kernels.py",
+    "tests/cuda/test_device_decode.py",
+    "tests/cuda/test_token_graph.py",
+    "tests/equality/test_logits.py",
+    "tests/batch/test_command.py",
+    "tests/engine/test_batching.py",
     "tests/profile/test_calibrate.py",
-    "tests/equality/test_more.py",
+    "tests/cuda/test_races.py",
+    "tests/engine/test_split.py",
+    "tests/cli/test_selection.py",
+    "tests/equality/test_text_to_text.py",
     "tests/engine/test_packs.py",
-    "tests/architectures/test_architectures.py",
-    "tests/test_metrics.py",
 )
 
 

@@ -13,8 +13,6 @@ from tests.api.conftest import saying
 from tests.app.conftest import WAIT_S, open_host
 from tests.app.served import serving
 
-openai = pytest.importorskip("openai", reason="the package openai is not installed")
-anthropic = pytest.importorskip("anthropic", reason="the package anthropic is not installed")
 TOKEN = "a-token_of.this~test"
 SAID = '<think>Why not.</think>Let me look.\n<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}
@@ -31,13 +29,24 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     host.close()
 
 
+@pytest.fixture(scope="module")
+def openai() -> Any:
+    return pytest.importorskip("openai", reason="the package openai is not installed")
+
+
+@pytest.fixture(scope="module")
+def anthropic() -> Any:
+    """Imported by the worker that runs these tests alone: it takes a second or two."""
+    return pytest.importorskip("anthropic", reason="the package anthropic is not installed")
+
+
 @pytest.fixture
-def openai_client(url: str) -> Any:
+def openai_client(openai: Any, url: str) -> Any:
     return openai.OpenAI(base_url=f"{url}/v1", api_key=TOKEN, timeout=WAIT_S, max_retries=0)
 
 
 @pytest.fixture
-def anthropic_client(url: str) -> Any:
+def anthropic_client(anthropic: Any, url: str) -> Any:
     return anthropic.Anthropic(base_url=url, api_key=TOKEN, timeout=WAIT_S, max_retries=0)
 
 
@@ -81,7 +90,7 @@ def test_openai_s_responses(openai_client: Any) -> None:
         assert text == "Let me look.\n" == stream.get_final_response().output_text
 
 
-def test_openai_s_errors(openai_client: Any, url: str) -> None:
+def test_openai_s_errors(openai: Any, openai_client: Any, url: str) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         openai_client.chat.completions.create(model="gpt-5", messages=HELLO)
     assert missing.value.code == "model_not_found"
@@ -109,7 +118,7 @@ def test_anthropic_s_messages(anthropic_client: Any) -> None:
     assert anthropic_client.messages.count_tokens(**USED).input_tokens == 4
 
 
-def test_anthropic_s_errors(anthropic_client: Any, url: str) -> None:
+def test_anthropic_s_errors(anthropic: Any, anthropic_client: Any, url: str) -> None:
     with pytest.raises(anthropic.NotFoundError, match="not loaded here"):
         anthropic_client.messages.create(model="claude", max_tokens=5, messages=HELLO)
     with pytest.raises(anthropic.BadRequestError, match="tool_choice"):

@@ -50,6 +50,10 @@ class Dashboard:
         self.page.get_by_role("tab", name="Chat + Live").click()
         self.page.locator("#mode").get_by_text("Simple", exact=True).click()
         self.page.wait_for_selector("#set-scope", state="hidden")
+        return self.emptied()
+
+    def emptied(self) -> Dashboard:
+        """An empty chat, on the tab of chats."""
         if self.page.evaluate("location.search !== '' || document.querySelector('#chat [data-testid=user]') !== null"):
             self.page.click("#new-chat")
         self.page.wait_for_function("!location.search && !document.querySelector('#chat [data-testid=user]')")

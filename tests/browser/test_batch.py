@@ -11,7 +11,7 @@ from tests.browser.test_simple import CUT
 
 FITS = "document.documentElement.scrollWidth <= innerWidth"
 
-LINES = 60
+LINES = 16
 
 
 def batch(dashboard: Dashboard) -> Dashboard:

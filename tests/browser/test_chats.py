@@ -234,9 +234,22 @@ def test_a_model_without_a_chat_template_says_so(open_page: Open, tmp_path: Path
         server.kill()
 
 
-@pytest.mark.parametrize("width", [390, 1366, 1920])
-def test_nothing_of_the_chat_is_cut_off_or_too_small(open_page: Open, width: int) -> None:
-    dashboard = open_page(width=width, height=SIZES[width])
+def test_nothing_of_the_chat_is_cut_off_or_too_small(dashboard: Dashboard) -> None:
+    whole(dashboard)
+    dashboard.page.click("button[data-chats]")
+    dashboard.page.wait_for_selector("#chat-list", state="hidden")
+
+
+def test_nothing_of_the_chat_is_cut_off_or_too_small_on_a_large_screen(dashboard: Dashboard) -> None:
+    dashboard.page.set_viewport_size({"width": 1920, "height": SIZES[1920]})
+    try:
+        whole(dashboard, wide=True)
+    finally:
+        dashboard.page.set_viewport_size({"width": 1366, "height": SIZES[1366]})
+
+
+def whole(dashboard: Dashboard, wide: bool = False) -> None:
+    """With much that is wide; the list of chats is beside them without being asked for where there is room (`wide`)."""
     page = dashboard.page
     dashboard.ask(
         say(f"| {'wide ' * 30} | b |\n|---|---|\n| 1 | 2 |\n\n```\n{'x' * 300}\n```\n\n$${'a+' * 200}b$$")
@@ -248,8 +261,8 @@ def test_nothing_of_the_chat_is_cut_off_or_too_small(open_page: Open, width: int
     assert page.evaluate(CUT_OFF) == []
     sign = "getComputedStyle(document.querySelector('#chat [data-act=copy]'), '::before').borderTopStyle"
     assert page.evaluate(sign) == "solid", "the copy button's sign is drawn"
-    if width == 1920:
-        page.wait_for_selector("#chat-list li [aria-current]")  # beside the chat from the start
+    if wide:
+        page.wait_for_selector("#chat-list li [aria-current]")
     else:
         page.wait_for_selector("#chat-list", state="hidden")
         page.click("button[data-chats]")

@@ -104,6 +104,7 @@ def test_what_cannot_be_imported_is_told(library: Dashboard) -> None:
     page.wait_for_selector("#import-start", state="visible")
 
 
+@pytest.mark.long(0.3)  # test_batch.py follows, stops and goes on with a job; tests/app/test_importer.py with an import
 def test_an_import_is_shown_cancelled_gone_on_with_and_opened(library: Dashboard, open_page: Open) -> None:
     page = library.page
     page.locator("#import-source").get_by_role("textbox").fill("models/slow-Olmoe")

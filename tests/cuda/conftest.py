@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from core.capacity.sizes import PREFILL_CHUNK
 from core.engine import Engine
 from core.importing import import_model
 from core.settings.config import Settings
@@ -17,6 +18,23 @@ from tests.fake_cuda import FakeCuda, installed
 from tests.tiny_tokenizer import save_tokenizer
 
 CONTEXT = 256
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loads_try_a_short_prompt() -> Iterator[None]:
+    """What a load tries to measure its workspace: 16 tokens instead of a whole context, as the fake GPU's segments are
+    much larger than what either takes. Tests of the memory itself ask for `whole_trials`."""
+    from core.session import trial_passes
+
+    before, trial_passes.PREFILL_CHUNK = trial_passes.PREFILL_CHUNK, 16  # type: ignore[attr-defined]
+    yield
+    trial_passes.PREFILL_CHUNK = before  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def whole_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads try a prompt as long as those that they serve."""
+    monkeypatch.setattr("core.session.trial_passes.PREFILL_CHUNK", PREFILL_CHUNK)
 
 
 @pytest.fixture

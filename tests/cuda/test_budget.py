@@ -21,6 +21,7 @@ from tests.cuda.conftest import CONTEXT, engine_on
 from tests.fake_cuda import FakeCuda
 from tests.fake_cuda.memory import MIB
 
+pytestmark = pytest.mark.usefixtures("whole_trials")
 GPU = torch.device("cuda")
 SLOTS = (  # bytes of a slot
     2654208,  # Qwen3-30B-A3B int4-g64

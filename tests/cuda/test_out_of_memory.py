@@ -20,6 +20,7 @@ from tests.cuda.conftest import engine_on
 from tests.fake_cuda import FakeCuda
 from tests.tiny_tokenizer import save_tokenizer
 
+pytestmark = pytest.mark.usefixtures("whole_trials")
 PROMPT = "hello there, how are you"
 ANSWER = Sampling(max_new_tokens=12)
 

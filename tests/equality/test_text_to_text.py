@@ -153,10 +153,15 @@ def test_cancelled_while_it_reads_and_asked_again(engine: Engine, wanted: list[t
     assert torch.equal(torch.stack(_write(engine, PROMPTS[3]).logits), wanted[3][1])
 
 
+@pytest.fixture(scope="module")
+def alone(engine: Engine) -> list[str]:
+    """The answer to each of the prompts."""
+    return ["".join(piece.text for piece in engine.generate(Ids(prompt), GREEDY)) for prompt in PROMPTS]
+
+
 @pytest.mark.parametrize("scheduler", [None, NoScheduler(), RandomScheduler(), TokenScheduler()])
-def test_many_at_once_are_what_each_is_alone(path: Path, scheduler: Scheduler | None) -> None:
+def test_many_at_once_are_what_each_is_alone(path: Path, alone: list[str], scheduler: Scheduler | None) -> None:
     engine = _load(path, sequences=6)
-    alone = ["".join(piece.text for piece in engine.generate(Ids(prompt), GREEDY)) for prompt in PROMPTS]
     requests = [BatchRequest(at, Ids(prompt), GREEDY) for at, prompt in enumerate(PROMPTS)]
     texts, passes = dict.fromkeys(range(len(PROMPTS)), ""), set()
     for one in engine.generate_many(requests, 3, scheduler=scheduler):

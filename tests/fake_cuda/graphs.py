@@ -37,17 +37,22 @@ class FakeGraph:
             call()
 
 
+class Local(threading.local):
+    """Of a thread: what it captures."""
+
+    graph: FakeGraph | None = None
+
+
 class Captures:
     """Who captures."""
 
     def __init__(self, faults: Faults) -> None:
-        self._local, self._faults = threading.local(), faults
+        self._local, self._faults = Local(), faults
 
     @property
     def current(self) -> FakeGraph | None:
         """What the calling thread captures."""
-        graph: FakeGraph | None = getattr(self._local, "graph", None)
-        return graph
+        return self._local.graph
 
     def forbid(self) -> None:
         """Raises RuntimeError where the calling thread captures."""

@@ -64,18 +64,11 @@ class DeviceMemory:
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / MIB:.2f} MiB. GPU 0 is full.")
         size, small = up(size, 512), size <= MIB
         with self._lock:
-            found = [
-                (block.size, at, segment, block)
-                for at, segment in enumerate(self._segments)
-                if segment.small == small
-                for block in segment.blocks
-                if block.free and block.size >= size
-            ]
-            if found:
-                _, _, segment, block = min(found, key=lambda one: one[:2])
-            else:
+            found = self._found(size, small)
+            if found is None:
                 segment = self._segment(size, small)
-                (block,) = segment.blocks
+                found = segment, segment.blocks[0]
+            segment, block = found
             left = block.size - size
             if left >= 512 if small else left > MIB:
                 segment.blocks.insert(segment.blocks.index(block) + 1, Block(left))
@@ -90,13 +83,13 @@ class DeviceMemory:
         with self._lock:
             block.free = True
             self.allocated -= block.size
-            merged: list[Block] = []
-            for one in segment.blocks:
-                if merged and merged[-1].free and one.free:
-                    merged[-1].size += one.size
-                else:
-                    merged.append(one)
-            segment.blocks = merged
+            if not (blocks := segment.blocks):
+                return  # of what has no bytes
+            at = blocks.index(block)
+            if blocks[at + 1 : at + 2] and blocks[at + 1].free:
+                block.size += blocks.pop(at + 1).size
+            if at and blocks[at - 1].free:
+                blocks[at - 1].size += blocks.pop(at).size
 
     def empty_cache(self) -> None:
         """Give back every segment that nobody uses."""
@@ -112,6 +105,18 @@ class DeviceMemory:
     def available(self) -> int:
         """As cudaMemGetInfo says."""
         return self.total - self.taken - self.reserved
+
+    def _found(self, size: int, small: bool) -> tuple[Segment, Block] | None:
+        """The smallest free block that is large enough, of the oldest segment that has one."""
+        best: tuple[Segment, Block] | None = None
+        for segment in self._segments:
+            if segment.small == small:
+                for block in segment.blocks:
+                    if block.free and block.size >= size and (best is None or block.size < best[1].size):
+                        best = segment, block
+                        if block.size == size:
+                            return best
+        return best
 
     def _segment(self, size: int, small: bool) -> Segment:
         whole = 2 * MIB if small else 20 * MIB if size < 10 * MIB else up(size, 2 * MIB)

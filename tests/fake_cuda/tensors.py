@@ -18,7 +18,11 @@ from tests.fake_cuda.memory import Block, DeviceMemory, PinnedMemory, Segment
 from tests.fake_cuda.races import Races
 
 GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
-DEVICE, IS_CUDA, IS_CPU = (getattr(torch.Tensor, name).__get__ for name in ("device", "is_cuda", "is_cpu"))
+TOLD = {  # attributes of a tensor on the device
+    torch.Tensor.device: GPU,
+    torch.Tensor.is_cuda: True,
+    torch.Tensor.is_cpu: False,
+}
 MOVES = frozenset(("to", "cpu", "cuda"))
 WAITS = frozenset(  # return a number or a shape that depends on numbers, to the host
     "item tolist __bool__ __int__ __float__ __index__ nonzero equal allclose is_nonzero unique masked_select "
@@ -67,7 +71,7 @@ class Tensors(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if name in ("__get__", "__set__", "__delete__"):
             return self._attribute(func, args)
         result = self._called(func, name, args, kwargs)
@@ -80,7 +84,7 @@ class Tensors(TorchFunctionMode):
     ) -> None:
         """Keep a call for replays, which leave what it makes where it is now."""
         given = {_key(tensor) for tensor in _tensors((*args, *kwargs.values()))}
-        made = list(_tensors((result,)))
+        made = _tensors((result,))
         graph.made += [tensor for tensor in made if _key(tensor) not in given]
 
         def again() -> None:
@@ -104,13 +108,14 @@ class Tensors(TorchFunctionMode):
             return self._pinned.holds(args[0].data_ptr())
         if name in MOVES and isinstance(args[0], torch.Tensor):
             return self._moved(name, func, args, kwargs, asked)
-        given = list(_tensors((*args, *kwargs.values())))
-        ours = [tensor for tensor in given if self.on_device(tensor)]
+        given = _tensors((*args, *kwargs.values()))
+        keys = [_key(tensor) for tensor in given]
+        ours = sum(key in self._kept for key in keys)
         if ours:
             self._faults.check("launch")
             if name in ("numpy", "__array__"):
                 raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
-            _check_devices(name, given, len(ours))
+            _check_devices(name, given, ours)
             if name in PRODUCTS and self.product_bytes and self._for_products is None:
                 self._for_products = self._keep(torch.empty(self.product_bytes, dtype=torch.uint8))
         elif asked == "cuda":
@@ -118,18 +123,22 @@ class Tensors(TorchFunctionMode):
             if name in ("tensor", "as_tensor"):  # copied from where it is not pinned
                 self.captures.forbid()
         result = func(*args, **kwargs)
-        known = {_key(tensor) for tensor in given}
-        made = [tensor for tensor in _tensors((result,)) if _key(tensor) not in known]
+        made = _tensors((result,))
+        results = [_key(tensor) for tensor in made]
         if asked == "cuda" or (asked is None and ours):
-            for tensor in made:
-                self._keep(tensor)
-            if asked == "cuda" and isinstance(result, torch.Tensor) and not made:  # as_tensor of a host tensor
+            fresh = False
+            for tensor, key in zip(made, results, strict=True):
+                if key not in keys:
+                    self._keep(tensor, key)
+                    fresh = True
+            if asked == "cuda" and isinstance(result, torch.Tensor) and not fresh:  # as_tensor of a host tensor
                 result = self._keep(result.detach().clone())
+                results = [_key(result)]
             if asked == "cuda" and name in MAKES and result.numel():
                 self._clocks.waited(name)
         elif pin:
             result = self._pin(result)
-        self._note(name, args, kwargs, given, result)
+        self._note(name, args, kwargs, given, keys, results)
         if ours and (name in WAITS or _needs_numbers(name, args, kwargs)):
             self._clocks.wait(name)
         if ours and name == "multinomial":
@@ -148,13 +157,12 @@ class Tensors(TorchFunctionMode):
         self._for_products = None
 
     def _attribute(self, func: Callable[..., Any], args: Sequence[Any]) -> Any:
-        if func in (DEVICE, IS_CUDA, IS_CPU) and self.on_device(args[0]):
-            return GPU if func == DEVICE else func == IS_CUDA
-        return func(*args)
+        told = TOLD.get(getattr(func, "__self__", None))
+        return func(*args) if told is None or not self.on_device(args[0]) else told
 
-    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _keep(self, tensor: torch.Tensor, key: int | None = None) -> torch.Tensor:
         """Count a tensor's storage as device memory, until it is gone. Raises torch.OutOfMemoryError."""
-        key = _key(tensor)
+        key = key or _key(tensor)
         with self._lock:
             if key is not None and key not in self._kept:
                 storage = tensor.untyped_storage()
@@ -207,9 +215,15 @@ class Tensors(TorchFunctionMode):
         return self._keep(result) if target else result
 
     def _note(
-        self, name: str, args: Sequence[Any], kwargs: dict[str, Any], given: Sequence[torch.Tensor], result: Any
+        self,
+        name: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        given: Sequence[torch.Tensor],
+        keys: Sequence[int | None],
+        results: Sequence[int | None],
     ) -> None:
-        """Note what a call read and wrote of watched memory."""
+        """Note what a call read and wrote of watched memory: `keys` of what it was given, and of what it gave."""
         if name == "copy_":
             target, source = args[0], args[1]
             self._reads(source, name)
@@ -222,10 +236,10 @@ class Tensors(TorchFunctionMode):
             elif to_device and not from_device and (waits or not self._pinned.holds(source.data_ptr())):
                 self._clocks.waited(name)
             return
-        changed = list(_tensors(args[:1])) if name in CHANGES or (name.endswith("_") and name[-2:] != "__") else []
-        changed += list(_tensors((kwargs.get("out"),)))
-        made = [_key(tensor) for tensor in _tensors((result,))]
-        if not changed and (any(_key(one) in made for one in given) if made else name not in WAITS):
+        changed = _tensors(args[:1]) if name in CHANGES or (name.endswith("_") and name[-2:] != "__") else []
+        if "out" in kwargs:
+            changed += _tensors((kwargs["out"],))
+        if not changed and (any(key in results for key in keys) if results else name not in WAITS):
             return  # a view, or what is known without the numbers
         for tensor in given:
             if not any(tensor is one for one in changed):
@@ -297,13 +311,15 @@ def _check_devices(name: str, given: Iterable[torch.Tensor], ours: int) -> None:
         raise RuntimeError(f"Expected all tensors to be on the same device, but found cuda:0 and cpu in {name}")
 
 
-def _tensors(values: Iterable[Any], depth: int = 2) -> Iterable[torch.Tensor]:
+def _tensors(values: Iterable[Any], depth: int = 2) -> list[torch.Tensor]:
     """The tensors among values, and in the lists and tuples among them."""
+    found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            yield value
+            found.append(value)
         elif depth and isinstance(value, (list, tuple)):
-            yield from _tensors(value, depth - 1)
+            found += _tensors(value, depth - 1)
+    return found
 
 
 def _key(tensor: torch.Tensor) -> int | None:

@@ -1,5 +1,6 @@
 """`python -m tests.memory.interpreted [few | drawn]`: cases of the kernels under Triton's interpreter, as JSON {case:
-error}.
+error}; `drawn` has beside them {"by ids": formats}, the kernels that find experts by their ids, as it takes longer to
+begin than to try them.
 
 A process of its own: the interpreter is chosen when the kernels are imported, and stays chosen.
 """
@@ -11,6 +12,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import kernel_cases as cases
+from tests.memory import interpreted_ids
 
 CPU = torch.device("cpu")
 UNHURRIED = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
@@ -45,7 +48,12 @@ def few_errors() -> dict[str, float]:
     return found
 
 
-def drawn_errors(examples: int = 3) -> dict[str, float]:
+def drawn(examples: int = 3, by_ids: int = 4) -> dict[str, object]:
+    """`drawn_errors`, and drawn cases of kernels that find experts by their ids."""
+    return {**drawn_errors(examples), "by ids": interpreted_ids.tried(by_ids)}
+
+
+def drawn_errors(examples: int) -> dict[str, float]:
     """As `errors`, of drawn shapes, number types and orders of every format: products, and matrices dequantized."""
     found: dict[str, float] = {}
     for name in cases.FORMATS:
@@ -133,7 +141,7 @@ def main() -> None:
     """Print the errors."""
     torch.set_num_threads(1)
     assert os.environ.get("TRITON_INTERPRET") == "1"
-    chosen = {"few": few_errors, "drawn": drawn_errors}.get("".join(sys.argv[1:]), errors)
+    chosen: Callable[[], object] = {"few": few_errors, "drawn": drawn}.get("".join(sys.argv[1:]), errors)
     print(json.dumps(chosen()))
 
 

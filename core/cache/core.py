@@ -30,6 +30,7 @@ from core.cache.block_table import BlockTable
 from core.cache.pool import Pool, S, empty_pools, first
 from core.cache.uses import Uses
 from core.policy.eviction import GONE, Eviction, ExpertIndex, MakePolicy, victim
+from core.policy.eviction.base import Ints
 from core.policy.hints import Hints
 from core.types import Segment
 
@@ -83,6 +84,11 @@ class CacheCore(Generic[S]):
     def policy(self) -> Eviction:
         """The eviction policy, which knows of every request so far."""
         return self._uses.policy
+
+    @property
+    def last_used(self) -> Ints:
+        """By eid, `now` of the last request; -1 = never."""
+        return self._uses.last
 
     @property
     def retains(self) -> bool:
@@ -265,7 +271,7 @@ class CacheCore(Generic[S]):
         """Evict everything and forget all use, except what the policy remembers."""
         self.evict_all()
         self.hints.forget()
-        self._uses.last[:] = -1
+        self.last_used[:] = -1
 
     def shrink(self, pool: Pool[S]) -> S:
         """Take a slot out of a pool, if none is free one of the next victim's. Nothing may be leased."""
@@ -282,7 +288,7 @@ class CacheCore(Generic[S]):
         """Begin anew with another policy and other pools: pinned residents stay, then others by last use, as far as
         there is room. Pools get up to `capacities` slots of those that there are -> the slots left over."""
         self.empty_buffer()
-        last = self._uses.last.tolist()
+        last = self.last_used.tolist()
         old = sorted(
             (eid for eid, slots in enumerate(self.table) if slots),
             key=lambda eid: (eid not in self.pinned, -last[eid], eid),
@@ -319,7 +325,7 @@ class CacheCore(Generic[S]):
             on_cut=self._on_cut,
         )
         other.held, other.table, other.transit = self.held, self.table, self.transit
-        other._uses.last[:] = self._uses.last
+        other.last_used[:] = self.last_used
         other.now, other.tick, other.layer = self.now, self.tick, self.layer
         return other
 

@@ -40,7 +40,7 @@ def state_of(engine: Engine) -> dict[str, Any]:
             "hints": vars(cache.hints),
             "fresh": sorted(cache.prefetch_queue.fresh),
             "lost": sorted(cache.prefetch_queue.lost),
-            "last_used": cache.core.last_used,
+            "last_used": cache.core.last_used.tolist(),
             "pinned": cache.core.pinned,
             "tick": cache.core.tick,
             "now": cache.core.now,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 
 from core.hf.rotary_form import Form, Pair, Rotate, Strides
@@ -69,8 +72,13 @@ def covering(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def launch(grid: tuple[int, int], given: tuple[object, ...], parameters: dict[str, object]) -> None:
-    """Start the kernel; waits for nothing."""
+def launch(grid: tuple[int, int], given: tuple[Any, ...], parameters: dict[str, object]) -> None:
+    """Start the kernel; waits for nothing. Raises DriverError, and what Triton raises."""
+    _starter(given[0].device, tuple(parameters.items()))[grid](*given)
+
+
+@functools.cache
+def _starter(device: torch.device, parameters: tuple[tuple[str, object], ...]) -> Any:
     from core.hf.rotary_kernel import rotate
 
-    rotate[grid](*given, **parameters, **OPTIONS)
+    return kernels.launcher_of(device)(rotate, dict(parameters) | OPTIONS)

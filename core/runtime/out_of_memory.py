@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import torch
 
-REFUSALS = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+REFUSALS = (
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+)
+FAULTS = ("CUDA error", "Triton Error [CUDA]")  # of torch, of the driver, and of Triton's own launcher
+
+
+def faulted(error: BaseException) -> bool:
+    """Whether a GPU, or what drives it, reported an error."""
+    return any(fault in str(error) for fault in FAULTS)
 
 
 def shortage(error: BaseException) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from core.errors import DeviceError, DeviceFullError
 from core.runtime.batch import Batch
-from core.runtime.out_of_memory import shortage
+from core.runtime.out_of_memory import faulted, shortage
 from core.runtime.pipeline import Pipeline
 from core.session.loading import LoadedModel
 from core.session.sequence import Sequence
@@ -77,7 +77,7 @@ class Passes:
         lack = shortage(error)
         if lack:
             return lack
-        if self._loaded.device.type == "cuda" and "CUDA error" in str(error):
+        if self._loaded.device.type == "cuda" and faulted(error):
             raise DeviceError.of(error) from error
         raise error
 

@@ -7,6 +7,7 @@ import torch
 
 from core.hf import fused_rotary, rotary
 from core.hf.rotary import Rotation
+from core.memory.codec import kernels
 from tests.hf.rotary_cases import DTYPES, FUNCTIONS, Function, Sizes, drawn, identical
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -38,6 +39,23 @@ def test_every_bit_is_the_functions_own(function: Function, dtype: torch.dtype) 
         for seed in range(1, 9):
             states = drawn(function, sizes, dtype, "cuda", seed)
             assert identical(rotation(*states), own(*states)), (sizes, seed)
+
+
+@torch.inference_mode()
+def test_the_driver_launches_it_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = FUNCTIONS["qwen3_moe"]
+    monkeypatch.setattr(kernels, "lacking", lambda: "a C compiler")
+    fused_rotary._starter.cache_clear()
+    try:
+        for dtype in DTYPES:
+            rotation = Rotation(function.own)
+            states = drawn(function, SIZES[0], dtype, "cuda")
+            assert identical(rotation(*states), function.own(*states))
+            (kernel,) = rotation._tried.values()
+            assert isinstance(kernel, fused_rotary.FusedRotation), "its trial failed"
+            rotation._tried.clear()
+    finally:
+        fused_rotary._starter.cache_clear()
 
 
 @torch.inference_mode()

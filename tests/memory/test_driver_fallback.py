@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from core.hf import quantized_linear
+from core.hf import fused_rotary, quantized_linear
 from core.memory.codec import PartSpec, kernels, make_codec
 from core.memory.codec.base import Base
 from core.memory.codec.kernels.build import Binary, Kinds
@@ -120,3 +120,22 @@ def test_the_driver_launches_only_where_triton_cannot(
     assert "one at a time" in kernels.notice(CUDA) and "cannot be opened (not found)" in kernels.notice(CUDA)
     monkeypatch.setattr(kernels, "open_driver", FakeDriver().driver)
     assert kernels.notice(CUDA) == ""
+
+
+def test_the_kernel_of_rotary_embeddings_is_launched_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    launches: list[tuple[Any, ...]] = []
+
+    def ours(kernel: Any, constants: Mapping[str, Any]) -> Any:
+        assert kernel is rotate and constants == {"COUPLES": 4} | fused_rotary.OPTIONS
+        return {(3, 1): lambda *given: launches.append(given)}
+
+    from core.hf.rotary_kernel import rotate
+
+    monkeypatch.setattr(kernels, "lacking", lambda: "a C compiler")
+    monkeypatch.setattr(kernels, "driver_launcher", lambda device: ours)
+    fused_rotary._starter.cache_clear()
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    fused_rotary.launch((3, 1), (on_gpu, 5), {"COUPLES": 4})
+    fused_rotary._starter.cache_clear()
+    assert launches == [(on_gpu, 5)]

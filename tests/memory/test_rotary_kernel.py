@@ -11,11 +11,11 @@ import torch
 
 from core.hf import fused_rotary
 from core.hf.rotary_form import Form
+from core.memory.codec.kernels.build import POINTERS, Kinds, binary_of, compiled
 from tests.hf.rotary_cases import DTYPES, FUNCTIONS
 from tests.memory.test_kernels import interpreted
 from tests.selection import layered
 
-POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 CAPABILITIES = (80, 89, 90)
 
 
@@ -27,21 +27,18 @@ def test_every_bit_under_the_interpreter(examples: int) -> None:
 
 
 def build(form: Form, dtype: torch.dtype, table: torch.dtype, capability: int) -> Any:
-    """The kernel, compiled for heads of 128 numbers."""
-    triton = pytest.importorskip("triton", reason="the package triton is not installed")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+    """The kernel, compiled for heads of 128 numbers, as the CUDA driver launches it where Triton has no compiler."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
     from core.hf.rotary_kernel import rotate
 
-    constants = fused_rotary.chosen(form, 128, 128)
+    constants = fused_rotary.chosen(form, 128, 128) | fused_rotary.OPTIONS
     of = {"q": dtype, "k": dtype, "q_out": dtype, "k_out": dtype, "cos": table, "sin": table}
-    names = rotate.arg_names
-    signature = {
-        name: "constexpr" if name in constants else POINTERS[of[name]] if name in of else "i32" for name in names
-    }
-    source = ASTSource(rotate, signature, {(names.index(name),): value for name, value in constants.items()})
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=fused_rotary.OPTIONS)
+    free = [name for name in rotate.arg_names if name not in constants]
+    kinds: Kinds = tuple((POINTERS[of[name]], True) if name in of else ("i32", False) for name in free)
+    made = compiled(rotate, constants, kinds, capability)
+    binary = binary_of(made, kinds)
+    assert binary.parameters == "".join("Q" if name in of else "i" for name in free) and binary.threads == 32
+    return made
 
 
 def contracted(text: str) -> list[str]:
@@ -67,9 +64,9 @@ def test_it_compiles_without_contracting_products(
     function = FUNCTIONS[file]
     for dtype in DTYPES:
         table = torch.float32 if function.single else dtype
-        compiled = build(function.form(64 if function.passes_on else 128, dtype), dtype, table, capability)
-        text = compiled.asm["ptx"]
-        assert len(compiled.asm["cubin"]) > 0
+        made = build(function.form(64 if function.passes_on else 128, dtype), dtype, table, capability)
+        text = made.asm["ptx"]
+        assert len(made.asm["cubin"]) > 0
         assert not contracted(text), dtype
         assert bool(re.search(r"(cvt|mul|add|fma)\.rn\.b?f16", text)) == (dtype != torch.float32), dtype
         assert not re.search(r"\.rz\.b?f16", text), dtype

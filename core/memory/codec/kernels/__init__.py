@@ -38,6 +38,7 @@ __all__ = [
     "driver_launcher",
     "lacking",
     "launched_by",
+    "launcher_of",
     "make_kernels",
     "notice",
     "portable",
@@ -112,7 +113,7 @@ def notice(device: torch.device) -> str:
     return ""
 
 
-def _launcher(device: torch.device) -> Launcher:
+def launcher_of(device: torch.device) -> Launcher:
     """Triton's where it finds what it needs, else the driver's. Raises DriverError."""
     return driver_launcher(device) if device.type == "cuda" and lacking() else ByTriton
 
@@ -122,7 +123,7 @@ def make_kernels(codec: Codec) -> SlotKernels | None:
     reason = why_not(codec.device)
     if not reason and isinstance(codec, Base):
         try:
-            return SlotKernels(codec, _launcher(codec.device))
+            return SlotKernels(codec, launcher_of(codec.device))
         except DriverError as error:
             reason = f"Triton's own launcher needs {lacking()}, and the CUDA driver cannot take its place ({error})"
         except Exception as error:  # a broken installation of triton can raise anything

@@ -100,6 +100,10 @@ class CacheCore(Generic[S]):
         """Whether its scores depend on `hints`."""
         return self._uses.uses_hints
 
+    def keeps(self, layer: int) -> bool:
+        """Whether experts of `layer` may stay after the step that used them."""
+        return self._uses.retains and self.held.tops[layer] > 0
+
     def pool(self, layer: int) -> Pool[S]:
         """The pool whose slots `layer` uses."""
         return self.pools[layer] if len(self.pools) > 1 else self.pools[0]
@@ -128,19 +132,18 @@ class CacheCore(Generic[S]):
         there = [eid for eid in eids if len(table[eid]) == blocks] if missing else eids
         for eid in [eid for eid in there if eid in buffered] if buffered else ():
             self._take_over(eid)
-        self.lease_resident(layer, eids, there)
-        return missing
-
-    def lease_resident(self, layer: int, eids: Sequence[int], there: Sequence[int] | None = None) -> None:
-        """As `lease`, where it is known which of them have all their blocks, and that none of these is buffered: those
-        `there`, by default all."""
-        there = eids if there is None else there
-        self.layer = layer
-        self.hints.reached(layer)
         self._leases.append(eids)
         self._leased = None
-        self._uses.note(there, self.tick + 1, self.now)
-        self.tick += len(there)
+        self.request(layer, there)
+        return missing
+
+    def request(self, layer: int, eids: Sequence[int]) -> None:
+        """`layer` requests `eids`, all distinct, which have all their blocks and of which none is buffered: they count
+        as used, in this order."""
+        self.layer = layer
+        self.hints.reached(layer)
+        self._uses.note(eids, self.tick + 1, self.now)
+        self.tick += len(eids)
 
     @property
     def leased(self) -> Collection[int]:
@@ -232,7 +235,7 @@ class CacheCore(Generic[S]):
         if not eids:
             return
         layer = eids[0] // self.experts
-        if not (self._uses.retains and self.held.tops[layer]):
+        if not self.keeps(layer):
             leased = self.leased
             for eid in [eid for eid in eids if self.table[eid] and eid not in leased and eid not in self.pinned]:
                 self.evict(eid)

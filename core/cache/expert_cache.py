@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from core.cache.copies import Copies, Experts
 from core.cache.core import CacheCore
-from core.cache.lease import Counts, Lease
+from core.cache.lease import Counts, Lease, LeasedSegment
 from core.cache.loan import Loan, Parts
 from core.cache.pool import Pool, empty_pools
 from core.cache.slots import Slots, resize
@@ -83,6 +83,11 @@ class ExpertCache:
         """Lease `wanted` (distinct experts of `layer`, at most its pool's capacity); fetch the missing ones on
         demand."""
         return self.requests.acquire(layer, wanted)
+
+    def at_rest(self, layer: int, wanted: Sequence[int]) -> list[LeasedSegment] | None:
+        """`wanted` without a lease, where there is nothing to fetch or to wait for; None elsewhere. To be computed at
+        once."""
+        return self.requests.at_rest(layer, wanted)
 
     def prefetch(self, predictions: Sequence[Prediction], at: int, maps: Sequence[LayerMap] = ()) -> None:
         """Prefetch experts by priority, as long as there is a slot that holds nothing better.

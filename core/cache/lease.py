@@ -40,14 +40,12 @@ class SkippedRequest(NamedTuple):
 class Lease:
     """The experts a layer is computed with, `eids`, as segments that together are all blocks of each; none can be
     evicted until `release`. `requests`: of the segments, one for each expert, with the outcome of its request: the last
-    of them to come, or the whole of it. `at_rest`: each was a hit at its first look, and there is nothing to wait
-    for."""
+    of them to come, or the whole of it."""
 
     layer: int
     eids: Sequence[int]
     segments: list[LeasedSegment]
     requests: list[LeasedSegment]
-    at_rest: bool = False
 
 
 @dataclass(slots=True)

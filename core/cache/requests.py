@@ -29,15 +29,24 @@ class Requests:
         core, settled, base = self._core, self._copies.settled, layer * self._core.experts
         eids = [base + expert for expert in wanted]
         self._queue.guard.used(eids)
-        rested = [one for eid in eids if (one := settled[eid]) is not None]
-        if len(rested) == len(eids):
-            core.lease_resident(layer, eids)
-            return Lease(layer, eids, rested, rested, at_rest=True)
         missing = core.lease(layer, eids)
         there = [eid for eid in eids if core.table[eid]] if missing else eids
         segments = [settled[eid] or self._hit(eid) for eid in there]
         segments += [self._miss(eid) for eid in missing]
         return Lease(layer, eids, segments, segments)
+
+    def at_rest(self, layer: int, wanted: Sequence[int]) -> list[LeasedSegment] | None:
+        """What `acquire` would lease, in the order of `wanted`, where all of it is known to be whole and at rest, and
+        nothing was prefetched; None elsewhere. It counts as requested and is not leased: to be computed at once, before
+        anything else is asked of the cache."""
+        core, settled, base = self._core, self._copies.settled, layer * self._core.experts
+        eids = [base + expert for expert in wanted]
+        segments = [one for eid in eids if (one := settled[eid]) is not None]
+        if len(segments) < len(wanted) or self._queue.fresh or not core.keeps(layer) or len({*wanted}) < len(wanted):
+            return None
+        self._queue.guard.used(eids)
+        core.request(layer, eids)
+        return segments
 
     def release(self, lease: Lease, fence: Any) -> None:
         """End a lease, whose computation is done, or on CUDA will be at `fence`."""

@@ -41,6 +41,9 @@ class SplitRequests:
                 self._demand(eid, segments, requests)
         return Lease(layer, eids, segments, requests)
 
+    def at_rest(self, layer: int, wanted: Sequence[int]) -> None:
+        """As in `core.cache.requests`: never, as parts of experts may be on their way."""
+
     def release(self, lease: Lease, fence: Any) -> None:
         """End a lease, whose computation is done, or on CUDA will be at `fence`."""
         for leased in lease.segments:

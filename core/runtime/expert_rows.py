@@ -74,20 +74,14 @@ def token_at_rest(
     math: ExpertMath,
     segments: Sequence[LeasedSegment],
     hidden: torch.Tensor,
-    routed: Routed,
+    order: Sequence[int],
+    weights: torch.Tensor,
     tap: Tap | None = None,
 ) -> torch.Tensor:
-    """[1, H], what `TokenRows` gives of whole experts that are all in their slots, in the order of the request: with
-    nothing to gather."""
-    order = routed.chosen[0]
-    if len(order) > len(segments):  # some are dropped
-        rows = TokenRows(math, hidden, routed)
-        for some in rows.batches(segments):
-            rows.compute(some)
-        return rows.combined(tap)
-    places = _places(order, order) if math.placed else None
-    out = math.token([one.slots[0] for one in segments], hidden, places)
-    return math.combine(out, routed.weights, hidden.dtype, tap)
+    """[1, H], what `TokenRows` gives of whole experts that are all in their slots, in the router's `order`: nothing has
+    to be gathered."""
+    out = math.token([one.slots[0] for one in segments], hidden, _places(order, order) if math.placed else None)
+    return math.combine(out, weights, hidden.dtype, tap)
 
 
 class PromptRows:

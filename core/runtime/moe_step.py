@@ -51,17 +51,33 @@ class MoEStep:
         self._has_idle = any(one.has_idle for one in math)
         self._in_blocks = any(one.codec.blocks > 1 for one in math)
         self._beside = any(one.codec.device.type == "cuda" for one in math)
+        self._plain = not (self._in_blocks or self._beside)  # whole experts, computed by this thread
         self.by_row = False  # the running pass computes one token of each sequence, each row by itself
         self._tap: Callable[[torch.Tensor], None] | None = None
 
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Compute resident experts first, then each missing one as it lands; [T, H]."""
-        routed = self._route(layer, ids, weights)
+        asked: list[list[int]] = ids.tolist()  # the layer's only synchronisation with the device
+        if len(asked) == 1 and self._plain and self._undisturbed():
+            segments = self._expert_cache.at_rest(layer, asked[0])
+            if segments is not None:
+                result = token_at_rest(self._math[layer], segments, hidden, asked[0], weights, self._tap)
+                self._metrics.layer(layer, asked, segments)
+                return result
+        routed = self._route(layer, ids, weights, asked)
         if self._expert_cache.expects:
             self._expert_cache.arrive(layer, routed.wanted)
         result, requests = (self._token if len(routed.chosen) == 1 else self._prompt)(layer, hidden, routed)
         self._metrics.layer(layer, routed.asked, routed.requests(requests))
         return result
+
+    def _undisturbed(self) -> bool:
+        """Whether the running pass computes what the router chose, sequence by sequence, and prefetches nothing."""
+        return not (
+            self.by_row
+            or (self._prefetcher is not None and self._prefetcher.looks)
+            or (self._miss is not None and self._miss.active)
+        )
 
     def _rows(
         self, layer: int, hidden: torch.Tensor, routed: Routed
@@ -84,9 +100,8 @@ class MoEStep:
         finally:
             self._tap = None
 
-    def _route(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Routed:
+    def _route(self, layer: int, ids: torch.Tensor, weights: torch.Tensor, asked: list[list[int]]) -> Routed:
         """The router's choice, or what the miss policy makes of it."""
-        asked: list[list[int]] = ids.tolist()  # the layer's only synchronisation with the device
         if self._miss is not None and self._miss.active:
             return self._miss.route(layer, ids, weights, asked)
         routed = Routed(ids, weights, asked, distinct(asked), asked)
@@ -99,17 +114,11 @@ class MoEStep:
         lease = self._expert_cache.acquire(layer, routed.wanted)
         if not self._beside:
             self._prefetch(layer, routed)
-        if lease.at_rest and not self._in_blocks and not self.by_row:
-            result = token_at_rest(self._math[layer], lease.segments, hidden, routed, self._tap)
-            if self._beside:
-                self._prefetch(layer, routed)
-        else:
-            rows = self._rows(layer, hidden, routed)
-            meanwhile = (lambda: self._prefetch(layer, routed)) if self._beside else None
-            self.processor.compute(lease.segments, rows, meanwhile)
-            result = rows.combined(self._tap)
+        rows = self._rows(layer, hidden, routed)
+        meanwhile = (lambda: self._prefetch(layer, routed)) if self._beside else None
+        self.processor.compute(lease.segments, rows, meanwhile)
         self._release(lease)
-        return result, lease.requests
+        return rows.combined(self._tap), lease.requests
 
     def _prompt(self, layer: int, hidden: torch.Tensor, routed: Routed) -> tuple[torch.Tensor, list[LeasedSegment]]:
         """The wanted experts of several tokens [T, H], in waves where they need more than there are slots. Later

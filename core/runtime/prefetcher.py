@@ -41,7 +41,7 @@ class Prefetcher:
         self._expert_cache, self._predictor_host, self._throttle = expert_cache, predictor_host, throttle
         self._metrics, self._capture, self._first = metrics, capture, first
         self._several = self._idle = False  # the running pass: of several sequences; nothing is predicted in it
-        self._looks = True  # somebody predicts layer by layer in it
+        self.looks = True  # somebody predicts layer by layer in it
 
     def announce(self, shares: Sequence[Share]) -> None:
         """Coming passes will be over these tokens of some requests: what is predicted from them alone is begun at
@@ -62,9 +62,9 @@ class Prefetcher:
         predictor, shadows = self._predictor_host.predictor, self._capture.shadows.on
         self._idle = self._several and not predictor.batches
         if self._first and share.kv is not None and not share.kv.length:
-            self._idle, self._looks = True, False
+            self._idle, self.looks = True, False
             return
-        self._looks = not self._idle and (predictor.looks or shadows)
+        self.looks = not self._idle and (predictor.looks or shadows)
         self._predictor_host.begin([(one.request, one.tokens) for one in batch.shares])
         if predictor.starts and not self._throttle.paused and not self._idle:
             began_s = time.perf_counter()
@@ -75,7 +75,7 @@ class Prefetcher:
 
     def look_ahead(self, layer: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None) -> None:
         """`layer` computes the experts `chosen` [T][k] with `weights` [T, k]: predict for later layers."""
-        if not self._looks:
+        if not self.looks:
             return
         paused = self._throttle.paused
         if self._predictor_host.predictor.looks and (self._predictor_host.keeps_routing or not paused):

@@ -99,7 +99,7 @@ def test_waits_of_a_decoded_token(
     found, allowed = waits_of(engine, fake), a_layer * engine.shape.layers + beside
     print(f"{allowed} allowed, {most(found).total()} found: {dict(most(found))}")
     assert most(found).total() <= allowed
-    assert found[0]["tolist in runtime/moe_step.py:_route"] == engine.shape.layers, "the fake counts what it should"
+    assert found[0]["tolist in runtime/moe_step.py:__call__"] == engine.shape.layers, "the fake counts what it should"
     sent = [place for one in found for place in one if place.startswith(("tensor ", "to ", "copy_ ", "as_tensor "))]
     assert not sent, f"sent while the computing thread waits: {sent}"
 

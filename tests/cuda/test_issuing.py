@@ -14,8 +14,7 @@ import torch
 
 from core.cache.lease import LeasedSegment
 from core.memory.transfer import TransferEngine
-from core.runtime import moe_step
-from core.runtime.expert_rows import TokenRows, token_at_rest
+from core.runtime.expert_rows import TokenRows
 from core.runtime.moe_step import MoEStep
 from core.runtime.prefetcher import Prefetcher
 from core.settings.sampling import Sampling
@@ -62,10 +61,6 @@ def layers_of(
         layers[-1].append(("compute", some))
         compute(self, some)
 
-    def at_rest(math: Any, segments: Sequence[LeasedSegment], *more: Any) -> torch.Tensor:
-        layers[-1].append(("compute", segments))
-        return token_at_rest(math, segments, *more)
-
     def asked(self: Prefetcher, layer: int, chosen: Sequence[Sequence[int]], weights: Any) -> None:
         if len(chosen) == 1:
             layers[-1].append(("ask", ()))
@@ -74,7 +69,6 @@ def layers_of(
     with engine_on(model, settings) as engine:
         monkeypatch.setattr(MoEStep, "__call__", begun)
         monkeypatch.setattr(TokenRows, "compute", computed)
-        monkeypatch.setattr(moe_step, "token_at_rest", at_rest)
         monkeypatch.setattr(Prefetcher, "look_ahead", asked)
         for _ in engine.generate("hello there, how are you?", Sampling(max_new_tokens=12)):
             pass

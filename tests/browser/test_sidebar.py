@@ -47,8 +47,8 @@ def test_a_long_load_shows_progress_and_can_be_cancelled(dashboard: Dashboard) -
 
 @pytest.mark.parametrize("every", layered((False, True), quick=lambda every: not every), ids=["some", "every"])
 def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Dashboard, every: bool) -> None:
-    """A third of the policies, with one variant, one that needs a profile, and back; a third of the boxes; or `every`
-    one. Settings of experts in blocks are not shown for whole ones (test_split.py), and those of a GPU not on a CPU."""
+    """Of the policies a third, with one variant, one that needs a profile, and back; of the boxes a sixth; or `every` one.
+    Settings of experts in blocks are not shown for whole ones (test_split.py), and those of a GPU not on a CPU."""
     dashboard.advanced()
     dashboard.ask("Turn everything").streaming()
     known = params()
@@ -79,7 +79,7 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
         dashboard.expect_mark(lambda n=name, o=other: dashboard.choose(f"set-{n}", o), name)
     for name, value in (("link_gbps", 2.5), ("link_latency_us", 50)):
         dashboard.expect_mark(lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
-    for name in [n for n in shown if known[n].type == "bool" and n != "telemetry"][:: 1 if every else 3]:
+    for name in [n for n in shown if known[n].type == "bool" and n != "telemetry"][:: 1 if every else 6]:
         for _ in range(2):  # and back
             dashboard.expect_mark(lambda n=name: dashboard.page.click(f"#set-{n} input"), name)
     for name, value in (("kv_chats", 2), ("regret_tokens", 128))[: 1 + every]:

@@ -1,6 +1,6 @@
 """What the kernels are held against: the codec's own dequantised weights, and the portable way through an expert.
 
-Used on CPU tensors under Triton's interpreter (tests.memory.interpreted) and on a GPU (tests.gpu.test_kernels).
+Used on CPU tensors under Triton's interpreter (tests.memory.interpret) and on a GPU (tests.gpu.test_kernels).
 """
 
 from __future__ import annotations

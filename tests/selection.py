@@ -32,7 +32,7 @@ TESTS = Path(__file__).resolve().parent
 GPU = TESTS / "gpu"
 LONGEST = (  # files of few tests that take long: last, they would leave the other workers idle
     "tests/fuzz/test_fuzz.py",
-    "tests/memory/test_kernels.py",
+    "tests/memory/test_interpreted.py",
     "tests/cuda/test_device_decode.py",
     "tests/cuda/test_token_graph.py",
     "tests/equality/test_logits.py",

@@ -203,6 +203,7 @@ def test_a_check_ends_when_it_is_told_to(tmp_path: Path) -> None:
     assert check.damage == ""
 
 
+@pytest.mark.long(0.1)  # what is said is tried above, and in tests/cli what a command makes of an error
 def test_a_start_on_a_damaged_database_says_what_to_do(tmp_path: Path) -> None:
     spoil(filled(tmp_path))
     start = "from app.cli import main; raise SystemExit(main(['ui', '--no-browser']))"

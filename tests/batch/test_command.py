@@ -17,6 +17,7 @@ import pytest
 from app.cli import main
 from tests.batch.test_files import ids
 from tests.checkpoints import make_checkpoint
+from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -74,22 +75,28 @@ def goes_on(folder: Path, count: int, *more: str) -> None:
     assert texts(folder / "out") == texts(folder / "whole")
 
 
-def test_killed_then_interrupted_every_line_has_one_answer(tmp_path: Path, tiny: str) -> None:
-    """What was killed is taken up by a process that is interrupted, which ends with whole answers and says how to go
-    on; what both left is answered last."""
+WINDOWS = sys.platform == "win32"  # where SIGINT cannot be sent to another process
+
+
+@pytest.mark.parametrize("killed", layered([False, True], quick=lambda killed: killed == WINDOWS, minutes=0.3))
+def test_whatever_stopped_it_every_line_has_one_answer(tmp_path: Path, tiny: str, killed: bool) -> None:
+    """What was `killed` is taken up by a process that is interrupted, which ends with whole answers and says how to go
+    on; what both left is answered last. Whatever a kill leaves of the file, test_files.py goes on from."""
     count, model = 40, ("--model", tiny, "--context", "256", "--threads", "1")
     prompts(tmp_path, count)
-    process = begun(tmp_path, 10, *model)
-    assert process.poll() is None
-    process.kill()
-    process.communicate()
-    if sys.platform != "win32":  # where SIGINT cannot be sent to another process
-        process = begun(tmp_path, len(_lines(tmp_path)) + 2, *model)
+    if killed:
+        process = begun(tmp_path, 10, *model)
+        assert process.poll() is None
+        process.kill()
+        process.communicate()
+    if not WINDOWS:
+        before = len(_lines(tmp_path))
+        process = begun(tmp_path, before + 2, *model)
         os.kill(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130 and "The same command goes on" in said and "Traceback" not in said
         kept = ids(tmp_path / "out")
-        assert 12 <= len(kept) < count and len(kept) == len({*kept})
+        assert before + 2 <= len(kept) < count and len(kept) == len({*kept})
     goes_on(tmp_path, count, *model)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.browser.conftest import Open
 from tests.browser.dashboard import Dashboard
 
@@ -36,6 +38,7 @@ def test_stop_keeps_what_was_written(dashboard: Dashboard) -> None:
     assert "stopped by you" in answer
 
 
+@pytest.mark.long(0.1)  # test_chats.py does it by the keyboard
 def test_regenerate_puts_another_in_place_of_the_last_answer(dashboard: Dashboard) -> None:
     dashboard.ask("Once more").streaming()
     dashboard.stop()
@@ -47,6 +50,7 @@ def test_regenerate_puts_another_in_place_of_the_last_answer(dashboard: Dashboar
     assert dashboard.page.evaluate("location.search") == before
 
 
+@pytest.mark.long(0.1)  # test_chats.py does it by the keyboard
 def test_an_edited_message_is_answered_anew(dashboard: Dashboard) -> None:
     dashboard.ask("First wording").streaming()
     dashboard.stop()
@@ -74,6 +78,7 @@ def test_a_reload_in_the_middle_loses_nothing(dashboard: Dashboard) -> None:
     dashboard.wait_text("#chat", "stopped by you")
 
 
+@pytest.mark.long(0.2)  # tests/app/test_waiting.py has the queue, the test below two pages
 def test_a_second_tab_waits_its_turn_and_can_stop_waiting(dashboard: Dashboard, open_page: Open) -> None:
     other = open_page()
     dashboard.ask("I am first").streaming()
@@ -89,6 +94,7 @@ def test_a_second_tab_waits_its_turn_and_can_stop_waiting(dashboard: Dashboard, 
     assert "stopped by you" in other.answers()[-1]
 
 
+@pytest.mark.long(0.1)  # a reload, above, finds its answer in the same way
 def test_two_tabs_on_one_chat_show_the_same(dashboard: Dashboard, open_page: Open) -> None:
     dashboard.ask("Seen by both").streaming()
     other = open_page(path="/" + dashboard.page.evaluate("location.search"))

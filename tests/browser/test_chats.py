@@ -182,6 +182,7 @@ def test_what_is_typed_as_soon_as_a_new_chat_shows_stays(dashboard: Dashboard) -
     page.fill(box, "")
 
 
+@pytest.mark.long(0.1)  # what is typed in a new chat outlives a reload, above
 def test_a_draft_outlives_a_reload_and_a_look_at_another_chat(dashboard: Dashboard) -> None:
     page, box = dashboard.page, "#message textarea"
     dashboard.ask("Say little, in 3 words").answered()
@@ -240,6 +241,7 @@ def test_nothing_of_the_chat_is_cut_off_or_too_small(dashboard: Dashboard) -> No
     dashboard.page.wait_for_selector("#chat-list", state="hidden")
 
 
+@pytest.mark.long(0.1)  # the test above, on a usual one
 def test_nothing_of_the_chat_is_cut_off_or_too_small_on_a_large_screen(dashboard: Dashboard) -> None:
     dashboard.page.set_viewport_size({"width": 1920, "height": SIZES[1920]})
     try:

@@ -141,6 +141,7 @@ def test_a_choice_from_a_menu_is_one_event(dashboard: Dashboard) -> None:
     assert [data for data in sent if data in (["lfu"], ["lru"])] == [["lfu"], ["lru"]]
 
 
+@pytest.mark.long(0.1)  # above, what was turned; tests/app/test_redraws.py judges the form again
 def test_the_verdict_is_on_the_form_as_shown(dashboard: Dashboard, tmp_path: Path) -> None:
     """A redraw was asked for with the form of before."""
     page, pack = dashboard.page, fake_pack(tmp_path / "Late")
@@ -180,6 +181,7 @@ def test_a_folder_entered_during_a_search_stays(dashboard: Dashboard, tmp_path: 
     page.wait_for_function("!document.querySelector('#models').innerText.includes('Entered')")
 
 
+@pytest.mark.long(0.1)  # test_sidebar.py cancels a load whose answer is not late
 @pytest.mark.skipif(
     os.environ.get("MOESTRO_TEST_ENGINE") == "real", reason="the demo model loads too fast to be cancelled"
 )

@@ -198,6 +198,7 @@ def test_a_question_stays_when_its_row_is_chosen_once_more(library: Dashboard) -
     page.wait_for_selector("#confirm-model", state="hidden")
 
 
+@pytest.mark.long(0.1)  # tests/app/test_fit_card.py has the tiers of a pack and of a checkpoint
 def test_host_memory_is_a_choice_of_packs_alone(library: Dashboard) -> None:
     library.advanced()
     page = library.page

@@ -44,6 +44,7 @@ def test_it_fits_and_is_not_blank(phone: Dashboard, tmp_path: Path) -> None:
     assert phone.page.evaluate("document.querySelector('#load').getBoundingClientRect().right <= 0")
 
 
+@pytest.mark.long(0.1)  # test_chats.py, on a desktop; here every target's size
 def test_nothing_of_the_chat_is_cut_off_or_too_small(phone: Dashboard) -> None:
     whole(phone)
     phone.page.click("button[data-chats]")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from core.trace import open_trace
 from tests.browser.dashboard import Dashboard
 
@@ -51,6 +53,7 @@ def test_rename_open_and_delete(dashboard: Dashboard) -> None:
     dashboard.wait_text("#chat-alert", "no longer exists")
 
 
+@pytest.mark.long(0.1)  # test_chats.py searches in the list; tests/app/test_branches.py in the store
 def test_a_chat_is_found_by_what_was_said_in_it(dashboard: Dashboard) -> None:
     page = dashboard.page
     for text in ("The walrus and the carpenter", "Cabbages, 100% of kings"):
@@ -79,6 +82,7 @@ def test_a_chat_is_found_by_what_was_said_in_it(dashboard: Dashboard) -> None:
     assert search.input_value() == ""
 
 
+@pytest.mark.long(0.1)  # tests/app/test_traces.py; the test of measurements downloads
 def test_routing_downloads_as_a_trace_and_is_deleted_apart(dashboard: Dashboard, tmp_path: Path) -> None:
     _begin(dashboard, "Trace me")
     page = dashboard.page

@@ -47,8 +47,8 @@ def test_a_long_load_shows_progress_and_can_be_cancelled(dashboard: Dashboard) -
 
 @pytest.mark.parametrize("every", layered((False, True), quick=lambda every: not every), ids=["some", "every"])
 def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Dashboard, every: bool) -> None:
-    """Of a policy's variants two and one that needs a profile, or `every` one. Those of experts in blocks are not shown
-    for whole ones (test_split.py), and those of a GPU not on a CPU."""
+    """A third of the policies, with one variant, one that needs a profile, and back, and some boxes; or `every`
+    one. Settings of experts in blocks are not shown for whole ones (test_split.py), and those of a GPU not on a CPU."""
     dashboard.advanced()
     dashboard.ask("Turn everything").streaming()
     known = params()
@@ -60,11 +60,12 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
     dashboard.page.wait_for_function(
         "document.querySelector('#set-budget-text').querySelector('input, textarea').value === '40%'"
     )
-    for kind in (name for name in shown if name in KINDS):
+    for kind in [name for name in shown if name in KINDS][:: 1 if every else 3]:
         choices = [choice for choice in reversed(variants(kind)) if choice.name != known[kind].default]
         if not every:  # those with knobs of their own first
             able = sorted((choice for choice in choices if not choice.needs), key=lambda choice: not choice.params)
-            choices = [*able[:2], *[choice for choice in choices if choice.needs][:1]]
+            default = [choice for choice in variants(kind) if choice.name == known[kind].default]
+            choices = [*able[:1], *[choice for choice in choices if choice.needs][:1], *default]
         for choice in choices:
             if choice.name == dashboard_value(dashboard, kind):
                 continue
@@ -78,14 +79,16 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
         dashboard.expect_mark(lambda n=name, o=other: dashboard.choose(f"set-{n}", o), name)
     for name, value in (("link_gbps", 2.5), ("link_latency_us", 50)):
         dashboard.expect_mark(lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
-    for name in (n for n in shown if known[n].type == "bool" and n != "telemetry"):
+    for name in [n for n in shown if known[n].type == "bool" and n != "telemetry"][:: 1 if every else 6]:
         for _ in range(2):  # and back
             dashboard.expect_mark(lambda n=name: dashboard.page.click(f"#set-{n} input"), name)
-    dashboard.expect_mark(lambda: dashboard.slide("set-kv_chats", 2), "kv_chats")
-    dashboard.expect_mark(lambda: dashboard.slide("set-regret_tokens", 128), "regret_tokens")
-    dashboard.expect_mark(lambda: dashboard.type_in("set-pins", "0:3 1:2"), "pins")
+    for name, value in (("kv_chats", 2), ("regret_tokens", 128)) if every else (("kv_chats", 3),):
+        dashboard.expect_mark(lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
+    dashboard.expect_mark(lambda: dashboard.type_in("set-pins", "0:3 1:2" if every else "0:3"), "pins")
     dashboard.expect_mark(lambda: dashboard.choose("set-link", "auto"), "link")
     dashboard.page.wait_for_selector("#set-link_gbps", state="hidden")
+    if not every:
+        return
     moved = {mark.split()[0] for mark in dashboard.marks()}
     refused = {k for k in KINDS if k in shown and all(v.needs or v.name == known[k].default for v in variants(k))}
     assert set(shown) - moved == {"telemetry", *refused}
@@ -149,6 +152,7 @@ def test_the_card_tells_the_speed_to_expect_and_the_suggested_budget_is_one_clic
     dashboard.wait_text("#fit", "suggested budget")
 
 
+@pytest.mark.long(0.1)  # tests/app/test_own_answers.py; other redraws are above
 def test_the_estimate_goes_by_answers_as_soon_as_they_have_ended(dashboard: Dashboard) -> None:
     """Without another look at the settings, or a reload."""
     dashboard.type_in("set-budget-text", "41%")  # a configuration that was not used yet
@@ -201,6 +205,7 @@ def test_a_bad_model_path_is_a_clear_error_and_changes_nothing(dashboard: Dashbo
     dashboard.wait_text("#fit", "Fits")
 
 
+@pytest.mark.long(0.1)  # test_batch.py has another page follow
 def test_a_second_tab_sees_the_settings_as_they_are(dashboard: Dashboard, open_page: Open) -> None:
     dashboard.slide("set-budget", 65)
     dashboard.page.wait_for_function(
@@ -241,6 +246,7 @@ def test_simple_hides_what_advanced_shows_and_remembers_it(dashboard: Dashboard)
     dashboard.page.wait_for_selector("#set-scope", state="visible")
 
 
+@pytest.mark.long(0.1)  # tests/app/test_presets.py has all of it but the page
 def test_a_preset_applies_all_its_values_and_moving_a_knob_makes_it_custom(dashboard: Dashboard) -> None:
     page = dashboard.page
     dashboard.advanced()

@@ -137,6 +137,7 @@ def required(names: Iterable[str]) -> set[str]:
     return found
 
 
+@pytest.mark.long(0.2)
 def test_those_need_no_more_than_the_engine_and_pytest(tmp_path: Path) -> None:
     """Every other package that is installed here cannot be imported."""
     allowed = required(NEEDED)

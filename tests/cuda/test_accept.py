@@ -155,6 +155,7 @@ def test_without_kernels_the_gpu_leads_no_token(toy: Subject) -> None:
     assert "Triton kernels do not run here" in decode.led_by_the_gpu(toy)["left_out"]
 
 
+@pytest.mark.long(0.1)  # the next one is the way that is used
 def test_an_answer_without_a_compiler(toy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "lacking", lambda: "")
     with pytest.raises(link.Wrong, match="finds a C compiler"):

@@ -27,6 +27,7 @@ from core.types import Outcome
 from tests.cuda.conftest import engine_on
 from tests.decoded import PROMPT, answer
 from tests.fake_cuda import FakeCuda, installed
+from tests.selection import layered
 
 
 class Case(NamedTuple):
@@ -50,7 +51,9 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize(
+    "case", layered(CASES, quick=lambda case: case.packed or case.bypass), ids=lambda case: "-".join(map(str, case))
+)
 def test_the_same_bits_routing_and_cache_as_led_by_the_host(
     case: Case, model: Path, pack: Path, fake_kernels: FakeCuda
 ) -> None:

@@ -22,6 +22,7 @@ from tests.cuda.conftest import engine_on
 from tests.cuda.test_device_decode import CASES, Case, waits_of
 from tests.decoded import PROMPT, answer
 from tests.fake_cuda import FakeCuda, installed
+from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 SETTINGS = Case("lru").settings("graph")
@@ -33,7 +34,9 @@ def graphs_of(engine: Engine) -> TokenGraphs:
     return graphs
 
 
-@pytest.mark.parametrize("case", CASES[:2], ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize(
+    "case", layered(CASES[:2], quick=lambda case: case.packed), ids=lambda case: "-".join(map(str, case))
+)
 def test_the_same_tokens_and_cache_as_led_by_the_host(
     case: Case, model: Path, pack: Path, fake_kernels: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:

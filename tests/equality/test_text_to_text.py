@@ -23,6 +23,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import Ids
+from tests.selection import layered
 from tests.switch import CAPACITY, generated, plain_switch, save_switch
 
 TOKENS = 16
@@ -159,7 +160,13 @@ def alone(engine: Engine) -> list[str]:
     return ["".join(piece.text for piece in engine.generate(Ids(prompt), GREEDY)) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("scheduler", [None, NoScheduler(), RandomScheduler(), TokenScheduler()])
+@pytest.mark.parametrize(
+    "scheduler",
+    layered(
+        [None, NoScheduler(), RandomScheduler(), TokenScheduler()],
+        quick=lambda scheduler: scheduler is None or isinstance(scheduler, RandomScheduler),
+    ),
+)
 def test_many_at_once_are_what_each_is_alone(path: Path, alone: list[str], scheduler: Scheduler | None) -> None:
     engine = _load(path, sequences=6)
     requests = [BatchRequest(at, Ids(prompt), GREEDY) for at, prompt in enumerate(PROMPTS)]

@@ -1,41 +1,35 @@
-"""`python -m tests.memory.driven [few]`: cases of the kernels, launched through a CUDA driver that has no GPU and runs
-them under Triton's interpreter, as JSON: {"errors": {case: error}, ...}.
+"""`python -m tests.memory.interpret driven[:few]`: cases of the kernels, launched through a CUDA driver that has no GPU
+and runs them under Triton's interpreter.
 
 A launch is compiled for a GPU, packed, and called through C. The driver takes the parameters apart by what the
 compiled code itself says of them: their sizes in its PTX, their names and types in its Triton IR, where also stands
 which of them the compiler was told to be multiples of 16. The interpreter then runs the kernel at the very addresses
 that arrived.
 
-A process of its own, as kernels are interpreted in it; they are compiled in another one.
+They are compiled in a process of their own, as in this one they are interpreted.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
-import os
 import re
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 
 from core.memory.codec.base import Base
-from core.memory.codec.kernels import build as building
 from core.memory.codec.kernels import driver as launching
 from core.memory.codec.kernels.build import Binary, Kinds
 from core.memory.codec.kernels.driver import DriverLauncher
 from core.memory.codec.kernels.products import LANES, LANES_MOST, SlotKernels
 from tests import kernel_cases as cases
 from tests.fake_driver import FakeDriver, Launch
+from tests.memory.compiling import CAPABILITY, compile_here, compiling
 
-CPU, CAPABILITY = torch.device("cpu"), 80
+CPU = torch.device("cpu")
 NUMBERS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64}
 ARGUMENT = re.compile(r"%[\w.]+: (?:!tt\.ptr<(\w+)>|(\w+))( \{tt\.divisibility = 16 : i32\})? loc\(\"(\w+)")
 ENTRY = re.compile(r"\.param \.[ubsf](\d+)( \.ptr \.global)?")
@@ -56,15 +50,6 @@ class Compiled(NamedTuple):
     taken: list[Parameter]
     kernel: Any
     constants: Mapping[str, Any]
-
-
-def compile_here(name: str, constants: dict[str, Any], kinds: Kinds) -> tuple[Binary, str, str]:
-    """In a process in which kernels are compiled: what is launched, PTX, and Triton IR."""
-    from core.memory.codec.kernels import dequantize, gemv
-
-    kernel = next(vars(module)[name[1:]] for module in (dequantize, gemv) if name[1:] in vars(module))
-    made = building.compiled(kernel, constants, kinds, CAPABILITY)
-    return building.binary_of(made, kinds), made.asm["ptx"], made.asm["ttir"]
 
 
 def parameters_of(name: str, ptx: str, ttir: str) -> tuple[list[int], list[Parameter]]:
@@ -211,25 +196,11 @@ def planted() -> dict[str, float | str]:
     return found
 
 
-@contextmanager
-def compiling() -> Iterator[ProcessPoolExecutor]:
-    """A process in which kernels are compiled, into a folder that goes with it."""
-    with tempfile.TemporaryDirectory() as cache, ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        with patch.dict(os.environ, TRITON_INTERPRET="0", TRITON_CACHE_DIR=cache):
-            pool.submit(os.getpid).result()  # it has started, and keeps what it found
-        yield pool
-
-
-def main(which: str = "") -> None:
-    """Print what was found."""
-    torch.set_num_threads(1)
-    assert os.environ["TRITON_INTERPRET"] == "1"
+def found(which: str) -> dict[str, object]:
+    """{"errors": of a `few` cases or of all, "not_multiples": how often a number is not said to be one of 16,
+    "planted": what became of two faults}."""
     with compiling() as pool:
         driven = Driven(pool)
         with patch.object(cases, "kernels_of", driven.kernels):
-            found = {"errors": few_errors() if which == "few" else errors(), "not_multiples": driven.not_multiples}
-            print(json.dumps(found | {"planted": planted()}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+            tried = few_errors() if which == "few" else errors()
+            return {"errors": tried, "not_multiples": driven.not_multiples, "planted": planted()}

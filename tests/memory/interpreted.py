@@ -1,16 +1,9 @@
-"""`python -m tests.memory.interpreted [few | drawn]`: cases of the kernels under Triton's interpreter, as JSON {case:
-error}; `drawn` has beside them {"by ids": formats}, the kernels that find experts by their ids, as it takes longer to
-begin than to try them.
-
-A process of its own: the interpreter is chosen when the kernels are imported, and stays chosen.
-"""
+"""`python -m tests.memory.interpret interpreted[:few | :drawn]`: cases of the kernels under Triton's interpreter, as
+{case: error}."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import kernel_cases as cases
-from tests.memory import interpreted_ids
 
 CPU = torch.device("cpu")
 UNHURRIED = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
@@ -48,12 +40,7 @@ def few_errors() -> dict[str, float]:
     return found
 
 
-def drawn(examples: int = 3, by_ids: int = 4) -> dict[str, object]:
-    """`drawn_errors`, and drawn cases of kernels that find experts by their ids."""
-    return {**drawn_errors(examples), "by ids": interpreted_ids.tried(by_ids)}
-
-
-def drawn_errors(examples: int) -> dict[str, float]:
+def drawn_errors(examples: int = 3) -> dict[str, float]:
     """As `errors`, of drawn shapes, number types and orders of every format: products, and matrices dequantized."""
     found: dict[str, float] = {}
     for name in cases.FORMATS:
@@ -137,13 +124,7 @@ def engine_error() -> float:
             engine.unload()
 
 
-def main() -> None:
-    """Print the errors."""
-    torch.set_num_threads(1)
-    assert os.environ.get("TRITON_INTERPRET") == "1"
-    chosen: Callable[[], object] = {"few": few_errors, "drawn": drawn}.get("".join(sys.argv[1:]), errors)
-    print(json.dumps(chosen()))
-
-
-if __name__ == "__main__":
-    main()
+def found(which: str) -> dict[str, float]:
+    """The errors of a `few` cases, of `drawn` ones, or of all that are listed."""
+    chosen: dict[str, Callable[[], dict[str, float]]] = {"few": few_errors, "drawn": drawn_errors}
+    return chosen.get(which, errors)()

@@ -1,15 +1,9 @@
-"""`python -m tests.memory.interpreted_ids N`: N drawn cases of kernels that find experts by their ids, under Triton's
-interpreter, as JSON {"formats": names}. Raises where a bit differs from the kernels that are told addresses,
-or a result from the plain reference.
-
-A process of its own: the interpreter is chosen when the kernels are imported, and stays chosen.
-"""
+"""`python -m tests.memory.interpret interpreted_ids:N`: N drawn cases of kernels that find experts by their ids, under
+Triton's interpreter, and their formats. Raises where a bit differs from the kernels that are told addresses, or a
+result from the plain reference."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from types import SimpleNamespace
 
 import torch
@@ -71,8 +65,9 @@ def draw_weights(dtype: torch.dtype, hidden: int) -> torch.dtype:
     return torch.float32 if hidden % 2 else dtype
 
 
-def tried(count: int) -> list[str]:
+def found(which: str) -> list[str]:
     """The formats of so many drawn cases, all of them right."""
+    count = int(which)
     seen: set[str] = set()
 
     @seed(0)
@@ -88,9 +83,3 @@ def tried(count: int) -> list[str]:
         seen.add(name)
     examples()
     return sorted(seen)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    assert os.environ.get("TRITON_INTERPRET") == "1"
-    print(json.dumps({"formats": tried(int(sys.argv[1]))}))

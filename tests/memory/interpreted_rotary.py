@@ -1,16 +1,14 @@
-"""`python -m tests.memory.interpreted_rotary [EXAMPLES]`: the kernel of rotary embeddings under Triton's interpreter,
-as JSON {file of a function: {number type: calls}}, of so many drawn sizes, or of ONE. Fails where a bit is not that of
-the function.
-
-A process of its own: the interpreter is chosen when the kernels are imported, and stays chosen.
-"""
+"""`python -m tests.memory.interpret interpreted_rotary[:EXAMPLES]`: the kernel of rotary embeddings under Triton's
+interpreter, {file of a function: {number type: calls}}, of so many drawn sizes in every number type, or of ONE in one.
+Fails where a bit is not that of the function."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -36,7 +34,7 @@ DRAWN = st.builds(
 
 def compared(function: Function, dtype: torch.dtype, examples: int) -> int:
     """Calls of a function that were computed by the kernel, with every bit its own."""
-    found = []
+    calls = []
 
     def one(sizes: Sizes) -> None:
         rotation, case = Rotation(function.own), (function.file, dtype, sizes)
@@ -47,18 +45,19 @@ def compared(function: Function, dtype: torch.dtype, examples: int) -> int:
         assert kernel.form == function.form(sizes.width, dtype), case
         states = drawn(function, sizes, dtype, seed=7)
         assert identical(rotation(*states), function.own(*states)), case
-        found.append(case)
+        calls.append(case)
 
     if examples:
         settings(UNHURRIED, max_examples=examples)(given(sizes=DRAWN)(one))()
     else:
         one(ONE)
-    return len(found)
+    return len(calls)
 
 
-def round_to_nearest() -> None:
+@contextmanager
+def rounding_to_nearest() -> Iterator[None]:
     """From fp32 to bfloat16, as compiled kernels do (tests/memory/test_rotary_kernel.py sees it in their code); the
-    interpreter cuts bits off."""
+    interpreter itself cuts bits off."""
     from triton import language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -70,23 +69,20 @@ def round_to_nearest() -> None:
         rounded = torch.from_numpy(given.data.astype(np.float32)).to(torch.bfloat16)
         return TensorHandle(rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
 
-    InterpreterBuilder.cast_impl = cast
+    with patch.object(InterpreterBuilder, "cast_impl", cast):
+        yield
 
 
-def main() -> None:
-    """Print what was compared."""
-    torch.set_num_threads(1)
-    assert os.environ.get("TRITON_INTERPRET") == "1"
-    round_to_nearest()
-    rotary.BACKENDS["cpu"], rotary.ELEMENTS = fused_rotary, 64
-    examples = int(*sys.argv[1:] or [0])
-    with torch.inference_mode():
-        found = {
-            name: {str(dtype): compared(function, dtype, examples) for dtype in DTYPES}
+def found(which: str) -> dict[str, dict[str, int]]:
+    """What was compared."""
+    examples, each = int(which or 0), cycle(DTYPES)
+    with (
+        rounding_to_nearest(),
+        patch.dict(rotary.BACKENDS, cpu=fused_rotary),
+        patch.object(rotary, "ELEMENTS", 64),
+        torch.inference_mode(),
+    ):
+        return {
+            name: {str(dtype): compared(function, dtype, examples) for dtype in (DTYPES if examples else [next(each)])}
             for name, function in FUNCTIONS.items()
         }
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

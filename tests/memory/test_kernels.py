@@ -1,14 +1,9 @@
-"""The grouped kernels: right under Triton's interpreter, compilable for GPUs, unused where they cannot run."""
+"""The grouped kernels: compilable for GPUs, unused where they cannot run. Their results: test_interpreted.py."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,69 +14,10 @@ from core.memory.codec.kernels import available, blocks, make_kernels, say_unava
 from core.memory.codec.kernels.products import LANES, LANES_MOST, SCRATCH_BYTES, launches
 from core.runtime.grouped import FEW, LATE, TOGETHER, together
 from core.types import Outcome, Segment
-from tests.kernel_cases import CODED, codec_of, matrices
+from tests.kernel_cases import codec_of, matrices
 from tests.selection import layered
 
-ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-
-
-def interpreted(*arguments: str, module: str = "interpreted") -> dict[str, Any]:
-    """In a process of its own, so that no other test meets interpreted kernels."""
-    pytest.importorskip("triton", reason="the package triton is not installed")
-    run = subprocess.run(
-        [sys.executable, "-m", f"tests.memory.{module}", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    return dict(json.loads(run.stdout.splitlines()[-1]))
-
-
-@pytest.mark.long(0.3)
-def test_each_kernel_under_the_interpreter() -> None:
-    errors = interpreted("few")
-    assert len(errors) == 8  # four products, one matrix dequantized, an expert in three ways
-    assert not {case: error for case, error in errors.items() if not error < 1}
-
-
-@pytest.fixture(scope="module")
-def drawn() -> dict[str, Any]:
-    """What one process made of drawn cases."""
-    return interpreted("drawn")
-
-
-def test_drawn_shapes_of_every_format_under_the_interpreter(drawn: dict[str, Any]) -> None:
-    errors = {case: error for case, error in drawn.items() if case != "by ids"}
-    for name in FORMATS:
-        tried = [case for case in errors if case.startswith(f"{name} ")]
-        assert len([case for case in tried if not case.endswith("dequantized")]) >= 2, name
-        assert name not in CODED or any(case.endswith("dequantized") for case in tried)
-    assert not {case: error for case, error in errors.items() if not error < 1}
-
-
-def test_kernels_that_find_experts_by_their_ids_have_the_bits_of_those_told_addresses(drawn: dict[str, Any]) -> None:
-    """Whole experts of one token, drawn: shapes, formats, number types, biases, who is in a slot."""
-    assert len(drawn["by ids"]) > 1
-
-
-@pytest.mark.long(1)
-def test_the_same_for_every_format() -> None:
-    assert set(interpreted("30", module="interpreted_ids")["formats"]) == set(FORMATS)
-
-
-@pytest.mark.long(1)
-def test_every_format_under_the_interpreter() -> None:
-    errors = interpreted()
-    for name in FORMATS:
-        for way in ("transposed", "bias"):
-            for value in (False, True):
-                assert any(case.startswith(f"{name} ") and f"{way}={value}" in case for case in errors)
-    assert {f"{name} dequantized" for name in CODED} <= set(errors)
-    assert not {case: error for case, error in errors.items() if not error < 1}
 
 
 @pytest.mark.parametrize("capability", layered([80, 90], quick=lambda capability: capability == 90))

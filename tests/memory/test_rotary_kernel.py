@@ -1,4 +1,4 @@
-"""The kernel of rotary embeddings: every bit under Triton's interpreter, and compiled for GPUs without having one."""
+"""The kernel of rotary embeddings, compiled for GPUs without having one. Its results: test_interpreted.py."""
 
 from __future__ import annotations
 
@@ -13,17 +13,9 @@ from core.hf import fused_rotary
 from core.hf.rotary_form import Form
 from core.memory.codec.kernels.build import POINTERS, Kinds, binary_of, compiled
 from tests.hf.rotary_cases import DTYPES, FUNCTIONS
-from tests.memory.test_kernels import interpreted
 from tests.selection import layered
 
 CAPABILITIES = (80, 89, 90)
-
-
-@pytest.mark.parametrize("examples", layered([0, 12], quick=lambda examples: examples == 0))
-def test_every_bit_under_the_interpreter(examples: int) -> None:
-    found = interpreted(str(examples), module="interpreted_rotary")
-    assert set(found) == set(FUNCTIONS)
-    assert all(calls == dict.fromkeys(map(str, DTYPES), examples or 1) for calls in found.values())
 
 
 def build(form: Form, dtype: torch.dtype, table: torch.dtype, capability: int) -> Any:

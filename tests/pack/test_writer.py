@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,19 +15,6 @@ from core.errors import ModelError
 from core.memory.pack import PackReader, check, sync, writer
 from core.memory.pack.writer import PackWriter
 from tests.pack.packs import contents, write_pack
-
-SIZE_LIMIT = """
-import resource, sys
-from pathlib import Path
-from tests.pack.packs import write_pack
-import signal
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-try:
-    write_pack(Path(sys.argv[1]))
-except OSError as error:
-    print(error.errno)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -152,10 +138,17 @@ def test_two_at_once(tmp_path: Path, reference: dict[str, bytes]) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="limits on file sizes are POSIX")
 def test_a_full_disk_leaves_what_can_be_taken_up(tmp_path: Path, reference: dict[str, bytes]) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", SIZE_LIMIT, tmp_path / "pack"], capture_output=True, text=True, check=True
-    )
-    assert run.stdout.split() == [str(errno.EFBIG)]
+    import resource
+
+    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large") as full:
+            write_pack(tmp_path / "pack")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert full.value.errno == errno.EFBIG
     left = sorted(p.name for p in (tmp_path / "pack.partial").iterdir())
     assert left == ["config.json", "journal.jsonl", "model.safetensors"] and not (tmp_path / "pack").exists()
     assert dict(contents(write_pack(tmp_path / "pack"))) == reference

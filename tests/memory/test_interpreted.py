@@ -1,0 +1,135 @@
+"""The kernels under Triton's interpreter: products, launches through a driver, rotary embeddings.
+
+One process tries some of all of them: each takes longer to begin than to try a few cases. The long tests try the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.memory.codec import FORMATS
+from tests.hf.rotary_cases import DTYPES, FUNCTIONS
+from tests.kernel_cases import CODED
+
+ROOT = Path(__file__).parents[2]
+
+
+def interpreted(*asked: str) -> list[Any]:
+    """What tests.memory.interpret prints. In a process of its own, so that no other test meets interpreted kernels."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.memory.interpret", *asked],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return list(json.loads(run.stdout.splitlines()[-1]))
+
+
+SOME = ("driven:few", "interpreted:drawn", "interpreted_ids:3", "interpreted_rotary")
+
+
+@pytest.fixture(scope="module")
+def some() -> dict[str, Any]:
+    """What one process found."""
+    return dict(zip(SOME, interpreted(*SOME), strict=True))
+
+
+def wrong(errors: dict[str, float]) -> dict[str, float]:
+    """Those beyond their bounds."""
+    return {case: error for case, error in errors.items() if not error < 1}
+
+
+# -- products and matrices dequantized -------------------------------------------------------------------------------
+
+
+def test_drawn_shapes_of_every_format(some: dict[str, Any]) -> None:
+    errors = some["interpreted:drawn"]
+    for name in FORMATS:
+        tried = [case for case in errors if case.startswith(f"{name} ")]
+        assert len([case for case in tried if not case.endswith("dequantized")]) >= 2, name
+        assert name not in CODED or any(case.endswith("dequantized") for case in tried)
+    assert not wrong(errors)
+
+
+@pytest.mark.long(0.3)
+def test_each_kernel() -> None:
+    (errors,) = interpreted("interpreted:few")
+    assert len(errors) == 8  # four products, one matrix dequantized, an expert in three ways
+    assert not wrong(errors)
+
+
+@pytest.mark.long(1)
+def test_every_format() -> None:
+    (errors,) = interpreted("interpreted")
+    for name in FORMATS:
+        for way in ("transposed", "bias"):
+            for value in (False, True):
+                assert any(case.startswith(f"{name} ") and f"{way}={value}" in case for case in errors)
+    assert {f"{name} dequantized" for name in CODED} <= set(errors)
+    assert not wrong(errors)
+
+
+# -- experts found by their ids --------------------------------------------------------------------------------------
+
+
+def test_kernels_that_find_experts_by_their_ids_have_the_bits_of_those_told_addresses(some: dict[str, Any]) -> None:
+    """Whole experts of one token, drawn: shapes, formats, number types, biases, who is in a slot."""
+    assert len(some["interpreted_ids:3"]) > 1
+
+
+@pytest.mark.long(1)
+def test_the_same_for_every_format() -> None:
+    (formats,) = interpreted("interpreted_ids:30")
+    assert set(formats) == set(FORMATS)
+
+
+# -- launches through the CUDA driver, run from what reached it ------------------------------------------------------
+
+
+def test_each_kernel_through_the_driver(some: dict[str, Any]) -> None:
+    """Also that two arguments which changed places are found, and a number wrongly said to be a multiple of 16."""
+    found = some["driven:few"]
+    assert len(found["errors"]) == 5
+    assert not wrong(found["errors"])
+    assert found["not_multiples"] > 0  # the compiler is told so, or the driver would have refused
+    assert found["planted"]["swapped"] > 1
+    assert "stride = 45 was said to be a multiple of 16" in found["planted"]["multiples"]
+
+
+@pytest.mark.long(2.5)
+def test_every_format_through_the_driver() -> None:
+    (found,) = interpreted("driven")
+    for name in FORMATS:
+        tried = [case for case in found["errors"] if case.startswith(f"{name} ")]
+        assert len(tried) == 6 + (name in CODED)
+    assert not wrong(found["errors"])
+
+
+# -- rotary embeddings -----------------------------------------------------------------------------------------------
+
+
+def test_every_bit_of_rotary_embeddings(some: dict[str, Any]) -> None:
+    """Each function in one number type, and each number type with two functions or more."""
+    found = some["interpreted_rotary"]
+    assert set(found) == set(FUNCTIONS)
+    assert all(list(calls.values()) == [1] for calls in found.values())
+    types = [dtype for calls in found.values() for dtype in calls]
+    assert all(types.count(str(dtype)) >= 2 for dtype in DTYPES)
+
+
+@pytest.mark.long(0.5)
+def test_every_bit_of_rotary_embeddings_of_drawn_sizes_in_every_number_type() -> None:
+    (found,) = interpreted("interpreted_rotary:12")
+    assert set(found) == set(FUNCTIONS)
+    assert all(calls == dict.fromkeys(map(str, DTYPES), 12) for calls in found.values())

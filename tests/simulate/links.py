@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import Lease
+from core.cache.lease import Lease, LeasedSegment
 from core.engine import Engine
 from core.memory.ticket import QUEUED, Ticket
 from core.memory.transfer import TransferEngine
@@ -67,9 +67,10 @@ class Counted(VirtualLink):
 
 @contextmanager
 def written_down(link: Any) -> Iterator[list[tuple[Any, ...]]]:
-    """Every copy that is queued or promoted on `link`, and every lease with what its requests met, in order."""
+    """Every copy that is queued or promoted on `link`, and every layer with what its requests met, in order."""
     events: list[tuple[Any, ...]] = []
-    submit, promote, acquire, call = link.submit, link.promote, ExpertCache.acquire, MoEStep.__call__
+    submit, promote, call = link.submit, link.promote, MoEStep.__call__
+    acquire, at_rest = ExpertCache.acquire, ExpertCache.at_rest
 
     def submitted(ticket: Ticket) -> Any:
         events.append(("demand" if ticket.demand else "prefetch", ticket.eid))
@@ -85,6 +86,12 @@ def written_down(link: Any) -> Iterator[list[tuple[Any, ...]]]:
         events.append((layer, *((held.expert, held.outcome.name) for held in lease.segments)))
         return lease
 
+    def rested(self: ExpertCache, layer: int, wanted: Any) -> list[LeasedSegment] | None:
+        segments = at_rest(self, layer, wanted)
+        if segments is not None:
+            events.append((layer, *((held.expert, held.outcome.name) for held in segments)))
+        return segments
+
     def reached(self: MoEStep, *args: Any) -> Any:
         if isinstance(link, Counted):
             link.advance(LAYER_S)
@@ -94,5 +101,6 @@ def written_down(link: Any) -> Iterator[list[tuple[Any, ...]]]:
         patch.setattr(link, "submit", submitted)
         patch.setattr(link, "promote", promoted)
         patch.setattr(ExpertCache, "acquire", acquired)
+        patch.setattr(ExpertCache, "at_rest", rested)
         patch.setattr(MoEStep, "__call__", reached)
         yield events

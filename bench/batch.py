@@ -29,6 +29,7 @@ from bench.subject import subject
 from core.calibrate.texts import bundled, tokenize
 from core.capacity.plan import model_path
 from core.engine import Engine
+from core.hf.cached_pass import cached_pass
 from core.importing import import_model
 from core.memory.link import scaled_gbps
 from core.memory.pack import pack_at
@@ -271,6 +272,6 @@ def _plain_s(plain: Any, work: Work, size: int) -> float:
     for at in range(0, len(prompts), size):
         cache, ids = DynamicCache(config=plain.config), torch.tensor(prompts[at : at + size])
         for _ in range(work.tokens):
-            logits = plain(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            logits = cached_pass(plain, ids, cache, logits_to_keep=1).logits
             ids = logits[:, -1:].argmax(-1)
     return time.perf_counter() - began_s

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from core.hf.cached_pass import cached_pass
+
 IMPLEMENTATIONS = ("eager", "batched_mm", "grouped_mm")
 
 
@@ -34,7 +36,7 @@ class Plain:
         passes = []
         for step in range(tokens + 1):
             began_s = time.perf_counter()
-            logits = self._model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            logits = cached_pass(self._model, inputs, cache, logits_to_keep=1).logits
             likeliest = int(logits[:, -1].argmax(-1))
             token = text[step] if text else likeliest
             inputs = torch.tensor([[token]], device=self._device)
@@ -49,7 +51,7 @@ class Plain:
         self._model.set_experts_implementation("grouped_mm")
         cache, inputs = DynamicCache(config=self._model.config), torch.tensor([ids], device=self._device)
         began_s = time.perf_counter()
-        logits = self._model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
+        logits = cached_pass(self._model, inputs, cache, logits_to_keep=1).logits[0, -1]
         int(logits.argmax())
         return time.perf_counter() - began_s, logits
 
@@ -59,9 +61,6 @@ class Plain:
         self._model.set_experts_implementation("eager")
         cache = DynamicCache(config=self._model.config)
         return [
-            self._model(input_ids=torch.tensor([[token]], device=self._device), past_key_values=cache, use_cache=True)
-            .logits[0, -1]
-            .float()
-            .tolist()
+            cached_pass(self._model, torch.tensor([[token]], device=self._device), cache).logits[0, -1].float().tolist()
             for token in ids
         ]

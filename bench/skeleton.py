@@ -16,6 +16,7 @@ from transformers import AutoConfig, DynamicCache
 
 from bench.predictor_probe import PredictorProbe, until_ready
 from core.hf import ExpertsSite, find_experts, install, load_skeleton, meta_skeleton
+from core.hf.cached_pass import cached_pass
 from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.nets.path import RoutingPathNet
@@ -83,7 +84,7 @@ def _decode(model: Any, sites: list[ExpertsSite], predictor_host: PredictorHost,
             ids = random.integers(vocabulary, size=count).tolist()
             predictor_host.begin([(request, ids)])
             predictor_host.predict_first()
-            model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cached_pass(model, torch.tensor([ids]), cache, logits_to_keep=1)
 
 
 def write(sizes: Sizes, folder: Path) -> Path:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from core.hf.cached_pass import cached_pass
 from core.memory.arena import Arena, Slot
 from core.memory.codec import FORMATS, Codec, Numbers, PartSpec, make_codec
 from core.memory.codec.base import Base
@@ -191,7 +192,7 @@ def logits(engine: Engine, prompt: int = 60) -> torch.Tensor:
     for ids in ([*range(3, 3 + prompt)], [1, 7, 42], [11], [200]):
         engine.expert_cache.core.now += 1
         tokens = torch.tensor([ids], device=engine.device)
-        found.append(engine.model(input_ids=tokens, past_key_values=cache, use_cache=True).logits[0].float())
+        found.append(cached_pass(engine.model, tokens, cache).logits[0].float())
     return torch.cat(found)
 
 

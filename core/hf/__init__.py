@@ -1,7 +1,7 @@
 """Interface to transformers: finds the experts, loads everything else, reads experts from disk, hooks the computation
 in.
 
-All code that depends on transformers' internals is in this package. Works with transformers >= 5.17, < 6.
+All code that depends on transformers' internals is in this package. Works with transformers >= 5.17, < 5.25.
 """
 
 from core.hf.checkpoint import CheckpointReader

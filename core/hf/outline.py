@@ -14,6 +14,7 @@ from torch.fx.experimental import _config as fx
 from core.errors import ModelError
 from core.hf.adapters.marks import CLOSE
 from core.hf.cache import reserve
+from core.hf.cached_pass import cached_pass
 from core.hf.discover import ExpertsSite, find_experts, read_router
 from core.hf.hooks import install
 from core.hf.quantized_linear import Linear, linears
@@ -125,7 +126,7 @@ def _layers(meta: Any, sites: list[ExpertsSite]) -> tuple[tuple[KvLayer, ...], S
             ),
         ):
             for _ in range(1 + meta.config.is_encoder_decoder):  # whose first pass is over a prompt alone
-                meta(torch.zeros(1, 1, dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
+                cached_pass(meta, torch.zeros(1, 1, dtype=torch.long, device="meta"), cache)
             states = rehearse(meta, own)
     except Exception as error:  # the model's own code, run without weights
         log.info("the code of a %r does not run without weights: %s: %s", kind, type(error).__name__, error)

@@ -26,6 +26,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from core.errors import ModelError
+from core.hf.cached_pass import cached_pass
 from core.hf.reserved_layers import ReservedLayer, ReservedWindow
 from core.memory.placed import placed
 
@@ -127,11 +128,11 @@ class Packing:
         rows = [row for end in ends for row in range(end - keep, end)]
         positions = [at for length, count in zip(lengths, counts, strict=True) for at in range(length, length + count)]
         with self._over(caches, counts) as cache:
-            output = self._model(
-                input_ids=placed([[token for some in tokens for token in some]], device),
+            output = cached_pass(
+                self._model,
+                placed([[token for some in tokens for token in some]], device),
+                cache,
                 position_ids=placed([positions], device),
-                past_key_values=cache,
-                use_cache=True,
                 logits_to_keep=placed(rows, device),
             )
         logits: torch.Tensor = output.logits[0]

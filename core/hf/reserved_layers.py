@@ -249,7 +249,10 @@ def _initialize(own: Any, other: Any) -> bool:
     """A layer with keys and values is as if it had been used where `other` was; whether it was not before."""
     if own.is_initialized or not other.is_initialized:
         return False
-    own.dtype, own.device, own.is_initialized = other.dtype, other.device, True
+    for name in ("dtype", "device"):  # the first is not kept since transformers 5.24
+        if hasattr(other, name):
+            setattr(own, name, getattr(other, name))
+    own.is_initialized = True
     for room, theirs in zip(own._rooms, other._rooms, strict=True):
         room.like(theirs)
     return True

@@ -14,7 +14,7 @@ import inspect
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from types import FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any, Protocol
 
 import torch
@@ -95,24 +95,32 @@ def replace(model: nn.Module) -> list[nn.Module]:
     copies: dict[FunctionType, FunctionType] = {}
     for module in model.modules():
         forward: Any = type(module).forward
-        names = list(_names(forward))
-        if not names or OWN in vars(module) or not _computes(module):
+        own = dict(_rotating(forward))
+        if not own or OWN in vars(module) or not _computes(module):
             continue
         if forward not in copies:
-            copies[forward] = _copy(forward, {name: Rotation(forward.__globals__[name]) for name in names})
+            copies[forward] = _copy(forward, {name: Rotation(function) for name, function in own.items()})
         vars(module)[OWN] = MethodType(copies[forward], module)
         found.append(module)
     return found
 
 
-def _names(forward: Any) -> Iterator[str]:
-    """Of the functions of its file that a forward calls to rotate queries and keys."""
-    if not isinstance(forward, FunctionType):
+def _rotating(forward: Any) -> Iterator[tuple[str, Own]]:
+    """The functions of its file, by name, that a forward calls to rotate queries and keys."""
+    inner = _decorated(forward)
+    if inner is None:
         return
-    for name in forward.__code__.co_names:
-        function = forward.__globals__.get(name)
+    for name in inner.__code__.co_names:
+        function = inner.__globals__.get(name)
         if isinstance(function, FunctionType) and list(inspect.signature(function).parameters)[:4] == GIVEN:
-            yield name
+            yield name, function
+
+
+def _decorated(forward: Any) -> FunctionType | None:
+    """The innermost function of one that may be decorated; None where anything else is on the way."""
+    while isinstance(forward, FunctionType) and hasattr(forward, "__wrapped__"):
+        forward = forward.__wrapped__
+    return forward if isinstance(forward, FunctionType) else None
 
 
 def _computes(module: nn.Module) -> bool:
@@ -123,14 +131,15 @@ def _computes(module: nn.Module) -> bool:
 
 
 def _copy(forward: FunctionType, ours: dict[str, Rotation]) -> FunctionType:
-    """The same function, which finds `ours` where it looks for what its file has."""
-    copy = FunctionType(
-        forward.__code__,
-        {**forward.__globals__, **ours},
-        forward.__name__,
-        forward.__defaults__,
-        forward.__closure__,
-    )
+    """The same function, which finds `ours` where it looks for what its file has; one that decorates such a function
+    calls a copy of that."""
+    inner, names, closure = getattr(forward, "__wrapped__", None), forward.__globals__, forward.__closure__
+    if inner is None:
+        names = {**names, **ours}
+    else:
+        copied = CellType(_copy(inner, ours))
+        closure = tuple(copied if cell.cell_contents is inner else cell for cell in closure or ())
+    copy = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, closure)
     copy.__kwdefaults__ = forward.__kwdefaults__
     copy.__annotations__, copy.__doc__ = forward.__annotations__, forward.__doc__
     copy.__qualname__, copy.__module__ = forward.__qualname__, forward.__module__

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache
 
 from core.hf.cache import ReservedStates, reserve
+from core.hf.cached_pass import cached_pass
 from core.hf.reserved_layers import Reserved
 from core.hf.text_to_text import empty_cache
 
@@ -74,7 +75,7 @@ def _run(meta: Any, cache: DynamicCache, tokens: int, layer: int) -> None:
     module = next((m for m in meta.modules() if getattr(m, "layer_idx", None) == layer), meta)
     handle = module.register_forward_hook(_stop)
     try:
-        meta(torch.zeros(1, tokens, dtype=torch.long, device="meta"), past_key_values=cache, use_cache=True)
+        cached_pass(meta, torch.zeros(1, tokens, dtype=torch.long, device="meta"), cache)
     except _Enough:
         pass
     finally:

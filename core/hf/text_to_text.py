@@ -18,6 +18,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast, MoEModelOutput
 
+from core.hf.cached_pass import CACHE
 from core.hf.discover import ExpertsSite
 from core.hf.norms import find_contexts
 from core.types import ModelShape
@@ -109,25 +110,27 @@ def _over(layers: list[Any]) -> DynamicCache:
 def _forward(
     model: Any,
     input_ids: torch.Tensor,
-    past_key_values: DynamicCache | None = None,
     logits_to_keep: int | torch.Tensor = 0,
     **kwargs: Any,
 ) -> CausalLMOutputWithPast:
     """input_ids [1, T] of a prompt, or of the start token and the answer -> logits [1, n, V], for a prompt none.
     Without a cache the prompt and the start token are computed."""
-    cache = empty_cache(model.config) if past_key_values is None else past_key_values
+    given = kwargs.get(CACHE)
+    cache = empty_cache(model.config) if given is None else given
     if not has_read(cache):
         keep_prompt(model, model.encoder(input_ids=input_ids).last_hidden_state, cache)
-        if past_key_values is not None:
-            return CausalLMOutputWithPast(logits=no_logits(model, 1)[None], past_key_values=cache)
+        if given is not None:
+            return _output(no_logits(model, 1)[None], cache)
         input_ids = input_ids.new_full((1, 1), start_token(model.generation_config))
     read = MoEModelOutput(input_ids.new_empty(1, 0, model.config.d_model, dtype=model.dtype))  # the cache has it
     logits = (
         type(model)
-        .forward(
-            model, encoder_outputs=read, decoder_input_ids=input_ids, past_key_values=divided(cache), use_cache=True
-        )
+        .forward(model, encoder_outputs=read, decoder_input_ids=input_ids, use_cache=True, **{CACHE: divided(cache)})
         .logits
     )
     kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-    return CausalLMOutputWithPast(logits=logits[:, kept], past_key_values=cache)
+    return _output(logits[:, kept], cache)
+
+
+def _output(logits: torch.Tensor, cache: DynamicCache) -> CausalLMOutputWithPast:
+    return CausalLMOutputWithPast(logits=logits, **{CACHE: cache})

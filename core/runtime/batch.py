@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from core.hf.cached_pass import cached_pass
 from core.hf.packed_texts import AnyPacking
 from core.memory.placed import placed
 from core.runtime.kv_cache import SequenceKV
@@ -61,7 +62,7 @@ def compute(
         kv.whole = False  # until all layers hold the tokens
     if len(kvs) == 1:
         inputs = placed([batch.tokens], device)
-        logits = model(input_ids=inputs, past_key_values=kvs[0].cache, use_cache=True, logits_to_keep=keep).logits[0]
+        logits = cached_pass(model, inputs, kvs[0].cache, logits_to_keep=keep).logits[0]
     else:
         assert packing is not None, "a pass over several sequences needs to know the model's mixers"
         tokens, lengths = [share.tokens for share in batch.shares], [kv.length for kv in kvs]

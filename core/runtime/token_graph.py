@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from core.errors import ModelError
+from core.hf.cached_pass import cached_pass
 from core.hf.reserved_layers import Fixed
 from core.runtime.batch import Share
 from core.runtime.kv_cache import SequenceKV
@@ -140,12 +141,12 @@ class TokenGraphs:
         if text_config(self._model.config)._attn_implementation == "eager":  # which adds it
             dtype = self._model.dtype
             mask = torch.zeros(mask.shape, dtype=dtype, device=self._device).masked_fill(~mask, torch.finfo(dtype).min)
-        found: torch.Tensor = self._model(
-            input_ids=self._token,
+        found: torch.Tensor = cached_pass(
+            self._model,
+            self._token,
+            kv.cache,
             position_ids=self._position.view(1, 1),
             attention_mask=mask,
-            past_key_values=kv.cache,
-            use_cache=True,
             logits_to_keep=1,
         ).logits[0]
         return found

@@ -22,6 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from core.engine import Engine
 from core.errors import ModelError
+from core.hf.cached_pass import cached_pass
 from core.hf.text_only import keep_text
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -95,10 +96,10 @@ def save(model: Any, directory: Path) -> Path:
 def run(model: Any, cache: Any, steps: int, before: Callable[[int], None] = lambda step: None) -> torch.Tensor:
     """Logits [len(PROMPT) + steps, V] of the prompt in two chunks and of greedy tokens."""
     first, ids = torch.tensor([PROMPT]).split(list(CHUNKS), dim=1)
-    logits = [model(input_ids=first, past_key_values=cache, use_cache=True).logits[0].clone()]
+    logits = [cached_pass(model, first, cache).logits[0].clone()]
     for step in range(steps + 1):
         before(step)
-        out = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
+        out = cached_pass(model, ids, cache).logits[0]
         logits.append(out.clone())
         ids = out[-1:].argmax(-1)[None]
     return torch.cat(logits)

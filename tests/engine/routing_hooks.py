@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from core.hf import find_experts
+from core.hf.cached_pass import cached_pass
 from tests.equality.passes import PROMPT
 
 STEPS = 3
@@ -21,7 +22,7 @@ def passes(model: Any, cache: Any, before: Callable[[int], None] = lambda step: 
     with torch.inference_mode():
         for step, ids in enumerate(tokens):
             before(step)
-            logits.append(model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True).logits[0].clone())
+            logits.append(cached_pass(model, torch.tensor([ids]), cache).logits[0].clone())
     return torch.cat(logits)
 
 

@@ -16,6 +16,7 @@ from core.choices import Action, Lossy, Why
 from core.engine import Engine
 from core.errors import SettingError
 from core.hf import find_experts
+from core.hf.cached_pass import cached_pass
 from core.policy.substitute.entropy import TEMPERATURES, entropy
 from core.profile.routing import Entropies
 from core.runtime.batch import Batch, Share
@@ -88,7 +89,7 @@ def run(engine: Engine, **settings: object) -> tuple[list[torch.Tensor], list[Lo
         batch = Batch("prefill" if len(ids) > 1 else "decode", (Share(ids),))
         engine.parts.recorder.begin(batch)
         engine.wiring.answering.prefetcher.begin(batch)
-        out = engine.model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
+        out = cached_pass(engine.model, torch.tensor([ids]), cache)
         logits.append(out.logits[0].clone())
         events.append(engine.parts.miss.take(len(ids)))
     engine.expert_cache.check_integrity()
@@ -127,7 +128,7 @@ def told(reference: Any, events: list[Lossy]) -> list[torch.Tensor]:
     try:
         for event, ids in zip(events, (PROMPT, *([token] for token in ANSWER)), strict=True):
             now[0] = event
-            out = reference(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
+            out = cached_pass(reference, torch.tensor([ids]), cache)
             logits.append(out.logits[0].clone())
     finally:
         for site in sites:
@@ -274,9 +275,9 @@ def test_turning_everything_off_in_mid_answer_is_exact_from_the_next_token_on(en
         from transformers import DynamicCache
 
         cache, read = DynamicCache(config=reference.config), [*prompt, *tokens[:5]]
-        reference(input_ids=torch.tensor([read]), past_key_values=cache, use_cache=True)
+        cached_pass(reference, torch.tensor([read]), cache)
         for at in range(5, 15):
-            out = reference(input_ids=torch.tensor([[tokens[at]]]), past_key_values=cache, use_cache=True)
+            out = cached_pass(reference, torch.tensor([[tokens[at]]]), cache)
             assert torch.equal(seen[again + 1 + at - 5], out.logits[0, -1])
 
 

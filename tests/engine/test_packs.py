@@ -17,6 +17,7 @@ from core.capacity.fit import HOST_MARGIN, estimate
 from core.capacity.forecast import Seen
 from core.engine import Engine
 from core.errors import BudgetError, SettingError
+from core.hf.cached_pass import cached_pass
 from core.importing import import_model
 from core.memory.pack import PackReader
 from core.memory.store import Cancelled
@@ -52,7 +53,7 @@ def logits(engine: Engine) -> torch.Tensor:
     with torch.inference_mode():
         for ids in ([[1, 7, 42, 99, 5, 23, 80, 3]], [[11]], [[12]], [[200]]):
             engine.expert_cache.core.now += 1
-            found.append(engine.model(input_ids=torch.tensor(ids), past_key_values=cache, use_cache=True).logits[0])
+            found.append(cached_pass(engine.model, torch.tensor(ids), cache).logits[0])
     return torch.cat(found)
 
 

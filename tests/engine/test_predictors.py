@@ -15,6 +15,7 @@ from transformers import DynamicCache
 from core.capacity.plan import model_path
 from core.engine import Engine
 from core.errors import ProfileError, SettingError
+from core.hf.cached_pass import cached_pass
 from core.policy.predict import Prediction, Predictor, View
 from core.prediction import predictor_host
 from core.prediction.worker.process_worker import ProcessWorker
@@ -89,7 +90,7 @@ def passes(engine: Engine, between: Callable[[], None] = lambda: None) -> tuple[
     for _ in range(STEPS + 1):
         engine.expert_cache.core.now += 1
         engine.wiring.answering.prefetcher.begin(Batch("decode", (Share(ids, request=request),)))
-        out = engine.model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True).logits[0]
+        out = cached_pass(engine.model, torch.tensor([ids]), cache).logits[0]
         logits.append(out.clone())
         ids = [int(out[-1].argmax())]
         tokens += ids

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from core.hf.cached_pass import cached_pass
+
 PROMPT = torch.randint(3, 250, (24,), generator=torch.Generator().manual_seed(1)).tolist()
 STEPS = 24
 
@@ -29,11 +31,11 @@ def run(
     """Logits [len(PROMPT) + steps, V] and the greedy tokens; `before(step)` is called ahead of each pass but the
     prompt's first chunks."""
     *first, ids = torch.tensor([PROMPT]).split(list(chunks), dim=1)
-    logits = [model(input_ids=chunk, past_key_values=cache, use_cache=True).logits[0].clone() for chunk in first]
+    logits = [cached_pass(model, chunk, cache).logits[0].clone() for chunk in first]
     tokens = []
     for step in range(steps + 1):
         before(step)
-        out = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]
+        out = cached_pass(model, ids, cache).logits[0]
         logits.append(out.clone())
         ids = out[-1:].argmax(-1)[None]
         if step < steps:

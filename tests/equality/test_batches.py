@@ -13,6 +13,7 @@ import torch
 from transformers import DynamicCache
 
 from core.engine import Engine
+from core.hf.cached_pass import cached_pass
 from core.runtime.batch import Batch, Share
 from core.runtime.kv_cache import SequenceKV
 from core.types import Phase
@@ -57,7 +58,7 @@ def alone(path: Path) -> list[Alone]:
         one = Alone(torch.randint(3, 250, (length,), generator=draw).tolist())
         cache, ids = DynamicCache(config=model.config), one.prompt
         for _ in range(STEPS):
-            logits = model(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True).logits[0, -1]
+            logits = cached_pass(model, torch.tensor([ids]), cache).logits[0, -1]
             one.logits.append(logits.clone())
             ids = [int(logits.argmax())]
             one.tokens += ids

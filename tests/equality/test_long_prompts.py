@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from core.engine import Engine
+from core.hf.cached_pass import cached_pass
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -35,9 +36,7 @@ def test_a_long_prompt_is_identical(arch: str, dtype: str, tmp_path: Path, monke
     plain = plain_transformers(path, getattr(torch, dtype))
     cache = DynamicCache(config=plain.config)
     with torch.inference_mode():
-        want = plain(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1).logits[
-            0, -1
-        ]
+        want = cached_pass(plain, torch.tensor([ids]), cache, logits_to_keep=1).logits[0, -1]
     engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype=dtype, context=800))
     found: list[torch.Tensor] = []
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 
 from core.engine import Engine
+from core.hf.cached_pass import cached_pass
 from core.settings.sampling import Sampling
 from core.types import Ids
 from tests.checkpoints import make_checkpoint
@@ -118,7 +119,7 @@ class Talk:
         """[V] the logits after each pass."""
         cache, found, held = DynamicCache(config=self.plain.config), [], 0
         for ids, left in passes:
-            out = self.plain(torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0]
+            out = cached_pass(self.plain, torch.tensor([ids]), cache, logits_to_keep=1).logits[0]
             found.append(out[-1].clone())
             held += len(ids)
             if left < held:

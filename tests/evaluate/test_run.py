@@ -21,6 +21,8 @@ from core.evaluate.questions import FactQuestion, ask
 from core.evaluate.rows import EvaluationRow, to_json
 from core.evaluate.run import Material, evaluate, gather, start_mode
 from core.evaluate.summary import about, result
+from core.hf.cached_pass import cached_pass
+from core.hf.text_to_text import empty_cache
 from core.memory.store import Cancelled
 from core.settings.sampling import Sampling
 
@@ -53,11 +55,10 @@ def greedy(engine: Engine, question: str) -> list[Any]:
 
 def decoded(plain: Any, ids: list[int]) -> torch.Tensor:
     """transformers' log-probabilities [n - 1, V], token by token."""
-    cache, rows = None, []
+    cache, rows = empty_cache(plain.config), []
     with torch.inference_mode():
         for token in ids[:-1]:
-            out = plain(input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            out = cached_pass(plain, torch.tensor([[token]]), cache)
             rows.append(out.logits[0, -1].log_softmax(-1))
     return torch.stack(rows)
 

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from core.engine import Engine
+from core.hf.cached_pass import cached_pass
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -102,7 +103,7 @@ def plain_logits(folder: Path, dtype: str) -> tuple[Any, str]:
             parameter.data = parameter.data.clone()
         cache, ids, rows = DynamicCache(config=model.eval().config), torch.tensor([PROMPT]), []
         for step in range(STEPS + 1):
-            logits = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[0, -1]
+            logits = cached_pass(model, ids, cache, logits_to_keep=1).logits[0, -1]
             rows.append(logits.float().clone())
             ids = torch.tensor([[min(9 + step, logits.shape[-1] - 1)]])
         return torch.stack(rows).numpy(), ""

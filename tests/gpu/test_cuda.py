@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from core.engine import Engine
+from core.hf.cached_pass import cached_pass
 from core.hf.quantized_linear import QuantizedLinear
 from core.memory.link import measure_gbps
 from core.settings.config import Settings
@@ -34,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def logits(model: object, cache: object, steps: int = 12) -> torch.Tensor:
     ids, out = torch.tensor([PROMPT], device=DEVICE), []
     for _ in range(steps + 1):
-        last = model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0]  # type: ignore[operator]
+        last = cached_pass(model, ids, cache).logits[0]  # type: ignore[operator]
         out.append(last)
         ids = last[-1:].argmax(-1)[None]
     return torch.cat(out)

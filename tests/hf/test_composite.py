@@ -13,6 +13,7 @@ from core.capacity.plan import plan
 from core.engine import Engine
 from core.errors import ModelError
 from core.hf import load_skeleton, meta_skeleton, outline
+from core.hf.cached_pass import CACHE
 from core.hf.files import quantization_settings
 from core.importing.job import open_job
 from core.settings.config import Settings
@@ -78,5 +79,5 @@ def test_a_cache_of_its_own_is_refused_in_one_whole_sentence(tmp_path: Path) -> 
         outline(meta_skeleton(path))
     assert str(caught.value) == (
         "'minimax' does not work the way Moestro needs: transformers' own code for it stops with \"MiniMax uses cache "
-        'of its own and is not compatible with `past_key_values` of type DynamicCache". Choose another model.'
+        f'of its own and is not compatible with `{CACHE}` of type DynamicCache". Choose another model.'
     )

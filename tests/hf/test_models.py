@@ -22,6 +22,7 @@ from core.hf import (
     probe_router,
     read_router,
 )
+from core.hf.cached_pass import CACHE
 from tests.checkpoints import ARCHITECTURES, EXTRA
 from tests.conftest import Checkpoint
 from tests.selection import layered
@@ -125,7 +126,7 @@ def test_outline_counts_what_is_loaded(case: Case) -> None:
     shape = outline(case.meta)
     assert shape.dense_bytes == held_bytes(case.skeleton)
     assert (shape.hidden, shape.vocab, shape.context_limit) == (64, 256, 512)
-    cache = case.full(torch.ones(1, 20, dtype=torch.long), use_cache=True).past_key_values
+    cache = case.full(torch.ones(1, 20, dtype=torch.long), use_cache=True)[CACHE]
     kept = [t for layer in cache.layers for t in (layer.keys, layer.values)]
     assert shape.kv_bytes(20) == sum(t.numel() * t.itemsize for t in kept)
 

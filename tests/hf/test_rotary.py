@@ -16,10 +16,12 @@ from transformers import DynamicCache
 from transformers.models.qwen3_moe.modeling_qwen3_moe import apply_rotary_pos_emb
 
 from core.hf import fast_rotary, rotary
+from core.hf.cached_pass import cached_pass
 from core.hf.fast_rmsnorm import restore
 from core.hf.packed import Packing
 from core.hf.rotary import FEW, OWN, Rotation, replace
 from core.hf.rotary_form import forms, rotated
+from core.hf.text_to_text import empty_cache
 from core.native.compile import widths
 from tests.checkpoints import ARCHITECTURES, EXTRA, MORE, random_model
 from tests.hf.rotary_cases import DTYPES, FUNCTIONS, Function, Sizes, bits, drawn, identical
@@ -211,11 +213,8 @@ LEFT_ALONE = {
 
 def passes(model: Any) -> torch.Tensor:
     """The logits of a prompt, of three tokens, and of a short piece."""
-    ids, cache, found = torch.arange(3, 43)[None], None, []
-    for piece in ids.split([33, 1, 1, 1, 4], 1):
-        out = model(input_ids=piece, past_key_values=cache, use_cache=True)
-        cache, found = out.past_key_values, [*found, out.logits[0]]
-    return torch.cat(found)
+    pieces, cache = torch.arange(3, 43)[None].split([33, 1, 1, 1, 4], 1), empty_cache(model.config)
+    return torch.cat([cached_pass(model, piece, cache).logits[0] for piece in pieces])
 
 
 @pytest.mark.parametrize(
@@ -270,10 +269,27 @@ class Attention(nn.Module):
         return *apply_rotary_pos_emb(q, k, cos, sin), more - less
 
 
+def renamed(forward: Any) -> Any:
+    """A decorator such as transformers has for arguments with a new name."""
+
+    @functools.wraps(forward)
+    def wrapper(self: nn.Module, *given: Any, **named: Any) -> Any:
+        if "old" in named:
+            named["more"] = named.pop("old")
+        return forward(self, *given, **named)
+
+    return wrapper
+
+
 class Decorated(Attention):
+    @renamed
     @torch.no_grad()
-    def forward(self, *given: Any) -> Any:
-        return apply_rotary_pos_emb(*given)
+    def forward(self, q: Any, k: Any, cos: Any, sin: Any, more: float = 2.0) -> Any:  # type: ignore[override]
+        return *apply_rotary_pos_emb(q, k, cos, sin), more
+
+
+class Cached(Attention):
+    forward = functools.lru_cache(apply_rotary_pos_emb)  # type: ignore[assignment]
 
 
 class Shadowed(Attention):
@@ -283,9 +299,10 @@ class Shadowed(Attention):
 def test_forwards_are_copied_whole_and_what_does_not_fit_is_left_alone() -> None:
     shadowed, states = Shadowed(), drawn(FUNCTIONS["qwen3_moe"], SIZES, torch.float32)
     shadowed.forward = lambda *given: given  # type: ignore[method-assign]
-    model = nn.ModuleList([Attention(), Attention(), Decorated(), shadowed, Attention().to("meta"), nn.Linear(2, 2)])
+    model = nn.ModuleList([Attention(), Attention(), Decorated(), shadowed, Attention().to("meta"), Cached()])
     found = replace(model)
-    assert found == [model[0], model[1]] and replace(model) == []
+    assert found == [model[0], model[1], model[2]] and replace(model) == []
+    assert model[2](*states, old=5.0)[2] == 5.0 and rotary._tried[apply_rotary_pos_emb], "the inner one calls ours"
     assert vars(model[0])[OWN].__func__ is vars(model[1])[OWN].__func__, "one copy for a class"
     for module in model[:3]:
         assert identical(module(*states)[:2], apply_rotary_pos_emb(*states))

@@ -14,6 +14,7 @@ import torch
 from core.calibrate.gather import calibrate
 from core.engine import Engine
 from core.errors import BusyError, ProfileError, SettingError
+from core.hf.cached_pass import cached_pass
 from core.memory.store import Cancelled
 from core.profile import PARTS, load, save
 from core.settings.calibration import CalibrationSettings
@@ -39,9 +40,7 @@ class State:
 @torch.inference_mode()
 def state(engine: Engine) -> State:
     # `watch` leaves nothing but a note of where the norms are; let it look before the first comparison
-    logits = engine.model(
-        input_ids=torch.tensor([PROMPT]), past_key_values=engine.fresh_cache(), use_cache=True
-    ).logits.clone()
+    logits = cached_pass(engine.model, torch.tensor([PROMPT]), engine.fresh_cache()).logits.clone()
     engine.expert_cache.check_integrity()
     hooks = [
         (name, len(module._forward_hooks) + len(module._forward_pre_hooks))

@@ -4,7 +4,8 @@ The same engine answers prompts of one length, each with the same number of toke
 part of the experts resident, over an emulated link and out of a pack on disk. Tokens a second count the reading of the
 prompts. transformers answers the same batches with everything resident. What a batch can gain is bounded by the experts
 that its tokens share, so that the union of their experts, and the bytes copied for a token, stand beside each figure,
-and beside the goal the most that any cache and any prefetcher could gain.
+and beside the goal the most that any cache and any prefetcher could gain, and what the link would allow with the copies
+of the measured cache that made the fewest.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ PLAIN: dict[str, object] = {"eviction": "lru", "scope": "layer", "predictor": "n
 CACHES: dict[str, dict[str, object]] = {  # compared at half of the experts
     "lru": PLAIN,
     "lru, one pool": {**PLAIN, "scope": "global"},
+    "lfu, bypass": {**PLAIN, "eviction": "lfu", "bypass": True},
     "plec": {**PLAIN, "eviction": "plec", "scope": "global", "predictor": "gate", "prefetch_guard": False},
 }
 
@@ -127,12 +129,17 @@ def run(
     say("transformers")
     plain = _transformers(model, work, sizes, rounds)
     half, most = found[LINK]["50%"], str(max(s for s in sizes if s <= 16))
+    one, resident = half["1"]["tok_s"], found[LINK]["100%"][most]["tok_s"]
+    frugal = min(found["caches"], key=lambda name: found["caches"][name][most]["bytes_per_token"])
+    fewest, least = found["caches"][frugal][most]["bytes_per_token"], half[most]["least_bytes_per_token"]
     return {
         **about,
         **found,
         "transformers": plain,
-        "gain": half[most]["tok_s"] / half["1"]["tok_s"],
-        "gain_bound": _fastest(half[most], found[LINK]["100%"][most], emulated["link_gbps"]) / half["1"]["tok_s"],
+        "gain": half[most]["tok_s"] / one,
+        "gain_bound": _fastest(least, resident, emulated["link_gbps"]) / one,
+        "gain_frugal": _fastest(fewest, resident, emulated["link_gbps"]) / one,
+        "frugal": frugal,
         "goal": GOAL,
         "prompt_tokens": PROMPT,
         "tokens": tokens,
@@ -141,10 +148,10 @@ def run(
     }
 
 
-def _fastest(row: Mapping[str, float], resident: Mapping[str, float], gbps: float) -> float:
-    """Tokens a second that no cache and no prefetcher passes: as with everything resident, or as fast as the link
-    brings what slots cannot hold."""
-    return min(resident["tok_s"], gbps * 1e9 / max(row["least_bytes_per_token"], 1.0))
+def _fastest(copied: float, resident_tok_s: float, gbps: float) -> float:
+    """Tokens a second that nobody passes who copies so many bytes for each: as with everything resident, or as fast as
+    the link brings these."""
+    return min(resident_tok_s, gbps * 1e9 / max(copied, 1.0))
 
 
 def _load(

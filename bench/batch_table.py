@@ -42,8 +42,9 @@ def table(found: Mapping[str, Any]) -> str:
     goal = "kept" if f["gain"] >= f["goal"] else "MISSED"
     lines += [
         "",
-        f"  16 at a time over one, half resident: {f['gain']:.2f} (>= {f['goal']:g}) {goal}; no cache and no "
-        f"prefetcher could give more than {f['gain_bound']:.2f}: what slots cannot hold over the link, or all resident",
+        f"  16 at a time over one, half resident: {f['gain']:.2f} (>= {f['goal']:g}) {goal}",
+        f"  at most, if the link never rested: {f['gain_frugal']:.2f} with the copies of {f['frugal']}, who made the "
+        f"fewest; {f['gain_bound']:.2f} with those that no cache can do without",
     ]
     return "\n".join(lines)
 

@@ -7,7 +7,7 @@ takes a single id or an array of distinct ids and is written once, in numpy inde
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection
 from typing import ClassVar
 
 import numpy as np
@@ -66,7 +66,7 @@ class Eviction:
     def __init__(self, expert_index: ExpertIndex) -> None:
         self.expert_index = expert_index
         self.score: Floats = np.full(expert_index.size, GONE)  # GONE for non-residents only
-        self._static: tuple[int, Floats] | None = None
+        self._static: tuple[tuple[int, int], Floats] | None = None  # of which hints and layer (-1: each for itself)
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         """These experts got slots. Sets a finite score: a prefetched expert may not be used for long."""
@@ -89,26 +89,27 @@ class Eviction:
         return np.zeros(part.stop - part.start)
 
     def cached_static_score(self, part: slice, layer: Ids) -> Floats:
-        """`static_score`; cached until hints change where every layer is computed for itself."""
+        """`static_score`; cached until hints change, where every layer is computed for itself or `layer` is a
+        number."""
         expert_index = self.expert_index
-        if layer is not expert_index.layer_of:
+        if layer is expert_index.layer_of:
+            key = expert_index.hints.version, -1
+        elif isinstance(layer, int):
+            key = expert_index.hints.version, layer
+        else:
             return self.static_score(part, layer)
-        if self._static is None or self._static[0] != expert_index.hints.version:
-            self._static = expert_index.hints.version, self.static_score(slice(0, expert_index.size), layer)
+        if self._static is None or self._static[0] != key:
+            self._static = key, self.static_score(slice(0, expert_index.size), layer)
         return self._static[1][part]
 
 
-def victim(policy: Eviction, part: slice, now: int, layer: int, *blocked: Container[int]) -> int | None:
+def victim(policy: Eviction, part: slice, now: int, layer: int, *blocked: Collection[int]) -> int | None:
     """The resident of `part` to evict next that is in no container of `blocked`; None when there is none."""
     scores = policy.scores(part, now, layer)
-    own = policy.time_dependent
-    while True:
-        at = int(np.argmin(scores))
-        if scores[at] == GONE:
-            return None
-        eid: int = part.start + at
-        if not any(eid in some for some in blocked):
-            return eid
-        if not own:
-            scores, own = scores.copy(), True
-        scores[at] = GONE
+    at = int(scores.argmin())
+    if scores[at] != GONE and any(part.start + at in some for some in blocked):
+        if not policy.time_dependent:
+            scores = scores.copy()
+        scores[[eid - part.start for some in blocked for eid in some if part.start <= eid < part.stop]] = GONE
+        at = int(scores.argmin())
+    return None if scores[at] == GONE else part.start + at

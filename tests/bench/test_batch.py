@@ -21,5 +21,6 @@ def test_it_runs_and_its_figures_fit_together(tmp_path: Path) -> None:
     assert {*found["schedulers"]} == named  # type: ignore[misc]
     for rows in found["accuracy"].values():  # type: ignore[attr-defined]
         assert all(0 <= row["accuracy"] <= 1 for row in rows.values()) and rows["TLP"]["accuracy"] > 0.3
+    assert 0 < found["gain_frugal"] <= found["gain_bound"]  # type: ignore[operator]
     said = table(found)
     assert "16 at a time over one" in said and "two batches of 2" in said

@@ -18,6 +18,7 @@ from core.cache.core import CacheCore
 from core.cache.lease import Counts, Lease, LeasedSegment
 from core.cache.loan import Loan, Parts
 from core.cache.pool import Pool, empty_pools
+from core.cache.prefetch_buffer import PrefetchBuffer
 from core.cache.slots import Slots, resize
 from core.memory.slot import Slot
 from core.memory.ticket import Link
@@ -27,6 +28,7 @@ from core.policy.eviction import Eviction, MakePolicy, policy_maker
 from core.policy.hints import Hints
 from core.policy.predict import LayerMap, Prediction
 from core.settings.cache import CacheSettings
+from core.settings.prefetch import PrefetchSettings
 from core.types import Residence, Segment
 
 
@@ -244,6 +246,20 @@ class ExpertCache:
         self.core.pinned, self._divide, self._transit = frozenset(pinned), divide, transit
         self.keeps_whole = not tops
         self.core.split(tops or [self.core.blocks] * self.layers)
+
+    def prefetch_by(self, old: PrefetchSettings | None, new: PrefetchSettings) -> None:
+        """Use other rules for what is fetched ahead, between two passes. Where whole experts are to be prefetched beside
+        the cache, into the slots set aside, no resident leaves for them; experts in several blocks always are."""
+        beside = self.core.blocks > 1 or (new.beside and self._transit > 0 and new.predictor.name != "none")
+        if beside == isinstance(self.prefetch_queue, PrefetchBuffer):
+            self.prefetch_queue.configure(old, new)
+            return
+        for eid, ticket in [*self.prefetch_queue.fresh.items()]:
+            if not self.prefetch_queue.take_back(ticket):
+                self.prefetch_queue.waste(eid, evicted=False)
+        self.core.empty_buffer()
+        self.core, self.copies, self.prefetch_queue, self.requests = Parts.of(self.core, self.copies, split=beside)
+        self.prefetch_queue.configure(None, new)
 
     def pin(self, eids: Collection[int]) -> None:
         """Pin these experts: evicted only if nothing else can be. Fetches missing ones at once, between two passes. The

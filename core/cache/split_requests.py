@@ -1,4 +1,5 @@
-"""What becomes of a layer's requests where experts are cached in blocks: of some, only the top is there.
+"""What becomes of a layer's requests where experts are cached in blocks, of some only the top, or are prefetched beside
+the cache.
 
 Part of `core.cache.expert_cache`, on the compute thread; takes the place of `core.cache.requests`.
 """

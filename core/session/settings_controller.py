@@ -134,7 +134,6 @@ class SettingsController:
         to.ledger.hold_to(new.cache.budget)
         to.recorder.configure(old.telemetry, new.telemetry)
         to.link.configure(old.link, new.link)
-        to.expert_cache.prefetch_queue.configure(old.prefetch, new.prefetch)
         to.throttle.configure(old.prefetch, new.prefetch)
         if changed:
             to.throttle.restart()  # what these measured was of other settings
@@ -150,6 +149,7 @@ class SettingsController:
         if old.cache != new.cache or self.placed is not before:
             self.make_way(to, 0)  # what may be lent follows from these
         to.expert_cache.configure(old.cache, new.cache, None if self.placed is before else self.placed)
+        to.expert_cache.prefetch_by(old.prefetch, new.prefetch)
         if old.cache.budget != new.cache.budget:
             self._resize(new, to)
         if self.placed.pinned or self.placed is not before:
@@ -221,7 +221,7 @@ def begin(settings: Settings, to: EngineParts) -> None:
     """Apply initial settings that the parts were not built with."""
     to.recorder.configure(None, settings.telemetry)
     to.link.configure(None, settings.link)
-    to.expert_cache.prefetch_queue.configure(None, settings.prefetch)
+    to.expert_cache.prefetch_by(None, settings.prefetch)
     to.throttle.configure(None, settings.prefetch)
     to.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
     to.shadows.configure(settings, to.predictor_host.profile)

@@ -38,6 +38,18 @@ class PrefetchSettings:
             advanced=True,
         ),
     ] = True
+    beside: Annotated[
+        bool,
+        Param(
+            "What is fetched ahead goes into the slots that bypass sets aside, so that no resident leaves for it, as far "
+            "as they go, until its layer is reached. For several answers at a time, which need most experts of a layer. "
+            "Off: it takes the slot of a resident. Needs bypass.",
+            title="Prefetch beside the cache",
+            name="prefetch_beside",
+            active_when={"bypass": (True,)},
+            advanced=True,
+        ),
+    ] = False
     auto: Annotated[
         bool,
         Param(

@@ -44,10 +44,15 @@ def test_as_many_are_leased_ahead_as_fit_and_nothing_is_fetched_twice(
     assert looked == [len(fetched)] and not leased
 
 
-@pytest.mark.parametrize(("room", "size"), [(32, 4), (9, 1), (3, 1)])
-def test_groups_are_small(room: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("room", "size", "residents"),
+    [(32, 4, [4, 4, 8, 16]), (9, 1, [1, 1, 2, 4, 8, 9, 7]), (3, 1, [1, 1, 2, *[3] * 9, 1])],
+)
+def test_groups_of_residents_grow_and_those_to_fetch_are_small(room: int, size: int, residents: list[int]) -> None:
+    """No group is larger than the room; more residents than that are pinned."""
     assert room // WAVES in (size, 0)
     groups = waves(range(64), room, lambda expert: expert % 2 == 1)
-    assert {len(group) for group in groups} == {size}
+    assert [len(group) for group in groups if group[0] % 2] == residents
+    assert {len(group) for group in groups if group[0] % 2 == 0} == {size}
     order = [expert for group in groups for expert in group]
     assert order == [*range(1, 64, 2), *range(0, 64, 2)]

@@ -31,11 +31,17 @@ def proportional(wanted: Sequence[float], slots: int, least: Sequence[int], most
 def waves(wanted: Sequence[int], capacity: int, is_resident: Callable[[int], bool]) -> list[list[int]]:
     """Split experts of one layer into groups that fit a pool: while one group is computed, later ones are copied.
 
-    One group when all fit; else small ones, so that the slots of what was computed are soon there for the next copies.
-    Residents come first, so that none is evicted before its use.
+    One group when all fit. Else residents come first, so that none is evicted before its use: a small group, whose
+    slots are soon there for the first copies, then as many as were computed before, while as many are copied. The
+    missing ones come in small groups, so that each is computed and leaves its slot soon after it has landed.
     """
     if len(wanted) <= capacity:
         return [list(wanted)]
     size = max(1, capacity // WAVES)
-    ordered = sorted(wanted, key=lambda expert: not is_resident(expert))
-    return [ordered[i : i + size] for i in range(0, len(ordered), size)]
+    resident = [expert for expert in wanted if is_resident(expert)]
+    missing = [expert for expert in wanted if not is_resident(expert)]
+    groups, at = [resident[:size]] if resident else [], size
+    while at < len(resident):
+        groups.append(resident[at : min(2 * at, at + capacity)])
+        at += len(groups[-1])
+    return groups + [missing[i : i + size] for i in range(0, len(missing), size)]

@@ -231,7 +231,7 @@ def asked(args: argparse.Namespace, prefetching: str) -> Settings:
             raise SettingError(
                 f"simulate has no use for {name}: it takes parameters of cache policies, like "
                 "eviction.lfu.half_life=64, and with --predictors those of prefetchers, and "
-                f"{' and '.join(RULES)}."
+                f"{', '.join(RULES[:-1])} and {RULES[-1]}."
             )
         values[name] = value
     return Settings(values)

@@ -17,7 +17,7 @@ from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, predicto
 from core.trace import Trace
 
 NONE = "none"
-RULES = ("prefetch_deadline", "prefetch_guard")  # settings with an option of their own here
+RULES = ("prefetch_deadline", "prefetch_guard", "prefetch_beside")  # settings with an option of their own here
 Milliseconds = Callable[[str], float]
 
 
@@ -155,7 +155,8 @@ def run(
 
 def _timed(cache: Config, name: str, settings: Settings) -> TimedConfig:
     own = {} if name == ORACLE else settings.choice("predictor", name).params
-    return TimedConfig(cache, name, own, settings.prefetch.deadline, settings.prefetch.guard)
+    rules = settings.prefetch
+    return TimedConfig(cache, name, own, rules.deadline, rules.guard, rules.beside)
 
 
 def bound_ms(best: Result, clock: Clock) -> float | None:

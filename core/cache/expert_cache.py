@@ -248,9 +248,9 @@ class ExpertCache:
         self.core.split(tops or [self.core.blocks] * self.layers)
 
     def prefetch_by(self, old: PrefetchSettings | None, new: PrefetchSettings) -> None:
-        """Use other rules for what is fetched ahead, between two passes. Where whole experts are to be prefetched beside
-        the cache, into the slots set aside, no resident leaves for them; experts in several blocks always are."""
-        beside = self.core.blocks > 1 or (new.beside and self._transit > 0 and new.predictor.name != "none")
+        """Use other rules for what is fetched ahead, between two passes. `beside` the cache it goes into the slots set
+        aside, if there are any, as that of experts in several blocks always does."""
+        beside = self.core.blocks > 1 or (new.beside and self._transit > 0)
         if beside == isinstance(self.prefetch_queue, PrefetchBuffer):
             self.prefetch_queue.configure(old, new)
             return

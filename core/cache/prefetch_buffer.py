@@ -1,5 +1,5 @@
-"""The prefetches that go beside the cache, into a buffer, so that nobody is evicted for them: those of split experts, and
-of whole ones with the setting prefetch_beside.
+"""The prefetches that go beside the cache, into a buffer, so that nobody is evicted for them: those of split experts,
+and with the setting prefetch_beside of whole ones.
 
 MoEpic section 3.2: the experts predicted for the next layer are fetched in the order of their ranking, of each the
 blocks that the cache lacks, until the layer's routing is known or the buffer is full. A copy that has started is

@@ -146,7 +146,9 @@ def replayed(trace: Trace, experts: int, slots: int, settings: Settings, blob: i
     if prefetch.predictor.name == "none" or slots >= layers * experts or seen.clock is None:
         return Played(hit, tpot_ms, said)
     name = variant("predictor", prefetch.predictor.name).title
-    ahead = TimedConfig(config, prefetch.predictor.name, prefetch.predictor.params, prefetch.deadline, prefetch.guard)
+    ahead = TimedConfig(
+        config, *prefetch.predictor, deadline=prefetch.deadline, guard=prefetch.guard, beside=prefetch.beside
+    )
     part = ArrayTrace(trace[-max(LEAST_AHEAD, AHEAD // layers) :], experts)
     try:
         found, plain = timed(

@@ -41,9 +41,9 @@ class PrefetchSettings:
     beside: Annotated[
         bool,
         Param(
-            "What is fetched ahead goes into the slots that bypass sets aside, so that no resident leaves for it, as far "
-            "as they go, until its layer is reached. For several answers at a time, which need most experts of a layer. "
-            "Off: it takes the slot of a resident. Needs bypass.",
+            "What is fetched ahead goes into the slots that bypass sets aside, as far as they go, and no resident "
+            "leaves for it. Meant for several answers at a time, which need most experts of every layer. Off: it takes "
+            "the slot of a resident. Has an effect while bypass is on and each layer has its own slots.",
             title="Prefetch beside the cache",
             name="prefetch_beside",
             active_when={"bypass": (True,)},

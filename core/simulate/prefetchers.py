@@ -34,13 +34,14 @@ class Gathered(PredictorProfile, AllocationProfile, Protocol):
 @dataclass(frozen=True, slots=True)
 class TimedConfig:
     """A cache (a registered eviction policy) and its predictor: a registered one, or ORACLE, which knows the future.
-    `deadline`, `guard`: the settings prefetch_deadline and prefetch_guard."""
+    `deadline`, `guard`, `beside`: the settings prefetch_deadline, prefetch_guard and prefetch_beside."""
 
     config: Config
     predictor: str = "none"
     params: Mapping[str, Value] = field(default_factory=dict)
     deadline: bool = False
     guard: bool = True
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +211,7 @@ def follow(
         start=start,
         deadline=config.deadline,
         guard=config.guard,
+        beside=config.beside,
         profile=profile,
     )
 

@@ -61,7 +61,8 @@ class Sums:
 
 
 class TimedReplay:
-    """`clock` gives the durations; `deadline` and `guard` are the settings prefetch_deadline and prefetch_guard."""
+    """`clock` gives the durations; `deadline`, `guard` and `beside` are the settings prefetch_deadline, prefetch_guard
+    and prefetch_beside."""
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class TimedReplay:
         start: str = "empty",
         deadline: bool = False,
         guard: bool = True,
+        beside: bool = False,
         profile: PredictorProfile | None = None,
     ) -> None:
         self.trace, self.clock, self.predictor, self.profile = trace, clock, predictor, profile
@@ -90,7 +92,7 @@ class TimedReplay:
             divide=(lambda slots: config.sizes) if config.sizes else None,
             transit=config.transit,
         )
-        self.expert_cache.prefetch_queue.configure(None, PrefetchSettings(deadline=deadline, guard=guard))
+        self.expert_cache.prefetch_by(None, PrefetchSettings(deadline=deadline, guard=guard, beside=beside))
         self.expert_cache.hints.profile(config.usual or 0.0, config.pinned)
         self.expert_cache.pin(config.pinned)
         if start == "filled":

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from core.cache.expert_cache import ExpertCache
+from core.cache.prefetch_buffer import PrefetchBuffer
 from core.memory.link import Pace
 from core.policy.predict import Prediction
+from core.settings.prefetch import PrefetchSettings
 from core.settings.registry import create, variants
 from core.types import Outcome, Residence
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
@@ -22,15 +24,18 @@ class Cache(RuleBasedStateMachine):
     """Random layers, prefetches, resizes and policy changes over real copies."""
 
     expert_cache: ExpertCache
+    least: int  # slots
 
     @initialize(
         slots=st.integers(LAYERS * K, LAYERS * EXPERTS),
         scope=st.sampled_from(["layer", "global"]),
         eviction=st.sampled_from(NAMES),
         paced=st.booleans(),
+        transit=st.sampled_from([0, K, K + 1]),
     )
-    def start(self, slots: int, scope: str, eviction: str, paced: bool) -> None:
-        self.expert_cache = build(slots, scope, eviction)
+    def start(self, slots: int, scope: str, eviction: str, paced: bool, transit: int) -> None:
+        self.least = LAYERS * K + transit
+        self.expert_cache = build(max(slots, self.least), scope, eviction, transit)
         if paced:
             self.expert_cache.copies.link.pace = Pace(5.0, 1.0)
 
@@ -73,6 +78,7 @@ class Cache(RuleBasedStateMachine):
             asked += 1
             return patience is not None and asked > patience
 
+        cache.core.empty_buffer()
         while not cache.quiet():
             pass
         before, policy, counts = cache.places(), cache.policy, cache.counts
@@ -105,8 +111,18 @@ class Cache(RuleBasedStateMachine):
     def guard(self, on: bool) -> None:
         self.expert_cache.prefetch_queue.guard.on = on
 
+    @rule(beside=st.booleans())
+    def prefetch_by(self, beside: bool) -> None:
+        """Prefetches of the other kind end; residents stay, but those that were still to be copied."""
+        cache = self.expert_cache
+        fresh, before = {*cache.prefetch_queue.fresh}, {*cache.core.held.sizes()}
+        cache.prefetch_by(None, PrefetchSettings(beside=beside))
+        assert isinstance(cache.prefetch_queue, PrefetchBuffer) == (beside and cache._transit > 0)
+        assert before - fresh <= {*cache.core.held.sizes()} <= before
+
     @rule(slots=st.integers(LAYERS * K, LAYERS * EXPERTS))
     def resize(self, slots: int) -> None:
+        slots = max(slots, self.least)
         self.expert_cache.reshape(slots=slots)
         assert len(self.expert_cache.arena) == slots
 

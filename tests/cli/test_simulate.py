@@ -277,6 +277,9 @@ def test_settings_of_prefetchers_act_and_times_may_come_from_a_profile(
     ):
         other, _ = result(capsys, *given, "--set", pair)
         assert other["prefetching"] != plain["prefetching"], pair
+    passing, _ = result(capsys, *given, "--set", "bypass=on")
+    beside, _ = result(capsys, *given, "--set", "bypass=on", "--set", "prefetch_beside=on")
+    assert beside["prefetching"] != passing["prefetching"]
     profile = Profile(
         model="m",
         model_hash="h" * 64,

@@ -39,6 +39,7 @@ class Case(NamedTuple):
     pinned: int = 1 << 30  # bytes that the system lets be locked
     host_eviction: str = "lru"
     blocks: int = 1
+    beside: bool = False
 
     def settings(self, budget: str) -> dict[str, object]:
         return {
@@ -48,6 +49,7 @@ class Case(NamedTuple):
             "scope": self.scope,
             "host_eviction": self.host_eviction,
             **({"split": "uniform"} if self.blocks > 1 else {}),
+            **({"bypass": True, "prefetch_beside": True} if self.beside else {}),
         }
 
 
@@ -56,6 +58,7 @@ FEW = (
     Case("lfu", "previous_token", "global", host="200kB"),
     Case("lru", "all_next", "layer", host="all", pinned=200 << 10),
     Case("lcp", "gate", "layer", host="", blocks=2),
+    Case("lfu", "all_next", "layer", beside=True),
     Case("lru", "gate", "layer", host="200kB", pinned=100 << 10, blocks=2),
 )
 # of the pack ("" = the checkpoint), and bytes that the system lets be locked
@@ -89,6 +92,8 @@ def _change(engine: Engine, draw: random.Random) -> None:
         changes["eviction"] = draw.choice(("lru", "lfu", "none"))
     if draw.random() < 0.4:
         changes["predictor"] = draw.choice(("none", "gate", "previous_token", "all_next"))
+    if draw.random() < 0.3:
+        changes |= {name: draw.random() < 0.7 for name in ("bypass", "prefetch_beside")}
     if engine.spec.blocks > 1:
         changes["split.uniform.theta"] = draw.choice((0.0, 0.5, 1.0))
     if draw.random() < 0.2:

@@ -12,6 +12,7 @@ import pytest
 
 from core.engine import Engine
 from core.errors import SettingError
+from core.memory.ticket import Ticket
 from core.policy.eviction import GONE
 from core.profile import Profile
 from core.settings.config import Settings
@@ -205,6 +206,34 @@ def test_bypass_acts_live_within_the_budget_and_changes_no_answer(engine: Engine
     with pytest.raises(SettingError, match="Bypass sets 4 slots aside"):
         engine.change({"bypass": True, "budget": f"{100 * shape.top_k / shape.experts}%"})
     engine.expert_cache.check_integrity()
+
+
+def test_what_is_prefetched_beside_the_cache_displaces_nobody_and_changes_no_answer(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.change({"eviction": "lfu", "budget": "30%", "predictor": "all_next", "bypass": True})
+    answer, link, submit = said(engine, 24), engine.transfers, engine.transfers.submit
+    refill(engine)
+    ahead = dict[bool, list[int]]()  # whom each prefetch displaced, -1 = nobody
+
+    def submitted(ticket: Ticket) -> Ticket:
+        if not ticket.demand:
+            ahead.setdefault(engine.settings.prefetch.beside, []).append(ticket.displaced)
+        return submit(ticket)
+
+    monkeypatch.setattr(link, "submit", submitted)
+    used = 0
+    for beside in (True, False, True):
+        engine.change({"prefetch_beside": beside})
+        for piece in engine.generate(CHAT, Sampling(max_new_tokens=24)):
+            used += piece.step.prefetch_used + piece.step.prefetch_late if piece.step is not None and beside else 0
+        engine.expert_cache.check_integrity()
+        for n, _ in enumerate(engine.generate(CHAT, Sampling(max_new_tokens=24))):
+            if n == 8:
+                engine.change({"prefetch_beside": not beside})  # in the middle of an answer
+        engine.expert_cache.check_integrity()
+        assert said(engine, 24) == answer
+    assert used and {*ahead[True]} == {-1} and max(ahead[False]) >= 0
 
 
 def test_static_keeps_what_the_profile_saw_used_most(engine: Engine) -> None:

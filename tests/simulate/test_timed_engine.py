@@ -73,7 +73,7 @@ def replayed(engine: Engine, path: Path, link: Any, load_s: float) -> tuple[Even
     settings, trace = engine.settings, FileTrace(path)
     slots, rules = engine.expert_cache.slots, settings.prefetch
     cache = Config.of(settings, slots, trace.layers, trace.experts, trace.top_k, engine.profile)
-    one = TimedConfig(cache, *rules.predictor, rules.deadline, rules.guard)
+    one = TimedConfig(cache, *rules.predictor, rules.deadline, rules.guard, rules.beside)
     clock = Clock(compute_ms=1e3 * LAYER_S * trace.layers, load_ms=1e3 * load_s, expert_ms=0.0)
     course = follow(trace, one, clock, engine.sizes.blob, predictor_for(one, trace), start="filled")
     if link is not None:
@@ -129,6 +129,10 @@ def test_where_no_prefetch_ever_lands_in_time(demo: Engine, name: str, tmp_path:
             {"predictor": "recent", "eviction": "finemoe", "budget": "30%"},
             {"predictor": "gate", "eviction": "lfu", "budget": "30%", "bypass": True},
             {"predictor": "random", "eviction": "lfru"},
+            *(
+                {"predictor": name, "eviction": "lfu", "bypass": True, "prefetch_beside": True}
+                for name in ("gate", "all_next", "previous_token")
+            ),
             *({"predictor": name, "prefetch_guard": False} for name in ("all_next", "gate", "request")),
             {"predictor": "gate", "eviction": "plec", "scope": "global", "prefetch_guard": False},
         ],

@@ -59,7 +59,9 @@ def compare(question: Question, routing: Routing, work: Work) -> Table:
         else:
             own = question.own("predictor", predictor)
             ahead += [
-                TimedConfig(config, predictor, own, rules.deadline, rules.guard) for group in groups for config in group
+                TimedConfig(config, predictor, own, rules.deadline, rules.guard, rules.beside)
+                for group in groups
+                for config in group
             ]
     tasks = [Task(_caches, (routing.path, group, question.start, clock)) for group in caches]
     tasks += [Task(_ahead, (routing.path, one, clock, size, question.start, _light(one, profile))) for one in ahead]
@@ -99,7 +101,10 @@ def test(question: Question, routing: Routing, work: Work) -> Lab:
     refused = {name: lab.obstacle(name, profile) for name in question.predictors}
     names = [name for name in question.predictors if not refused[name] and name != NONE]
     trials = [TimedConfig(cache, NONE)]
-    trials += [TimedConfig(cache, name, question.own("predictor", name), rules.deadline, rules.guard) for name in names]
+    trials += [
+        TimedConfig(cache, name, question.own("predictor", name), rules.deadline, rules.guard, rules.beside)
+        for name in names
+    ]
     trials += [TimedConfig(cache, ORACLE)] if clock else []
     tasks = [
         Task(lab.run_one, (routing.path, one, most, clock, about.expert_bytes, question.start, _light(one, profile)))

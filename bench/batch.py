@@ -52,11 +52,17 @@ SHARES = ("100%", "50%", "25%")
 DISK, LINK = "disk", "link"
 LATENCY_US = 10.0
 GOAL = 6.0  # tokens a second of 16 at a time over those of one, with half of the experts resident
-PLAIN: dict[str, object] = {"eviction": "lru", "scope": "layer", "predictor": "none", "bypass": False, "pins": ""}
+PLAIN: dict[str, object] = {
+    **{"eviction": "lru", "scope": "layer", "predictor": "none", "bypass": False, "pins": ""},
+    **{"prefetch_beside": False, "predictor.gate.floor": 0.0},
+}
+BYPASS = {**PLAIN, "eviction": "lfu", "bypass": True}
 CACHES: dict[str, dict[str, object]] = {  # compared at half of the experts
     "lru": PLAIN,
     "lru, one pool": {**PLAIN, "scope": "global"},
-    "lfu, bypass": {**PLAIN, "eviction": "lfu", "bypass": True},
+    "lfu, bypass": BYPASS,
+    "lfu, ahead": {**BYPASS, "predictor": "gate", "predictor.gate.floor": 0.8},
+    "lfu, beside": {**BYPASS, "predictor": "gate", "predictor.gate.floor": 0.8, "prefetch_beside": True},
     "plec": {**PLAIN, "eviction": "plec", "scope": "global", "predictor": "gate", "prefetch_guard": False},
 }
 
@@ -130,13 +136,17 @@ def run(
     plain = _transformers(model, work, sizes, rounds)
     half, most = found[LINK]["50%"], str(max(s for s in sizes if s <= 16))
     one, resident = half["1"]["tok_s"], found[LINK]["100%"][most]["tok_s"]
-    frugal = min(found["caches"], key=lambda name: found["caches"][name][most]["bytes_per_token"])
-    fewest, least = found["caches"][frugal][most]["bytes_per_token"], half[most]["least_bytes_per_token"]
+    caches = found["caches"]
+    frugal = min(caches, key=lambda name: caches[name][most]["bytes_per_token"])
+    quickest = max(caches, key=lambda name: caches[name][most]["tok_s"])
+    fewest, least = caches[frugal][most]["bytes_per_token"], half[most]["least_bytes_per_token"]
     return {
         **about,
         **found,
         "transformers": plain,
         "gain": half[most]["tok_s"] / one,
+        "quickest": quickest,
+        "gain_quickest": caches[quickest][most]["tok_s"] / one,
         "gain_bound": _fastest(least, resident, emulated["link_gbps"]) / one,
         "gain_frugal": _fastest(fewest, resident, emulated["link_gbps"]) / one,
         "frugal": frugal,

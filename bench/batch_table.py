@@ -42,7 +42,8 @@ def table(found: Mapping[str, Any]) -> str:
     goal = "kept" if f["gain"] >= f["goal"] else "MISSED"
     lines += [
         "",
-        f"  16 at a time over one, half resident: {f['gain']:.2f} (>= {f['goal']:g}) {goal}",
+        f"  16 at a time over one, half resident: {f['gain']:.2f} (>= {f['goal']:g}) {goal}; with {f['quickest']}, the "
+        f"quickest cache for 16, over the same one: {f['gain_quickest']:.2f}",
         f"  at most, if the link never rested: {f['gain_frugal']:.2f} with the copies of {f['frugal']}, who made the "
         f"fewest; {f['gain_bound']:.2f} with those that no cache can do without",
     ]

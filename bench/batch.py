@@ -53,8 +53,13 @@ DISK, LINK = "disk", "link"
 LATENCY_US = 10.0
 GOAL = 6.0  # tokens a second of 16 at a time over those of one, with half of the experts resident
 PLAIN: dict[str, object] = {
-    **{"eviction": "lru", "scope": "layer", "predictor": "none", "bypass": False, "pins": ""},
-    **{"prefetch_beside": False, "predictor.gate.floor": 0.0},
+    "eviction": "lru",
+    "scope": "layer",
+    "predictor": "none",
+    "bypass": False,
+    "pins": "",
+    "prefetch_beside": False,
+    "predictor.gate.floor": 0.0,
 }
 BYPASS = {**PLAIN, "eviction": "lfu", "bypass": True}
 CACHES: dict[str, dict[str, object]] = {  # compared at half of the experts

@@ -86,7 +86,7 @@ def over_batches(result: Mapping[str, Any]) -> tuple[str, str] | None:
     ours = "plec, network" if "plec, network" in lost else "plec"
     fewer = [lost[ours] < lost[name] - NEAR for name in ("lru", "lru, one pool")]
     said = HOLDS if all(fewer) else PART if any(fewer) else NO
-    told = ", ".join(f"{name} {100 * points:+.1f}" for name, points in lost.items())
+    told = ", ".join(f"{name} {100 * points:+.1f}" for name, points in lost.items() if name.startswith(("lru", "plec")))
     return said, (
         f"Points lost from 4 to 16 sequences: {told} (half of the experts resident; PLEC alone is behind the next "
         "gate)."

@@ -28,8 +28,11 @@ from core.runtime.split_rows import SplitTokenRows
 class LayerMetrics(Protocol):
     """What a layer reports: to `core.runtime.recorder.Recorder`, or to `core.runtime.unrecorded.Unrecorded`."""
 
-    def layer(self, layer: int, ids: list[list[int]], requests: Sequence[LeasedSegment | SkippedRequest]) -> None:
-        """The router's choice [T][k], and the outcome of each distinct expert's request."""
+    def layer(
+        self, layer: int, ids: list[list[int]], requests: Sequence[LeasedSegment | SkippedRequest] | None
+    ) -> None:
+        """The router's choice [T][k], and the outcome of each distinct expert's request; None = the experts of one
+        token, all of them hits."""
 
 
 class MoEStep:
@@ -62,7 +65,7 @@ class MoEStep:
             segments = self._expert_cache.at_rest(layer, asked[0])
             if segments is not None:
                 result = token_at_rest(self._math[layer], segments, hidden, asked[0], weights, self._tap)
-                self._metrics.layer(layer, asked, segments)
+                self._metrics.layer(layer, asked, None)
                 return result
         routed = self._route(layer, ids, weights, asked)
         if self._expert_cache.expects:

@@ -4,45 +4,22 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Sequence
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import LeasedSegment, SkippedRequest
+from core.cache.lease import Counts, LeasedSegment, SkippedRequest
 from core.cache.prefetch_cost import PrefetchCost
 from core.memory.transfer import Ticket, TransferEngine
 from core.policy.prefetch.throttle import PrefetchThrottle
 from core.prediction.predictor_host import PredictorHost
 from core.runtime.batch import Batch
 from core.runtime.miss import MissPolicy
+from core.runtime.recorded import Noted, Recorded
 from core.runtime.trace_capture import TraceCapture
 from core.settings.telemetry import TelemetrySettings
-from core.types import ModelShape, Phase, StepRecord, Transfer
+from core.types import ModelShape, StepRecord
 
-LATER: Any = dict.fromkeys(("ids", "layer", "expert", "outcome", "transfers"))  # fields built when first read
-
-
-class Recorded(StepRecord):
-    """A StepRecord that builds its arrays when they are first read, on the reading thread, to keep that work out of the
-    pass. Two threads that read at once build equal arrays. `later` = one builder function per field."""
-
-    __slots__ = ("_later",)
-
-    def __init__(self, later: dict[str, Callable[[], Any]], **values: Any) -> None:
-        super().__init__(**LATER, **values)
-        for name in LATER:
-            delattr(self, name)
-        self._later = later
-
-    def __getattr__(self, name: str) -> Any:
-        """Called only for attributes that are not (yet) set."""
-        build = self._later.get(name) if name in LATER else None
-        if build is not None:
-            setattr(self, name, build())
-            self._later.pop(name, None)  # popped last: a thread that finds no builder finds the field
-        return object.__getattribute__(self, name)
+Requests = Sequence[LeasedSegment | SkippedRequest]
 
 
 class Recorder:
@@ -67,8 +44,7 @@ class Recorder:
         self.enabled = True
         self._index = 0
         self._batch: Batch | None = None
-        self._ids: list[list[list[int]]] = []
-        self._requests: list[tuple[int, Sequence[LeasedSegment | SkippedRequest]]] = []
+        self._layers: list[tuple[int, list[list[int]], Requests | None]] = []  # those that ran, as `layer` got them
         self.stall_s = 0.0
         self._prefetch_cost = PrefetchCost()
 
@@ -82,19 +58,17 @@ class Recorder:
             self._capture.begin(batch)
 
     def _clear(self) -> None:
-        self._ids.clear()
-        self._requests.clear()
+        self._layers.clear()
         self.stall_s = 0.0
         self._prefetch_cost.begin()
         if self._miss is not None:
             self._miss.forget()
 
-    def layer(self, layer: int, ids: list[list[int]], requests: Sequence[LeasedSegment | SkippedRequest]) -> None:
-        """Record one computed MoE layer: the router's choice [T][k] and the outcome of each distinct expert's
-        request."""
+    def layer(self, layer: int, ids: list[list[int]], requests: Requests | None) -> None:
+        """Record one computed MoE layer: the router's choice [T][k] and the outcome of each distinct expert's request;
+        None = the experts of one token, all of them hits."""
         if self.enabled:
-            self._ids.append(ids)
-            self._requests.append((layer, requests))
+            self._layers.append((layer, ids, requests))
 
     def waited(self, seconds: float, *, late: bool) -> None:
         """Add a wait for a copy; `late`: for a prefetch that did not land in time."""
@@ -121,28 +95,15 @@ class Recorder:
         counts, finished = self._expert_cache.take_counts(), self._transfers.take_finished()
         stalled_s, late_s = self._transfers.device_stall_s()
         stall_s = min(self.stall_s + stalled_s, model_s)
-        record = Recorded(
-            self._later(phase, tokens, finished),
-            index=self._index,
-            phase=phase,
-            tokens=tokens,
-            started_s=started_s - self.born_s,
-            total_ms=model_s * 1e3,
-            compute_ms=(model_s - stall_s) * 1e3,
-            stall_ms=stall_s * 1e3,
-            idle_ms=0.0,
-            copy_ms=_busy_s(finished) * 1e3,
-            **counts.figures(),
-            predict_ms=self._prefetch_cost.predict_s * 1e3,
-            net_ms=self._prefetch_cost.net_ms(counts, finished, self._prefetch_cost.late_s + late_s, stall_s),
-            disk_bytes=sum([t.disk_bytes for t in finished]),
-            slots=self._expert_cache.capacity,
-            device_bytes=device_bytes,
-            budget_bytes=budget_bytes,
-            emulated=bool(self._transfers.pace),
-            changes=changes,
-            rows=self._batch.rows,
-        )
+        record = Recorded(self._noted(counts, finished), phase, tokens)
+        record.index, record.rows, record.changes = self._index, self._batch.rows, changes
+        record.started_s, record.total_ms = started_s - self.born_s, model_s * 1e3
+        record.compute_ms, record.stall_ms = (model_s - stall_s) * 1e3, stall_s * 1e3
+        record.copy_ms, record.disk_bytes = _busy_s(finished) * 1e3, sum([t.disk_bytes for t in finished])
+        record.predict_ms = self._prefetch_cost.predict_s * 1e3
+        record.net_ms = self._prefetch_cost.net_ms(counts, finished, self._prefetch_cost.late_s + late_s, stall_s)
+        record.slots, record.emulated = self._expert_cache.capacity, bool(self._transfers.pace)
+        record.device_bytes, record.budget_bytes = device_bytes, budget_bytes
         record.lossy = self._miss.take(tokens) if self._miss is not None else None
         if self._predictor_host is not None:
             self._predictor_host.answer_wait.passed(stall_s, self._prefetch_cost.spared_s)
@@ -166,61 +127,44 @@ class Recorder:
     @property
     def routed(self) -> Sequence[Sequence[Sequence[int]]]:
         """The router's choice [T][k] in each layer that the last pass ran, while recording is on."""
-        return self._ids
+        return [ids for _, ids, _ in self._layers]
 
     @property
     def index(self) -> int:
         """The index the next pass will have."""
         return self._index
 
-    def _later(self, phase: Phase, tokens: int, finished: list[Ticket]) -> dict[str, Callable[[], Any]]:
-        """Builders of the fields named in LATER. They hold numbers only, so that a record keeps no slot or copy
-        alive."""
-        ids, requests, born_s = array("h"), self._requests, self.born_s
-        for rows in self._ids if len(self._ids) == self._shape.layers else ():
-            for row in rows:
+    def _noted(self, counts: Counts, finished: Sequence[Ticket]) -> Noted:
+        """What the pass noted, as numbers."""
+        ids, layers, experts, outcomes = array("h"), array("h"), array("h"), bytearray()
+        whole, born_s = len(self._layers) == self._shape.layers, self.born_s
+        for layer, rows, requests in self._layers:
+            for row in rows if whole else ():
                 ids.fromlist(row)
-        counts = array("h", [n for layer, some in requests for n in (layer, len(some))])
-        every = [one for _, some in requests for one in some]
-        experts, outcomes = [one.expert for one in every], bytes([one.outcome for one in every])
-        copies = (
-            [
-                (
-                    t.eid,
-                    t.bytes,
-                    t.demand,
-                    t.submitted_s - born_s,
-                    t.started_s - born_s,
-                    t.landed_s - born_s,
-                    t.disk_bytes > 0,
-                )
-                for t in finished
-            ]
-            if self.enabled
-            else []
+            if requests is None:
+                layers.fromlist([layer, len(rows[0])])
+                experts.fromlist(rows[0])
+                outcomes += bytes(len(rows[0]))  # Outcome.HIT of each
+            else:
+                layers.fromlist([layer, len(requests)])
+                experts.fromlist([one.expert for one in requests])
+                outcomes += bytes([one.outcome for one in requests])
+        copies = [
+            (
+                t.eid,
+                t.bytes,
+                t.demand,
+                t.submitted_s - born_s,
+                t.started_s - born_s,
+                t.landed_s - born_s,
+                t.disk_bytes > 0,
+            )
+            for t in finished
+        ]
+        of = self._shape
+        return Noted(
+            counts.values(), ids, layers, experts, bytes(outcomes), copies if self.enabled else (), of.experts, of.top_k
         )
-        top_k, of = self._shape.top_k, self._shape.experts
-        return {
-            "ids": lambda: np.frombuffer(ids, np.int16).reshape(-1, tokens, top_k),
-            "layer": lambda: np.repeat(*np.frombuffer(counts, np.int16).reshape(-1, 2).T),
-            "expert": lambda: np.array(experts, np.int16),
-            "outcome": lambda: np.frombuffer(outcomes, np.uint8),
-            "transfers": lambda: tuple(
-                [
-                    Transfer(
-                        *divmod(eid, of),
-                        size,
-                        demand,
-                        submitted_s,
-                        started_s,
-                        ended_s,
-                        phase,
-                        "disk" if disk else "host",
-                    )
-                    for eid, size, demand, submitted_s, started_s, ended_s, disk in copies
-                ]
-            ),
-        }
 
 
 def _busy_s(copies: Sequence[Ticket]) -> float:

@@ -158,13 +158,19 @@ def _passes(wiring: Wiring, pipelines: Sequence[Pipeline], tokens: int) -> list[
     return [found[1:] for found in spans]
 
 
-def _through(wiring: Wiring) -> Pipeline:
-    """Passes in which experts give back what they get."""
+class _NoStep:
+    """Experts that give back what they get."""
 
-    def step(layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def begin(self, batch: Batch) -> None: ...
+    def end(self) -> None: ...
+
+    def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return hidden
 
-    loaded, moe_step = wiring.loaded, cast(MoEStep, step)  # all that a pass does with it is to call it
+
+def _through(wiring: Wiring) -> Pipeline:
+    """Passes in which experts give back what they get."""
+    loaded, moe_step = wiring.loaded, cast(MoEStep, _NoStep())  # which has all that a pass needs of one
     cache, metrics = wiring.parts.expert_cache, wiring.unrecorded
     packing = packing_of(loaded.model, [site.module for site in loaded.sites])
     return Pipeline(loaded.model, loaded.device, wiring.dispatch, moe_step, cache, wiring.threads, metrics, packing)

@@ -88,6 +88,11 @@ class Counts:
         """The counts by name."""
         return dict(zip(FIGURES, self.values(), strict=True))
 
+    def forget_tickets(self) -> None:
+        """Keep only what is counted, and no copy alive."""
+        self.spared.clear()
+        self.lost.clear()
+
     def values(self) -> tuple[int, ...]:
         """The counts in the order of FIGURES."""
         found: tuple[int, ...] = _values(self)

@@ -270,7 +270,8 @@ class KVCache:
     @property
     def bytes(self) -> int:
         """Device bytes allocated now: asked for after every pass."""
-        return self._allocated.bytes + sum([layer.given_bytes for layer in self._given])
+        given = sum([layer.given_bytes for layer in self._given]) if self._given else 0
+        return self._allocated.bytes + given
 
     def stash_bytes(self, kv: SequenceKV) -> int:
         """Host bytes that a stash of the holder takes, by what is allocated: windows count as the whole context."""

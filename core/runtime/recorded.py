@@ -1,4 +1,4 @@
-"""The record of a pass as it is noted within the pass: plain numbers, of which the rest is made when it is first read."""
+"""The record of a pass, as it is noted within the pass: plain numbers, of which the rest is made when it is read."""
 
 from __future__ import annotations
 
@@ -8,28 +8,48 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.cache.lease import FIGURES
-from core.metrics.record import Phase, StepRecord, Transfer
+from core.cache.lease import FIGURES, Counts, LeasedSegment, SkippedRequest
+from core.metrics.record import Outcome, Phase, StepRecord, Transfer
+from core.types import ModelShape
 
+LATER = frozenset((*FIGURES, "ids", "layer", "expert", "outcome", "transfers"))
+Ran = tuple[int, list[list[int]], Sequence[LeasedSegment | SkippedRequest] | None]
+"""A layer that ran: which, the router's choice [T][k], and the outcome of each distinct expert's request; None = those
+of one token, all of them hits."""
 Copy = tuple[int, int, bool, float, float, float, bool]
 """(eid, bytes, demand, submitted, started, ended: seconds on the session's clock, whether it was read from disk)"""
 
 
 class Noted(NamedTuple):
-    """What a pass noted and its record does not contain as it is. Numbers only, so that no slot and no copy stays alive
-    for it, and flat, so that there is little to collect."""
+    """What a pass noted of its routing, requests and copies. Numbers alone, so that no slot stays alive for it, and
+    flat, so that there is little to collect."""
 
-    figures: tuple[int, ...]  # of Counts, by FIGURES
-    ids: array[int]  # of all layers, row by row; empty unless all of them ran
-    layers: array[int]  # for each layer that ran: which, and how many requests it made
-    experts: array[int]  # of the requests, one layer after the other
-    outcomes: bytes  # of each
+    shape: ModelShape
+    counts: Counts  # without tickets
     copies: Sequence[Copy]
-    experts_per_layer: int
-    top_k: int
+    layers: list[int]  # that ran
+    chosen: array[int]  # by the router: of each of these layers, row by row
+    requests: tuple[list[int], array[int], bytearray] | None
+    """How many each of these layers made, then the expert and the outcome of each; None = those of one token, all of
+    them hits."""
 
 
-LATER = frozenset((*FIGURES, "ids", "layer", "expert", "outcome", "transfers"))
+def note(shape: ModelShape, counts: Counts, copies: Sequence[Copy], ran: Sequence[Ran]) -> Noted:
+    """What these layers are noted as."""
+    chosen = array("h")
+    for _, ids, _ in ran:
+        for row in ids:
+            chosen.fromlist(row)
+    requests = None
+    if [some for _, _, some in ran if some is not None]:
+        made, experts, outcomes = list[int](), array("h"), bytearray()
+        for _, ids, some in ran:
+            named = ids[0] if some is None else [one.expert for one in some]
+            made.append(len(named))
+            experts.fromlist(named)
+            outcomes += bytes([Outcome.HIT] * len(named) if some is None else [one.outcome for one in some])
+        requests = made, experts, outcomes
+    return Noted(shape, counts, copies, [layer for layer, _, _ in ran], chosen, requests)
 
 
 class Recorded(StepRecord):
@@ -54,24 +74,31 @@ class Recorded(StepRecord):
         return object.__getattribute__(self, name)
 
     def _make(self, noted: Noted) -> None:
-        for name, figure in zip(FIGURES, noted.figures, strict=True):
-            setattr(self, name, figure)
-        self.ids = np.frombuffer(noted.ids, np.int16).reshape(-1, self.tokens, noted.top_k)
-        self.layer = np.repeat(*np.frombuffer(noted.layers, np.int16).reshape(-1, 2).T)
-        self.expert = np.frombuffer(noted.experts, np.int16)
-        self.outcome = np.frombuffer(noted.outcomes, np.uint8)
-        self.transfers = tuple(
-            [
-                Transfer(
-                    *divmod(eid, noted.experts_per_layer),
-                    size,
-                    demand,
-                    submitted_s,
-                    started_s,
-                    ended_s,
-                    self.phase,
-                    "disk" if disk else "host",
-                )
-                for eid, size, demand, submitted_s, started_s, ended_s, disk in noted.copies
-            ]
-        )
+        for name, count in zip(FIGURES, noted.counts.values(), strict=True):
+            setattr(self, name, count)
+        shape, layers, chosen = noted.shape, np.array(noted.layers, np.int16), np.frombuffer(noted.chosen, np.int16)
+        whole = len(layers) == shape.layers
+        self.ids = (chosen if whole else chosen[:0]).reshape(-1, self.tokens, shape.top_k)
+        if noted.requests is None:
+            self.layer, self.expert = np.repeat(layers, shape.top_k), chosen
+            self.outcome = np.full(len(chosen), Outcome.HIT, np.uint8)
+        else:
+            made, experts, outcomes = noted.requests
+            self.layer, self.expert = np.repeat(layers, made), np.frombuffer(experts, np.int16)
+            self.outcome = np.frombuffer(outcomes, np.uint8)
+        self.transfers = tuple([self._transfer(shape, *copy) for copy in noted.copies])
+
+    def _transfer(
+        self,
+        shape: ModelShape,
+        eid: int,
+        size: int,
+        demand: bool,
+        submitted_s: float,
+        started_s: float,
+        ended_s: float,
+        from_disk: bool,
+    ) -> Transfer:
+        layer, expert = divmod(eid, shape.experts)
+        times = submitted_s, started_s, ended_s
+        return Transfer(layer, expert, size, demand, *times, self.phase, "disk" if from_disk else "host")

@@ -81,7 +81,7 @@ class Recorded(StepRecord):
         self.ids = (chosen if whole else chosen[:0]).reshape(-1, self.tokens, shape.top_k)
         if noted.requests is None:
             self.layer, self.expert = np.repeat(layers, shape.top_k), chosen
-            self.outcome = np.full(len(chosen), Outcome.HIT, np.uint8)
+            self.outcome = np.zeros(len(chosen), np.uint8)  # Outcome.HIT of each
         else:
             made, experts, outcomes = noted.requests
             self.layer, self.expert = np.repeat(layers, made), np.frombuffer(experts, np.int16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from core.metrics.record import Outcome, Phase, StepRecord, Transfer
 from core.types import ModelShape
 
 LATER = frozenset((*FIGURES, "ids", "layer", "expert", "outcome", "transfers"))
+DEFAULTS = {one.name: one.default for one in fields(StepRecord) if one.default is not MISSING and one.name not in LATER}
 Ran = tuple[int, list[list[int]], Sequence[LeasedSegment | SkippedRequest] | None]
 """A layer that ran: which, the router's choice [T][k], and the outcome of each distinct expert's request; None = those
 of one token, all of them hits."""
@@ -54,16 +56,14 @@ def note(shape: ModelShape, counts: Counts, copies: Sequence[Copy], ran: Sequenc
 
 class Recorded(StepRecord):
     """A StepRecord whose fields named in LATER are made when one of them is first read, on the reading thread, to keep
-    that work out of the pass. Two threads that read at once make equal values. Who makes a record sets the other fields
-    that have no default."""
+    that work out of the pass. Two threads that read at once make equal values. The others are set by whoever makes the
+    record, or have their default."""
 
     __slots__ = ("_noted",)
 
     def __init__(self, noted: Noted, phase: Phase, tokens: int) -> None:
         self._noted: Noted | None = noted
-        self.phase, self.tokens = phase, tokens
-        self.cached_tokens, self.idle_ms, self.record_ms, self.exact = 0, 0.0, 0.0, True
-        self.probs = self.ranked = self.maps = self.tok = self.beside = self.lossy = None
+        self.phase, self.tokens, self.idle_ms, self.lossy = phase, tokens, 0.0, None
 
     def __getattr__(self, name: str) -> Any:
         """Called only for attributes that are not set, or not yet."""
@@ -71,6 +71,8 @@ class Recorded(StepRecord):
         if noted is not None and name in LATER:
             self._make(noted)
             self._noted = None  # last: a thread that finds nothing noted finds the fields
+        elif name in DEFAULTS:
+            setattr(self, name, DEFAULTS[name])
         return object.__getattribute__(self, name)
 
     def _make(self, noted: Noted) -> None:

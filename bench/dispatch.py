@@ -3,8 +3,9 @@
 Tiny models of ever more experts decode with everything resident, and with experts whose outputs are constants. A pass
 in which the experts' place is taken by nothing is transformers' own share (`model`, of which `router`). What the MoE
 step adds to it, and recording to that, are medians of the differences between passes that follow one another, one of
-each kind. What the model's own code for rotary embeddings adds (core.hf.rotary takes its place), and each predictor to
-recording, are differences between medians of rounds. On a GPU these are times of the host, which has to launch a
+each kind. What is left to whoever reads a record, or is done for 64 passes at once where nobody does, is timed apart
+(`reading`). What the model's own code for rotary embeddings adds (core.hf.rotary takes its place), and each predictor
+to recording, are differences between medians of rounds. On a GPU these are times of the host, which has to launch a
 layer's kernels meanwhile. Of the demo model, experts and all, a token is timed with its own code for rotary embeddings
 and without.
 """
@@ -95,8 +96,9 @@ def _measured(engine: Engine, rounds: int, tokens: int) -> dict[str, Any]:
             figures["router"] = [sum(spans) / tokens]
             engine.change({"predictor": "none"})
             wiring.controller.apply(wiring.parts)
+            wiring.parts.telemetry.activations()  # reads what the rounds before recorded
             model, step, none = _passes(wiring, [_through(wiring), wiring.measuring, wiring.answering], tokens)
-            figures |= {"model": model, "none": none}
+            figures |= {"model": model, "none": none, "reading": [_reading(wiring) / (tokens + 1)]}
             for name, more, less in (("step", step, model), ("recording", none, step)):
                 figures[name] = [a - b for a, b in zip(more, less, strict=True)]
             for name in names:
@@ -113,6 +115,7 @@ def _measured(engine: Engine, rounds: int, tokens: int) -> dict[str, Any]:
         "router": us["router"],
         "step": us["step"],
         "recording": us["recording"],
+        "reading": us["reading"],
         "predictors": {name: us[name] - us["none"] for name in names},
     }
 
@@ -158,13 +161,26 @@ def _passes(wiring: Wiring, pipelines: Sequence[Pipeline], tokens: int) -> list[
     return [found[1:] for found in spans]
 
 
-def _through(wiring: Wiring) -> Pipeline:
-    """Passes in which experts give back what they get."""
+class _NoStep:
+    """Experts that give back what they get."""
 
-    def step(layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def begin(self, batch: Batch) -> None: ...
+    def end(self) -> None: ...
+
+    def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return hidden
 
-    loaded, moe_step = wiring.loaded, cast(MoEStep, step)  # all that a pass does with it is to call it
+
+def _reading(wiring: Wiring) -> float:
+    """Seconds that it takes to read the records of the last passes, and to count them."""
+    began_s = time.perf_counter()
+    wiring.parts.telemetry.activations()
+    return time.perf_counter() - began_s
+
+
+def _through(wiring: Wiring) -> Pipeline:
+    """Passes in which experts give back what they get."""
+    loaded, moe_step = wiring.loaded, cast(MoEStep, _NoStep())  # which has all that a pass needs of one
     cache, metrics = wiring.parts.expert_cache, wiring.unrecorded
     packing = packing_of(loaded.model, [site.module for site in loaded.sites])
     return Pipeline(loaded.model, loaded.device, wiring.dispatch, moe_step, cache, wiring.threads, metrics, packing)
@@ -219,13 +235,13 @@ def table(found: Mapping[str, Any]) -> str:
     predictors = list(next(iter(f["experts"].values()))["predictors"])
     lines = [
         f"microseconds a layer of {f['layers']}, top {f['top_k']}, experts not computed; {f['device']}",
-        "  experts  model  of it router  own rotation  MoE step  recording  " + "  ".join(predictors),
+        "  experts  model  of it router  own rotation  MoE step  recording  reading  " + "  ".join(predictors),
     ]
     for experts, one in f["experts"].items():
         added = "  ".join(f"{one['predictors'][name]:{len(name)}.1f}" for name in predictors)
         lines.append(
             f"  {experts:>7s} {one['model']:6.1f} {one['router']:13.1f} {one['own_rotation']:13.1f} {one['step']:9.1f} "
-            f"{one['recording']:10.1f}  {added}"
+            f"{one['recording']:10.1f} {one['reading']:8.1f}  {added}"
         )
     demo = f["demo"]
     lines.append(

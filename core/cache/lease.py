@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import NamedTuple
 
 from core.memory.slot import Slot
@@ -85,7 +86,17 @@ class Counts:
 
     def figures(self) -> dict[str, int]:
         """The counts by name."""
-        return {name: getattr(self, name) for name in FIGURES}
+        return dict(zip(FIGURES, self.values(), strict=True))
+
+    def forget_tickets(self) -> None:
+        """Keep only what is counted, and no copy alive."""
+        self.spared.clear()
+        self.lost.clear()
+
+    def values(self) -> tuple[int, ...]:
+        """The counts in the order of FIGURES."""
+        found: tuple[int, ...] = _values(self)
+        return found
 
     def add(self, other: Counts) -> None:
         """Add the counts of another pass; not its tickets."""
@@ -94,3 +105,4 @@ class Counts:
 
 
 FIGURES = tuple(one.name for one in fields(Counts) if one.type == "int")
+_values = attrgetter(*FIGURES)

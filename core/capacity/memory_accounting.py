@@ -44,6 +44,7 @@ class Ledger:
         kept_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._sizes, self._arena, self._kv, self._device = sizes, arena, kv, device
+        self._cuda = device.type == "cuda"
         self._kept_bytes = kept_bytes
         self._peak, self._reserved, self._exceeded = 0, 0, False
         self._unasked = 0  # passes since torch was asked: its peak is over all of them
@@ -59,7 +60,7 @@ class Ledger:
     def begin(self) -> None:
         """A forward pass begins. On CUDA, what earlier passes left reserved beyond the budget is given back first, and
         torch's peak is reset where the last one was asked for."""
-        if self._device.type == "cuda" and not self._unasked:
+        if self._cuda and not self._unasked:
             if self._exceeded:
                 torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -67,8 +68,10 @@ class Ledger:
     def passed(self, *, decoded: bool) -> int:
         """A forward pass is over, `decoded` = of one token a sequence -> `used`. Of those torch is asked after one of
         EVERY: what it had reserved meanwhile is found then."""
+        if not self._cuda:
+            return self._noted()
         self._unasked += 1
-        if self._device.type == "cuda" and decoded and self._unasked < EVERY and not self._due:
+        if decoded and self._unasked < EVERY and not self._due:
             return self._noted()
         self._unasked, self._due = 0, False
         return self.used()
@@ -77,14 +80,14 @@ class Ledger:
         """Device bytes in use, with the workspace as reserved; on CUDA, the most that torch has reserved in the passes
         that it was not asked about before, if that is more: with what its allocator keeps, and what products need for
         themselves."""
-        if self._device.type == "cuda":
+        if self._cuda:
             self._reserved = _most_reserved(self._device)
         return self._noted()
 
     def _noted(self) -> int:
         """`used`, with what torch said last."""
         used = self._sizes.dense + self._arena.bytes + self._kv.bytes + self._sizes.workspace + self.borrowed
-        if self._device.type == "cuda":
+        if self._cuda:
             used = max(used, self._reserved)
             self._exceeded = used > self.budget_bytes
         self._peak = max(self._peak, used)

@@ -23,7 +23,7 @@ from transformers.cache_utils import (
 
 from core.errors import ModelError
 from core.hf.reserved_layers import Copied, Reserved, ReservedLayer, ReservedWindow
-from core.hf.reserved_tensor import ReservedTensor, on_host
+from core.hf.reserved_tensor import Allocated, ReservedTensor, on_host
 
 
 class ReservedStates(Reserved, LinearAttentionLayer):
@@ -33,7 +33,8 @@ class ReservedStates(Reserved, LinearAttentionLayer):
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         super().lazy_initialization(*args, **kwargs)
-        self.state_bytes = sum(t.numel() * t.itemsize for t in self.states())
+        before, self.state_bytes = self.state_bytes, sum(t.numel() * t.itemsize for t in self.states())
+        self.allocated.bytes += self.state_bytes - before
 
     def states(self) -> list[torch.Tensor]:
         """The states, once the first pass has allocated them."""
@@ -85,10 +86,11 @@ class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
     """Full attention that selects positions by a small index [batch, context, dim]."""
 
     indexer_keys: Any  # a tensor; None before the first pass
+    given = True
 
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
-        self._index = ReservedTensor(context, 1)
+        self._index = ReservedTensor(context, 1, self.allocated)
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """Append [batch, n, dim] and return everything so far."""
@@ -98,8 +100,12 @@ class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
 
     @property
     def growing_bytes(self) -> int:
+        return super().growing_bytes + self._index.bytes + self.given_bytes
+
+    @property
+    def given_bytes(self) -> int:
         positions = getattr(self, "indexer_position_ids", None)  # some models store these on one layer
-        return super().growing_bytes + self._index.bytes + (0 if positions is None else positions.nbytes)
+        return 0 if positions is None else int(positions.nbytes)
 
     def clear(self) -> None:
         super().clear()
@@ -149,20 +155,23 @@ if hasattr(cache_utils, "DummyLayer"):  # since transformers 5.18: layers withou
     RESERVED[cache_utils.DummyLayer] = type("ReservedNothing", (Reserved, cache_utils.DummyLayer), {})
 
 
-def reserve(cache: DynamicCache, context: int) -> list[Reserved]:
+def reserve(cache: DynamicCache, context: int, allocated: Allocated | None = None) -> list[Reserved]:
     """Replace every layer of a new cache by one of fixed size, for `context` positions, and return these: one per layer
-    of the model. Raises ModelError for an unsupported kind of layer, leaving the cache unchanged."""
+    of the model, which count in `allocated` what they allocate. Raises ModelError for an unsupported kind of layer,
+    leaving the cache unchanged."""
     for layer in cache.layers:
         if type(layer) not in RESERVED:
             raise ModelError(f"it keeps a state, {type(layer).__name__}, that Moestro does not know")
-    own = [_reserved(layer, context) for layer in cache.layers]
+    allocated = allocated or Allocated()
+    own = [_reserved(layer, context, allocated) for layer in cache.layers]
     cache.layers = list(own)
     return own
 
 
-def _reserved(layer: Any, context: int) -> Reserved:
+def _reserved(layer: Any, context: int, allocated: Allocated) -> Reserved:
     kind = RESERVED[type(layer)]
     own = kind.__new__(kind)
     vars(own).update(vars(layer))  # attributes that transformers set from the config, in any version
+    own.allocated = allocated
     own._reserve(context)
     return own

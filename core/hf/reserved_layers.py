@@ -13,7 +13,7 @@ import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from core.errors import ModelError
-from core.hf.reserved_tensor import ReservedTensor
+from core.hf.reserved_tensor import Allocated, ReservedTensor
 
 
 class Fixed(NamedTuple):
@@ -33,14 +33,21 @@ class Reserved:
     Created by `reserve`, which replaces a transformers layer by one of these classes and calls `_reserve`.
     """
 
+    allocated: Allocated  # by all layers of its cache
     window: int | None = None  # maximum positions kept; None = the whole context
     state_bytes = 0  # bytes allocated independent of the context
     momentary = False  # it may hold something that cannot be cut
+    given = False  # a model may give it tensors of its own, which nobody counts in `allocated`
     fixed: Fixed | None = None  # how the running pass uses it; None: by lengths that the host knows
 
     @property
     def growing_bytes(self) -> int:
         """Bytes allocated in proportion to the positions kept."""
+        return 0
+
+    @property
+    def given_bytes(self) -> int:
+        """Of these, the bytes of what a model gave it."""
         return 0
 
     @property
@@ -98,7 +105,7 @@ class ReservedLayer(Reserved, DynamicLayer):
 
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
-        self._rooms = ReservedTensor(context, 2), ReservedTensor(context, 2)
+        self._rooms = ReservedTensor(context, 2, self.allocated), ReservedTensor(context, 2, self.allocated)
         self.is_initialized = False
 
     @property
@@ -186,7 +193,7 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
         self.window = max(1, self.sliding_window - 1)
         room = min(context, self.window)
         self.momentary = self.momentary or room < context
-        self._rooms = ReservedTensor(room, 2), ReservedTensor(room, 2)
+        self._rooms = ReservedTensor(room, 2, self.allocated), ReservedTensor(room, 2, self.allocated)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any

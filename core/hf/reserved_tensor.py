@@ -5,13 +5,24 @@ from __future__ import annotations
 import torch
 
 
+class Allocated:
+    """The bytes that the layers of one cache have allocated: each counts its own as they come and go, so that nobody
+    has to ask them all after every pass. May be read from any thread."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
 class ReservedTensor:
-    """A tensor of fixed capacity along one dimension, filled from the front. Allocated at the first append."""
+    """A tensor of fixed capacity along one dimension, filled from the front. Allocated at the first append, and counted
+    in `allocated`."""
 
-    __slots__ = ("_capacity", "_device", "_dim", "_tensor", "bytes", "length")
+    __slots__ = ("_allocated", "_capacity", "_device", "_dim", "_tensor", "bytes", "length")
 
-    def __init__(self, capacity: int, dim: int) -> None:
-        self._capacity, self._dim = capacity, dim
+    def __init__(self, capacity: int, dim: int, allocated: Allocated) -> None:
+        self._capacity, self._dim, self._allocated = capacity, dim, allocated
         self._tensor: torch.Tensor | None = None
         self._device: torch.device | None = None  # where it was, once it was allocated
         self.length = self.bytes = 0
@@ -22,6 +33,7 @@ class ReservedTensor:
 
     def drop(self) -> None:
         """Give the memory back, with what it holds, until the next append."""
+        self._allocated.bytes -= self.bytes
         self._tensor, self.length, self.bytes = None, 0, 0
 
     @property
@@ -83,6 +95,7 @@ class ReservedTensor:
         tensor = like.new_zeros(shape) if like.is_cuda else like.new_empty(shape)
         self._device = tensor.device
         self.bytes = tensor.numel() * tensor.itemsize
+        self._allocated.bytes += self.bytes
         return tensor
 
 

@@ -176,6 +176,8 @@ class TransferEngine:
         """Copies completed since the last call, each returned once; on CUDA their durations come from the device's
         events."""
         taken: list[Ticket] = []
+        if not self._finished:
+            return taken
         while self._finished:
             ticket = self._finished[0]
             if self._cuda and ticket.error is None:
@@ -206,6 +208,8 @@ class TransferEngine:
     def device_stall_s(self) -> tuple[float, float]:
         """Seconds that the compute stream has waited for copies since the last call, and how much of that for late
         prefetches. Call only when that stream is idle."""
+        if not self._stalls:
+            return 0.0, 0.0
         stalls, self._stalls = self._stalls, []
         waited = [(float(before.elapsed_time(after)) / 1e3, demand) for before, after, demand in stalls]
         return sum(s for s, _ in waited), sum(s for s, demand in waited if not demand)

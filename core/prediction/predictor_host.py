@@ -136,6 +136,11 @@ class PredictorHost:
         self.tokens = [token for _, tokens in shares for token in tokens] if several else shares[0][1]
         self._begun = True
 
+    @property
+    def predicts(self) -> bool:
+        """Whether the predictor names anything: within passes, or before them."""
+        return self.predictor.starts or self.predictor.looks
+
     def expected(self, request: int) -> npt.NDArray[np.bool_] | None:
         """[L * E] the experts that the next token of a request is predicted to need; None while that is not known."""
         return self.predictor.expected(request)

@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from core.hf.cache import reserve
 from core.hf.reserved_layers import Copied, Fixed
+from core.hf.reserved_tensor import Allocated
 from core.hf.text_to_text import empty_cache
 
 
@@ -108,7 +109,9 @@ class KVCache:
     def __init__(self, model: PreTrainedModel, context: int) -> None:
         self._config, self._context = model.config, context
         cache = empty_cache(self._config)
-        self._own = reserve(cache, context)
+        self._allocated = Allocated()
+        self._own = reserve(cache, context, self._allocated)
+        self._given = [layer for layer in self._own if layer.given]
         self._layers = cache.layers
         self.holder: SequenceKV | None = None
         self.before_taken: Callable[[SequenceKV], None] = lambda holder: None
@@ -175,7 +178,9 @@ class KVCache:
             self.holder.give_up()
         self.holder = None
         self._own.clear()
+        self._given.clear()
         self._layers.clear()
+        self._allocated = Allocated()
 
     # ------------------------------------------------------------------ what is there already
 
@@ -264,8 +269,9 @@ class KVCache:
 
     @property
     def bytes(self) -> int:
-        """Device bytes allocated now."""
-        return sum([layer.growing_bytes + layer.state_bytes for layer in self._own])
+        """Device bytes allocated now: asked for after every pass."""
+        given = sum([layer.given_bytes for layer in self._given]) if self._given else 0
+        return self._allocated.bytes + given
 
     def stash_bytes(self, kv: SequenceKV) -> int:
         """Host bytes that a stash of the holder takes, by what is allocated: windows count as the whole context."""

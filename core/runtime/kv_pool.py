@@ -24,7 +24,8 @@ class KVPool:
     @property
     def bytes(self) -> int:
         """Device bytes allocated now. May be read from any thread."""
-        return self.chat.bytes + sum([memory.bytes for memory in tuple(self._taken)])
+        others = sum([memory.bytes for memory in tuple(self._taken)]) if self._taken else 0
+        return self.chat.bytes + others
 
     @property
     def has_chat_room(self) -> bool:

@@ -98,7 +98,8 @@ class MissPolicy:
 
     def begin(self, phase: Phase) -> None:
         """Start a pass."""
-        self.executing.begin(phase)
+        if self.executing.active:
+            self.executing.begin(phase)
         self.forget()
 
     def forget(self) -> None:

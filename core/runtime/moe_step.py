@@ -16,6 +16,7 @@ from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease, LeasedSegment, SkippedRequest
 from core.cache.waves import in_waves
 from core.memory.codec.native.threads import MOST
+from core.runtime.batch import Batch
 from core.runtime.compute import ExpertMath
 from core.runtime.expert_rows import PairRows, PromptRows, TokenRows, token_at_rest
 from core.runtime.miss import MissPolicy
@@ -28,8 +29,11 @@ from core.runtime.split_rows import SplitTokenRows
 class LayerMetrics(Protocol):
     """What a layer reports: to `core.runtime.recorder.Recorder`, or to `core.runtime.unrecorded.Unrecorded`."""
 
-    def layer(self, layer: int, ids: list[list[int]], requests: Sequence[LeasedSegment | SkippedRequest]) -> None:
-        """The router's choice [T][k], and the outcome of each distinct expert's request."""
+    def layer(
+        self, layer: int, ids: list[list[int]], requests: Sequence[LeasedSegment | SkippedRequest] | None
+    ) -> None:
+        """The router's choice [T][k], and the outcome of each distinct expert's request; None = the experts of one
+        token, all of them hits."""
 
 
 class MoEStep:
@@ -52,17 +56,32 @@ class MoEStep:
         self._in_blocks = any(one.codec.blocks > 1 for one in math)
         self._beside = any(one.codec.device.type == "cuda" for one in math)
         self._plain = not (self._in_blocks or self._beside)  # whole experts, computed by this thread
-        self.by_row = False  # the running pass computes one token of each sequence, each row by itself
+        self._by_row = False  # the running pass computes one token of each sequence, each row by itself
+        self._rests = False  # ... or what the router chose, of one sequence, by this thread, and prefetches nothing
         self._tap: Callable[[torch.Tensor], None] | None = None
+
+    def begin(self, batch: Batch) -> None:
+        """A pass begins, all of whose layers are computed alike, until `end`."""
+        self._by_row = batch.phase == "decode" and (batch.by_row or len(batch.shares) > 1)
+        self._rests = (
+            self._plain
+            and not self._by_row
+            and not (self._prefetcher is not None and self._prefetcher.looks)
+            and not (self._miss is not None and self._miss.active)
+        )
+
+    def end(self) -> None:
+        """The pass is over, or broke off."""
+        self._by_row = self._rests = False
 
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Compute resident experts first, then each missing one as it lands; [T, H]."""
         asked: list[list[int]] = ids.tolist()  # the layer's only synchronisation with the device
-        if len(asked) == 1 and self._plain and self._undisturbed():
+        if self._rests and len(asked) == 1:
             segments = self._expert_cache.at_rest(layer, asked[0])
             if segments is not None:
                 result = token_at_rest(self._math[layer], segments, hidden, asked[0], weights, self._tap)
-                self._metrics.layer(layer, asked, segments)
+                self._metrics.layer(layer, asked, None)
                 return result
         routed = self._route(layer, ids, weights, asked)
         if self._expert_cache.expects:
@@ -71,20 +90,12 @@ class MoEStep:
         self._metrics.layer(layer, routed.asked, routed.requests(requests))
         return result
 
-    def _undisturbed(self) -> bool:
-        """Whether the running pass computes what the router chose, sequence by sequence, and prefetches nothing."""
-        return not (
-            self.by_row
-            or (self._prefetcher is not None and self._prefetcher.looks)
-            or (self._miss is not None and self._miss.active)
-        )
-
     def _rows(
         self, layer: int, hidden: torch.Tensor, routed: Routed
     ) -> TokenRows | PromptRows | SplitTokenRows | PairRows:
         """How the rows of a layer are computed."""
         tokens, math = len(routed.chosen), self._math[layer]
-        if self.by_row and math.row_products is not None and tokens * len(routed.chosen[0]) <= MOST:
+        if self._by_row and math.row_products is not None and tokens * len(routed.chosen[0]) <= MOST:
             return PairRows(math, hidden, routed)
         if tokens > 1:
             return PromptRows(math, hidden, routed)

@@ -107,12 +107,12 @@ class Pipeline:
                 return self._device_decode.compute(
                     batch, lambda: compute(self._model, self._device, batch, keep, self._packing)
                 )
-        self.step.by_row = batch.phase == "decode" and (batch.by_row or len(batch.shares) > 1)
+        self.step.begin(batch)
         try:
             with self._dispatch.to(self.step, stop):
                 return compute(self._model, self._device, batch, keep, self._packing)
         finally:
-            self.step.by_row = False
+            self.step.end()
 
     def end(self) -> None:
         """Also after a pass that broke off: ends its leases, and frees the threads for other work."""

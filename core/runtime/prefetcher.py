@@ -65,7 +65,8 @@ class Prefetcher:
             self._idle, self.looks = True, False
             return
         self.looks = not self._idle and (predictor.looks or shadows)
-        self._predictor_host.begin([(one.request, one.tokens) for one in batch.shares])
+        if self._predictor_host.predicts:
+            self._predictor_host.begin([(one.request, one.tokens) for one in batch.shares])
         if predictor.starts and not self._throttle.paused and not self._idle:
             began_s = time.perf_counter()
             self._fetch(self._predictor_host.predict_first(), -1)

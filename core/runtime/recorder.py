@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import time
-from array import array
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Sequence
 
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import LeasedSegment, SkippedRequest
@@ -17,32 +13,10 @@ from core.policy.prefetch.throttle import PrefetchThrottle
 from core.prediction.predictor_host import PredictorHost
 from core.runtime.batch import Batch
 from core.runtime.miss import MissPolicy
+from core.runtime.recorded import Copy, Ran, Recorded, note
 from core.runtime.trace_capture import TraceCapture
 from core.settings.telemetry import TelemetrySettings
-from core.types import ModelShape, Phase, StepRecord, Transfer
-
-LATER: Any = dict.fromkeys(("ids", "layer", "expert", "outcome", "transfers"))  # fields built when first read
-
-
-class Recorded(StepRecord):
-    """A StepRecord that builds its arrays when they are first read, on the reading thread, to keep that work out of the
-    pass. Two threads that read at once build equal arrays. `later` = one builder function per field."""
-
-    __slots__ = ("_later",)
-
-    def __init__(self, later: dict[str, Callable[[], Any]], **values: Any) -> None:
-        super().__init__(**LATER, **values)
-        for name in LATER:
-            delattr(self, name)
-        self._later = later
-
-    def __getattr__(self, name: str) -> Any:
-        """Called only for attributes that are not (yet) set."""
-        build = self._later.get(name) if name in LATER else None
-        if build is not None:
-            setattr(self, name, build())
-            self._later.pop(name, None)  # popped last: a thread that finds no builder finds the field
-        return object.__getattribute__(self, name)
+from core.types import ModelShape, StepRecord
 
 
 class Recorder:
@@ -67,34 +41,31 @@ class Recorder:
         self.enabled = True
         self._index = 0
         self._batch: Batch | None = None
-        self._ids: list[list[list[int]]] = []
-        self._requests: list[tuple[int, Sequence[LeasedSegment | SkippedRequest]]] = []
+        self._ran: list[Ran] = []
         self.stall_s = 0.0
         self._prefetch_cost = PrefetchCost()
 
     def begin(self, batch: Batch) -> None:
         """Start a pass: clears what was recorded of the one before."""
-        self._clear()
         self._batch = batch
+        self._clear()
         if self._miss is not None:
             self._miss.begin(batch.phase)
         if self._capture is not None:
             self._capture.begin(batch)
 
     def _clear(self) -> None:
-        self._ids.clear()
-        self._requests.clear()
+        self._ran.clear()
         self.stall_s = 0.0
         self._prefetch_cost.begin()
-        if self._miss is not None:
-            self._miss.forget()
 
-    def layer(self, layer: int, ids: list[list[int]], requests: Sequence[LeasedSegment | SkippedRequest]) -> None:
-        """Record one computed MoE layer: the router's choice [T][k] and the outcome of each distinct expert's
-        request."""
+    def layer(
+        self, layer: int, ids: list[list[int]], requests: Sequence[LeasedSegment | SkippedRequest] | None
+    ) -> None:
+        """Record one computed MoE layer: the router's choice [T][k] and the outcome of each distinct expert's request;
+        None = those of one token, all of them hits."""
         if self.enabled:
-            self._ids.append(ids)
-            self._requests.append((layer, requests))
+            self._ran.append((layer, ids, requests))
 
     def waited(self, seconds: float, *, late: bool) -> None:
         """Add a wait for a copy; `late`: for a prefetch that did not land in time."""
@@ -117,41 +88,37 @@ class Recorder:
         """End the pass. `model_s` = the forward call, waits for copies included. What remains is the caller's: `spent`
         adds the time after it, and `exact` follows from the KV of its sequences."""
         assert self._batch is not None, "no pass has begun"
-        phase, tokens = self._batch.phase, self._batch.size
+        cost, rows = self._prefetch_cost, self._batch.rows
         counts, finished = self._expert_cache.take_counts(), self._transfers.take_finished()
         stalled_s, late_s = self._transfers.device_stall_s()
         stall_s = min(self.stall_s + stalled_s, model_s)
-        record = Recorded(
-            self._later(phase, tokens, finished),
-            index=self._index,
-            phase=phase,
-            tokens=tokens,
-            started_s=started_s - self.born_s,
-            total_ms=model_s * 1e3,
-            compute_ms=(model_s - stall_s) * 1e3,
-            stall_ms=stall_s * 1e3,
-            idle_ms=0.0,
-            copy_ms=_busy_s(finished) * 1e3,
-            **counts.figures(),
-            predict_ms=self._prefetch_cost.predict_s * 1e3,
-            net_ms=self._prefetch_cost.net_ms(counts, finished, self._prefetch_cost.late_s + late_s, stall_s),
-            disk_bytes=sum([t.disk_bytes for t in finished]),
-            slots=self._expert_cache.capacity,
-            device_bytes=device_bytes,
-            budget_bytes=budget_bytes,
-            emulated=bool(self._transfers.pace),
-            changes=changes,
-            rows=self._batch.rows,
-        )
-        record.lossy = self._miss.take(tokens) if self._miss is not None else None
-        if self._predictor_host is not None:
-            self._predictor_host.answer_wait.passed(stall_s, self._prefetch_cost.spared_s)
-        if self._throttle is not None:
-            self._throttle.note(record)
+        noted = note(self._shape, counts, self._copies(finished) if finished else (), self._ran)
+        record = Recorded(noted, self._batch.phase, sum([count for _, count in rows]))
+        record.index, record.rows, record.changes = self._index, rows, changes
+        record.started_s, record.total_ms = started_s - self.born_s, model_s * 1e3
+        record.compute_ms, record.stall_ms = (model_s - stall_s) * 1e3, stall_s * 1e3
+        record.copy_ms = _busy_s(finished) * 1e3 if finished else 0.0
+        record.disk_bytes = sum([t.disk_bytes for t in finished])
+        record.predict_ms = cost.predict_s * 1e3
+        record.net_ms = cost.net_ms(counts, finished, cost.late_s + late_s, stall_s)
+        counts.forget_tickets()
+        record.slots, record.emulated = self._expert_cache.capacity, bool(self._transfers.pace)
+        record.device_bytes, record.budget_bytes = device_bytes, budget_bytes
+        if self._miss is not None and self._miss.active:
+            record.lossy = self._miss.take(record.tokens)
+        if self._predictor_host is None or self._predictor_host.predicts:
+            self._judge(record, stall_s)
         if self._capture is not None:
             self._capture.take(record)
         self._index += 1
         return record
+
+    def _judge(self, record: StepRecord, stall_s: float) -> None:
+        """Whether predicting was worth its time, and waiting for it."""
+        if self._predictor_host is not None:
+            self._predictor_host.answer_wait.passed(stall_s, self._prefetch_cost.spared_s)
+        if self._throttle is not None:
+            self._throttle.note(record)
 
     def configure(self, old: TelemetrySettings | None, new: TelemetrySettings) -> None:
         """Record, or do not, from the next pass on."""
@@ -160,67 +127,28 @@ class Recorder:
     def forget(self) -> None:
         """Discard everything counted and copied so far."""
         self._clear()
+        if self._miss is not None:
+            self._miss.forget()
         self._expert_cache.take_counts()
         self._transfers.forget()
 
     @property
     def routed(self) -> Sequence[Sequence[Sequence[int]]]:
         """The router's choice [T][k] in each layer that the last pass ran, while recording is on."""
-        return self._ids
+        return [ids for _, ids, _ in self._ran]
 
     @property
     def index(self) -> int:
         """The index the next pass will have."""
         return self._index
 
-    def _later(self, phase: Phase, tokens: int, finished: list[Ticket]) -> dict[str, Callable[[], Any]]:
-        """Builders of the fields named in LATER. They hold numbers only, so that a record keeps no slot or copy
-        alive."""
-        ids, requests, born_s = array("h"), self._requests, self.born_s
-        for rows in self._ids if len(self._ids) == self._shape.layers else ():
-            for row in rows:
-                ids.fromlist(row)
-        counts = array("h", [n for layer, some in requests for n in (layer, len(some))])
-        every = [one for _, some in requests for one in some]
-        experts, outcomes = [one.expert for one in every], bytes([one.outcome for one in every])
-        copies = (
-            [
-                (
-                    t.eid,
-                    t.bytes,
-                    t.demand,
-                    t.submitted_s - born_s,
-                    t.started_s - born_s,
-                    t.landed_s - born_s,
-                    t.disk_bytes > 0,
-                )
-                for t in finished
-            ]
-            if self.enabled
-            else []
-        )
-        top_k, of = self._shape.top_k, self._shape.experts
-        return {
-            "ids": lambda: np.frombuffer(ids, np.int16).reshape(-1, tokens, top_k),
-            "layer": lambda: np.repeat(*np.frombuffer(counts, np.int16).reshape(-1, 2).T),
-            "expert": lambda: np.array(experts, np.int16),
-            "outcome": lambda: np.frombuffer(outcomes, np.uint8),
-            "transfers": lambda: tuple(
-                [
-                    Transfer(
-                        *divmod(eid, of),
-                        size,
-                        demand,
-                        submitted_s,
-                        started_s,
-                        ended_s,
-                        phase,
-                        "disk" if disk else "host",
-                    )
-                    for eid, size, demand, submitted_s, started_s, ended_s, disk in copies
-                ]
-            ),
-        }
+    def _copies(self, finished: Sequence[Ticket]) -> list[Copy]:
+        """Of a pass that is recorded."""
+        copies, born_s = list[Copy](), self.born_s
+        for one in finished if self.enabled else ():
+            times = one.submitted_s - born_s, one.started_s - born_s, one.landed_s - born_s
+            copies.append((one.eid, one.bytes, one.demand, *times, one.disk_bytes > 0))
+        return copies
 
 
 def _busy_s(copies: Sequence[Ticket]) -> float:

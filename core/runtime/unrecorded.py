@@ -28,7 +28,9 @@ class Unrecorded:
         self._expert_cache.take_counts()
         self._transfers.forget()
 
-    def layer(self, layer: int, ids: list[list[int]], requests: Sequence[LeasedSegment | SkippedRequest]) -> None:
+    def layer(
+        self, layer: int, ids: list[list[int]], requests: Sequence[LeasedSegment | SkippedRequest] | None
+    ) -> None:
         """A layer was computed."""
 
     def waited(self, seconds: float, *, late: bool) -> None:

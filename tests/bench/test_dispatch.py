@@ -37,6 +37,7 @@ def test_it_runs() -> None:
     assert list(found["experts"]) == ["16", "64"] and found["growth"] > 0
     for one in found["experts"].values():
         assert one["model"] > one["router"] > 0 and one["step"] > 0 and "own_rotation" in one
+        assert one["reading"] > 0
         assert {"gate", "random"} <= one["predictors"].keys()
     assert found["demo"]["token_us"] > 0 < found["demo"]["own_rotation_us"]
     assert "goals" in dispatch.table(found)

@@ -37,6 +37,29 @@ def test_a_pass_goes_to_its_own_step_and_all_others_to_the_usual_one() -> None:
     assert called == ["other", "usual", "usual"]
 
 
+def test_experts_at_rest_are_looked_for_where_nothing_else_is_done_in_a_pass(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, at_rest = list[int](), engine.expert_cache.at_rest
+
+    def heard(layer: int, wanted: Sequence[int]) -> Any:
+        looked.append(layer)
+        return at_rest(layer, wanted)
+
+    monkeypatch.setattr(engine.expert_cache, "at_rest", heard)
+    for changes, looks in (
+        ({"predictor": "none"}, True),
+        ({"predictor": "gate"}, False),
+        ({"predictor": "none", "miss": "drop"}, False),
+        ({"miss": "wait"}, True),
+    ):
+        engine.change(changes)
+        looked.clear()
+        list(engine.generate(TEXT, Sampling(max_new_tokens=4)))
+        assert bool(looked) == looks, changes
+        assert not engine.wiring.answering.step._rests, "a pass that belongs to no pipeline looks for none"
+
+
 def test_measuring_predicts_records_and_changes_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """While answers are computed lossily and with a predictor; both are as they were afterwards."""
     engine.change({"miss": "drop", "predictor": "gate"})

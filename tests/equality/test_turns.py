@@ -110,6 +110,8 @@ class Talk:
         # where positions are selected, rounding may select another one: then plain transformers, too, says something
         # else after reading these prompts in two pieces
         assert self.selects or (seen[0] - anew).abs().max() <= ROUNDING * anew.abs().max()
+        kv = self.engine.wiring.kv
+        assert kv.bytes == sum(layer.growing_bytes + layer.state_bytes for layer in kv._own), "what was allocated"
         if len(self.kept):
             self._lineage.append((self.kept._texts[-1], Text(whole[:at], passes)))
         return whole, cached

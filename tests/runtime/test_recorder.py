@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from core.cache.lease import Counts, LeasedSegment
 from core.runtime.batch import Batch, Share
@@ -83,6 +88,73 @@ def test_a_record_keeps_no_slot_alive() -> None:
     gc.collect()
     assert alive() is None
     check(step)
+
+
+def token(recorder: Recorder, *layers: tuple[list[int], list[Outcome] | None]) -> StepRecord:
+    """The record of a pass over one token, whose layers chose these experts with these outcomes; None = all hits."""
+    recorder.begin(Batch("decode", (Share([11]),)))
+    for layer, (ids, outcomes) in enumerate(layers):
+        requests = outcomes and [
+            LeasedSegment(expert, Segment(layer * 300 + expert, range(1)), [], outcome, None)
+            for expert, outcome in zip(ids, outcomes, strict=True)
+        ]
+        recorder.layer(layer, [ids], requests)
+    return recorder.end(0.0, 0.01, 1, 1, {})
+
+
+LAYERS = st.tuples(*[st.tuples(st.lists(st.integers(0, 299), min_size=2, max_size=2, unique=True), st.booleans())] * 2)
+
+
+@given(LAYERS)
+def test_hits_that_are_not_named_one_by_one_are_recorded_like_those_that_are(layers: Any) -> None:
+    hits = [Outcome.HIT, Outcome.HIT]
+    brief = token(make(), *[(ids, None if rests else hits) for ids, rests in layers])
+    whole = token(make(), *[(ids, hits) for ids, _ in layers])
+    for name in ("ids", "layer", "expert", "outcome"):
+        mine, full = getattr(brief, name), getattr(whole, name)
+        assert mine.dtype == full.dtype and mine.tolist() == full.tolist()
+    assert (brief.requests, brief.hits, brief.assignments) == (4, 4, 4)
+
+
+def test_hits_beside_a_miss() -> None:
+    step = token(make(), ([7, 3], [Outcome.MISS, Outcome.HIT]), ([299, 0], None))
+    assert step.layer.tolist() == [0, 0, 1, 1] and step.expert.tolist() == [7, 3, 299, 0]
+    assert step.outcome.tolist() == [Outcome.MISS, Outcome.HIT, Outcome.HIT, Outcome.HIT]
+
+
+def test_a_pass_of_which_some_layers_ran_has_their_requests_and_no_ids() -> None:
+    step = token(make(), ([7, 3], None))
+    assert step.ids.shape == (0, 1, 2) and step.layer.tolist() == [0, 0] and step.expert.tolist() == [7, 3]
+
+
+def test_every_field_can_be_read_and_copied() -> None:
+    step = record(make(), None)
+    other = copy.deepcopy(step)
+    for one in fields(StepRecord):
+        assert np.array_equal(getattr(other, one.name), getattr(step, one.name)), one.name
+    assert (other.exact, other.changes, other.lossy, other.prefetch_used) == (True, {}, None, 0)
+
+
+def test_a_record_keeps_no_copy_alive() -> None:
+    recorder, ticket = make(), Slot()
+    alive = weakref.ref(ticket)
+    counts = Counts(prefetch_late=3, spared=[ticket], lost=[ticket])  # type: ignore[list-item]
+    recorder._expert_cache = SimpleNamespace(take_counts=lambda: counts, capacity=3)  # type: ignore[assignment]
+    ticket.error = "failed"  # type: ignore[attr-defined]
+    step = record(recorder, None)
+    del ticket
+    gc.collect()
+    assert alive() is None and step.prefetch_late == 3
+
+
+@pytest.mark.parametrize("predicts", [False, True])
+def test_prefetching_is_judged_while_something_predicts(predicts: bool) -> None:
+    recorder, judged = make(), list[object]()
+    recorder._throttle = SimpleNamespace(note=judged.append)  # type: ignore[assignment]
+    waits = SimpleNamespace(passed=lambda stall_s, spared_s: judged.append(stall_s))
+    recorder._predictor_host = SimpleNamespace(predicts=predicts, answer_wait=waits)  # type: ignore[assignment]
+    step = record(recorder, None)
+    assert judged == ([0.0, step] if predicts else [])
 
 
 def test_nothing_is_noted_while_telemetry_is_off() -> None:

@@ -230,7 +230,8 @@ def test_models(arch: str, dtype: torch.dtype) -> None:
     before, state = passes(model), [dict(vars(module)) for module in model.modules()]
     found = replace(model)
     assert torch.equal(passes(model), before)
-    rotates = [one for tried in rotary._tried.values() for one in tried.values()]
+    tried: list[tuple[Any, Any]] = [(key, one) for own in rotary._tried.values() for key, one in own.items()]
+    rotates = [one for key, one in tried if key[6][-1] == 1]  # gpt_oss's tables have gaps in transformers 5.17
     if arch in LEFT_ALONE:
         assert not any(rotates)
     else:

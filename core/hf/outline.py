@@ -112,7 +112,7 @@ def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:
 @torch.no_grad()
 def _layers(meta: Any, sites: list[ExpertsSite]) -> tuple[tuple[KvLayer, ...], StateLayers, int]:
     """Run one token through the meta model with a cache for one position and measure its allocations: works for every
-    kind of layer. Also checks that every router's output is understood."""
+    kind of layer. Also checks that every router's output is understood, and that no layer is computed twice."""
     kind, sizes, visits = meta.config.model_type, [1], Counter[int]()
 
     def visit(site: ExpertsSite, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

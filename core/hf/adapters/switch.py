@@ -5,16 +5,16 @@ than theirs, so that no limit is ever reached; with it, there is none here eithe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers.core_model_loading import MergeModulelist, WeightConverter
 
 from core.hf.adapters.marks import again, become, mark
 
-UNLIMITED = version("transformers").startswith("5.17.")
+UNLIMITED = transformers.__version__.startswith("5.17.")
 SHARES = "_moestro_shares"  # on a router: how many of a pass's tokens are of each sequence; absent: all are of one
 
 

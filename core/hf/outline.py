@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -111,8 +112,13 @@ def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:
 @torch.no_grad()
 def _layers(meta: Any, sites: list[ExpertsSite]) -> tuple[tuple[KvLayer, ...], StateLayers, int]:
     """Run one token through the meta model with a cache for one position and measure its allocations: works for every
-    kind of layer. Also checks that every router's output is understood."""
-    kind, sizes = meta.config.model_type, [1]
+    kind of layer. Also checks that every router's output is understood, and that no layer is computed twice."""
+    kind, sizes, visits = meta.config.model_type, [1], Counter[int]()
+
+    def visit(site: ExpertsSite, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        visits[site.index] += 1
+        return torch.zeros_like(hidden)
+
     try:
         cache = empty_cache(meta.config)
         own = reserve(cache, 1)
@@ -121,12 +127,14 @@ def _layers(meta: Any, sites: list[ExpertsSite]) -> tuple[tuple[KvLayer, ...], S
             install(
                 meta,
                 sites,
-                lambda site, hidden, ids, weights: torch.zeros_like(hidden),
+                visit,
                 lambda layer, args, kwargs, output: sizes.append(read_router(sites[layer], output).weights.itemsize),
             ),
         ):
             for _ in range(1 + meta.config.is_encoder_decoder):  # whose first pass is over a prompt alone
                 cached_pass(meta, torch.zeros(1, 1, dtype=torch.long, device="meta"), cache)
+            if len(cache.layers) > len(own) or max(visits.values(), default=1) > 1:
+                raise ModelError("it computes some of its layers several times for each token")
             states = rehearse(meta, own)
     except Exception as error:  # the model's own code, run without weights
         log.info("the code of a %r does not run without weights: %s: %s", kind, type(error).__name__, error)

@@ -13,7 +13,7 @@ from packaging.version import Version
 from core.capacity.plan import CLOSE, plan
 from core.engine import Engine
 from core.errors import ModelError
-from core.hf import CheckpointReader, find_experts, load_skeleton, meta_skeleton
+from core.hf import CheckpointReader, find_experts, load_skeleton, meta_skeleton, outline
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -31,6 +31,7 @@ ADAPTED = {
     "llama4": "close",
     "longcat_flash": "exact",
     "dbrx": "close",
+    "jamba": "exact",
     "jetmoe": "exact",
     "switch_transformers": "exact",
 }
@@ -40,7 +41,7 @@ ADAPTED = {
     ("model_type", "dtype"),
     layered(
         itertools.product(ADAPTED, (torch.float32, torch.bfloat16)),
-        quick=lambda case: case[0] in ("zaya", "llama4") and case[1] == torch.float32,
+        quick=lambda case: case[0] in ("zaya", "llama4", "jamba") and case[1] == torch.float32,
     ),
 )
 def test_adapted(model_type: str, dtype: torch.dtype) -> None:
@@ -100,6 +101,12 @@ def test_jetmoe_keeps_the_experts_of_attention(tmp_path: Path) -> None:
 def test_llama4_with_several_experts_a_token_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="2 experts a token"):
         meta_skeleton(save(random_model("llama4_text", num_experts_per_tok=2), tmp_path))
+
+
+@pytest.mark.skipif(not known("inkling2_loop_text"), reason="the installed transformers has no inkling2_loop_text")
+def test_layers_in_a_loop_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="computes some of its layers several times for each token"):
+        outline(meta_skeleton(save(random_model("inkling2_loop_text"), tmp_path)))
 
 
 def test_longcat_routes_to_real_experts_alone(tmp_path: Path) -> None:

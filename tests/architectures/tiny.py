@@ -9,6 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 LAYERS = 4  # the first ones are dense in some
 WHERE: dict[str, Any] = dict(  # of text models
     vocab_size=256,
+    unpadded_vocab_size=250,
     hidden_size=64,
     num_hidden_layers=LAYERS,
     num_attention_heads=4,
@@ -93,6 +94,16 @@ VISION: dict[str, Any] = dict(  # of everything beside the text model
     projector_output_dim=64,
 )
 LINEAR: dict[str, Any] = dict(num_hidden_layers=4, linear_head_dim=16, linear_num_heads=4)
+INKLING: dict[str, Any] = dict(
+    layer_types=["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"],
+    swa_num_attention_heads=4,
+    swa_num_key_value_heads=2,
+    swa_head_dim=16,
+    rel_extent=16,
+    d_rel=8,
+    log_scaling_n_floor=16,
+    n_layers_per_attn_res_block=2,
+)
 OWN: dict[str, dict[str, Any]] = {  # what the rules above do not make small, or not consistent
     "aria": dict(projector_patch_to_query_dict={"4": 4}),
     "bailing_hybrid": dict(num_hidden_layers=4, layer_group_size=3),
@@ -137,6 +148,23 @@ OWN: dict[str, dict[str, Any]] = {  # what the rules above do not make small, or
         mamba_d_head=16,
         mamba_chunk_size=16,
     ),
+    "hy_v4_vl_text": dict(
+        num_hidden_layers=5,
+        indexer_types=["full", "full", "shared", "full", "shared"],
+        rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[3, 3, 2]),
+    ),
+    "hy_v4_vl_vision": dict(max_image_size=32, patch_size=8),
+    "inkling2_loop_text": dict(
+        INKLING,
+        num_hidden_layers=6,
+        layer_types=["hybrid_sliding", "hybrid"] * 3,
+        n_layers_per_attn_res_block=2,
+        loop_layer_index_start=2,
+        loop_layer_index_end=4,
+        loop_num_passes=3,
+        loop_gate_rank=16,
+    ),
+    "inkling2_text": INKLING,
     "jamba": dict(
         num_hidden_layers=4,
         mamba_d_state=8,
@@ -211,6 +239,7 @@ def tiny(model_type: str) -> dict[str, Any]:
 
 
 INNER: dict[tuple[str, str], str] = {  # where a config says only that any config may stand there
+    ("inkling2_loop", "vision_config"): "inkling2_vision",
     ("kimi_k25", "text_config"): "deepseek_v3",
     ("mistral3", "text_config"): "mistral4",
     ("mistral3", "vision_config"): "pixtral",

@@ -79,6 +79,7 @@ def profiled(engine: Engine, answer: str, one: Preset) -> Iterator[Engine]:
 def test_a_preset_that_needs_a_profile_answers_with_one(profiled: Engine, answer: str, one: Preset) -> None:
     profiled.change(one.values)
     assert matching(profiled.settings) is one
+    profiled.change({"prefetch_guard": False})  # which may let nothing be fetched ahead in so short an answer
     list(profiled.generate(CHAT, Sampling(max_new_tokens=1)))  # from here on the predictor is the preset's
     profiled.predictor_host.predictor.patient = True
     text, steps = lived(profiled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,6 +136,29 @@ def test_outline_knows_sliding_windows(checkpoint: Checkpoint) -> None:
     shape = outline(meta_skeleton(checkpoint("gpt_oss")))
     assert {layer.window for layer in shape.kv} == {31, None}
     assert shape.kv_bytes(64) < 2 * shape.kv_bytes(32)
+
+
+def test_layers_that_are_computed_several_times_for_a_token_are_refused(checkpoint: Checkpoint) -> None:
+    meta = meta_skeleton(checkpoint("qwen3_moe"))
+    block: Any = find_experts(meta)[1].parent
+    once = block.forward
+    block.forward = lambda hidden: once(once(hidden))
+    with pytest.raises(ModelError, match="some of its layers several times for each token"):
+        outline(meta)
+    block.forward = once
+    assert outline(meta).kv
+
+
+def test_a_cache_that_a_model_gives_more_layers_is_refused(checkpoint: Checkpoint) -> None:
+    meta = meta_skeleton(checkpoint("qwen3_moe"))
+
+    def more(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        layers = kwargs[CACHE].layers
+        layers.append(copy.deepcopy(layers[0]))
+
+    meta.register_forward_pre_hook(more, with_kwargs=True)
+    with pytest.raises(ModelError, match="some of its layers several times for each token"):
+        outline(meta)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from transformers import DynamicCache
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.qwen3_moe.modeling_qwen3_moe import apply_rotary_pos_emb
 
 from core.hf import fast_rotary, rotary
@@ -226,11 +227,14 @@ def passes(model: Any) -> torch.Tensor:
 )
 def test_models(arch: str, dtype: torch.dtype) -> None:
     """Which are replaced, with the same logits, and what they were before is restored."""
+    if arch not in CONFIG_MAPPING:
+        pytest.skip(f"the installed transformers has no {arch}")
     model = random_model(arch, dtype=dtype).eval()
     before, state = passes(model), [dict(vars(module)) for module in model.modules()]
     found = replace(model)
     assert torch.equal(passes(model), before)
-    rotates = [one for tried in rotary._tried.values() for one in tried.values()]
+    tried: list[tuple[Any, Any]] = [(key, one) for own in rotary._tried.values() for key, one in own.items()]
+    rotates = [one for key, one in tried if key[6][-1] == 1]  # gpt_oss's tables have gaps in transformers 5.17
     if arch in LEFT_ALONE:
         assert not any(rotates)
     else:

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from core.hf import ExpertsSite, find_experts
+from core.hf.adapters import adapt
 from core.hf.watch import Seen, ask, context_of, norm_of, watch
 from tests.checkpoints import ARCHITECTURES, EXTRA
 from tests.conftest import Checkpoint
@@ -27,6 +28,7 @@ class Case(NamedTuple):
 def case(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Case:
     path = checkpoint(request.param)
     model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", experts_implementation="grouped_mm").eval()
+    adapt(model)
     return Case(request.param, model, find_experts(model))
 
 

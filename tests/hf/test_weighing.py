@@ -10,6 +10,7 @@ import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from core.hf import RouterOutput, find_experts
+from core.hf.adapters import adapt
 from core.hf.watch import Seen, watch
 from core.hf.weighing import Rule, rule_of, rules_of
 from tests.checkpoints import ARCHITECTURES, EXTRA, MORE, random_model
@@ -45,6 +46,7 @@ IDS = torch.tensor([[0, 1], [1, 3]])
 @torch.no_grad()
 def test_a_routers_rule_gives_its_own_weights(arch: str, dtype: torch.dtype) -> None:
     model = random_model(arch, dtype=dtype).eval()
+    adapt(model)
     sites, answers, received = find_experts(model), list[RouterOutput](), list[torch.Tensor]()
 
     def keep(seen: Seen) -> None:

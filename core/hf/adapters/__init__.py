@@ -12,6 +12,7 @@ from collections.abc import Callable
 from torch import nn
 
 from core.hf.adapters.dbrx import adapt_dbrx
+from core.hf.adapters.jamba import adapt_jamba
 from core.hf.adapters.jetmoe import adapt_jetmoe, adapt_jetmoe_attention
 from core.hf.adapters.llama4 import adapt_llama4
 from core.hf.adapters.longcat import adapt_longcat
@@ -25,6 +26,7 @@ ADAPTERS: dict[str, Callable[[nn.Module], None]] = {  # by transformers' class o
     "LongcatFlashMoE": adapt_longcat,
     "Ernie4_5_VLMoeMoeBlock": adapt_split,
     "DbrxFFN": adapt_dbrx,
+    "JambaSparseMoeBlock": adapt_jamba,
     "JetMoeMoE": adapt_jetmoe,
     "JetMoeMoA": adapt_jetmoe_attention,
     "SwitchTransformersSparseMLP": adapt_switch,

@@ -1,5 +1,6 @@
 """Switch Transformers: one expert a token, each a module of its own, with a limit of tokens that an expert takes of one
-sequence in a pass: what is beyond goes on without any."""
+sequence in a pass: what is beyond goes on without any. transformers 5.17 counts these tokens along another dimension
+than theirs, so that no limit is ever reached; with it, there is none here either."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers.core_model_loading import MergeModulelist, WeightConverter
 
 from core.hf.adapters.marks import again, become, mark
 
+UNLIMITED = transformers.__version__.startswith("5.17.")
 SHARES = "_moestro_shares"  # on a router: how many of a pass's tokens are of each sequence; absent: all are of one
 
 
@@ -48,7 +51,7 @@ def _route(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
     logits = self.classifier(rows.to(self.dtype))
     weights, ids = logits.softmax(-1, dtype=self.dtype).to(rows.dtype).max(-1, keepdim=True)
     shares: Sequence[int] = getattr(self, SHARES, ()) or (len(rows),)
-    if max(shares) > self.expert_capacity:
+    if not UNLIMITED and max(shares) > self.expert_capacity:
         weights = weights * torch.cat(
             [_taken(some, self.num_experts, self.expert_capacity) for some in ids.split(shares)]
         )

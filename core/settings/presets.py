@@ -229,6 +229,20 @@ PRESETS: tuple[Preset, ...] = (
         "ours",
         {"eviction": "lcp", "predictor": "gate", "prefetch_deadline": True, "prefetch_auto": True},
     ),
+    Preset(
+        "many",
+        "Many answers",
+        "For batches, whose passes need most experts of every layer: what is used most stays, and what the next layer's "
+        "gate is sure of is fetched into slots beside the cache, so that nobody leaves for it.",
+        "ours",
+        {
+            "eviction": "lfu",
+            "bypass": True,
+            "predictor": "gate",
+            "predictor.gate.floor": 0.8,
+            "prefetch_beside": True,
+        },
+    ),
 )
 
 

@@ -31,6 +31,7 @@ SYSTEMS = (
     "Speculating Experts",
     "Speculating Experts, executed",
     "Auto",
+    "Many answers",
 )
 each = pytest.mark.parametrize("one", PRESETS, ids=lambda one: one.name)
 

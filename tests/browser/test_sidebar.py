@@ -83,11 +83,12 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
                 dashboard.page.wait_for_selector(f"#set-{kind}-{choice.name}-{param.name}", state="visible")
     for name, other in (("scope", "global"), ("scope", "layer"), ("link", "emulated")):
         dashboard.expect_mark(lambda n=name, o=other: dashboard.choose(f"set-{n}", o), name)
-    for name, value in (("link_gbps", 2.5), ("link_latency_us", 50)):
+    for name, value in (("link_gbps", 2.5 + every), ("link_latency_us", 50 + every)):  # not what the other left
         dashboard.expect_mark(lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
     for name in [n for n in shown if known[n].type == "bool" and n != "telemetry"][:: 1 if every else 6]:
-        for _ in range(2):  # and back
-            dashboard.expect_mark(lambda n=name: dashboard.page.click(f"#set-{n} input"), name)
+        without = [n for n in known[name].active_when or () if known[n].default is False]  # it is not shown
+        for one in (*without, name, name, *without):  # and back
+            dashboard.expect_mark(lambda n=one: dashboard.page.click(f"#set-{n} input"), one)
     for name, value in (("kv_chats", 2), ("regret_tokens", 128)) if every else (("kv_chats", 3),):
         dashboard.expect_mark(lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
     dashboard.expect_mark(lambda: dashboard.type_in("set-pins", "0:3 1:2" if every else "0:3"), "pins")

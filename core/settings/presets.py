@@ -232,7 +232,7 @@ PRESETS: tuple[Preset, ...] = (
     Preset(
         "many",
         "Many answers",
-        "For batches: passes need most experts of every layer: what is used most stays, and what the next layer's "
+        "Passes of batches need most experts of every layer: what is used most stays, and what the next layer's "
         "gate is sure of is fetched into slots beside the cache, so that nobody leaves for it.",
         "ours",
         {

@@ -19,6 +19,7 @@ from core.capacity.free_memory import free_bytes, give_back
 from core.capacity.plan import plan
 from core.errors import BudgetError, SettingError
 from core.hf import release_weights
+from core.native import openmp
 from core.policy.batching import Scheduler
 from core.profile import Profile, check_model
 from core.quality.report import Quality
@@ -89,6 +90,7 @@ class Engine:
             give_back(planned.device)
             raise
         engine = cls(wiring.loaded, wiring)
+        openmp.rest()
         settle()
         progress("Ready", 1.0)
         return engine

@@ -20,6 +20,7 @@ from core.errors import MoestroError
 from core.memory.codec import Codec
 from core.memory.codec.kernels import make_kernels
 from core.memory.link import Link
+from core.native import openmp
 from core.policy.allocation.slot_allocation import check_needs
 from core.profile import Profile
 from core.settings.config import Settings
@@ -237,6 +238,7 @@ def _seconds(work: Callable[[int], object], device: torch.device) -> float:
         return min(_quick(work, threads) for threads in sorted({1, most}))
     finally:
         torch.set_num_threads(most)
+        openmp.rest()
 
 
 def _quick(work: Callable[[int], object], threads: int) -> float:

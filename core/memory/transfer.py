@@ -23,6 +23,7 @@ import torch
 from core.errors import DeviceError, MoestroError
 from core.memory.link import Pace, sleep_until
 from core.memory.ticket import CANCELLED, LANDED, QUEUED, STARTED, Queue, Ticket
+from core.native import openmp
 
 __all__ = ["CANCELLED", "LANDED", "QUEUED", "STARTED", "Ticket", "TransferEngine"]
 
@@ -300,6 +301,7 @@ class TransferEngine:
             return None
 
     def _serve(self) -> None:
+        openmp.alone()
         try:
             self._serve_all()
         except BaseException as error:  # of a CUDA call: nobody else is told

@@ -1,8 +1,13 @@
-"""The threads of torch, for functions of ours: one more pool would compete with them for the processor.
+"""The threads of torch, as GNU's OpenMP runs them: for functions of ours, and kept to the one thread that computes.
 
 torch's threads spin for milliseconds after each of its operations, so that a pool beside them gets a processor of its
 own only where operations of one kind follow one another for long. Where torch brings GNU's OpenMP, whose entry point
 for compiled code is public, its pool runs our functions too.
+
+Every thread that lets torch share an operation gets a pool of its own, which lives as long as the thread. Once all
+pools together have more threads than there are processors, none of them spins any more: each operation then waits until
+the system has woken its helpers, several times as long as a token's operations take. So threads that compute only on
+the side compute alone, and whoever stops computing ends its helpers. With other runtimes both do nothing.
 """
 
 from __future__ import annotations
@@ -13,11 +18,12 @@ from pathlib import Path
 
 import torch
 
+SOFT = 1  # omp_pause_soft: give back threads, keep settings
+
 
 @functools.cache
-def entry() -> int:
-    """The address of GOMP_parallel(function, argument, threads, flags) in the runtime that torch uses; 0 where it uses
-    another one."""
+def _library() -> ctypes.CDLL | None:
+    """The runtime that torch uses, if it is GNU's."""
     home, wanted = Path(torch.__file__).parent, torch.get_num_threads()
     for file in sorted([*home.glob("lib/libgomp*"), *home.parent.glob("torch.libs/libgomp*")]):
         try:
@@ -26,5 +32,26 @@ def entry() -> int:
         except (OSError, AttributeError):
             continue
         if threads == wanted:  # which torch has set in this thread: it is the one that torch uses
-            return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value or 0
-    return 0
+            return library
+    return None
+
+
+@functools.cache
+def entry() -> int:
+    """The address of GOMP_parallel(function, argument, threads, flags) in the runtime that torch uses; 0 where it uses
+    another one."""
+    library = _library()
+    return 0 if library is None else ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value or 0
+
+
+def alone() -> None:
+    """The calling thread lets no other threads share its torch operations from now on."""
+    if (library := _library()) is not None:
+        torch.get_num_threads()  # sets this thread's number where nothing has: not again after this
+        library.omp_set_num_threads(1)
+
+
+def rest() -> None:
+    """End the threads that share the calling thread's torch operations, until there is one to share again."""
+    if (library := _library()) is not None and hasattr(library, "omp_pause_resource_all"):  # since GCC 9
+        library.omp_pause_resource_all(SOFT)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from core.errors import BusyError
+from core.native import openmp
 from core.quality.meter import Meter
 from core.quality.report import Quality
 from core.runtime.measurement import MeasurementSession
@@ -93,4 +94,5 @@ class ModelAccess:
 
     def _release(self) -> None:
         self._because = ""
+        openmp.rest()
         self.lock.release()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from transformers import DynamicCache
@@ -26,7 +26,7 @@ from core.hf.text_to_text import empty_cache
 from core.native.compile import widths
 from tests.checkpoints import ARCHITECTURES, EXTRA, MORE, random_model
 from tests.hf.rotary_cases import DTYPES, FUNCTIONS, Function, Sizes, bits, drawn, identical
-from tests.selection import layered
+from tests.selection import examples, layered
 
 pytestmark = pytest.mark.skipif(not widths(), reason="this CPU has no AVX2")
 SIZES = Sizes(4, 2, 32, rest=16)
@@ -62,7 +62,7 @@ def test_every_bit_is_the_functions_own(function: Function, dtype: torch.dtype) 
     assert len(chosen(rotation)) == len(sizes)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     function=st.sampled_from(list(FUNCTIONS.values())),
     dtype=st.sampled_from(DTYPES),

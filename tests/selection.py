@@ -60,9 +60,9 @@ def layered(cases: Iterable[Any], quick: Callable[[Any], bool], minutes: float =
     ]
 
 
-def examples(count: int) -> Any:
-    """Hypothesis' settings for a test that draws `count` examples with `--all`, and otherwise FEWER at most."""
-    return settings(max_examples=min(count, FEWER) if settings().max_examples == FEWER else count)
+def examples(count: int, fewer: int = FEWER) -> Any:
+    """Hypothesis' settings for a test that draws `count` examples with `--all`, and otherwise `fewer` at most."""
+    return settings(max_examples=min(count, fewer) if settings().max_examples == FEWER else count)
 
 
 def unit(nodeid: str) -> str:

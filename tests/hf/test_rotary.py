@@ -85,10 +85,20 @@ def test_any_sizes(function: Function, dtype: torch.dtype, sizes: Sizes) -> None
     assert identical(rotation(*states), own(*states))
 
 
-@pytest.mark.parametrize("form", list(forms(16, 8, one_type=True)), ids=str)
-@pytest.mark.parametrize("width", widths())
+NATIVE = [
+    (width, form, (at + turn) % len(widths()) == 0)
+    for turn, width in enumerate(widths())
+    for at, form in enumerate(forms(16, 8, one_type=True))
+]
+
+
+@pytest.mark.parametrize(
+    ("width", "form"),
+    [pytest.param(width, form, marks=() if now else pytest.mark.long(0.1)) for width, form, now in NATIVE],
+    ids=str,
+)
 def test_native_code_of_every_form_is_its_reference(width: int, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each width of vectors that this CPU has."""
+    """For each width of vectors that this CPU has, of which the forms take turns unless long tests run."""
     monkeypatch.setattr(fast_rotary, "widths", lambda: (width,))
     monkeypatch.setattr(fast_rotary, "_function", fast_rotary._function.__wrapped__)
     function = FUNCTIONS["glm4_moe"]

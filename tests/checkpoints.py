@@ -212,7 +212,7 @@ def make_checkpoint(
     directory: Path,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
-    max_shard_size: str = "150KB",
+    max_shard_size: str = "600KB",
     **overrides: Any,
 ) -> Path:
     """Write a random checkpoint of `arch` to `directory` and return it."""

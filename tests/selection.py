@@ -11,7 +11,9 @@ A pytest plugin that imports nothing heavy; tests/conftest.py takes its hooks ov
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
 import re
 import time
 from collections import Counter
@@ -26,7 +28,7 @@ try:
 except ImportError:  # a machine to try a GPU on may have no more than what the engine needs
     settings = None  # type: ignore[assignment, misc]
 
-FEWER = 25  # examples; 100 are usual
+FEWER = 20  # examples; 100 are usual
 BROWSER = "tests/browser"
 TESTS = Path(__file__).resolve().parent
 GPU = TESTS / "gpu"
@@ -56,6 +58,11 @@ def layered(cases: Iterable[Any], quick: Callable[[Any], bool], minutes: float =
     return [
         case if quick(case) else pytest.param(*(case if type(case) is tuple else (case,)), marks=long) for case in cases
     ]
+
+
+def examples(count: int, fewer: int = FEWER) -> Any:
+    """Hypothesis' settings for a test that draws `count` examples with `--all`, and otherwise `fewer` at most."""
+    return settings(max_examples=min(count, fewer) if settings().max_examples == FEWER else count)
 
 
 def unit(nodeid: str) -> str:
@@ -100,6 +107,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # while libraries and tests are imported, of which nothing is to be collected: a sixth of the time
+    if hasattr(config, "workerinput"):  # once all else that is registered is done, or every run waits some seconds
+        atexit.register(os._exit, 0)  # while half a million objects are taken down one by one
     if settings is None:
         return
     unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -109,6 +118,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
+    gc.set_threshold(10_000)  # new objects: collecting after every 700 takes a fiftieth of the time
     gc.enable()
 
 

@@ -9,6 +9,7 @@ the answer is; it is folded into `messages.text` when the answer ends (or, after
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
@@ -106,9 +107,7 @@ MIGRATIONS: tuple[str, ...] = (
 
 def add_metrics(db: sqlite3.Connection, metrics: Iterable[Metric] = COUNTED) -> None:
     """Add a column to `steps` for each metric that no migration knows; passes recorded before have 0 there."""
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
-        migrate(fresh)
-        known, there = ({row[1] for row in each.execute("PRAGMA table_info(steps)")} for each in (fresh, db))
+    known, there = ({name for name, _ in found} for found in (_wanted(MIGRATIONS)["steps"], _columns(db, "steps")))
     for one in metrics:
         if one.name not in known | there:
             kind = "REAL" if one.kind is float else "INTEGER"
@@ -117,16 +116,25 @@ def add_metrics(db: sqlite3.Connection, metrics: Iterable[Metric] = COUNTED) -> 
 
 def wrong_tables(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) -> str:
     """The required tables that a database lacks, or ""."""
+    for table, wanted in _wanted(migrations).items():
+        there = _columns(db, table)
+        if lacking := sorted(name for name, _ in wanted - there):
+            return f"its table {table} has no {lacking[0]}" if there else f"it has no table {table}"
+    return ""
+
+
+@functools.cache
+def _wanted(migrations: tuple[str, ...]) -> dict[str, set[tuple[str, str]]]:
+    """The tables of a new database, with their columns."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
         migrate(fresh, migrations)
         tables = fresh.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
-        for (table,) in tables.fetchall():
-            wanted, there = (
-                {(row[1], row[2]) for row in each.execute(f"PRAGMA table_info({table})")} for each in (fresh, db)
-            )
-            if lacking := sorted(name for name, _ in wanted - there):
-                return f"its table {table} has no {lacking[0]}" if there else f"it has no table {table}"
-    return ""
+        return {table: _columns(fresh, table) for (table,) in tables.fetchall()}
+
+
+def _columns(db: sqlite3.Connection, table: str) -> set[tuple[str, str]]:
+    """Names and types; empty where there is no such table."""
+    return {(row[1], row[2]) for row in db.execute(f"PRAGMA table_info({table})")}
 
 
 def migrate(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) -> None:

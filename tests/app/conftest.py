@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,18 @@ def texts(host: Host, chat: int | None) -> list[tuple[str, str, str]]:
 def gated() -> type[GatedEngine]:
     """A gated engine class of this test's own: gate shut, counters at zero."""
     return type("Gated", (GatedEngine,), {"gate": threading.Semaphore(0)})
+
+
+@contextmanager
+def page() -> Iterator[None]:
+    """What is made inside is on a page of Gradio's, for which no server is built: that takes longer than most tests."""
+    from gradio import Blocks
+    from gradio.routes import App
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(App, "create_app", lambda *_, **__: None)
+        with Blocks():
+            yield
 
 
 def open_host(folder: Path, engine: type[FakeEngine] = QuickEngine, *, loaded: bool = True) -> Host:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import gradio as gr
 import numpy as np
 import pytest
 
@@ -19,6 +18,7 @@ from app.ui.carried import BestPicked
 from core.evaluate.rows import EvaluationRow
 from core.settings.lossy import EXACT
 from core.simulate.blocks import Block
+from tests.app.conftest import page
 from tests.app.test_whatif import ABOUT, row
 from tests.fake_profiles import fake_profile
 
@@ -134,7 +134,7 @@ def test_a_profile_says_whether_its_network_beats_the_router_asked_early() -> No
 
 def test_its_button_applies_it_once_it_is_still_what_is_best(host: Host) -> None:
     found: list[Best | None] = [Best("LFU <is> best.", {"eviction": "lfu"})]
-    with gr.Blocks():
+    with page():
         line = BestLine(host, "best", lambda: found[0])
     text = line.value()
     assert "LFU &lt;is&gt; best." in text and f"data-best='{mark(found[0])}'" in text and "Cache policy LFU" in text  # type: ignore[arg-type]
@@ -153,7 +153,7 @@ def test_its_button_applies_it_once_it_is_still_what_is_best(host: Host) -> None
 
 @pytest.mark.parametrize("value", ["", "x"])
 def test_a_mark_of_nothing_changes_nothing(host: Host, value: str) -> None:
-    with gr.Blocks():
+    with page():
         line = BestLine(host, "best", lambda: Best("LFU.", {"eviction": "lfu"}))
     before = host.models.settings
     line._use(BestPicked(None, {"best": value}))

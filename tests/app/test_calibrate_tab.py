@@ -12,6 +12,7 @@ import pytest
 from app.services.host import Host
 from app.ui.tabs.calibrate import CalibrateTab
 from core.profile import Profile
+from tests.app.conftest import page
 from tests.fake_profiles import fake_profile
 
 NEWS = SimpleNamespace(stamp="other", dark=True)
@@ -20,7 +21,7 @@ NOW = {"stamp": "", "dark": True}
 
 @pytest.fixture
 def tab(host: Host) -> CalibrateTab:
-    with gr.Blocks():
+    with page():
         return CalibrateTab(host)
 
 

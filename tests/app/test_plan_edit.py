@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import gradio as gr
 import pytest
 
 from app.services.host import Host
@@ -17,6 +16,7 @@ from core.policy.allocation.configurator import plan_cache, plan_given
 from core.policy.allocation.slot_allocation import place
 from core.profile import load, profile_path
 from core.settings.config import Settings
+from tests.app.conftest import page
 from tests.app.test_planner import engine_of, measured
 from tests.fake_models import SHAPE
 
@@ -113,7 +113,7 @@ def test_whole_experts_stay_whole(whole: Proposal, row: list[object], why: str) 
 
 
 def test_the_panel_uses_what_was_edited_and_takes_it_back(host: Host, whole: Proposal) -> None:
-    with gr.Blocks():
+    with page():
         panel = PlanPanel(host)
     _, _, planned, _, _, rows, *_ = panel._plan(NOW)
     assert "Your plan" not in planned

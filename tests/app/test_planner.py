@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import gradio as gr
 import numpy as np
 import pytest
 
@@ -15,6 +14,7 @@ from app.ui.tabs.calibrate_plan_views import drawing
 from core.errors import SettingError
 from core.policy.allocation.slots import shares
 from core.profile import Profile, load, profile_path
+from tests.app.conftest import page
 from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_profile
 
@@ -102,7 +102,7 @@ def test_the_least_budget_for_a_time_is_found(host: Host) -> None:
 
 
 def built(host: Host) -> PlanPanel:
-    with gr.Blocks():
+    with page():
         return PlanPanel(host)
 
 

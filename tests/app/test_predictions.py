@@ -27,7 +27,7 @@ from app.ui.sidebar import ModelSection
 from app.ui.tabs.calibrate_plan import PlanPanel
 from core.errors import SettingError
 from core.profile import profile_path, save
-from tests.app.conftest import GatedEngine, ended, follow
+from tests.app.conftest import GatedEngine, ended, follow, page
 from tests.app.test_planner import engine_of, measured
 from tests.fake_models import MB, SHAPE
 
@@ -83,7 +83,7 @@ def test_an_answer_is_compared_with_what_was_predicted(host: Host) -> None:
     with heard(host):
         ended(host.chats.ask(None, "hello"))
     assert kept(host) == [Prediction(round(plan.tpot_ms, 4), 20.0)]
-    with gr.Blocks():
+    with page():
         said = PlanPanel(host)._plan({"dark": True})[2]
     assert so_far(kept(host)) in said
     host.calibrator.delete()
@@ -137,7 +137,7 @@ def asked(section: ModelSection, tpot_ms: float | None, **changes: Any) -> str:
 
 
 def test_the_least_memory_for_a_time_is_said_before_a_load(host: Host) -> None:
-    with gr.Blocks():
+    with page():
         section = ModelSection(host, gr.HTML({}))
     assert "open the Calibrate tab" in asked(section, 40) and "Calibrate now" in asked(section, 40)
     known(host)

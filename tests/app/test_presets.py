@@ -14,14 +14,15 @@ from app.cli import options
 from app.ui.sidebar import CacheSection
 from app.ui.sidebar.cache import CUSTOM
 from core.settings.presets import PRESETS, matching, preset
-from tests.app.conftest import open_host
+from tests.app.conftest import open_host, page
 
 
 @pytest.fixture
 def section(tmp_path: Path) -> Iterator[CacheSection]:
     host = open_host(tmp_path)
-    with gr.Blocks():
-        yield CacheSection(host, [], gr.HTML(), lambda *form: "")
+    with page():
+        section = CacheSection(host, [], gr.HTML(), lambda *form: "")
+    yield section
     host.close()
 
 

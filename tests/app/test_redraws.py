@@ -21,7 +21,7 @@ from app.ui.tabs.calibrate import CalibrateTab
 from app.ui.tabs.library import LibraryTab
 from app.ui.tabs.quality import QualityTab
 from core.errors import MoestroError
-from tests.app.conftest import WAIT_S
+from tests.app.conftest import WAIT_S, page
 from tests.fake_models import fake_pack
 
 NEWS = SimpleNamespace(stamp="other", dark=True)
@@ -31,14 +31,14 @@ NEWS = SimpleNamespace(stamp="other", dark=True)
     ("tab", "more"), [(QualityTab, ()), (AnalysisTab, (None,)), (CalibrateTab, (0, "cosine", 0.0))]
 )
 def test_a_notice_stays_until_the_job_has_something_to_say(host: Host, tab: Any, more: tuple[Any, ...]) -> None:
-    with gr.Blocks():
+    with page():
         made = tab(host)
     redrawn = made._renew({"stamp": "", "dark": True}, *more, NEWS)
     assert redrawn[made.outputs.index(made.alert)] == gr.skip()
 
 
 def test_a_redraw_of_the_library_leaves_what_was_said_of_the_import_s_form(host: Host) -> None:
-    with gr.Blocks():
+    with page():
         made = LibraryTab(host, ModelSection(host, gr.HTML({})), gr.Tabs())
     at, now = made.moved.index(made.failed), made.list.value
     assert made.values({}, now, "demo")[at] == gr.skip()
@@ -54,7 +54,7 @@ def test_a_model_that_was_used_and_deleted_makes_way_in_the_form(host: Host, tmp
     folder = tmp_path / "pack"
     folder.mkdir()
     assert host.loader.load(host.loader.plan(str(folder))).join(WAIT_S)
-    with gr.Blocks():
+    with page():
         section = ModelSection(host, gr.HTML({}))
     host.models.unload()
     there = section.offer(str(folder))
@@ -65,7 +65,7 @@ def test_a_model_that_was_used_and_deleted_makes_way_in_the_form(host: Host, tmp
 
 
 def test_a_redraw_of_the_sidebar_leaves_what_was_said_of_the_load_s_form(host: Host) -> None:
-    with gr.Blocks():
+    with page():
         made = ModelSection(host, gr.HTML({}))
     at = made.outputs.index(made.alert)
     assert made.values({})[at] == gr.skip()
@@ -82,7 +82,7 @@ def test_a_redraw_of_the_sidebar_leaves_what_was_said_of_the_load_s_form(host: H
 
 
 def test_a_verdict_on_another_form_is_judged_again_and_the_limits_follow_the_form(host: Host, tmp_path: Path) -> None:
-    with gr.Blocks():
+    with page():
         made = ModelSection(host, gr.HTML({}))
     names = [param.name for param in CHOICES]
     plain = ["demo", *made._chosen(host.loader.plan("demo"))]
@@ -98,7 +98,7 @@ def test_a_verdict_on_another_form_is_judged_again_and_the_limits_follow_the_for
 
 
 def test_the_end_of_a_job_is_said_once_and_taken_back_by_the_next_one(host: Host) -> None:
-    with gr.Blocks():
+    with page():
         made = QualityTab(host)
 
     def fail() -> None:

@@ -23,6 +23,7 @@ from app.services.regret_feed import arrays, imitated
 from app.services.regret_process import Lost, Process
 from core.settings.config import Settings
 from core.simulate.regret import RegretReport, Shadows
+from core.system.worker_process import WorkerProcess
 from core.trace import Chunk
 from core.types import StepRecord
 from tests.app.conftest import WAIT_S, ended, open_host
@@ -34,7 +35,9 @@ Told = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where other tests leave no time to who is modest; that the process is, test_regret_process.py sees."""
     monkeypatch.setattr(regret, "GATHER_S", 0.001)
+    monkeypatch.setitem(WorkerProcess.__init__.__kwdefaults__, "niceness", 0)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
 import numpy as np
 import pytest
 
@@ -25,7 +24,7 @@ from core.simulate import Config
 from core.simulate.curves import measure_curves
 from core.simulate.run import maker
 from core.trace import ArrayTrace
-from tests.app.conftest import WAIT_S, GatedEngine, ended, follow, open_host
+from tests.app.conftest import WAIT_S, GatedEngine, ended, follow, open_host, page
 from tests.app.test_planner import engine_of, measured
 from tests.fake_models import SHAPE
 
@@ -129,7 +128,7 @@ def test_off_by_default_and_nothing_runs(slow: Host) -> None:
 
 def test_a_better_plan_is_used_while_idle_and_taken_back(slow: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replanner, "MARGIN", -1.0)  # any plan is good enough
-    with gr.Blocks():
+    with page():
         panel = PlanPanel(slow)
     slow.replanner.switch(True)
     before = jobs_state(slow)["calibration"]["stamp"]

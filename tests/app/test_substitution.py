@@ -15,15 +15,16 @@ from app.services.host import Host
 from app.ui.sidebar import SubstitutionSection
 from app.ui.text import notice
 from core.settings.presets import preset
-from tests.app.conftest import ended, open_host
+from tests.app.conftest import ended, open_host, page
 from tests.fake_profiles import fake_profile
 
 
 @pytest.fixture
 def section(tmp_path: Path) -> Iterator[SubstitutionSection]:
     host = open_host(tmp_path)
-    with gr.Blocks():
-        yield SubstitutionSection(host)
+    with page():
+        section = SubstitutionSection(host)
+    yield section
     host.close()
 
 

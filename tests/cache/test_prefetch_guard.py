@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.cache.expert_cache import ExpertCache
@@ -13,6 +13,7 @@ from core.settings.prefetch import PrefetchSettings
 from core.types import Outcome
 from tests.cache.machine import EXPERTS, LAYERS, build
 from tests.cache.test_bypass import residents, use
+from tests.selection import examples
 
 
 def hot_and_cold(eviction: str = "lru", *, guard: bool = True) -> ExpertCache:
@@ -101,7 +102,7 @@ def test_what_a_prefetch_must_exceed() -> None:
     assert guard.rate(0) == 0.0
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(passes=st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=80))
 def test_a_rate_is_the_faded_mean_of_the_passes(passes: list[set[int]]) -> None:
     guard = PrefetchGuard(5)

@@ -15,7 +15,7 @@ from core.cache.pool import numbered_pools
 from core.policy.eviction import MakePolicy
 from core.settings.registry import create, variants
 from core.types import Segment
-from tests.selection import layered
+from tests.selection import examples, layered
 
 LAYERS, EXPERTS, K, BLOCKS = 2, 6, 2, 4
 NAMES = [v.name for v in variants("eviction")]
@@ -220,7 +220,7 @@ def check(core: CacheCore[int], capacities: Sequence[int], buffer: int) -> None:
     assert len(slots) == len(set(slots)) == sum(capacities) + buffer
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     capacities=st.lists(st.integers(0, EXPERTS * BLOCKS), min_size=LAYERS, max_size=LAYERS),
     tops=each,

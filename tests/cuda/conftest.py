@@ -22,11 +22,11 @@ CONTEXT = 256
 
 @pytest.fixture(scope="session", autouse=True)
 def _loads_try_a_short_prompt() -> Iterator[None]:
-    """What a load tries to measure its workspace: 16 tokens instead of a whole context, as the fake GPU's segments are
+    """What a load tries to measure its workspace: 4 tokens instead of a whole context, as the fake GPU's segments are
     much larger than what either takes. Tests of the memory itself ask for `whole_trials`."""
     from core.session import trial_passes
 
-    before, trial_passes.PREFILL_CHUNK = trial_passes.PREFILL_CHUNK, 16  # type: ignore[attr-defined]
+    before, trial_passes.PREFILL_CHUNK = trial_passes.PREFILL_CHUNK, 4  # type: ignore[attr-defined]
     yield
     trial_passes.PREFILL_CHUNK = before  # type: ignore[attr-defined]
 

@@ -50,7 +50,7 @@ def test_the_same_logits_in_one_launch_a_layer(
             if not replaced:
                 patch.setattr(fused_rotary, "available", lambda device: False)
             with engine_on(model, settings) as engine:
-                runs.append(answer(engine, 24))
+                runs.append(answer(engine, 12))
                 assert bool(launches) == replaced
                 list(engine.generate("hello", GREEDY))  # whose prompt is short: another layout, which is tried
                 before, replays = len(launches), 0

@@ -38,6 +38,9 @@ TEXTS = [
     )
 ]
 GREEDY = Sampling(max_new_tokens=9, temperature=0.0)
+SCHEDULERS = layered(
+    [NoScheduler(), RandomScheduler(2), TokenScheduler()], quick=lambda one: not isinstance(one, RandomScheduler)
+)
 DRAWN = Sampling(max_new_tokens=7, temperature=0.9, top_p=0.9, seed=5)
 
 
@@ -92,7 +95,7 @@ def together(engine: Engine, requests: list[BatchRequest], limit: int, scheduler
 def test_each_answer_is_the_one_it_has_alone(engine: Engine) -> None:
     wanted = {(n, s.seed): alone(engine, text, s) for n, text in enumerate(TEXTS) for s in (GREEDY, DRAWN)}
     requests = [BatchRequest((n, s.seed), text, s) for n, text in enumerate(TEXTS) for s in (GREEDY, DRAWN)]
-    for limit in (1, 2, 4, 16):
+    for limit in (1, 4, 16):
         found = together(engine, requests, limit)
         assert found.tokens == wanted and not found.errors, limit
         assert {key: stats.new_tokens for key, stats in found.stats.items()} == {k: len(v) for k, v in wanted.items()}
@@ -134,7 +137,7 @@ def test_memory_is_given_back_and_the_kept_chat_goes_on(engine: Engine) -> None:
 
 CARRIED = layered(
     ("qwen3_moe", "gpt_oss", "qwen3_next", "deepseek_v32", "exaone_moe", "lfm2_moe", "inkling_text", "nemotron_h"),
-    quick=lambda a: a[0] in "gq",
+    quick=lambda a: a in ("gpt_oss", "qwen3_next"),
 )
 
 
@@ -211,7 +214,7 @@ def test_settings_change_between_passes(engine: Engine) -> None:
     assert found.tokens == wanted
 
 
-@pytest.mark.parametrize("scheduler", [NoScheduler(), RandomScheduler(2), TokenScheduler()])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_two_units_are_divided_in_turn_beside_the_computation(engine: Engine, scheduler: Scheduler) -> None:
     """Four batches are at work; answers are those of each alone, and only the first division is waited for."""
     threads: list[str] = []
@@ -235,7 +238,7 @@ def test_two_units_are_divided_in_turn_beside_the_computation(engine: Engine, sc
     assert not [one for one in threading.enumerate() if one.name.startswith("moestro-schedule")], "its thread has ended"
 
 
-@pytest.mark.parametrize("scheduler", [NoScheduler(), RandomScheduler(2), TokenScheduler()])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_scheduled_answers_are_those_of_each_alone(engine: Engine, scheduler: Scheduler) -> None:
     wanted = {n: alone(engine, text, GREEDY) for n, text in enumerate(TEXTS)}
     found = together(engine, [BatchRequest(n, text, GREEDY) for n, text in enumerate(TEXTS)], 3, scheduler)

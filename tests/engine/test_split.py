@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +21,7 @@ from core.settings.sampling import Sampling
 from core.types import Outcome, StepRecord
 from tests.checkpoints import make_checkpoint
 from tests.engine.test_packs import CHAT, logits
+from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 HALF = {"split": "uniform", "split.uniform.theta": 0.5, "buffer": 4}
@@ -95,7 +97,7 @@ def test_a_buffer_that_is_too_small_or_too_large_is_refused(engine: Engine) -> N
         engine.change({"split": "moepic"})
 
 
-@pytest.mark.parametrize("format", ["checkpoint", "int4-g32"])
+@pytest.mark.parametrize("format", layered(["checkpoint", "int4-g32"], quick=lambda one: one != "checkpoint"))
 def test_settings_turned_at_random_change_no_token_and_break_nothing(model: Path, format: str) -> None:
     """What is generated depends on the weights alone, and each layer keeps no more blocks than its slots."""
     dice = random.Random(7)
@@ -117,7 +119,7 @@ def test_settings_turned_at_random_change_no_token_and_break_nothing(model: Path
     engine.unload()
 
 
-@pytest.mark.parametrize("host", ["none", "200kB", "all"])
+@pytest.mark.parametrize("host", layered(["none", "200kB", "all"], quick=lambda host: host != "all"))
 def test_packs_in_blocks_and_whole_ones_give_the_same_bits(model: Path, tmp_path: Path, host: str) -> None:
     cut, whole = import_model(str(model), tmp_path / "cut", blocks=2), import_model(str(model), tmp_path / "whole")
     plain = load(model, budget="100%", split="uniform")
@@ -135,8 +137,13 @@ def test_packs_in_blocks_and_whole_ones_give_the_same_bits(model: Path, tmp_path
     exact.unload()
 
 
-@pytest.mark.parametrize("format", ["checkpoint", "int8", "int4-g32", "mxfp4"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("format", "dtype"),
+    layered(
+        itertools.product(("checkpoint", "int8", "int4-g32", "mxfp4"), ("float32", "bfloat16")),
+        quick=lambda case: (case[0] in ("checkpoint", "int4-g32")) == (case[1] == "bfloat16"),
+    ),
+)
 def test_whole_experts_have_the_bits_of_one_block(model: Path, format: str, dtype: str) -> None:
     """Theta = 1: blocks are computed side by side; and so are prompts, however experts are split."""
     exact = load(model, blocks=1, format=format, dtype=dtype, budget="100%")

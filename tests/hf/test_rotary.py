@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from transformers import DynamicCache
@@ -26,7 +26,7 @@ from core.hf.text_to_text import empty_cache
 from core.native.compile import widths
 from tests.checkpoints import ARCHITECTURES, EXTRA, MORE, random_model
 from tests.hf.rotary_cases import DTYPES, FUNCTIONS, Function, Sizes, bits, drawn, identical
-from tests.selection import layered
+from tests.selection import examples, layered
 
 pytestmark = pytest.mark.skipif(not widths(), reason="this CPU has no AVX2")
 SIZES = Sizes(4, 2, 32, rest=16)
@@ -62,7 +62,7 @@ def test_every_bit_is_the_functions_own(function: Function, dtype: torch.dtype) 
     assert len(chosen(rotation)) == len(sizes)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     function=st.sampled_from(list(FUNCTIONS.values())),
     dtype=st.sampled_from(DTYPES),
@@ -85,10 +85,20 @@ def test_any_sizes(function: Function, dtype: torch.dtype, sizes: Sizes) -> None
     assert identical(rotation(*states), own(*states))
 
 
-@pytest.mark.parametrize("form", list(forms(16, 8, one_type=True)), ids=str)
-@pytest.mark.parametrize("width", widths())
+NATIVE = [
+    (width, form, (at + turn) % len(widths()) == 0)
+    for turn, width in enumerate(widths())
+    for at, form in enumerate(forms(16, 8, one_type=True))
+]
+
+
+@pytest.mark.parametrize(
+    ("width", "form"),
+    [pytest.param(width, form, marks=() if now else pytest.mark.long(0.1)) for width, form, now in NATIVE],
+    ids=str,
+)
 def test_native_code_of_every_form_is_its_reference(width: int, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each width of vectors that this CPU has."""
+    """For each width of vectors that this CPU has, of which the forms take turns unless long tests run."""
     monkeypatch.setattr(fast_rotary, "widths", lambda: (width,))
     monkeypatch.setattr(fast_rotary, "_function", fast_rotary._function.__wrapped__)
     function = FUNCTIONS["glm4_moe"]

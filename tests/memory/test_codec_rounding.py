@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.memory.codec import FORMATS, Format, Numbers
 from core.memory.codec.coded import QuantizedTensor, dequantize, scales
 from core.memory.codec.quantize import CLIPS, EXTREMES, quantize
 from core.memory.codec.tables import TABLES, grid
+from tests.selection import examples
 
 FULL = Numbers(torch.float32, torch.float32, torch.float32)
 CODED = [f for f in FORMATS.values() if not f.is_plain]
@@ -85,7 +86,7 @@ def test_codes_are_the_nearest_for_the_scales_chosen(format: Format) -> None:
         assert bool((missed <= other + slack + 1e-7).all())
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(format=st.sampled_from(CODED), seed=st.integers(0, 999), size=st.sampled_from([1e-6, 1e-2, 1.0, 1e3]))
 def test_no_weight_inside_the_range_is_off_by_more_than_a_step(format: Format, seed: int, size: float) -> None:
     """Half a step of the widest gap between values, unless clipped; and a group's error never exceeds its weights."""

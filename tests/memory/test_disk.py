@@ -25,6 +25,7 @@ from core.settings.registry import variants
 from core.simulate import Config
 from core.simulate.cache import Cache
 from core.simulate.run import maker
+from tests.selection import examples
 
 CPU = torch.device("cpu")
 EXPERTS = 24
@@ -124,7 +125,7 @@ def host_cache(reader: PackReader, rows: int, policy: str = "lru") -> HostCache:
     return HostCache(reader, reader.manifest.codec(torch.float32, CPU), rows, False, held)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(eids=st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=60), rows=st.integers(2, 20))
 def test_the_host_cache_keeps_what_was_fetched_last(eids: list[int], rows: int) -> None:
     reader = PackReader(_packs["plain"])

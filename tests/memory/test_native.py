@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -31,6 +32,23 @@ WIDTHS = [
     pytest.param(width, marks=pytest.mark.skipif(width not in widths(), reason=f"no {width}-byte vectors here"))
     for width in (64, 32)
 ]
+
+
+def by_turns(cases: Iterable[Any]) -> list[Any]:
+    """Each case with vectors of one width, the next with those of the other; with the other one they are long, where
+    this CPU has both."""
+    long = [pytest.mark.long(0.1)] if len(widths()) > 1 else []
+    return [
+        pytest.param(
+            *(case if type(case) is tuple else (case,)),
+            *width.values,
+            marks=[*width.marks, *(long if (at + turn) % 2 else [])],
+        )
+        for at, case in enumerate(cases)
+        for turn, width in enumerate(WIDTHS)
+    ]
+
+
 needs_kernels = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
 
 
@@ -93,9 +111,8 @@ def states(count: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(count, inputs, generator=torch.Generator().manual_seed(count)).to(dtype)
 
 
-@pytest.mark.parametrize("name", CODED)
+@pytest.mark.parametrize(("name", "width"), by_turns(CODED))
 @pytest.mark.parametrize("dtype", layered([BF16, FP16], quick=lambda dtype: dtype == BF16), ids=str)
-@pytest.mark.parametrize("width", WIDTHS)
 def test_products_are_rounded_once(name: str, dtype: torch.dtype, width: int) -> None:
     inputs = inputs_of(name)
     made = case(name, 6, inputs, dtype, width)
@@ -116,8 +133,7 @@ def test_products_are_rounded_once(name: str, dtype: torch.dtype, width: int) ->
     assert torch.equal(wide, plain) or (name == "nf4" and missed.max() <= TABLE + torch.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("name", CODED)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("name", "width"), by_turns(CODED))
 def test_several_rows_of_a_slot_are_each_the_one_alone(name: str, width: int) -> None:
     made = case(name, 6, inputs_of(name), BF16, width)
     runs = [(4, [made.at[0], made.at[1], made.at[0]]), (3, [made.at[1]]), (2, [made.at[0]]), (1, [*made.at[:2]])]
@@ -126,8 +142,7 @@ def test_several_rows_of_a_slot_are_each_the_one_alone(name: str, width: int) ->
     assert torch.equal(made.products.several(runs, x), made.products.few(own, x))
 
 
-@pytest.mark.parametrize("name", [n for n in CODED if n != "nf4"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("name", "width"), by_turns(n for n in CODED if n != "nf4"))
 def test_every_code_meets_its_own_number(name: str, width: int) -> None:
     """Where nothing needs rounding on the way, results are the exact ones, rounded: bit for bit."""
     made = case(name, 6, inputs_of(name), BF16, width, powers=True)
@@ -139,25 +154,26 @@ def test_every_code_meets_its_own_number(name: str, width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "outputs", "inputs"),
-    [
-        ("int8", 2, 32),
-        ("int8", 30, 2880),
-        ("int8-g32", 6, 96),
-        ("int4-g32", 2, 32),
-        ("int4-g32", 30, 96),
-        ("int4-g64", 30, 2880),
-        ("int4-g128-sym", 2, 384),
-        ("nf4", 6, 64),
-        ("mxfp4", 6, 32),
-        ("iq4_nl", 30, 96),
-        ("int3", 2, 64),
-        ("int3", 6, 192),
-        ("int2", 30, 64),
-        ("int2", 2, 2880),
-    ],
+    ("name", "outputs", "inputs", "width"),
+    by_turns(
+        [
+            ("int8", 2, 32),
+            ("int8", 30, 2880),
+            ("int8-g32", 6, 96),
+            ("int4-g32", 2, 32),
+            ("int4-g32", 30, 96),
+            ("int4-g64", 30, 2880),
+            ("int4-g128-sym", 2, 384),
+            ("nf4", 6, 64),
+            ("mxfp4", 6, 32),
+            ("iq4_nl", 30, 96),
+            ("int3", 2, 64),
+            ("int3", 6, 192),
+            ("int2", 30, 64),
+            ("int2", 2, 2880),
+        ]
+    ),
 )
-@pytest.mark.parametrize("width", WIDTHS)
 def test_rows_that_fill_no_vector(name: str, outputs: int, inputs: int, width: int) -> None:
     made = case(name, outputs, inputs, FP16, width)
     x = states(5, inputs, FP16)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.memory.codec.grouped import Grouped
@@ -22,7 +22,7 @@ from core.native import compile
 from core.native.compile import compiled, widths
 from tests.memory.test_codec import make, portable
 from tests.memory.test_native import case, states
-from tests.selection import layered
+from tests.selection import examples, layered
 
 pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
 KINDS = ("int8", "int4-g32", "nf4", "mxfp4", "int3", "int2")
@@ -100,7 +100,7 @@ def given_states(draw: st.DrawFn) -> torch.Tensor:
     return (torch.randn(inputs, generator=rng) * size * kept).to(dtype)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(x=given_states(), planes=st.sampled_from(sorted(PLANES)), width=st.sampled_from(widths() or (0,)))
 def test_a_state_is_kept_to_a_15th_bit_of_its_largest_number(x: torch.Tensor, planes: str, width: int) -> None:
     made, exact = Prepared(x, PLANES[planes], width), x.double()
@@ -119,7 +119,7 @@ def test_a_state_is_kept_to_a_15th_bit_of_its_largest_number(x: torch.Tensor, pl
     assert torch.equal(made.sums, kept.view(-1, BLOCK).sum(1).float())
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(blocks=st.integers(1, 200), bits=st.sampled_from([1, 2, 4, 8]), width=st.sampled_from([32, 64]))
 def test_pieces_cover_every_input_once_and_in_order(blocks: int, bits: int, width: int) -> None:
     cut: list[CodeRun] = list(code_runs(blocks * BLOCK, Plane(bits, 0, 1, 0), width))

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.memory.codec.native.products import Kernels
@@ -21,7 +21,7 @@ from core.memory.codec.native.threads import MOST, TORCHS, WORTH_IT, Team, _team
 from core.native.compile import widths
 from core.native.openmp import entry
 from tests.memory.test_native import Case, case, states
-from tests.selection import layered
+from tests.selection import examples, layered
 
 pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
 CALL = {n: ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n) for n in (2, 5)}
@@ -59,7 +59,7 @@ def team() -> Team:
     return Team(alone=False)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     threads=st.sampled_from([TORCHS, 1, 2, 3]),
     slots=st.lists(st.integers(1, 1 << 62), min_size=1, max_size=4),

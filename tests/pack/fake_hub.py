@@ -26,7 +26,7 @@ class FakeHub:
         self.asked: list[tuple[str, int]] = []
         handler = type("Bound", (Handler,), {"hub": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     @property
     def address(self) -> str:

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import SettingError
 from core.memory.codec import FORMATS, Codec, PartSpec, in_blocks, make_codec
 from core.memory.codec.segments import ExpertParts, Segments, inner_of, specs_of, stops_of
+from tests.selection import examples
 
 CPU, HIDDEN, INNER = torch.device("cpu"), 128, 256
 KINDS = [
@@ -96,7 +97,7 @@ def test_segments_are_experts_that_add_up(name: str, kind: dict[str, Any]) -> No
     seed=st.integers(0, 99),
     equal=st.booleans(),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_cut_and_join_are_inverses(name: str, kind: dict[str, Any], blocks: int, seed: int, equal: bool) -> None:
     experts, group = experts_of(**kind, inner=blocks * 128), FORMATS[name].group
     layout = codec_of(name, experts).blob_layout

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import SettingError
@@ -24,6 +24,7 @@ from core.policy.allocation.configurator import (
 )
 from core.policy.allocation.curves import Curves, curves_of
 from core.policy.allocation.expert_split import LayerTimes, split_experts, split_layer
+from tests.selection import examples
 
 TIMES = LayerTimes(att_ms=1.0, moe_ms=4.0, head_ms=2.0, load_ms=3.0)
 LAYERS, EXPERTS, K = 3, 4, 2
@@ -150,7 +151,7 @@ def divisions(budget: float, part: float) -> list[list[float]]:
 
 
 @given(seed=st.integers(0, 2**32), budget=st.sampled_from([1.5, 3.0, 6.0, 9.0]), zeta=st.sampled_from([0.05, 0.1]))
-@settings(max_examples=30)
+@examples(30)
 def test_exposed_time_falls_with_every_move_and_the_parts_add_up(seed: int, budget: float, zeta: float) -> None:
     curves, times = some(seed), some_times(seed)
     made = list(plans(curves, times, budget, zeta=zeta))
@@ -181,7 +182,7 @@ def test_the_allocation_against_every_division() -> None:
 
 
 @given(seed=st.integers(0, 2**32), budget=st.integers(LAYERS * K, LAYERS * EXPERTS))
-@settings(max_examples=30)
+@examples(30)
 def test_whole_experts_have_whole_slots(seed: int, budget: int) -> None:
     curves, times = some(seed), some_times(seed)
     for plan in (
@@ -211,7 +212,7 @@ def test_ties_go_to_the_lower_layer_and_full_layers_take_nothing() -> None:
 
 
 @given(seed=st.integers(0, 2**32), wish=st.floats(0, 1), theta=st.sampled_from([None, 1.0]))
-@settings(max_examples=30)
+@examples(30)
 def test_the_least_budget_meets_the_target_and_one_expert_less_does_not(
     seed: int, wish: float, theta: float | None
 ) -> None:
@@ -274,7 +275,7 @@ def test_a_plan_in_blocks_stays_within_its_slots() -> None:
     assert plan.in_blocks(2) == (LayerBlocks(3, 1), LayerBlocks(1, 1), LayerBlocks(8, 2), LayerBlocks(0, 0))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(seed=st.integers(0, 10_000), budget=st.floats(0.0, 12.0), blocks=st.integers(2, 5))
 def test_whole_blocks_use_the_budget_with_the_best_part_of_each_layer(seed: int, budget: float, blocks: int) -> None:
     curves, times = some(seed), some_times(seed)

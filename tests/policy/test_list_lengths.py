@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import SettingError
 from core.policy.substitute.buddies import alpha_of, cut, rank
 from core.policy.substitute.list_lengths import ListRule, by_layer, conditional, lengths, percentiles
 from core.settings.config import Settings
+from tests.selection import examples
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def one_by_one(row: list[float], alpha: float) -> int:
     return taken
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     seed=st.integers(0, 2**32),
     experts=st.integers(1, 80),

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.policy.predict.maps import MapStore, best_match, select
 from tests.policy.views import HIDDEN
+from tests.selection import examples
 
 LAYERS, EXPERTS, K = 5, 6, 2
 
@@ -33,7 +34,7 @@ def filled(keys: npt.NDArray[Any], maps: npt.NDArray[Any], capacity: int) -> Map
     return store
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(1, 9), st.integers(0, 99))
 def test_similarity_is_the_cosine_of_all_layers_so_far(count: int, seed: int) -> None:
     keys, maps = drawn(count, seed)
@@ -56,7 +57,7 @@ def test_an_empty_store_has_no_match() -> None:
     assert best_match(store.walk().step(np.ones(EXPERTS))) is None
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(0, 99), st.integers(1, 7))
 def test_a_full_store_gives_up_its_most_redundant_map(seed: int, distance: int) -> None:
     keys, maps = drawn(6, seed)
@@ -103,7 +104,7 @@ def test_the_selection_by_hand() -> None:
     assert select(p, None, 2).tolist() == [1, 3]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 999), st.floats(-1, 1), st.integers(1, EXPERTS))
 def test_the_selection_is_the_shortest_that_suffices(seed: int, score: float, least: int) -> None:
     p = np.random.default_rng(seed).dirichlet(np.ones(EXPERTS)).astype(np.float32)

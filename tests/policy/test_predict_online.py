@@ -8,11 +8,12 @@ from itertools import groupby, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.settings.registry import variants
 from tests.policy.views import Looking, Pass, make, random_known, random_passes, shown
+from tests.selection import examples
 
 NAMES = [v.name for v in variants("predictor")]
 LEARNING = ["previous_token", "transitions", "recent", "request", "all_next"]
@@ -141,7 +142,7 @@ def flat(passes: Sequence[Pass], at: int, layer: int) -> list[tuple[int, list[li
     ]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(SIZES, st.integers(1, 4), st.integers(1, 5), st.sampled_from([0, 1, 7]), st.integers(0, 99))
 def test_transitions_count_what_brute_force_counts(
     sizes: list[tuple[int, int]], layers: int, distance: int, half_life: int, seed: int
@@ -176,7 +177,7 @@ def test_transitions_count_what_brute_force_counts(
         assert len(predictions) <= most
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(SIZES, st.integers(1, 4), st.integers(1, 5), st.integers(1, 6), st.integers(0, 99))
 def test_counts_of_use_are_what_brute_force_counts(
     sizes: list[tuple[int, int]], layers: int, distance: int, window: int, seed: int

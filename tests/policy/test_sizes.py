@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from core.policy.allocation.slots import proportional
 from core.policy.allocation.weights import Allocation, AllocationInputs, adapmoe_loads, gains, greedy, hit_curves
 from core.settings.registry import create, variants
+from tests.selection import examples
 
 NAMES = [v.name for v in variants("layer_slots")]
 LAYERS, EXPERTS = 3, 4
@@ -118,7 +119,7 @@ def test_adapmoe_gives_slots_to_the_layers_that_are_hard_to_predict() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(counts=counted, slots=st.integers(0, LAYERS * EXPERTS))
-@settings(max_examples=50)
+@examples(50)
 def test_every_way_adds_up_and_repeats(name: str, counts: Any, slots: int) -> None:
     plan = tuple(map(float, counts.sum(1)))
     facts = AllocationInputs(EXPERTS, 1, (1,) * LAYERS, counts, np.array([np.nan, 0.2, 0.9]), plan)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.choices import Action, Why
 from core.policy.substitute import Ask, Chosen, Gates, batch, plain
 from tests.policy.substitutes import drawn, gates, make, names
+from tests.selection import examples
 
 CHOOSING = {
     "given": [{}],
@@ -36,7 +37,7 @@ cases = st.tuples(st.integers(0, 2**32), st.integers(2, 12), st.integers(1, 8))
 
 
 @pytest.mark.parametrize(("name", "params"), [(name, p) for name, all_ in CHOOSING.items() for p in all_])
-@settings(max_examples=40)
+@examples(40)
 @given(case=cases)
 def test_the_batch_chooses_as_algorithm_1_does(name: str, params: dict[str, Any], case: tuple[int, int, int]) -> None:
     """10 x 40 draws of gates, lists and residency, with 10 tokens each: 4,000 cases."""
@@ -86,7 +87,7 @@ def assert_as_good(question: Ask, rules: Gates, one: Chosen, other: Chosen, dens
     torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(case=cases)
 def test_without_gates_it_is_algorithm_1_to_the_letter(case: tuple[int, int, int]) -> None:
     seed, experts, k = case
@@ -109,7 +110,7 @@ def test_without_gates_it_is_algorithm_1_to_the_letter(case: tuple[int, int, int
 
 
 @pytest.mark.parametrize("order", ["lightest", "heaviest"])
-@settings(max_examples=200)
+@examples(200)
 @given(case=cases)
 def test_rho_keeps_the_lightest_of_what_would_be_changed(order: Any, case: tuple[int, int, int]) -> None:
     """Of Algorithm 1's changes, and each kept one has a candidate that is as good, or better for what others left."""
@@ -133,7 +134,7 @@ def test_rho_keeps_the_lightest_of_what_would_be_changed(order: Any, case: tuple
                 assert dense[token, at, found.ids[token, at]] >= dense[token, at, free.ids[token, at]]
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(case=cases)
 def test_heaviest_first_is_one_walk_that_stops(case: tuple[int, int, int]) -> None:
     """Where a router's order is that of its weights: each takes what it finds, in order, until rho are replaced."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.choices import Action, Why
@@ -16,6 +16,7 @@ from core.policy.substitute import Ask, Chosen, Gates, Substitute, batch, plain
 from core.policy.substitute.buddies import Lists, alpha_of, alphas, cut, rank, spread
 from core.settings.registry import NEEDS_PROFILE, create, variant, variants
 from tests.policy.substitutes import CPU, Known, ask, drawn, gates, make
+from tests.selection import examples
 
 OPEN = Gates(rho=8)
 M = np.zeros((1, 5, 5), np.float32)
@@ -74,7 +75,7 @@ def test_alpha_of_another_number_of_layers() -> None:
         make("buddy", Known(np.repeat(M, 2, 0)), 5, alpha="1, 0.5, 1")
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     seed=st.integers(0, 2**32),
     experts=st.integers(2, 90),
@@ -193,7 +194,7 @@ def lean(question: Ask, rules: Gates, share: float) -> Chosen:
     return plain.select(question, rules, None)._replace(ids=ids)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(seed=st.integers(0, 2**32), experts=st.integers(3, 12), share=st.sampled_from([0.0, 0.0997, 0.4871, 0.9713]))
 def test_leaning_towards_the_cache_is_a_top_k_with_a_bonus(seed: int, experts: int, share: float) -> None:
     question, _, _ = drawn(seed, 8, experts, 2)

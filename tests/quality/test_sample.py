@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.quality import sample
 from core.quality.sample import GOLDEN, MOST_TOKENS, Sample
+from tests.selection import examples
 
 
 def keep(tokens: int, rate: float, width: int = 3) -> dict[int, torch.Tensor]:
@@ -20,7 +21,7 @@ def keep(tokens: int, rate: float, width: int = 3) -> dict[int, torch.Tensor]:
 
 
 @given(tokens=st.integers(0, 700), rate=st.sampled_from([0.0, 0.05, 0.1, 0.25, 0.5, 1.0]))
-@settings(max_examples=60)
+@examples(60)
 def test_as_many_as_asked_for_evenly_spread_and_never_too_many(tokens: int, rate: float) -> None:
     rows = keep(tokens, rate)
     assert all((row == token).all() for token, row in rows.items())

@@ -35,7 +35,7 @@ def math() -> Any:
     return SimpleNamespace(joined=None, placed=False, token=token, combine=combine)
 
 
-@pytest.mark.parametrize("order", itertools.permutations(CHOSEN))
+@pytest.mark.parametrize("order", [*itertools.permutations(CHOSEN)])
 @pytest.mark.parametrize("together", [[3], [1, 2], [2, 1], [1, 1, 1]])
 def test_the_order_in_which_experts_are_computed_changes_nothing(order: tuple[int, ...], together: list[int]) -> None:
     ids = torch.tensor([CHOSEN])

@@ -18,6 +18,7 @@ from core.simulate import BELADY, BELADY_BYPASS, Config, Replay, simulate
 from core.simulate.run import maker
 from core.trace import ArrayTrace
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
+from tests.selection import examples
 from tests.simulate.test_engine import K, routes
 
 NAMES = [v.name for v in variants("eviction")]
@@ -45,7 +46,7 @@ def misses(ids: Any, experts: int, slots: int, scope: str = "layer", transit: in
     return int(replay.run().misses[1].sum())
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(seed=seeds, tokens=st.integers(1, 8), slots=st.integers(2 * K, 2 * 5))
 def test_the_bound_is_what_trying_everything_finds(seed: int, tokens: int, slots: int) -> None:
     ids = routes(seed, tokens, experts=5, layers=2)
@@ -53,7 +54,7 @@ def test_the_bound_is_what_trying_everything_finds(seed: int, tokens: int, slots
     assert misses(ids, 5, slots, transit=K) == found
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(seed=seeds, slots=st.integers(2 * K, 12))
 def test_where_no_layers_share_the_slots_set_aside_they_are_only_lost(seed: int, slots: int) -> None:
     """Whatever such a cache keeps, one that admits everything into all of its slots can keep as well."""

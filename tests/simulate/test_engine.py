@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.cache.expert_cache import ExpertCache
@@ -24,7 +24,7 @@ from core.simulate.run import maker
 from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
 from core.types import Outcome, StepRecord
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
-from tests.selection import layered
+from tests.selection import examples, layered
 
 K = 2
 NAMES = [v.name for v in variants("eviction")]
@@ -60,7 +60,7 @@ def simulated(slots: int, scope: str, name: str, ids: Any) -> Replay:
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=8)
+@examples(8, fewer=5)
 @given(seed=st.integers(0, 2**32), slots=st.integers(LAYERS * K, LAYERS * EXPERTS))
 def test_hits_and_victims_are_the_engines_own(name: str, scope: str, seed: int, slots: int) -> None:
     ids = routes(seed, 24)
@@ -105,7 +105,7 @@ def prefill(expert_cache: ExpertCache, layer: int, wanted: Sequence[int]) -> lis
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=5)
+@examples(5, fewer=3)
 @given(seed=st.integers(0, 2**32), slots=st.integers(LAYERS * K, LAYERS * EXPERTS))
 def test_prompts_larger_than_the_cache_pass_through_it_alike(name: str, scope: str, seed: int, slots: int) -> None:
     sizes = [7, 1, 1, 3, 1, 1, 1, 9, 1]

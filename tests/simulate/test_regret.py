@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.engine import Engine
@@ -18,6 +18,7 @@ from core.simulate import Config, Replay
 from core.simulate.regret import Setup, Shadows
 from core.simulate.run import maker
 from core.trace import ArrayTrace, Chunk
+from tests.selection import examples
 from tests.simulate.test_engine import restart
 
 POLICIES = {v.name: dict[str, int | float | bool | str]() for v in variants("eviction")}
@@ -42,7 +43,7 @@ def fed(shadows: Shadows, chunk: Chunk) -> Shadows:
 sizes = st.lists(st.sampled_from([1, 1, 1, 1, 1, 2, 5]), min_size=1, max_size=40)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     before=sizes,
     sizes=sizes,
@@ -89,7 +90,7 @@ def most(items: list[tuple[bool, frozenset[int]]], capacity: int, universe: froz
     return max(best(0, frozenset(some)) for some in kept(universe, frozenset()))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     sizes=st.lists(st.sampled_from([1, 1, 1, 2]), min_size=1, max_size=7),
     seed=st.integers(0, 2**32),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.policy.allocation.cache_plan import LayerBlocks
@@ -19,6 +19,7 @@ from core.simulate.split_replay import SplitReplay, SplitResult
 from core.simulate.timed_replay import TimedReplay
 from core.trace import Chunk
 from core.trace.chunk import RANKED
+from tests.selection import examples
 from tests.simulate.test_curves import Recorded
 
 TIMES = LayerTimes(att_ms=1.0, moe_ms=2.0, head_ms=1.0, load_ms=4.0)
@@ -61,7 +62,7 @@ def test_a_prompt_takes_no_time_and_fills_the_cache() -> None:
     assert found == SplitResult(1, 4.0, (1.0,), (0.0,), 0.0)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     seed=st.integers(0, 2**32),
     room=st.integers(2, 5),
@@ -84,7 +85,7 @@ def test_whole_experts_take_what_the_timed_replay_says(seed: int, room: int, blo
         assert sum(found.exposed_ms) == pytest.approx(sums.stall_s * 1e3 / sums.tokens)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     seed=st.integers(0, 2**32),
     capacity=st.integers(0, 24),

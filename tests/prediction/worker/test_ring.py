@@ -9,14 +9,15 @@ from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.prediction.worker.ring import COUNTS, FRAME, Ring
 from core.system.worker_process import WorkerProcess
+from tests.selection import examples
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=30)), max_size=60))
 def test_what_is_put_comes_out_in_order_and_what_has_no_room_is_refused(moves: list[bytes | None]) -> None:
     """None: the reader takes one. Room for 64 bytes, so that it often goes round."""

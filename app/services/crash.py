@@ -6,10 +6,12 @@ text. Tracebacks show lines of source, not values.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import traceback
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,5 +63,11 @@ def _text(error: BaseException) -> str:
 
 def _wordless(file: str) -> bool:
     """Whether this file holds code that handles tensors and ids only."""
-    path = Path(file)
-    return file.startswith(WORDLESS) or "torch" in path.parts or path.name.startswith("modeling_")
+    return file.startswith((*WORDLESS, *_torch())) or Path(file).name.startswith("modeling_")
+
+
+@functools.cache
+def _torch() -> tuple[str, ...]:
+    """Where torch is installed; a folder of another kind may have its name."""
+    spec = find_spec("torch")
+    return tuple(str(Path(place)) + os.sep for place in (spec and spec.submodule_search_locations) or ())

@@ -163,6 +163,13 @@ def test_what_sees_numbers_alone_may_say_them() -> None:
     assert "No such file" in told and CANARY not in told.split("\n")[-1]
 
 
+def test_a_folder_that_is_named_torch_is_not_torch(tmp_path: Path) -> None:
+    file = tmp_path / "torch" / "moestro" / "chats.py"
+    with pytest.raises(ValueError, match=CANARY) as raised:
+        exec(compile(f"raise ValueError({CANARY!r})", file, "exec"))
+    assert CANARY not in describe(raised.value)
+
+
 def test_causes_and_groups_are_told_without_their_words() -> None:
     def fail() -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,17 +32,18 @@ GPU = {
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Small measurements, and an empty data directory."""
+    """Small measurements, an empty data directory, and a torch that asks the GPU nothing: it may not be there."""
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path))
     monkeypatch.setattr(probes.disk, "__defaults__", (2 * probes.MB,))
     monkeypatch.setattr(probes.link, "__defaults__", (2, 2 * probes.MB))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)
 
 
 def test_it_reports_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code = cli.main(["doctor", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert code == (1 if found["problems"] else 0)
-    assert {p["name"]: p["version"] for p in found["packages"]}["torch"] == torch.__version__
+    assert {p["name"]: p["version"] for p in found["packages"]}["torch"] == metadata.version("torch")
     assert 0 < found["memory"]["free_bytes"] <= found["memory"]["total_bytes"]
     assert found["cpu"]["threads"] == os.cpu_count()
     assert 0.05 < found["link"]["gbps"] < 5000
@@ -107,6 +109,7 @@ def test_a_gpu_that_torch_cannot_use_is_a_problem(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)  # a CPU build
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)

@@ -84,11 +84,13 @@ def sleep_until(when_s: float) -> None:
 
 @lru_cache(maxsize=8)
 def measure_gbps(device: torch.device, size_bytes: int = 16 << 20, repeats: int = 5) -> float:
-    """GB/s of host-to-device copies (pinned memory to CUDA; memory to memory on a CPU): the best of `repeats`, in a
-    thread as those that copy experts are.
+    """GB/s of host-to-device copies (pinned memory to CUDA; memory to memory on a CPU, by a thread like those
+    that copy experts): the best of `repeats`.
 
     Measured once per process.
     """
+    if device.type == "cuda":
+        return _best_gbps(device, size_bytes, repeats)
     from core.native import openmp
 
     with ThreadPoolExecutor(1, initializer=openmp.alone) as copying:

@@ -301,7 +301,8 @@ class TransferEngine:
             return None
 
     def _serve(self) -> None:
-        openmp.alone()
+        if not self._cuda:  # where torch's threads compute the model meanwhile
+            openmp.alone()
         try:
             self._serve_all()
         except BaseException as error:  # of a CUDA call: nobody else is told

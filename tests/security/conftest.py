@@ -36,6 +36,13 @@ def uploads(host: Host) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(autouse=True)
+def _its_own_uploads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests build applications, too, and each sets Gradio's folder to its own."""
+    if "uploads" in request.fixturenames:
+        monkeypatch.setenv("GRADIO_TEMP_DIR", str(request.getfixturevalue("uploads").resolve()))
+
+
 @pytest.fixture(scope="session")
 def page(host: Host, uploads: Path) -> FastAPI:
     return build(host)

@@ -140,10 +140,10 @@ def wanted() -> dict[tuple[Path, int], str]:
 def test_no_access_races_and_no_answer_changes(
     case: Case, paths: tuple[Path, Path], wanted: dict[tuple[Path, int], str], fake_cuda: FakeCuda
 ) -> None:
-    (text,) = run(case, paths, fake_cuda, tokens=12)
+    (text,) = run(case, paths, fake_cuda, tokens=16)
     key = paths[bool(case.host)], case.blocks
     if key not in wanted:
-        wanted[key] = resident(*key, tokens=12)
+        wanted[key] = resident(*key, tokens=16)
     assert text == wanted[key]
     print(f"{fake_cuda.accesses} accesses to slots, {len(fake_cuda.races.found)} races")
     assert fake_cuda.accesses > LEAST and fake_cuda.races.counts["row"] > 10

@@ -65,6 +65,7 @@ ticket = link.submit(Ticket(Segment(0, range(1)), [slot], len(big), True, "decod
 copied.wait()  # by the link's thread: nobody has waited for the ticket, who would have made the copy himself
 link.wait(ticket)
 copying = native() - before
+link.close()
 """
 USING = """
 from core.session.model_access import ModelAccess
@@ -86,7 +87,7 @@ use()
 def found() -> dict[str, Any]:
     shown = 'print(json.dumps({"by itself": by_itself, "copying": copying, "using": seen}))'
     run = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + BY_ITSELF + USING + COPYING + shown],
+        [sys.executable, "-c", PREAMBLE + BY_ITSELF + COPYING + USING + shown],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "3"},
         capture_output=True,

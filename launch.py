@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -128,22 +129,49 @@ def hand_over(command: list[str]) -> int:
                 continue  # the inner one got it too, and decides how to end
 
 
+def pip(*wanted: str) -> bool:
+    """Install into this Python."""
+    return subprocess.call([sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *wanted]) == 0
+
+
+def uv(*wanted: str) -> bool:
+    """Install into this Python with uv, which picks the build of torch that the GPU's driver can run."""
+    into = ["--python", sys.executable, "--torch-backend=auto"]
+    return pip(UV) and subprocess.call([sys.executable, "-m", "uv", "pip", "install", *into, *wanted]) == 0
+
+
 def install(command: str) -> bool:
-    """Fill the `.venv` this runs in. With an NVIDIA GPU uv picks the CUDA build of torch that its driver can run."""
+    """Fill the `.venv` this runs in. Where that leaves a GPU unused, print why and what to do."""
     print("Installing what Moestro needs into .venv. This happens once and can take some minutes.", flush=True)
     UNFINISHED.touch()
-    wanted, pip = requirements(command), [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
-    done = False
-    if shutil.which("nvidia-smi"):
-        uv = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, "--torch-backend=auto"]
-        done = subprocess.call([*pip, UV]) == 0 and subprocess.call([*uv, *wanted]) == 0
-        if not done and WINDOWS:  # pip alone would bring a torch that cannot use the GPU
-            return False
-    if not done:
-        done = subprocess.call([*pip, *wanted]) == 0
-    if done:
-        UNFINISHED.unlink()
-    return done and not missing(command)
+    wanted, gpu = requirements(command), shutil.which("nvidia-smi")
+    done = bool(gpu) and uv(*wanted)
+    if not done and gpu and WINDOWS:  # pip alone would bring a torch that cannot use the GPU
+        return False
+    if not done and not pip(*wanted):
+        return False
+    UNFINISHED.unlink()
+    if missing(command):
+        return False
+    if gpu:
+        print(unused_gpu(), end="", flush=True)
+    return True
+
+
+def unused_gpu() -> str:
+    """Why the installed torch computes on the CPU of a machine that has a GPU, as a line; "" where it does not."""
+    invalidate_caches()
+    from core.capacity.device import passed_over
+
+    why = passed_over("auto")
+    return f"{why}\n" if why else ""
+
+
+def replace_torch() -> bool:
+    """Install the build of torch that this machine's GPU can run in place of the one that is there, which this process
+    must not have imported: Windows would not let go of its files."""
+    (torch,) = (wanted for wanted in requirements("ui") if name_of(wanted) == "torch")
+    return uv("--reinstall-package", "torch", torch)
 
 
 def fail(message: str) -> int:

@@ -174,7 +174,10 @@ def test_an_interrupted_installation_is_taken_up_again(venv: Path, monkeypatch: 
     assert did == ["test"]
 
 
-def install(monkeypatch: pytest.MonkeyPatch, calls: Calls, gpu: bool, lacking: tuple[str, ...] = ()) -> bool:
+def install(
+    monkeypatch: pytest.MonkeyPatch, calls: Calls, gpu: bool, lacking: tuple[str, ...] = (), unused: str = ""
+) -> bool:
+    monkeypatch.setattr("core.capacity.device.passed_over", lambda name: unused)
     monkeypatch.setattr(launch.subprocess, "call", calls)
     monkeypatch.setattr(launch.shutil, "which", lambda name: "nvidia-smi" if gpu else None)
     monkeypatch.setattr(launch, "missing", lambda command: list(lacking))
@@ -194,6 +197,21 @@ def test_a_gpu_gets_the_build_its_driver_can_run(venv: Path, monkeypatch: pytest
     assert install(monkeypatch, calls, gpu=True)
     assert launch.UV in calls.commands[0]
     assert "--torch-backend=auto" in calls.commands[1] and set(launch.requirements("ui")) <= set(calls.commands[1])
+
+
+def test_a_set_up_that_leaves_a_gpu_unused_says_why(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert install(monkeypatch, Calls(), gpu=True, unused="Computed on the CPU: this torch is a CPU build.")
+    assert capsys.readouterr().out.endswith("\nComputed on the CPU: this torch is a CPU build.\n")
+
+
+def test_torch_alone_is_replaced_by_what_the_driver_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls()
+    monkeypatch.setattr(launch.subprocess, "call", calls)
+    assert launch.replace_torch()
+    (torch,) = (r for r in launch.requirements("ui") if launch.name_of(r) == "torch")
+    assert calls.commands[1][-4:] == ["--torch-backend=auto", "--reinstall-package", "torch", torch]
 
 
 @pytest.mark.parametrize(("system", "done", "runs"), [("posix", True, 2), ("nt", False, 1)])

@@ -32,15 +32,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="verify every byte of this expert pack instead, and report what is damaged",
     )
+    parser.add_argument(
+        "--mend",
+        action="store_true",
+        help="replace an installed torch that cannot use this machine's GPU by one that can",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 when a problem slows Moestro down on this machine, or a pack is damaged, else 0."""
     if args.pack is not None:
         return check_pack(args.pack, args.json)
+    if args.mend and not mend():
+        return 1
     found = examine(data_dir())
     print(json.dumps(found, indent=2) if args.json else report(found))
     return 1 if found["problems"] else 0
+
+
+def mend() -> bool:
+    """Replace torch, while no part of it is imported yet. False when that was not possible; the installer says why."""
+    if launch.replace_torch():
+        return True
+    print("torch was not replaced; the reason stands above.", file=sys.stderr)
+    return False
 
 
 def check_pack(pack: Path, as_json: bool) -> int:

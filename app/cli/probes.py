@@ -36,6 +36,8 @@ def gpus() -> list[dict[str, Any]]:
     """Every GPU usable by torch, with details from NVML; without a usable torch, those that NVML reports. Bytes."""
     import torch
 
+    from core.system.nvidia import nvidia_gpus
+
     found = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         properties = torch.cuda.get_device_properties(index)
@@ -50,7 +52,10 @@ def gpus() -> list[dict[str, Any]]:
                 **nvml(str(getattr(properties, "uuid", "")), index),
             }
         )
-    return found or nvml_alone()
+    return found or [
+        {"name": gpu.name, "usable": False, "total_bytes": gpu.total_bytes, "free_bytes": gpu.free_bytes}
+        for gpu in nvidia_gpus()
+    ]
 
 
 def why_no_gpu() -> str:
@@ -113,29 +118,6 @@ def nvml(uuid: str, index: int) -> dict[str, Any]:
         }
     except nv.NVMLError:
         return {}
-
-
-def nvml_alone() -> list[dict[str, Any]]:
-    """NVIDIA GPUs reported by the driver that this torch cannot use."""
-    try:
-        import pynvml as nv
-    except ImportError:
-        return []
-    try:
-        nv.nvmlInit()
-        handles = [nv.nvmlDeviceGetHandleByIndex(i) for i in range(nv.nvmlDeviceGetCount())]
-        memory = [nv.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
-        return [
-            {
-                "name": str(nv.nvmlDeviceGetName(handle)),
-                "usable": False,
-                "total_bytes": int(m.total),
-                "free_bytes": int(m.free),
-            }
-            for handle, m in zip(handles, memory, strict=True)
-        ]
-    except nv.NVMLError:
-        return []
 
 
 def link(repeats: int = 5, size: int = 128 * MB) -> dict[str, Any]:

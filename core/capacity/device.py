@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import NamedTuple
 
 import torch
 
 from core.errors import BudgetError
+from core.system.nvidia import nvidia_gpus
 
 BF16 = (8, 0)  # from this compute capability on a GPU has bfloat16 arithmetic of its own
-REINSTALL = "Delete .venv and run `python launch.py` again, which installs a torch for this GPU"
-NO_DRIVER = "no NVIDIA driver is installed, or it does not run"
+MEND = "`python launch.py doctor --mend` replaces it by one that can"
 
 
 def choose_device(name: str) -> torch.device:
@@ -26,41 +27,55 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda")
 
 
+class NoGpu(NamedTuple):
+    """Why torch sees no GPU, and what to do, without a full stop; and whether the machine has one all the same."""
+
+    reason: str
+    present: bool
+
+
 def passed_over(name: str) -> str:
-    """Why `choose_device` took the CPU although this machine seems to have a GPU; "" where it does not."""
+    """Why `choose_device` took the CPU although this machine has a GPU; "" where it does not."""
     if name != "auto":
         return ""
-    wrong = why_no_gpu()
-    if not wrong:
+    none = _no_gpu()
+    if none is None:
         wrong = why_not_built_for(torch.device("cuda"))
-    elif "driver" not in wrong or NO_DRIVER in wrong:
-        return ""
+    else:
+        wrong = none.reason if none.present else ""
     return f"Computed on the CPU: {wrong}." if wrong else ""
 
 
 def why_no_gpu() -> str:
     """Why torch sees no GPU at all, and what to do, without a full stop; "" when it sees one."""
-    return "" if torch.cuda.is_available() else _why_none(torch.version.cuda or torch.version.hip or "")
+    none = _no_gpu()
+    return none.reason if none else ""
+
+
+def _no_gpu() -> NoGpu | None:
+    return None if torch.cuda.is_available() else _why_none(torch.version.cuda or torch.version.hip or "")
 
 
 @functools.lru_cache(maxsize=4)
-def _why_none(built_for: str) -> str:
+def _why_none(built_for: str) -> NoGpu:
     if not built_for:
-        return f"this torch is a CPU build. {REINSTALL}"
+        gpus = [gpu.name for gpu in nvidia_gpus()]
+        return NoGpu(f"this torch is a CPU build and cannot use {', '.join(gpus) or 'a GPU'}. {MEND}", bool(gpus))
     try:
         torch.cuda.init()
     except Exception as error:  # torch says in words what the driver said
         text = " ".join(str(error).split())
         if found := re.search(r"too old \(found version (\d+)\)", text):
             major, minor = int(found[1]) // 1000, int(found[1]) % 1000 // 10
-            return (
+            return NoGpu(
                 f"the NVIDIA driver is too old: it has CUDA {major}.{minor}, and this torch is built for CUDA "
-                f"{built_for}. Update the driver"
+                f"{built_for}. Update the driver",
+                True,
             )
         if "no NVIDIA driver" in text:
-            return f"{NO_DRIVER}. Install it from nvidia.com"
-        return text.partition(". ")[0].rstrip(".") or "torch finds none"
-    return "torch finds none. CUDA_VISIBLE_DEVICES may hide it"
+            return NoGpu("no NVIDIA driver is installed, or it does not run. Install it from nvidia.com", False)
+        return NoGpu(text.partition(". ")[0].rstrip(".") or "torch finds none", "driver" in text)
+    return NoGpu("torch finds none. CUDA_VISIBLE_DEVICES may hide it", False)
 
 
 def why_not_built_for(device: torch.device) -> str:

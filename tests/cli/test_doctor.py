@@ -7,17 +7,18 @@ import os
 import sys
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pynvml
 import pytest
 import torch
 
 from app import cli
 from app.cli import doctor, probes
+from core.capacity import device as devices
 from core.memory.codec import kernels
 from core.memory.cuda_driver import CudaDriver, DriverError
+from core.system.nvidia import nvidia_gpus
+from tests import fake_nvml
 from tests.fake_driver import FakeDriver
 
 GPU = {
@@ -60,7 +61,7 @@ def test_the_text_shows_a_gpu_and_its_link(capsys: pytest.CaptureFixture[str], m
 
 def test_without_nvml_there_is_less_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert probes.nvml("", 0) == {} and probes.nvml_alone() == []
+    assert probes.nvml("", 0) == {} and nvidia_gpus() == []
 
 
 @pytest.mark.parametrize(("tool", "said"), [("gcc", "a C compiler"), ("Python.h", "Python's headers")])
@@ -110,24 +111,30 @@ def test_a_gpu_that_torch_cannot_use_is_a_problem(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)  # a CPU build
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: "NVIDIA Test")
-    memory = SimpleNamespace(total=8 * 10**9, free=7 * 10**9)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda handle: memory)
+    fake_nvml.with_gpu(monkeypatch)
+    devices._why_none.cache_clear()
     assert cli.main(["doctor"]) == 1
     printed = capsys.readouterr().out
-    assert "8.0 GB (this torch cannot use it)" in printed and "Delete .venv" in printed
+    assert "8.0 GB (this torch cannot use it)" in printed and "launch.py doctor --mend" in printed
 
 
 def test_without_a_driver_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    fake_nvml.without_driver(monkeypatch)
+    assert probes.nvml("", 0) == {} and nvidia_gpus() == []
 
-    monkeypatch.setattr(pynvml, "nvmlInit", fail)
-    assert probes.nvml("", 0) == {}
-    assert probes.nvml_alone() == []
+
+@pytest.mark.parametrize("done", [True, False])
+def test_doctor_replaces_torch_before_any_of_it_is_imported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, done: bool
+) -> None:
+    did: list[str] = []
+    monkeypatch.setattr(doctor.launch, "replace_torch", lambda: did.append("replaced") or done)
+    monkeypatch.setattr(doctor, "examine", lambda folder: did.append("examined") or {"problems": []})
+    monkeypatch.setattr(doctor, "report", lambda found: "the report")
+    assert cli.main(["doctor", "--mend"]) == (0 if done else 1)
+    assert did == (["replaced", "examined"] if done else ["replaced"])
+    out, err = capsys.readouterr()
+    assert ("the report" in out) is done and ("not replaced" in err) is not done
 
 
 @pytest.mark.parametrize(

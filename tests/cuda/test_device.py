@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from app.cli import doctor, probes
+from app.ui import text
 from core.capacity import device as devices
 from core.capacity.device import choose_device, passed_over, why_no_gpu, why_not_built_for
-from core.capacity.plan import plan
+from core.capacity.fit import fit_of
+from core.capacity.plan import Plan, plan
 from core.errors import BudgetError
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from tests import fake_nvml
 from tests.checkpoints import make_checkpoint
 from tests.cuda.conftest import CONTEXT
 from tests.fake_cuda import FakeCuda
@@ -96,12 +99,35 @@ def test_no_driver_and_no_gpu_are_nothing_to_be_told_of_unasked(no_gpu: pytest.M
     assert "CUDA_VISIBLE_DEVICES" in why_no_gpu() and passed_over("auto") == ""
 
 
-def test_a_torch_without_cuda(no_gpu: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def cpu_build(no_gpu: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A torch that was built for no GPU."""
     no_gpu.setattr(torch.version, "cuda", None)
     no_gpu.setattr(torch.version, "hip", None)
+    return no_gpu
+
+
+def test_a_torch_without_cuda_where_there_is_no_gpu(cpu_build: pytest.MonkeyPatch) -> None:
+    fake_nvml.without_driver(cpu_build)
     with pytest.raises(BudgetError, match="CPU build"):
         choose_device("cuda")
     assert passed_over("auto") == ""
+
+
+def test_a_torch_without_cuda_beside_a_gpu_is_in_the_note_and_on_the_page(
+    cpu_build: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_nvml.with_gpu(cpu_build)
+    said = "Computed on the CPU: this torch is a CPU build and cannot use NVIDIA Test. `python launch.py doctor --mend`"
+    path = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path))
+
+    def planned(device: str) -> Plan:
+        return plan(LoadSpec.checked(str(path), Settings(), device=device, context=CONTEXT))
+
+    assert said in planned("auto").note and said in text.fit_card(fit_of(planned("auto"), foretell=False))
+    assert planned("cpu").note == ""
+    with pytest.raises(BudgetError, match=r"doctor --mend.*choose device cpu"):
+        choose_device("cuda")
 
 
 def test_doctor_says_which_of_these_it_is(no_gpu: pytest.MonkeyPatch) -> None:

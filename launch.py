@@ -102,10 +102,27 @@ def works(code: str) -> bool:
         return False
 
 
+def debian(*packages: str) -> bool:
+    """Install packages of Debian or its kin, where this is root and apt works."""
+    if WINDOWS or os.geteuid() != 0 or not shutil.which("apt-get"):
+        return False
+    print(f"Installing {' and '.join(packages)} with apt", flush=True)
+    apt = ["apt-get", "-qq", "-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=20"]
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for step in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+        done = subprocess.run([*apt, *step], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"apt could not install them: {(done.stderr.strip().splitlines() or ['no reason was given'])[-1]}")
+    return done.returncode == 0
+
+
 def enter_venv(arguments: list[str]) -> int:
     """Run this file again in `.venv`, which is made, or repaired when its Python or its pip does not work."""
     if not works("import pip"):
         print(f"Making a virtual environment in {VENV}", flush=True)
+        if not find_spec("ensurepip"):  # which Debian keeps apart from Python
+            debian("python3-venv")
+            invalidate_caches()
         for afresh in ([], ["--clear"]):  # what is there is kept if it can be mended
             if find_spec("ensurepip") and not works("import pip"):
                 subprocess.call([sys.executable, "-m", "venv", *afresh, str(VENV)])

@@ -19,6 +19,7 @@ from tests.selection import (
     pytest_configure,
     pytest_ignore_collect,
     pytest_runtest_setup,
+    pytest_terminal_summary,
     pytest_xdist_make_scheduler,
 )
 
@@ -29,6 +30,7 @@ __all__ = [
     "pytest_configure",
     "pytest_ignore_collect",
     "pytest_runtest_setup",
+    "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",
 ]
 

@@ -102,6 +102,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "not used without pytest-timeout")
     parser.addoption("--all", action="store_true", help="also run the tests marked `long`")
+    parser.addoption("--last-lines", help="a file for what `launch.py test` prints last")
     parser.addoption("--until", type=float, help="begin no `long` test that would not end by then (Unix time)")
 
 
@@ -115,6 +116,17 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("all", unhurried)
     settings.register_profile("first layer", unhurried, max_examples=FEWER)
     settings.load_profile("all" if config.getoption("--all") else "first layer")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Write down how many tests had no browser, and how to get one."""
+    places = [report.longrepr for report in terminalreporter.stats.get("skipped", ())]
+    reasons = [
+        why for file, _, why in places if Path(file).parent == TESTS / "browser" and Path(file).name == "conftest.py"
+    ]
+    if reasons and (file := config.getoption("--last-lines")):
+        text = f"{len(reasons)} tests of the dashboard were skipped: {reasons[0].removeprefix('Skipped: ')}\n"
+        Path(file).write_text(text, encoding="utf-8")
 
 
 def pytest_collection_finish() -> None:

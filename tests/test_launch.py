@@ -241,9 +241,33 @@ def test_the_python_of_a_venv(venv: Path, monkeypatch: pytest.MonkeyPatch, windo
 def test_a_python_without_ensurepip_is_named(
     venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    asked: list[str] = []
     monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    monkeypatch.setattr(launch, "debian", lambda *packages: asked.extend(packages) or False)
     assert launch.enter_venv(["ui"]) == 1
-    assert "python3-venv" in capsys.readouterr().err
+    assert asked == ["python3-venv"] and "python3-venv" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("user", "apt", "codes", "done"),
+    [(0, "apt-get", [0, 0], True), (0, "apt-get", [100, 0], True), (0, "apt-get", [0, 100], False)]
+    + [(1000, "apt-get", [], False), (0, None, [], False)],
+)
+def test_debians_packages_are_installed_by_root_alone(
+    monkeypatch: pytest.MonkeyPatch, user: int, apt: str | None, codes: list[int], done: bool
+) -> None:
+    left, steps = [*codes], []
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        steps.append(command)
+        return subprocess.CompletedProcess(command, left.pop(0), "", "E: Unable to locate package")
+
+    monkeypatch.setattr(launch, "WINDOWS", False)
+    monkeypatch.setattr(launch.os, "geteuid", lambda: user, raising=False)
+    monkeypatch.setattr(launch.shutil, "which", lambda name: apt)
+    monkeypatch.setattr(launch.subprocess, "run", run)
+    assert launch.debian("chromium") is done
+    assert not left and (not steps or "chromium" in steps[-1])
 
 
 @pytest.mark.long(0.2)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import launch
-from app.cli import probes
+from app.cli import browser, probes
 from app.store.home import data_dir
 from core import __version__
 
@@ -117,7 +117,7 @@ def examine(folder: Path) -> dict[str, Any]:
         "link": probes.link(),
         "disk": probes.disk(folder),
         "data_dir": str(folder),
-        "chromium": probes.chromium(),
+        "browser": next(browser.candidates(), None),
     }
     return found | {"problems": problems(found)}
 
@@ -183,7 +183,7 @@ def report(found: dict[str, Any]) -> str:
         ("Link", f"{link['gbps']:.1f} GB/s, {link['kind']}"),
         ("Disk", f"{speeds}, {disk['free_bytes'] / GB:.0f} GB free in {disk['path']}"),
         ("Data", found["data_dir"]),
-        ("Chromium", found["chromium"] or "not found: the browser tests are skipped"),
+        ("Browser", found["browser"] or "none: `launch.py test` gets one if it can, or skips the browser tests"),
     ]
     rows += [("Problem", text) for text in found["problems"]]
     return "\n".join(f"{name:14} {text}" for name, text in rows)

@@ -165,11 +165,3 @@ def disk(folder: Path, size: int = 128 * MB) -> dict[str, Any]:
     except OSError as error:
         result["problem"] = str(error)
     return result
-
-
-def chromium() -> str | None:
-    """A Chromium-like browser for the browser tests, or None."""
-    named = (shutil.which(n) for n in ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge"))
-    folders = (os.environ.get(v) for v in ("PROGRAMFILES", "PROGRAMFILES(X86)", "LOCALAPPDATA"))
-    usual = (Path(f) / "Google/Chrome/Application/chrome.exe" for f in folders if f)
-    return next((n for n in named if n), None) or next((str(p) for p in usual if p.is_file()), None)

@@ -1,4 +1,5 @@
-"""`test`: runs the linters, the type checker and the tests; pytest's summary line comes last.
+"""`test`: runs the linters, the type checker and the tests. pytest's summary comes last; after it, in a run without a
+browser, how many tests were skipped and how to get one.
 
 The tests come in two layers. The first guards every change and takes some minutes; `--all` adds what is marked `long`,
 `--long` runs that alone, `--minutes` only what of it should end in time.
@@ -10,9 +11,12 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from app.cli import browser
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = (
@@ -24,6 +28,7 @@ SLOW_CHECKS = (
     ("mypy", ("-m", "mypy", "--strict", "core", "app", "bench", "demo")),
 )
 WORKERS = 4
+DASHBOARD = ROOT / "tests" / "browser"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +52,24 @@ def run(args: argparse.Namespace) -> int:
     """1 when a check or a test failed; every check runs in any case, so that one run shows all failures."""
     if args.fuzz is not None:
         return call("fuzz", ("-m", "tests.fuzz", "--minutes", str(args.fuzz), *args.pytest))
-    command = ("-m", "pytest", *workers(args.pytest), *layer(args), *args.pytest)
+    if drives_browser(args.pytest):
+        found = browser.provide(lambda text: print(text, flush=True))
+        if found is None and os.environ.get(browser.NEEDED) == "1":
+            print(f"{browser.NEEDED}=1, but {browser.WITHOUT}. {browser.HOW}", file=sys.stderr)
+            return 1
+        if found is not None:
+            os.environ[browser.NAMED] = found  # so that the tests do not look for it again
+    with tempfile.TemporaryDirectory() as folder:
+        last_lines = Path(folder, "last lines")
+        code = check(args, ("--last-lines", str(last_lines)))
+        if last_lines.exists():
+            print(f"\n{last_lines.read_text(encoding='utf-8')}", end="", flush=True)
+    return code
+
+
+def check(args: argparse.Namespace, more: tuple[str, ...]) -> int:
+    """The checks and the tests, which get `more` options; returns the exit code."""
+    command = ("-m", "pytest", *workers(args.pytest), *more, *layer(args), *args.pytest)
     if args.long:
         return call("pytest", command)
     failed = [name for name, check in CHECKS if call(name, check) != 0]
@@ -59,6 +81,12 @@ def run(args: argparse.Namespace) -> int:
     if failed:
         print(f"\nFailed beside the tests: {', '.join(failed)} (see above).", flush=True)
     return 1 if failed or tests else 0
+
+
+def drives_browser(chosen: list[str]) -> bool:
+    """May these words for pytest choose a test of the dashboard? No, if they name other files or folders alone."""
+    paths = [path.resolve() for word in chosen if (path := ROOT / word.partition("::")[0]).exists()]
+    return not paths or any(path.is_relative_to(DASHBOARD) or DASHBOARD.is_relative_to(path) for path in paths)
 
 
 def layer(args: argparse.Namespace) -> list[str]:

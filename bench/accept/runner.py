@@ -13,11 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from bench.accept.checks import Check
 from bench.stored import write
 from core import __version__
+from core.system.process_tree import end_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSED, FAILED, LATE, LEFT_OUT = "passed", "failed", "took too long", "left out"
@@ -70,7 +69,7 @@ def made(check: Check) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            end(process)
+            end_tree(process)
         output.seek(0)
         text = anonymous(output.read().decode("utf-8", "replace"))
     found: dict[str, Any] = {
@@ -87,19 +86,6 @@ def made(check: Check) -> dict[str, Any]:
     if found["figures"].get("left_out"):
         found |= {"outcome": LEFT_OUT, "why": found["figures"].pop("left_out")}
     return found
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process, if it runs, and what it started."""
-    if process.poll() is None:
-        started = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        for one in started:
-            try:
-                one.kill()
-            except psutil.NoSuchProcess:
-                pass
-        process.wait()
 
 
 def figures(text: str) -> dict[str, Any]:

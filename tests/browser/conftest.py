@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,19 +17,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from app.cli import browser
 from tests.browser.dashboard import Dashboard
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
-ARGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 START_S = 120
 # Menus and panels are there at once, instead of flying in.
 NO_ANIMATIONS = """const { animate } = Element.prototype; Element.prototype.animate = function (...how) {
@@ -39,24 +29,10 @@ Open = Callable[..., Dashboard]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all of this folder; without a browser it is skipped only when that was asked for."""
+    """Mark all of this folder."""
     for item in items:
         if Path(str(item.path)).parent == Path(__file__).parent:
             item.add_marker(pytest.mark.browser)
-            if os.environ.get("MOESTRO_NO_BROWSER") == "1":
-                item.add_marker(pytest.mark.skip(reason="MOESTRO_NO_BROWSER=1"))
-
-
-def find_chromium() -> str:
-    """MOESTRO_CHROMIUM, or the first Chromium on the path."""
-    named = os.environ.get("MOESTRO_CHROMIUM")
-    found = named or next((path for name in NAMES if (path := shutil.which(name))), None)
-    if not found:
-        pytest.fail(
-            "No Chromium was found for the dashboard's tests. Install one (Debian: apt-get install chromium), "
-            "name it in MOESTRO_CHROMIUM, or set MOESTRO_NO_BROWSER=1 to skip these tests."
-        )
-    return found
 
 
 class Server:
@@ -118,16 +94,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="package")
 def profile() -> Iterator[Any]:
     """One browser profile for all of these tests: its cache makes every page after the first quick. It ends with them,
-    as the event loop that it keeps running would be in the way of other tests that a worker runs afterwards."""
+    as the event loop that it keeps running would be in the way of other tests that a worker runs afterwards. Without a
+    browser they are skipped, or fail where one has to be there."""
+    path = browser.find()
+    if path is None and os.environ.get(browser.NEEDED) == "1":
+        pytest.fail(f"{browser.WITHOUT}. {browser.HOW}")
+    if path is None:
+        pytest.skip(f"{browser.WITHOUT}. {browser.HOW}")
     from playwright.sync_api import sync_playwright
 
-    path = find_chromium()
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGS)
-        context = browser.new_context(accept_downloads=True)
+        chromium = playwright.chromium.launch(executable_path=path, args=browser.ARGS)
+        context = chromium.new_context(accept_downloads=True)
         context.add_init_script(NO_ANIMATIONS)
         yield context
-        browser.close()
+        chromium.close()
 
 
 class Pages:

@@ -1,8 +1,8 @@
 """The browser that the dashboard's tests drive: one that is there, or one that can be had.
 
 Besides its executable they need the libraries that Debian's package depends on, fonts (Debian: fonts-dejavu-core), and
-`--no-sandbox`: Chromium's sandbox runs neither as root nor in most containers. `find` starts each candidate as the tests
-do, as some only say how to install a browser (Ubuntu's chromium-browser) and others lack libraries or fonts.
+`--no-sandbox`: Chromium's sandbox runs neither as root nor in most containers. `find` starts each candidate as the
+tests do, as some only say how to install a browser (Ubuntu's chromium-browser) and others lack libraries or fonts.
 
 Playwright runs in processes of its own.
 """

@@ -30,25 +30,6 @@ SPARE = (*NO_MODEL, "gguf")  # ... nor by any other
 UV = "uv>=0.7,<1"
 
 
-def commands() -> dict[str, str]:
-    """The commands, and what each does."""
-    from app.commands import COMMANDS
-
-    return COMMANDS
-
-
-def known(word: str) -> bool:
-    """Is it a command, or another word for one?"""
-    from app.commands import ALIASES
-
-    return word in commands() or word in ALIASES
-
-
-def usage() -> str:
-    """What --help prints while packages are missing."""
-    return "\n".join([__doc__, *(f"python launch.py {name:<10} {what}" for name, what in commands().items())])
-
-
 def requirements(command: str) -> list[str]:
     """What pyproject.toml declares for a command, as pip reads it."""
     import tomllib
@@ -191,21 +172,25 @@ def replace_torch() -> bool:
     return uv("--reinstall-package", "torch", torch)
 
 
-def fail(message: str) -> int:
+def fail(message: str, code: int = 1) -> int:
     print(message, file=sys.stderr)
-    return 1
+    return code
 
 
 def main(arguments: list[str]) -> int:
     if sys.version_info < (3, 11):
         return fail(f"Moestro needs Python 3.11 or newer; this is {sys.version.split()[0]}. Start it with a newer one.")
+    from app import bare_help
+
     command = arguments[0] if arguments and not arguments[0].startswith("-") else "ui"
-    if not known(command):
-        return fail(f"There is no command {command!r}. Commands: {', '.join(commands())}.") + 1
+    if not bare_help.known(command):
+        return fail(bare_help.unknown(command), 2)
     inside = Path(sys.prefix).resolve() == VENV.resolve()
     if missing(command) or (inside and UNFINISHED.exists()):
-        if {"-h", "--help", "--help-all"} & set(arguments):
-            return print(usage()) or 0
+        answered = bare_help.answer(command, arguments)
+        if answered:
+            code, text = answered
+            return fail(text, code) if code else print(text) or 0
         if not inside:
             return enter_venv(arguments)
         if not install(command):

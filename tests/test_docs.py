@@ -46,6 +46,13 @@ def test_the_settings_reference_is_current() -> None:
     assert written == settings.reference() + "\n", "run: python launch.py settings > docs/settings.md"
 
 
+def test_the_reference_of_commands_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+    written = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    with pytest.raises(SystemExit):
+        cli.main(["--help-all"])
+    assert written == capsys.readouterr().out, "run: python launch.py --help-all > docs/commands.md"
+
+
 def test_the_table_of_metrics_is_current() -> None:
     written = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert written == metrics.reference() + "\n", "run: python launch.py metrics > docs/metrics.md"

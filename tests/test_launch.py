@@ -16,7 +16,9 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import launch
+from app import bare_help
 from app.cli import MODULES
+from app.commands import COMMANDS
 
 NUMBERS = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda ns: ".".join(map(str, ns)))
 
@@ -62,14 +64,17 @@ def test_an_old_python_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_commands_are_those_of_the_parser() -> None:
-    assert launch.commands().keys() == MODULES.keys()
-    for name in MODULES:
-        assert f"python launch.py {name} " in launch.usage()
+    assert COMMANDS.keys() == MODULES.keys()
+    code, text = bare_help.answer("ui", ["--help"]) or (1, "")
+    assert code == 0 and all(f"python launch.py {name} " in text for name in MODULES)
 
 
 def test_an_unknown_command_installs_nothing(venv: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main(["tset"]) == 2
-    assert "chat" in capsys.readouterr().err
+    for word, says in (("tset", "Did you mean test?"), ("serve", "Did you mean ui?"), ("xyzzy", "Commands: ui, chat")):
+        assert launch.main([word]) == 2
+        assert says in capsys.readouterr().err
+    assert launch.main([str(venv)]) == 2
+    assert f"python launch.py --model {venv}" in capsys.readouterr().err
     assert not list(venv.iterdir())
 
 
@@ -126,7 +131,7 @@ def test_windows_needs_a_triton_made_for_its_torch(monkeypatch: pytest.MonkeyPat
 
 def test_a_command_lacks_only_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "installed", lambda name: "")
-    names = {command: {launch.name_of(r) for r in launch.missing(command)} for command in launch.commands()}
+    names = {command: {launch.name_of(r) for r in launch.missing(command)} for command in COMMANDS}
     assert "torch" in names["chat"] and "gradio" not in names["chat"]
     assert "gradio" in names["ui"] and "pytest" not in names["ui"]
     assert {"gradio", "pytest", "ruff"} <= names["test"]

@@ -12,6 +12,7 @@ from importlib import import_module
 from keyword import iskeyword
 
 from app.cli.parser import CommandParser
+from app.cli.reference import PrintReference
 from app.commands import ALIASES, COMMANDS
 from app.services.crash import describe
 from app.store.home import data_dir
@@ -30,10 +31,18 @@ def build_parser() -> argparse.ArgumentParser:
         f"{data_dir()}; the environment variable MOESTRO_HOME names another folder.",
         description="Run Mixture-of-Experts models larger than GPU memory.",
     )
+    parsers: dict[str, CommandParser] = {}
+    parser.add_argument(
+        "--help-all",
+        action=PrintReference,
+        nargs=0,
+        const=parsers,
+        help="print the reference of all commands as Markdown",
+    )
     commands = parser.add_subparsers(dest="command", metavar="command", required=True, parser_class=CommandParser)
     for name, module in MODULES.items():
         what = COMMANDS[name]
-        command = commands.add_parser(
+        parsers[name] = command = commands.add_parser(
             name,
             aliases=[word for word, meant in ALIASES.items() if meant == name],
             help=what,
@@ -50,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse a command line: no command means `ui`, and unknown options of `test` are passed to pytest."""
     words = list(arguments)
-    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
+    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--help-all")):
         words.insert(0, "ui")
     parser = build_parser()
     args, rest = parser.parse_known_args(words)

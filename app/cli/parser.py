@@ -1,36 +1,57 @@
-"""A command's parser with two helps: --help lists what is used often, --help-all every option."""
+"""A command's parser. It has two helps: --help lists what is used often, --help-all every option and the words of other
+programs for them, which it takes as well. An unknown option ends it with the nearest known one."""
 
 from __future__ import annotations
 
 import argparse
+import textwrap
+from collections.abc import Sequence
 from typing import Any
+
+from app.other_words import UnknownOptionError, described, translated
 
 
 class CommandParser(argparse.ArgumentParser):
-    """`rare`: the options that --help leaves out."""
+    """`rare`: the options that --help leaves out. `passes_on`: unknown options are another program's."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.rare: list[argparse.Action] = []
+        self.passes_on = False
 
     def close(self) -> None:
-        """Add --help-all, if there is more to list; the last option to be added."""
-        if self.rare:
-            self.add_argument("--help-all", action=_All, nargs=0, help=f"list {len(self.rare)} rarer options as well")
+        """Add --help-all, the last option to be added."""
+        more = f"{len(self.rare)} rarer options as well" if self.rare else "other programs' words for these options"
+        self.add_argument("--help-all", action=_All, nargs=0, help=f"list {more}")
+
+    def options(self) -> list[str]:
+        """The names of all options, with their dashes."""
+        return [*self._option_string_actions]
+
+    # argparse's overloads cannot be repeated in an override.
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+        words = [*(args or ())]
+        if not self.passes_on:
+            try:
+                words = translated(words, self.options())
+            except UnknownOptionError as error:
+                self.error(f"{error} {self.prog} --help-all lists them all.")
+        return super().parse_known_args(words, namespace)
 
     def format_help(self) -> str:
         helps = [action.help for action in self.rare]
         for action in self.rare:
             action.help = argparse.SUPPRESS
         try:
-            return self.format_all()
+            return super().format_help()
         finally:
             for action, text in zip(self.rare, helps, strict=True):
                 action.help = text
 
     def format_all(self) -> str:
-        """The help with every option."""
-        return super().format_help()
+        """The help with every option, and other programs' words for them."""
+        words = textwrap.fill(described(self.options()), 78)
+        return super().format_help() + (f"\n{words}\n" if words else "")
 
 
 class _All(argparse.Action):

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from app.cli import browser
+from app.cli.parser import CommandParser
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = (
@@ -31,8 +32,9 @@ WORKERS = 4
 DASHBOARD = ROOT / "tests" / "browser"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Options that pytest understands are passed on to it."""
+    parser.passes_on = True
     parser.usage = "launch.py test [--all | --long | --fuzz MINUTES] [--minutes N] [anything pytest understands]"
     parser.add_argument("--all", action="store_true", help="also run the tests that take long (marked `long`)")
     parser.add_argument("--long", action="store_true", help="run what --all adds, and nothing else")

@@ -11,9 +11,7 @@ engine = Engine.load(LoadSpec.checked("demo", Settings({"budget": "50%", "evicti
 try:
     for piece in engine.generate([{"role": "user", "content": QUESTION}], Sampling.checked(max_new_tokens=64)):
         print(piece.text, end="", flush=True)
-        if piece.stats is not None:  # the last piece
-            print(
-                f"\n{piece.stats.tok_s:.0f} tokens/s, hit rate {piece.stats.hit_rate:.0%}, exact: {piece.stats.exact}"
-            )
+        if (stats := piece.stats) is not None:  # the last piece
+            print(f"\n{stats.tok_s:.0f} tokens/s, hit rate {stats.hit_rate:.0%}, exact: {stats.exact}")
 finally:
     engine.unload()

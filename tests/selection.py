@@ -32,6 +32,7 @@ except ImportError:  # a machine to try a GPU on may have no more than what the 
 
 FEWER = 20  # examples; 100 are usual
 BROWSER = "tests/browser"
+NO_BROWSER = "no browser"  # why its tests are skipped
 TESTS = Path(__file__).resolve().parent
 GPU = TESTS / "gpu"
 LONGEST = (  # files of few tests that take long: last, they would leave the other workers idle
@@ -104,7 +105,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     if not pluginmanager.hasplugin("timeout"):
         parser.addini("timeout", "not used without pytest-timeout")
     parser.addoption("--all", action="store_true", help="also run the tests marked `long`")
-    parser.addoption("--last-lines", help="a file for what `launch.py test` prints last")
+    parser.addoption("--count-without-browser", help="a file for the number of tests that had no browser")
     parser.addoption("--until", type=float, help="begin no `long` test that would not end by then (Unix time)")
 
 
@@ -122,14 +123,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Write down how many tests had no browser, and how to get one."""
-    places = [report.longrepr for report in terminalreporter.stats.get("skipped", ())]
-    reasons = [
-        why for file, _, why in places if Path(file).parent == TESTS / "browser" and Path(file).name == "conftest.py"
-    ]
-    if reasons and (file := config.getoption("--last-lines")):
-        text = f"{len(reasons)} tests of the dashboard were skipped: {reasons[0].removeprefix('Skipped: ')}\n"
-        Path(file).write_text(text, encoding="utf-8")
+    """Write down how many tests had no browser: `launch.py test` ends with how to get one."""
+    skipped = terminalreporter.stats.get("skipped", ())
+    count = sum(report.longrepr[2] == f"Skipped: {NO_BROWSER}" for report in skipped)
+    if count and (file := config.getoption("--count-without-browser")):
+        Path(file).write_text(str(count), encoding="utf-8")
 
 
 def pytest_collection_finish() -> None:

@@ -62,10 +62,11 @@ def run(args: argparse.Namespace) -> int:
         if found is not None:
             os.environ[browser.NAMED] = found  # so that the tests do not look for it again
     with tempfile.TemporaryDirectory() as folder:
-        last_lines = Path(folder, "last lines")
-        code = check(args, ("--last-lines", str(last_lines)))
-        if last_lines.exists():
-            print(f"\n{last_lines.read_text(encoding='utf-8')}", end="", flush=True)
+        count = Path(folder, "without browser")
+        code = check(args, ("--count-without-browser", str(count)))
+        if count.exists():
+            skipped = count.read_text(encoding="utf-8")
+            print(f"\n{skipped} tests of the dashboard were skipped: {browser.WITHOUT}.\n{browser.HOW}", flush=True)
     return code
 
 

@@ -19,6 +19,7 @@ import pytest
 
 from app.cli import browser
 from tests.browser.dashboard import Dashboard
+from tests.selection import NO_BROWSER
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 120
@@ -100,7 +101,7 @@ def profile() -> Iterator[Any]:
     if path is None and os.environ.get(browser.NEEDED) == "1":
         pytest.fail(f"{browser.WITHOUT}. {browser.HOW}")
     if path is None:
-        pytest.skip(f"{browser.WITHOUT}. {browser.HOW}")
+        pytest.skip(NO_BROWSER)
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

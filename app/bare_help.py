@@ -13,6 +13,9 @@ from app.other_words import UnknownOptionError, command_meant, translated
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "commands.md"
 HELPS = {"-h", "--help", "--help-all"}
+HEAD = """Run Mixture-of-Experts models larger than GPU memory. Without a command, the dashboard opens; --help behind a
+command lists its options.
+"""
 
 
 def known(command: str) -> bool:
@@ -56,7 +59,7 @@ def section(command: str) -> str:
 
 def _help(command: str, first: str) -> str:
     found = _reference() if first == "--help-all" else "" if first in HELPS else section(command)
-    return found or "\n".join(f"python launch.py {name:<10} {what}" for name, what in COMMANDS.items())
+    return found or "\n".join([HEAD, *(f"python launch.py {name:<10} {what}" for name, what in COMMANDS.items())])
 
 
 def _reference() -> str:

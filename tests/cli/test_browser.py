@@ -216,6 +216,9 @@ def test_tests_without_a_browser_are_counted_and_no_others(tmp_path: Path) -> No
     assert file.read_text(encoding="utf-8") == "2"
 
 
+CHOSEN = ("--long", "-n1", "tests/browser/test_plan.py", "tests/browser/test_split.py")  # --long: without type checker
+
+
 def ordinary_user() -> dict[str, Any]:
     """Options of subprocess: of root, another user if that one may read this Python."""
     other: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []}
@@ -228,7 +231,7 @@ def ordinary_user() -> dict[str, Any]:
     return {} if tried.returncode else other
 
 
-@pytest.mark.long(3)
+@pytest.mark.long(0.5)
 @pytest.mark.skipif(os.name != "posix", reason="needs another user")
 def test_a_run_without_a_browser_passes_and_says_what_it_skipped(bare: Path, tmp_path: Path) -> None:
     """As in a container: nothing on the PATH (no browser, no compiler), another home, an ordinary user where this one
@@ -238,7 +241,7 @@ def test_a_run_without_a_browser_passes_and_says_what_it_skipped(bare: Path, tmp
     for folder in (home, tmp_path, *tmp_path.parents[:2]):
         folder.chmod(0o777)
     done = subprocess.run(
-        [sys.executable, "launch.py", "test", "tests/browser/test_live.py", "tests/policy/test_entropy.py"],
+        [sys.executable, "launch.py", "test", *CHOSEN],
         cwd=test.ROOT,
         env={
             "PATH": str(bare),
@@ -255,5 +258,5 @@ def test_a_run_without_a_browser_passes_and_says_what_it_skipped(bare: Path, tmp
     assert done.returncode == 0, done.stdout + done.stderr
     *_, blank, last, how = done.stdout.rstrip("\n").split("\n")
     count = re.match(r"(\d+) tests of the dashboard were skipped: ", last)
-    assert count and int(count[1]) >= 5 and (blank, how) == ("", browser.HOW)
-    assert re.search(rf"=+ \d+ passed, {count[1]} skipped in ", done.stdout)
+    assert count and (blank, how) == ("", browser.HOW)
+    assert f" {count[1]} skipped" in done.stdout

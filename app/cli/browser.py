@@ -46,12 +46,12 @@ NAMES = (
     "microsoft-edge-stable",
     "msedge",
 )
-WINDOWS = (
+ON_WINDOWS = (
     "Google/Chrome/Application/chrome.exe",
     "Microsoft/Edge/Application/msedge.exe",
     "Chromium/Application/chrome.exe",
 )
-MACOS = tuple(f"{name}.app/Contents/MacOS/{name}" for name in ("Google Chrome", "Chromium", "Microsoft Edge"))
+ON_MACOS = tuple(f"{name}.app/Contents/MacOS/{name}" for name in ("Google Chrome", "Chromium", "Microsoft Edge"))
 DOWNLOADED = launch.VENV / "browsers"
 SHELLS = ("chrome-headless-shell", "headless_shell")  # what Playwright calls its executable
 DEBIAN = ("chromium", "fonts-dejavu-core")
@@ -73,8 +73,8 @@ def candidates() -> Iterator[str]:
     """The browsers that seem to be there, best first."""
     yield from filter(None, map(shutil.which, NAMES))
     folders = (os.environ.get(name) for name in ("PROGRAMFILES", "PROGRAMFILES(X86)", "LOCALAPPDATA"))
-    usual = [Path(folder) / name for folder in folders if folder for name in WINDOWS]
-    usual += [folder / name for folder in (Path("/Applications"), Path.home() / "Applications") for name in MACOS]
+    usual = [Path(folder) / name for folder in folders if folder for name in ON_WINDOWS]
+    usual += [folder / name for folder in (Path("/Applications"), Path.home() / "Applications") for name in ON_MACOS]
     yield from (str(path) for path in usual if path.is_file())
     yield from downloaded()
 

@@ -35,7 +35,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(path))
     monkeypatch.setattr(browser, "DOWNLOADED", tmp_path / "downloaded")
-    monkeypatch.setattr(browser, "MACOS", ())
+    monkeypatch.setattr(browser, "ON_MACOS", ())
     return path
 
 

@@ -39,6 +39,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.system.process_memory import forget_frames, release_memory, settle, unsettle
+from core.system.template_worker import RENDERER
 from core.types import Chat, Frame, Ids, Memory, Piece
 
 
@@ -86,6 +87,7 @@ class Engine:
             wiring = wire(load(planned, progress, cancel), profile)
         except BaseException as error:
             forget_frames(error)  # or they would keep what was loaded so far
+            RENDERER.end()
             release_memory()
             give_back(planned.device)
             raise
@@ -111,6 +113,7 @@ class Engine:
                     self.expert_cache.clear,
                     self.wiring.kv.release,
                     lambda: release_weights(self.model),
+                    RENDERER.end,
                     self.loaded.store.close,
                     unsettle,
                     lambda: give_back(self.device),

@@ -73,6 +73,17 @@ def _loads_time_little() -> Iterator[None]:
     warmup.PASSES, stacking.ROUNDS, stacking.CALLS, fused_rmsnorm.ELEMENTS = before
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _the_template_process_stays() -> Iterator[None]:
+    """Unloading ends the process that renders chat templates. To start one takes longer than to load a tiny engine."""
+    from core.system.template_worker import RENDERER
+
+    end, RENDERER.end = RENDERER.end, lambda: None  # type: ignore[method-assign]
+    yield
+    RENDERER.end = end  # type: ignore[method-assign]
+    RENDERER.end()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _what_is_imported_stays() -> None:
     """Half a million objects of imported libraries, that no collection need look at: most of a tiny engine's load."""

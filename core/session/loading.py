@@ -18,7 +18,7 @@ from core.capacity.plan import Plan
 from core.capacity.sizes import Sizes, human
 from core.capacity.tier import open_store
 from core.errors import BudgetError, ModelError, ProfileError
-from core.hf import CheckpointReader, ExpertsSite, chat_template, find_experts, load_skeleton, round_linears
+from core.hf import CheckpointReader, ExpertsSite, find_experts, load_skeleton, round_linears
 from core.memory.pack import PackReader
 from core.memory.pack.verify import check_dense
 from core.memory.store import ExpertStore, HostStore
@@ -26,6 +26,7 @@ from core.profile import Profile
 from core.profile.buddies import find
 from core.session.prompt import Prompt
 from core.system.process_memory import release_memory
+from core.system.template_worker import RENDERER
 from core.system.wording import reason
 from core.types import ModelShape
 
@@ -71,6 +72,8 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
     beside = torch.cuda.memory_reserved(plan.device) if plan.device.type == "cuda" else 0
     progress("Reading dense weights", 0.0)
     tokenizer = load_tokenizer(plan.files.path)
+    if tokenizer.chat_template is not None:
+        RENDERER.start()
     model = _dense(plan)
     prompt = Prompt(tokenizer, model.generation_config, text_to_text=plan.config.is_encoder_decoder)
     found = _with_experts(plan, model, prompt, progress, cancel)
@@ -102,21 +105,32 @@ def with_buddies(loaded: LoadedModel, profile: Profile | None) -> Profile | None
 def _with_experts(
     plan: Plan, model: Any, prompt: Prompt, progress: Progress, cancel: threading.Event | None
 ) -> LoadedModel:
-    """Read the experts into their memory tier."""
+    """Read the experts into their memory tier, and try the chat template in another thread:
+    if it fails, the load ends."""
     pin, count = plan.device.type == "cuda", plan.sizes.shape.total
 
     def report(share: float) -> None:
+        if template.done():
+            template.result()
         progress(f"Reading {count} experts", 0.1 + 0.9 * share)
 
-    if plan.pack is not None:
-        store = open_store(
-            plan.tier, PackReader(plan.files.path, blocks=plan.codec.blocks), plan.codec, pin, report, cancel
-        )
-        return LoadedModel(plan, model, prompt, store, tuple(find_experts(model)), plan.pack.model_hash)
-    with CheckpointReader(model, plan.files) as reader:
-        whole, experts = HostStore(plan.codec, count, pin), plan.sizes.shape.experts
-        whole.fill((reader.read(*divmod(eid, experts)) for eid in range(count)), report, cancel)
-        return LoadedModel(plan, model, prompt, whole, tuple(reader.sites), reader.content_hash())
+    with ThreadPoolExecutor(1) as trying:
+        template = trying.submit(prompt.try_template)
+        if plan.pack is not None:
+            pack = PackReader(plan.files.path, blocks=plan.codec.blocks)
+            store = open_store(plan.tier, pack, plan.codec, pin, report, cancel)
+            found = LoadedModel(plan, model, prompt, store, tuple(find_experts(model)), plan.pack.model_hash)
+        else:
+            with CheckpointReader(model, plan.files) as reader:
+                whole, experts = HostStore(plan.codec, count, pin), plan.sizes.shape.experts
+                whole.fill((reader.read(*divmod(eid, experts)) for eid in range(count)), report, cancel)
+                found = LoadedModel(plan, model, prompt, whole, tuple(reader.sites), reader.content_hash())
+    try:
+        template.result()
+    except ModelError:
+        found.store.close()
+        raise
+    return found
 
 
 def _dense(plan: Plan) -> Any:
@@ -151,5 +165,4 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         raise ModelError(
             f"{path} has no usable tokenizer: {reason(error)}. Put the model's tokenizer files beside its config.json."
         ) from error
-    chat_template.check(tokenizer)
     return tokenizer

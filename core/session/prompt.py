@@ -42,13 +42,20 @@ class Prompt:
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether the chat template tells the model of tools."""
+        """Whether the chat template writes tools into the prompt."""
         return PROBE["function"]["name"] in self._rendered((PROBE,))
 
     @cached_property
     def opens_reasoning(self) -> bool:
         """Whether the chat template begins the reasoning, so that an answer starts in the middle of it."""
         return self._rendered(()).rstrip().endswith(THINK)
+
+    def try_template(self) -> None:
+        """Render what the two properties above say, so that nobody waits for them later. Raises ModelError when the
+        chat template cannot even render a single user message."""
+        if self.start is None:
+            chat_template.check(self.tokenizer)
+            _ = self.takes_tools, self.opens_reasoning
 
     def _rendered(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """A chat of one message through the template; "" when that fails."""

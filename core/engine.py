@@ -83,11 +83,12 @@ class Engine:
         """
         planned = plan(spec)
         check_early(spec.settings, planned.sizes, profile is not None)
+        RENDERER.hold(planned)
         try:
             wiring = wire(load(planned, progress, cancel), profile)
         except BaseException as error:
             forget_frames(error)  # or they would keep what was loaded so far
-            RENDERER.end()
+            RENDERER.release(planned)
             release_memory()
             give_back(planned.device)
             raise
@@ -113,7 +114,7 @@ class Engine:
                     self.expert_cache.clear,
                     self.wiring.kv.release,
                     lambda: release_weights(self.model),
-                    RENDERER.end,
+                    lambda: RENDERER.release(self.loaded.plan),
                     self.loaded.store.close,
                     unsettle,
                     lambda: give_back(self.device),

@@ -75,13 +75,12 @@ def _loads_time_little() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _the_template_process_stays() -> Iterator[None]:
-    """Unloading ends the process that renders chat templates. To start one takes longer than to load a tiny engine."""
+    """One process renders the chat templates of all engines: to start it takes longer than to load a tiny one."""
     from core.system.template_worker import RENDERER
 
-    end, RENDERER.end = RENDERER.end, lambda: None  # type: ignore[method-assign]
+    RENDERER.hold(_the_template_process_stays)
     yield
-    RENDERER.end = end  # type: ignore[method-assign]
-    RENDERER.end()
+    RENDERER.release(_the_template_process_stays)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -42,7 +42,7 @@ def _scored(quality: Quality | None) -> dict[str, Any] | None:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """When the server stops, no thread of a request stays behind in a chat template that never ends."""
     yield
-    RENDERER.end()
+    RENDERER.interrupt()
 
 
 def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access: Access | None = None) -> FastAPI:

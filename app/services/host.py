@@ -39,7 +39,6 @@ from core.errors import MoestroError
 from core.settings.config import Settings
 from core.settings.link import LinkSettings
 from core.settings.param import declared
-from core.system.template_worker import RENDERER
 from core.types import StepRecord
 
 log = logging.getLogger("moestro.app")
@@ -123,7 +122,6 @@ class Host:
         """Stop the current answer and all jobs, save the text so far, free the model, close the store."""
         if not self.models.shut():
             return
-        RENDERER.end()  # an answer or a job may be waiting for a chat template that never ends
         self.jobs.close()
         self.replanner.close()
         if not self._writer.close():

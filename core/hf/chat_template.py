@@ -84,8 +84,7 @@ def prompt_of(
             rejected = rejected or error
     assert rejected is not None
     raise PromptError(
-        f"The model's chat template does not take this chat: {rejected}. Start a new chat, or "
-        "change its messages."
+        f"The model's chat template does not take this chat: {rejected}. Start a new chat, or change its messages."
     )
 
 

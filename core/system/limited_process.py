@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
 import os
 import sys
 import threading
@@ -25,7 +26,7 @@ LOOK_S = 0.05  # between two looks at what a request has used
 START_S = 120.0  # a worker takes a second or two to import what it needs, and far longer on a busy machine
 OUT_OF_MEMORY = 77  # exit status
 READY = b"ready"
-ENDED = "was still running when the model was unloaded"
+INTERRUPTED = "was still running when it was no longer needed"
 
 Answer = Callable[[bytes], bytes]
 
@@ -64,8 +65,10 @@ class LimitedProcess:
         self._prepare = prepare
         self._turn = threading.Lock()  # held while a request runs
         self._worker: WorkerProcess | None = None
-        self._is_ready = False  # the worker has imported what it needs
-        self._ends = 0  # calls of `end`
+        self._usage: _Usage | None = None  # of the worker, once it is ready
+        self._interrupts = 0  # calls of `interrupt`
+        self._owners = dict[int, object]()
+        self._holding = threading.Lock()
 
     @property
     def pid(self) -> int | None:
@@ -76,67 +79,85 @@ class LimitedProcess:
     def ask(self, request: bytes) -> bytes:
         """The worker's reply. Requests of several threads run one after the other.
 
-        Raises Stopped when the worker exceeds a limit, breaks, or is ended by `end`; NotStarted.
+        Raises Stopped when the worker exceeds a limit, breaks, or is interrupted; NotStarted.
         """
-        ends = self._ends
-        with self._turn, self._dropped_on_error():
-            if ends != self._ends:
-                raise Stopped(ENDED)
-            worker, most = self._ready(), self.limits.reply_bytes + 2 * len(request)
-            try:
-                with self._watched(worker) as beyond:
-                    worker.pipe.send_bytes(request)
-                    reply = worker.pipe.recv_bytes(most)
-            except (EOFError, OSError) as error:
-                if ends != self._ends:
-                    raise Stopped(ENDED) from None
-                raise Stopped(beyond[0] if beyond else self._cause(worker, error, most)) from None
-            if beyond:  # it was killed although it had just replied
-                raise Stopped(beyond[0])
-            return reply
+        before = self._interrupts
+        with self._turn:
+            if before != self._interrupts:
+                raise Stopped(INTERRUPTED)
+            with self._dropped_on_error():
+                worker, usage = self._ready()
+                most = self.limits.reply_bytes + 2 * len(request)
+                try:
+                    with self._watched(worker, usage) as beyond:
+                        worker.pipe.send_bytes(request)
+                        reply = worker.pipe.recv_bytes(most)
+                except (EOFError, OSError) as error:
+                    if before != self._interrupts:
+                        raise Stopped(INTERRUPTED) from None
+                    raise Stopped(beyond[0] if beyond else self._cause(worker, error, most)) from None
+                if beyond:  # it was killed although it had just replied
+                    raise Stopped(beyond[0])
+                return reply
 
-    def end(self) -> None:
-        """End the worker and every request made so far, which raises Stopped. A later request starts another worker."""
-        self._ends += 1
-        self._kill()
+    def interrupt(self) -> None:
+        """Stop every request made so far, which raises Stopped."""
+        self._interrupts += 1
+        if self._turn.locked():
+            self._kill()
+
+    def hold(self, owner: object) -> None:
+        """Keep the worker, once it is started, until `release` is called for the same object."""
+        with self._holding:
+            self._owners[id(owner)] = owner
+
+    def release(self, owner: object) -> None:
+        """End the worker, unless another owner holds it. A later request would start it again."""
+        with self._holding:
+            self._owners.pop(id(owner), None)
+            if self._owners:
+                return
+        self.interrupt()
         with self._turn:
             self._drop()
 
     def start(self) -> None:
-        """Start the worker if none runs, and return at once: a request then waits less for it, or raises NotStarted."""
+        """Start the worker if none runs, and return at once: a request then waits less for it."""
         if self._turn.acquire(blocking=False):  # otherwise a request runs, and so does the worker
             try:
-                with suppress(NotStarted):
+                with suppress(NotStarted):  # as the request will say
                     self._started()
             finally:
                 self._turn.release()
 
     def _started(self) -> WorkerProcess:
         """The worker, which may not be ready yet. Raises NotStarted."""
-        if self._worker is not None and self._worker.pid is None:  # it died between two requests
-            self._drop()
+        if self._usage is not None and self._worker is not None and self._worker.pipe.poll():
+            self._drop()  # it died, or wrote what no request asked for
         if self._worker is None:
             limits = self.limits
             try:
                 self._worker = WorkerProcess(_serve, self._prepare, limits.memory_bytes, limits.wall_s, niceness=0)
             except OSError as error:
                 raise NotStarted(str(error)) from error
-            self._is_ready = False
             atexit.register(self._kill)
         return self._worker
 
-    def _ready(self) -> WorkerProcess:
+    def _ready(self) -> tuple[WorkerProcess, _Usage]:
         """The worker, waiting for a request. Raises NotStarted."""
         worker = self._started()
-        if not self._is_ready:
+        if self._usage is None:
             try:
                 if not worker.pipe.poll(START_S):
                     raise NotStarted(f"it was not ready within {START_S:g} seconds")
                 worker.pipe.recv_bytes(len(READY))
-            except (EOFError, OSError):
+                pid = worker.pid
+                if pid is None:
+                    raise EOFError
+                self._usage = _Usage(pid)
+            except (EOFError, OSError, psutil.NoSuchProcess):
                 raise NotStarted("it ended while it started") from None
-            self._is_ready = True
-        return worker
+        return worker, self._usage
 
     @contextmanager
     def _dropped_on_error(self) -> Iterator[None]:
@@ -151,7 +172,7 @@ class LimitedProcess:
         if self._worker is not None:
             self._worker.kill()
             self._worker.end()
-            self._worker = None
+            self._worker = self._usage = None
             atexit.unregister(self._kill)
 
     def _kill(self) -> None:
@@ -160,19 +181,18 @@ class LimitedProcess:
             worker.kill()
 
     @contextmanager
-    def _watched(self, worker: WorkerProcess) -> Iterator[list[str]]:
+    def _watched(self, worker: WorkerProcess, usage: _Usage) -> Iterator[list[str]]:
         """Within this context the worker is killed when it exceeds a limit. Gives a list for the reason, empty until
         then."""
-        over, beyond = threading.Event(), list[str]()
+        over, beyond, began_s = threading.Event(), list[str](), time.monotonic()
 
         def watch() -> None:
-            pid = worker.pid
-            if pid is None:
+            if over.wait(LOOK_S):  # as of most requests, which cost no look
                 return
             with suppress(psutil.NoSuchProcess):  # it ended, and its pipe is closed
-                use = _Use(psutil.Process(pid), self.limits)
+                cpu_s = usage.cpu_s()
                 while not over.wait(LOOK_S):
-                    if why := use.beyond():
+                    if why := self._beyond(usage.cpu_s() - cpu_s, time.monotonic() - began_s, usage.memory_bytes()):
                         beyond.append(why)
                         worker.kill()
                         return
@@ -185,40 +205,42 @@ class LimitedProcess:
             over.set()
             watching.join()
 
+    def _beyond(self, cpu_s: float, wall_s: float, memory_bytes: int) -> str:
+        """The limit that is exceeded, in words, or ""."""
+        limits = self.limits
+        if cpu_s > limits.cpu_s:
+            return f"did not end within {limits.cpu_s:g} seconds"
+        if wall_s > limits.wall_s:
+            return f"did not end within {limits.wall_s:g} seconds"
+        return self._too_much_memory() if memory_bytes > limits.memory_bytes else ""
+
+    def _too_much_memory(self) -> str:
+        return f"takes more than {self.limits.memory_bytes >> 20} MiB of memory"
+
     def _cause(self, worker: WorkerProcess, error: Exception, most: int) -> str:
         """Why a worker gave no reply that was not killed."""
         if isinstance(error, OSError) and error.errno is None:  # recv_bytes: the message is longer than allowed
             return f"makes more than {most >> 20} MiB of text"
         if worker.end(patience_s=1.0) == OUT_OF_MEMORY:
-            return _too_much_memory(self.limits)
+            return self._too_much_memory()
         return "broke the process that ran it"
 
 
-class _Use:
-    """What a request has used since this object was made."""
+class _Usage:
+    """What a worker that is ready uses. Raises psutil.NoSuchProcess."""
 
-    def __init__(self, process: psutil.Process, limits: Limits) -> None:
-        self._process, self._limits = process, limits
-        self._began_s, self._cpu_s, self._rss = time.monotonic(), self._cpu(), process.memory_info().rss
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._ready_bytes = self._process.memory_info().rss
 
-    def _cpu(self) -> float:
+    def cpu_s(self) -> float:
+        """Processor time so far."""
         times = self._process.cpu_times()
-        return times.user + times.system
+        return float(times.user + times.system)
 
-    def beyond(self) -> str:
-        """The limit that was exceeded, in words; "" if none was. Raises psutil.NoSuchProcess."""
-        limits = self._limits
-        if self._cpu() - self._cpu_s > limits.cpu_s:
-            return f"did not end within {limits.cpu_s:g} seconds"
-        if time.monotonic() - self._began_s > limits.wall_s:
-            return f"did not end within {limits.wall_s:g} seconds"
-        if self._process.memory_info().rss - self._rss > limits.memory_bytes:
-            return _too_much_memory(limits)
-        return ""
-
-
-def _too_much_memory(limits: Limits) -> str:
-    return f"takes more than {limits.memory_bytes >> 20} MiB of memory"
+    def memory_bytes(self) -> int:
+        """Memory beyond that at the start."""
+        return int(self._process.memory_info().rss - self._ready_bytes)
 
 
 # ---------------------------------------------------------------------------------------------------- in the worker
@@ -227,12 +249,14 @@ def _too_much_memory(limits: Limits) -> str:
 def _serve(pipe: Connection, prepare: Callable[[], Answer], memory_bytes: int, wall_s: float) -> None:
     """Answer requests until the pipe is closed."""
     answer = prepare()
+    gc.collect()
+    gc.freeze()  # no collection looks at what was imported
     _limit_memory(memory_bytes)
     with open(os.devnull, "wb") as nowhere:
         pipe.send_bytes(READY)
         while True:
             request = pipe.recv_bytes()
-            # Where the parent is no longer there to do so, this ends a process in which a call of C holds Python's lock.
+            # When the parent is gone, this ends even a process in which a call of C holds Python's lock.
             faulthandler.dump_traceback_later(2 * wall_s, exit=True, file=nowhere)
             try:
                 reply = answer(request)

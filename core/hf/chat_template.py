@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from core.errors import ModelError, PromptError
 from core.system.limited_process import NotStarted, Stopped
 from core.system.template_worker import RENDERER, encode
-from core.system.wording import MOST
+from core.system.wording import MOST, reason
 
 ADVICE = "Download the model's tokenizer files again, or remove its chat template to chat without one."
 WORDS = {
@@ -31,11 +31,18 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, A
     """Render a chat with the tokenizer's template, which must exist; `options` as in `apply_chat_template`.
 
     Raises ModelError, worded for the user, when the template is invalid, fails, or exceeds a limit; Rejected with the
-    template's own message when it rejects the chat; PromptError for messages with values that are not those of JSON.
+    template's own message when it rejects the chat; PromptError for a chat that is empty or has values that are not
+    those of JSON.
     """
+    if not messages:
+        raise PromptError("The chat is empty. Write something to answer.")
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     try:
-        request = encode(tokenizer.chat_template, special, [dict(one) for one in messages], options)
+        template = tokenizer.get_chat_template(None, options.get("tools"))
+    except ValueError as error:  # it has several, and none for this
+        raise ModelError(f"The model's chat template fails: {reason(error)}. {ADVICE}") from None
+    try:
+        request = encode([dict(one) for one in messages], chat_template=template, **{**special, **options})
     except (TypeError, ValueError, RecursionError) as error:
         raise PromptError(
             f"The chat cannot be given to the model's chat template: {error}. Use texts, numbers, lists and mappings."

@@ -93,6 +93,11 @@ class Engine:
             give_back(planned.device)
             raise
         engine = cls(wiring.loaded, wiring)
+        try:
+            engine.prompt.require_trial()
+        except BaseException:
+            engine.unload()
+            raise
         openmp.rest()
         settle()
         progress("Ready", 1.0)

@@ -64,7 +64,8 @@ class LoadedModel:
 
 
 def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> LoadedModel:
-    """Execute a load plan. Raises BudgetError before reading anything when it does not fit, Cancelled when stopped."""
+    """Execute a load plan. The chat template's trial may still run (`Prompt.require_trial`). Raises BudgetError before
+    reading anything when it does not fit, Cancelled when stopped."""
     if problem := fit_of(plan, foretell=False).problem:
         raise BudgetError(problem)
     if plan.note:
@@ -76,6 +77,7 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
         RENDERER.start()
     model = _dense(plan)
     prompt = Prompt(tokenizer, model.generation_config, text_to_text=plan.config.is_encoder_decoder)
+    prompt.begin_trial()
     found = _with_experts(plan, model, prompt, progress, cancel)
     if plan.spec.dense != "checkpoint":
         progress("Rounding dense weights", 1.0)
@@ -105,32 +107,22 @@ def with_buddies(loaded: LoadedModel, profile: Profile | None) -> Profile | None
 def _with_experts(
     plan: Plan, model: Any, prompt: Prompt, progress: Progress, cancel: threading.Event | None
 ) -> LoadedModel:
-    """Read the experts into their memory tier, and try the chat template in another thread:
-    if it fails, the load ends."""
+    """Read the experts into their memory tier, unless the chat template turns out to fail."""
     pin, count = plan.device.type == "cuda", plan.sizes.shape.total
 
     def report(share: float) -> None:
-        if template.done():
-            template.result()
+        prompt.require_trial(wait=False)
         progress(f"Reading {count} experts", 0.1 + 0.9 * share)
 
-    with ThreadPoolExecutor(1) as trying:
-        template = trying.submit(prompt.try_template)
-        if plan.pack is not None:
-            pack = PackReader(plan.files.path, blocks=plan.codec.blocks)
-            store = open_store(plan.tier, pack, plan.codec, pin, report, cancel)
-            found = LoadedModel(plan, model, prompt, store, tuple(find_experts(model)), plan.pack.model_hash)
-        else:
-            with CheckpointReader(model, plan.files) as reader:
-                whole, experts = HostStore(plan.codec, count, pin), plan.sizes.shape.experts
-                whole.fill((reader.read(*divmod(eid, experts)) for eid in range(count)), report, cancel)
-                found = LoadedModel(plan, model, prompt, whole, tuple(reader.sites), reader.content_hash())
-    try:
-        template.result()
-    except ModelError:
-        found.store.close()
-        raise
-    return found
+    if plan.pack is not None:
+        store = open_store(
+            plan.tier, PackReader(plan.files.path, blocks=plan.codec.blocks), plan.codec, pin, report, cancel
+        )
+        return LoadedModel(plan, model, prompt, store, tuple(find_experts(model)), plan.pack.model_hash)
+    with CheckpointReader(model, plan.files) as reader:
+        whole, experts = HostStore(plan.codec, count, pin), plan.sizes.shape.experts
+        whole.fill((reader.read(*divmod(eid, experts)) for eid in range(count)), report, cancel)
+        return LoadedModel(plan, model, prompt, whole, tuple(reader.sites), reader.content_hash())
 
 
 def _dense(plan: Plan) -> Any:

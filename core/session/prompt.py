@@ -4,6 +4,7 @@ decoder's start token."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,8 @@ QUICK_CHARS = 50_000  # a text up to this length is tokenised whatever the conte
 
 class Prompt:
     """The model's tokenizer, chat template and end-of-sequence tokens."""
+
+    _trial: Future[None]  # of the chat template
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, generation_config: Any, *, text_to_text: bool = False
@@ -50,9 +53,20 @@ class Prompt:
         """Whether the chat template begins the reasoning, so that an answer starts in the middle of it."""
         return self._rendered(()).rstrip().endswith(THINK)
 
-    def try_template(self) -> None:
-        """Render what the two properties above say, so that nobody waits for them later. Raises ModelError when the
-        chat template cannot even render a single user message."""
+    def begin_trial(self) -> None:
+        """Try the chat template in another thread, and render what the two properties above say, so that they need no
+        rendering later."""
+        thread = ThreadPoolExecutor(1, "moestro-template")
+        self._trial = thread.submit(self._try)
+        thread.shutdown(wait=False)
+
+    def require_trial(self, *, wait: bool = True) -> None:
+        """Raises ModelError when the trial found that the template cannot even render a single user message; without
+        `wait`, only if the trial has ended."""
+        if wait or self._trial.done():
+            self._trial.result()
+
+    def _try(self) -> None:
         if self.start is None:
             chat_template.check(self.tokenizer)
             _ = self.takes_tools, self.opens_reasoning

@@ -184,15 +184,16 @@ from tests.system import untrusted
 process = LimitedProcess(untrusted.prepare, Limits(60.0, {wall_s}, 200 << 20, 1 << 20))
 process.ask(b"cannot_be_asked_to_end")
 print(process.pid, flush=True)
+sys.stdin.readline()
 {then}
 """
 
 
 def parent(then: str, wall_s: float = 60.0) -> tuple[subprocess.Popen[str], psutil.Process]:
     script = textwrap.dedent(PARENT.format(root=str(ROOT), wall_s=wall_s, then=then))
-    started = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert started.stdout is not None
-    with started.stdout:
+    started = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert started.stdin is not None and started.stdout is not None
+    with started.stdin, started.stdout:
         return started, psutil.Process(int(started.stdout.readline()))
 
 

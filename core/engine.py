@@ -39,6 +39,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.system.process_memory import forget_frames, release_memory, settle, unsettle
+from core.system.template_worker import RENDERER
 from core.types import Chat, Frame, Ids, Memory, Piece
 
 
@@ -82,14 +83,21 @@ class Engine:
         """
         planned = plan(spec)
         check_early(spec.settings, planned.sizes, profile is not None)
+        RENDERER.hold(planned)
         try:
             wiring = wire(load(planned, progress, cancel), profile)
         except BaseException as error:
             forget_frames(error)  # or they would keep what was loaded so far
+            RENDERER.release(planned)
             release_memory()
             give_back(planned.device)
             raise
         engine = cls(wiring.loaded, wiring)
+        try:
+            engine.prompt.require_trial()
+        except BaseException:
+            engine.unload()
+            raise
         openmp.rest()
         settle()
         progress("Ready", 1.0)
@@ -111,6 +119,7 @@ class Engine:
                     self.expert_cache.clear,
                     self.wiring.kv.release,
                     lambda: release_weights(self.model),
+                    lambda: RENDERER.release(self.loaded.plan),
                     self.loaded.store.close,
                     unsettle,
                     lambda: give_back(self.device),

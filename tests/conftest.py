@@ -75,6 +75,16 @@ def _loads_time_little() -> Iterator[None]:
     warmup.PASSES, stacking.ROUNDS, stacking.CALLS, fused_rmsnorm.ELEMENTS = before
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _the_template_process_stays() -> Iterator[None]:
+    """One process renders the chat templates of all engines: to start it takes longer than to load a tiny one."""
+    from core.system.template_worker import RENDERER
+
+    RENDERER.hold(_the_template_process_stays)
+    yield
+    RENDERER.release(_the_template_process_stays)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _what_is_imported_stays() -> None:
     """Half a million objects of imported libraries, that no collection need look at: most of a tiny engine's load."""

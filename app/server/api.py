@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -24,6 +25,7 @@ from app.services.host import Host
 from core import __version__
 from core.errors import MoestroError
 from core.quality.report import Quality
+from core.system.template_worker import RENDERER
 
 
 def _scored(quality: Quality | None) -> dict[str, Any] | None:
@@ -36,13 +38,22 @@ def _scored(quality: Quality | None) -> dict[str, Any] | None:
     return told
 
 
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """When the server stops, no thread of a request stays behind in a chat template that never ends."""
+    yield
+    RENDERER.interrupt()
+
+
 def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access: Access | None = None) -> FastAPI:
     """The application over a host. `ui` mounts the dashboard on it; `access` = allowed clients, by default this machine
     only.
 
     Answers requests for the server's own host names only, and none made by another site's page.
     """
-    app = FastAPI(title="Moestro", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="Moestro", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=_lifespan
+    )
     app.add_middleware(errors.Unforeseen)
     app.add_middleware(Bodies)
     app.add_middleware(Gate, access=access or Access())

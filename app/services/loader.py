@@ -12,6 +12,7 @@ from app.services.remembered import Remembered
 from app.store import Store
 from core.errors import BudgetError
 from core.settings.loading import LoadSpec
+from core.system.template_worker import RENDERER
 from core.types import Fit
 
 
@@ -97,6 +98,7 @@ class Loader:
 
     def _load(self, spec: LoadSpec, loading: Loading) -> None:
         before = self._models.model
+        RENDERER.hold(loading)  # or it would end with the old model, and be started again for the new one
         try:
             self._swap(spec, loading)
         except Exception:
@@ -107,6 +109,8 @@ class Loader:
                     else f"{before} had been unloaded to make room: load it again to go on."
                 )
             raise
+        finally:
+            RENDERER.release(loading)
 
     def _swap(self, spec: LoadSpec, loading: Loading) -> None:
         fit, beside = self._fit(spec)

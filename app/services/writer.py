@@ -19,6 +19,7 @@ from app.store import Store
 from core.errors import ContextError, MoestroError, PromptError
 from core.session.batch_request import BatchRequest
 from core.system import process_memory
+from core.system.template_worker import RENDERER
 from core.types import Piece, StepRecord
 
 log = logging.getLogger("moestro.app")
@@ -59,6 +60,7 @@ class Writer:
         """Stop everything and end the thread; returns whether it ended within `timeout` seconds."""
         for request in self._queue.close():
             self.stop(request.answer)
+        RENDERER.interrupt()  # it is not stopped between two layers, as the rest of an answer is
         self._thread.join(timeout)
         self.unsaved.save()
         if self.unsaved:

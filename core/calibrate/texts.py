@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from core.errors import ProfileError
@@ -111,7 +110,9 @@ def _chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, st
     if tokenizer.chat_template is not None:
         try:
             text = chat_template.render(tokenizer, messages, add_generation_prompt=opens)
-        except TemplateError:  # some require alternating roles, or have no system role: then it is read as plain text
+        except (
+            chat_template.Rejected
+        ):  # some require alternating roles, or have no system role: then it is read as plain text
             pass
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     return ids

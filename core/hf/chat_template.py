@@ -1,64 +1,77 @@
-"""Runs a model's chat template within limits: it is untrusted code from the model and may never terminate.
-
-jinja's sandbox, in which transformers runs it, blocks access to files and Python; it limits neither time nor memory.
-Here it is stopped between two of its Python calls, in the thread that runs it.
+"""Runs a model's chat template, an untrusted program, in the process of `core.system.template_worker`. Nothing of a
+template is compiled or rendered in this one.
 """
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import takewhile
 from typing import Any
 
-import psutil
-from jinja2 import TemplateError, TemplateSyntaxError
-from jinja2.exceptions import SecurityError
 from transformers import PreTrainedTokenizerBase
 
 from core.errors import ModelError, PromptError
-from core.system.wording import reason
+from core.system.limited_process import NotStarted, Stopped
+from core.system.template_worker import RENDERER, encode
+from core.system.wording import MOST, reason
 
-SECONDS = 5.0  # CPU seconds of this thread; a template takes milliseconds
-CHARACTERS = 64 << 20  # of the output
-MEMORY_BYTES = 1 << 30  # growth of the process meanwhile
-EVERY = 8  # calls between two checks of the clock ...
-LOOK_S = 0.005  # ... and CPU seconds between two checks of the memory, which cost more
 ADVICE = "Download the model's tokenizer files again, or remove its chat template to chat without one."
+WORDS = {
+    "damaged": "is damaged {}",
+    "forbidden": "asks for what no template may have",
+    "failed": "fails: {}",
+}
 
 
-class _Beyond(Exception):
-    """A limit was exceeded; the text says which."""
+class Rejected(Exception):
+    """The template does not take the chat, for the reason that it gives itself."""
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
     """Render a chat with the tokenizer's template, which must exist; `options` as in `apply_chat_template`.
 
-    Raises ModelError, worded for the user, when the template is invalid, fails, or exceeds a limit; TemplateError with
-    the template's own message when it rejects the chat.
+    Raises ModelError, worded for the user, when the template is invalid, fails, or exceeds a limit; Rejected with the
+    template's own message when it rejects the chat; PromptError for a chat that is empty or has values that are not
+    those of JSON.
     """
+    if not messages:
+        raise PromptError("The chat is empty. Write something to answer.")
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     try:
-        with _within():
-            text: str = tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, **options)
-        if not isinstance(text, str) or len(text) > CHARACTERS:
-            raise _Beyond(f"makes more than {CHARACTERS:,} characters")
-    except _Beyond as error:
-        raise ModelError(f"The model's chat template was stopped: it {error}. {ADVICE}") from None
-    except TemplateSyntaxError as error:
-        raise ModelError(
-            f"The model's chat template is damaged in line {error.lineno}: {reason(error)}. {ADVICE}"
+        template = tokenizer.get_chat_template(None, options.get("tools"))
+    except ValueError as error:  # it has several, and none for this
+        raise ModelError(f"The model's chat template fails: {reason(error)}. {ADVICE}") from None
+    try:
+        request = encode([dict(one) for one in messages], chat_template=template, **{**special, **options})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PromptError(
+            f"The chat cannot be given to the model's chat template: {error}. Use texts, numbers, lists and mappings."
         ) from None
-    except SecurityError:
-        raise ModelError(f"The model's chat template asks for what no template may have. {ADVICE}") from None
-    except TemplateError as error:
-        if type(error) is TemplateError:  # the template called raise_exception
-            raise
-        raise ModelError(f"The model's chat template fails: {reason(error)}. {ADVICE}") from None
-    except Exception as error:  # an untrusted program can raise anything
-        raise ModelError(f"The model's chat template fails: {reason(error)}. {ADVICE}") from None
-    return text
+    try:
+        return _text(RENDERER.ask(request))
+    except Stopped as error:
+        raise ModelError(f"The model's chat template was stopped: it {error}. {ADVICE}") from None
+    except NotStarted as error:
+        raise ModelError(
+            f"The process for the model's chat template cannot be started: {error}. Close other programs and try again."
+        ) from error
+
+
+def _text(reply: bytes) -> str:
+    """The rendered chat. Raises Rejected, ModelError, or Stopped for a reply that the worker does not give."""
+    kind, _, said = reply.partition(b"\n")
+    if kind == b"text":
+        try:
+            return said.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            raise Stopped("broke the process that ran it") from None
+    why = said[: 4 * MOST].decode("utf-8", "replace")
+    if kind == b"rejected":
+        raise Rejected(why)
+    words = WORDS.get(kind[:MOST].decode("utf-8", "replace"))
+    if words is None:
+        raise Stopped("broke the process that ran it")
+    raise ModelError(f"The model's chat template {words.format(why)}. {ADVICE}")
 
 
 def prompt_of(
@@ -70,16 +83,15 @@ def prompt_of(
     template rejects because of where system messages stand is put in another form. Raises ModelError as `render` does,
     and PromptError with the template's message when it rejects the chat in every form."""
     offered: dict[str, Any] = {"tools": [dict(one) for one in tools]} if tools else {}
-    rejected: TemplateError | None = None
+    rejected: Rejected | None = None
     for form in forms(messages):
         try:
             return render(tokenizer, form, add_generation_prompt=True, **offered)
-        except TemplateError as error:
+        except Rejected as error:
             rejected = rejected or error
     assert rejected is not None
     raise PromptError(
-        f"The model's chat template does not take this chat: {reason(rejected)}. Start a new chat, or "
-        "change its messages."
+        f"The model's chat template does not take this chat: {rejected}. Start a new chat, or change its messages."
     )
 
 
@@ -117,32 +129,5 @@ def check(tokenizer: PreTrainedTokenizerBase) -> None:
     if tokenizer.chat_template is not None:
         try:
             render(tokenizer, [{"role": "user", "content": "Hello"}], add_generation_prompt=True)
-        except TemplateError:
+        except Rejected:
             pass  # it requires another first message; the error is reported when chatting
-
-
-@contextmanager
-def _within() -> Iterator[None]:
-    """Trace this thread's function calls, and raise when it exceeds the limits of time or memory."""
-    before, began, process = sys.getprofile(), time.thread_time(), psutil.Process()
-    grown_from = process.memory_info().rss
-    calls, looked = 0, began
-
-    def watch(frame: object, event: str, argument: object) -> None:
-        nonlocal calls, looked
-        calls += 1
-        if calls % EVERY:
-            return
-        now = time.thread_time()
-        if now - began > SECONDS:
-            raise _Beyond(f"did not end within {SECONDS:g} seconds")
-        if now - looked > LOOK_S:
-            looked = now
-            if process.memory_info().rss - grown_from > MEMORY_BYTES:
-                raise _Beyond(f"takes more than {MEMORY_BYTES >> 20} MiB of memory")
-
-    sys.setprofile(watch)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)

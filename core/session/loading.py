@@ -18,7 +18,7 @@ from core.capacity.plan import Plan
 from core.capacity.sizes import Sizes, human
 from core.capacity.tier import open_store
 from core.errors import BudgetError, ModelError, ProfileError
-from core.hf import CheckpointReader, ExpertsSite, chat_template, find_experts, load_skeleton, round_linears
+from core.hf import CheckpointReader, ExpertsSite, find_experts, load_skeleton, round_linears
 from core.memory.pack import PackReader
 from core.memory.pack.verify import check_dense
 from core.memory.store import ExpertStore, HostStore
@@ -26,6 +26,7 @@ from core.profile import Profile
 from core.profile.buddies import find
 from core.session.prompt import Prompt
 from core.system.process_memory import release_memory
+from core.system.template_worker import RENDERER
 from core.system.wording import reason
 from core.types import ModelShape
 
@@ -63,7 +64,8 @@ class LoadedModel:
 
 
 def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> LoadedModel:
-    """Execute a load plan. Raises BudgetError before reading anything when it does not fit, Cancelled when stopped."""
+    """Execute a load plan. The chat template's trial may still run (`Prompt.require_trial`). Raises BudgetError before
+    reading anything when it does not fit, Cancelled when stopped."""
     if problem := fit_of(plan, foretell=False).problem:
         raise BudgetError(problem)
     if plan.note:
@@ -71,8 +73,11 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
     beside = torch.cuda.memory_reserved(plan.device) if plan.device.type == "cuda" else 0
     progress("Reading dense weights", 0.0)
     tokenizer = load_tokenizer(plan.files.path)
+    if tokenizer.chat_template is not None:
+        RENDERER.start()
     model = _dense(plan)
     prompt = Prompt(tokenizer, model.generation_config, text_to_text=plan.config.is_encoder_decoder)
+    prompt.begin_trial()
     found = _with_experts(plan, model, prompt, progress, cancel)
     if plan.spec.dense != "checkpoint":
         progress("Rounding dense weights", 1.0)
@@ -102,10 +107,11 @@ def with_buddies(loaded: LoadedModel, profile: Profile | None) -> Profile | None
 def _with_experts(
     plan: Plan, model: Any, prompt: Prompt, progress: Progress, cancel: threading.Event | None
 ) -> LoadedModel:
-    """Read the experts into their memory tier."""
+    """Read the experts into their memory tier, unless the chat template turns out to fail."""
     pin, count = plan.device.type == "cuda", plan.sizes.shape.total
 
     def report(share: float) -> None:
+        prompt.require_trial(wait=False)
         progress(f"Reading {count} experts", 0.1 + 0.9 * share)
 
     if plan.pack is not None:
@@ -151,5 +157,4 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         raise ModelError(
             f"{path} has no usable tokenizer: {reason(error)}. Put the model's tokenizer files beside its config.json."
         ) from error
-    chat_template.check(tokenizer)
     return tokenizer

@@ -4,6 +4,7 @@ decoder's start token."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +27,8 @@ QUICK_CHARS = 50_000  # a text up to this length is tokenised whatever the conte
 class Prompt:
     """The model's tokenizer, chat template and end-of-sequence tokens."""
 
+    _trial: Future[None]  # of the chat template
+
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, generation_config: Any, *, text_to_text: bool = False
     ) -> None:
@@ -42,13 +45,31 @@ class Prompt:
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether the chat template tells the model of tools."""
+        """Whether the chat template writes tools into the prompt."""
         return PROBE["function"]["name"] in self._rendered((PROBE,))
 
     @cached_property
     def opens_reasoning(self) -> bool:
         """Whether the chat template begins the reasoning, so that an answer starts in the middle of it."""
         return self._rendered(()).rstrip().endswith(THINK)
+
+    def begin_trial(self) -> None:
+        """Try the chat template in another thread, and render what the two properties above say, so that they need no
+        rendering later."""
+        thread = ThreadPoolExecutor(1, "moestro-template")
+        self._trial = thread.submit(self._try)
+        thread.shutdown(wait=False)
+
+    def require_trial(self, *, wait: bool = True) -> None:
+        """Raises ModelError when the trial found that the template cannot even render a single user message; without
+        `wait`, only if the trial has ended."""
+        if wait or self._trial.done():
+            self._trial.result()
+
+    def _try(self) -> None:
+        if self.start is None:
+            chat_template.check(self.tokenizer)
+            _ = self.takes_tools, self.opens_reasoning
 
     def _rendered(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """A chat of one message through the template; "" when that fails."""

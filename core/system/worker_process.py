@@ -1,5 +1,5 @@
-"""One low-priority Python process beside the application, with a pipe to it: for work that must not share Python's lock
-or a device with the computation.
+"""One more Python process for the application, with a pipe to it: for work that must not share Python's lock or a
+device with the computation.
 
 Processes are spawned, on every system: they inherit no device context, no thread and no file of this one. They end with
 the application, however that ends.
@@ -32,7 +32,8 @@ class WorkerProcess:
     """
 
     def __init__(self, work: Callable[..., object], *arguments: Any, niceness: int = 19) -> None:
-        """`niceness`: at least so nice, where the system has degrees (19: the lowest priority). Raises OSError."""
+        """`niceness`: at least so nice, where the system has degrees (19: the lowest priority); 0: as the
+        application. Raises OSError."""
         self.pipe, theirs = SPAWN.Pipe()
         self._process = SPAWN.Process(target=_begin, args=(work, theirs, niceness, arguments), daemon=True)
         self._ending, self._ended = threading.Lock(), False
@@ -58,20 +59,22 @@ class WorkerProcess:
         with suppress(OSError, ValueError):
             self._process.kill()
 
-    def end(self, patience_s: float = 0.0) -> None:
-        """Close the pipe, kill the process if it has not ended within `patience_s`, and wait for its end. A second call
-        does nothing.
+    def end(self, patience_s: float = 0.0) -> int | None:
+        """Close the pipe, kill the process if it has not ended within `patience_s`, and wait for its end. Returns its
+        exit status, None where another part of the program has waited for it. A second call does nothing.
         """
         with self._ending:
             if self._ended:
-                return
+                return None
             self._ended = True
             self.pipe.close()
             self._process.join(patience_s)
             self.kill()
             self._process.join()
-            with suppress(ValueError):  # somebody else has waited for it, and multiprocessing thinks that it runs
+            status = self._process.exitcode
+            with suppress(ValueError):  # another part has waited for it, and multiprocessing thinks that it runs
                 self._process.close()
+            return status
 
 
 @contextmanager
@@ -96,12 +99,10 @@ def _bare() -> Iterator[None]:
 def _begin(work: Callable[..., object], pipe: connection.Connection, niceness: int, arguments: tuple[Any, ...]) -> None:
     """The main function of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the application
-    with suppress(psutil.Error, OSError):
-        if sys.platform == "win32":
-            psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
-        else:
+    if niceness:
+        with suppress(psutil.Error, OSError):
             own = psutil.Process()
-            own.nice(max(own.nice(), niceness))
+            own.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS if sys.platform == "win32" else max(own.nice(), niceness))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):
         work(pipe, *arguments)

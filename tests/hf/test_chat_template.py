@@ -1,101 +1,207 @@
-"""Chat templates are programs of anybody's: they end in time and within memory, or are stopped with a clear error."""
+"""Chat templates are untrusted programs: they run in a process of their own, exactly as transformers runs them, and are
+stopped there with a clear error, whatever they do."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import jinja2
+import psutil
 import pytest
-from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from core.errors import ModelError
+from core.errors import ModelError, PromptError
 from core.hf import chat_template
-from core.session.loading import load_tokenizer
-from tests.tiny_tokenizer import TEMPLATE, save_tokenizer
+from core.system.template_worker import RENDERER
+from tests.hf.templates import CHATS, SHAPES, TOOL
+from tests.selection import layered
+from tests.tiny_tokenizer import save_tokenizer
 
 CHAT = [{"role": "user", "content": "hi"}]
-LOOP = "{% for a in range(100000) %}{% for b in range(100000) %}{{ b }}{% endfor %}{% endfor %}"
-SILENT = (
-    "{% set x = namespace(a=[]) %}{% for i in range(100000) %}{% set x.a = x.a + [i] %}{% endfor %}{{ x.a | length }}"
+N = "{% set n = messages | length + 8 %}"  # 9, which is not known when the template is compiled
+TIME, MEMORY, TEXT = (
+    "stopped: it did not end within 0.3",
+    "stopped: it takes more than 512 MiB",
+    "stopped: it makes more",
 )
-GROWING = "{% set x = namespace(a='ab') %}{% for i in range(36) %}{% set x.a = x.a ~ x.a %}{% endfor %}"
-BAD: list[tuple[str, str, str]] = [
-    ("ten thousand million numbers", LOOP, "was stopped: it"),
-    ("a loop that writes nothing", SILENT, "was stopped: it did not end within"),
-    ("a text without end", "{{ lipsum(n=100000) }}", "was stopped: it"),
-    ("a range beyond the sandbox's", "{% for i in range(10**9) %}x{% endfor %}", "fails: one of its numbers is too l"),
-    ("doubled until memory ends", GROWING, "was stopped: it takes more than 256 MiB"),
-    ("calls of itself", "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}", "nested too deeply"),
-    ("a division by zero", "{{ 1 / 0 }}", "fails: division by zero"),
-    ("a loop that is not closed", "{% for m in messages %}", "damaged in line 1"),
-    ("another file", "{% include 'x' %}", "fails: "),
-    ("Python's inner parts", "{{ ''.__class__.__mro__ }}", "asks for what no template may have"),
-    ("a filter that there is not", "{{ messages | nothing }}", "No filter named 'nothing'"),
-]
+DEEP = "fails: something in it is nested too deeply"
+HOSTILE: dict[str, tuple[str, str]] = {
+    "a power in one call of C": (N + "{{ n ** (n ** n) }}", TIME),
+    "a power while it is compiled": ("{{ 9 ** (9 ** 9) }}", TIME),
+    "a text of 10 GB while it is compiled": ("{{ 'a' * 10000000000 }}", MEMORY),
+    "a text of 10 GB": (N + "{{ 'a' * (n * 10 ** 9) }}", MEMORY),
+    "a list of 10 GB": (N + "{{ ([0] * (n * 10 ** 8)) | length }}", MEMORY),
+    "a loop that writes nothing": (
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        TIME,
+    ),
+    "a loop that writes": (
+        "{% for a in range(99999) %}{% for b in range(99999) %}{{ b }}{% endfor %}{% endfor %}",
+        f"({TIME}|{MEMORY})",
+    ),
+    "lists that grow": (
+        "{% set x = namespace(a=[]) %}{% for i in range(99999) %}{% set x.a = x.a + [i] %}{% endfor %}",
+        TIME,
+    ),
+    "a text that doubles": (
+        "{% set x = namespace(a='ab') %}{% for i in range(36) %}{% set x.a = x.a ~ x.a %}{% endfor %}",
+        f"({TIME}|{MEMORY})",
+    ),
+    "a list that holds itself twice, again and again": (
+        "{% set x = namespace(a=[1]) %}{% for i in range(40) %}{% set x.a = [x.a, x.a] %}{% endfor %}"
+        "{{ x.a | tojson }}",
+        f"({TIME}|{MEMORY})",
+    ),
+    "wordwrap": (N + "{{ ('a ' * (n * 10 ** 6)) | wordwrap(2) | length }}", f"({TIME}|{MEMORY})"),
+    "center": (N + "{{ 'a' | center(n * 10 ** 9) }}", MEMORY),
+    "indent": (N + "{{ ('a\\n' * 10 ** 6) | indent(n * 10 ** 5) }}", f"({TIME}|{MEMORY})"),
+    "format": (N + "{{ '%*d' | format(n * 10 ** 8, 1) }}", MEMORY),
+    "format of a method": (N + "{{ ('{:' ~ n ~ '99999999}').format(1) }}", MEMORY),
+    "batch": (N + "{{ 'a' | batch(n * 10 ** 8, 'b') | list | length }}", MEMORY),
+    "join": (N + "{{ ([('a' * 10 ** 6)] * (n * 10 ** 3)) | join }}", MEMORY),
+    "replace": (N + "{{ ('a' * 10 ** 6) | replace('a', 'b' * (n * 10 ** 4)) }}", MEMORY),
+    "lipsum": ("{{ lipsum(n=100000) }}", f"({TIME}|{TEXT})"),
+    "a number of many digits": (N + "{{ (n ** (10 ** 7)) % 7 }}{{ n ** (n ** n) }}", TIME),
+    "a long text": (N + "{{ 'a' * (n * 2 * 10 ** 6) }}", TEXT),
+    "a macro that calls itself": ("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}", DEEP),
+    "two macros that call each other": (
+        "{% macro a() %}{{ b() }}{% endmacro %}{% macro b() %}{{ a() }}{% endmacro %}{{ a() }}",
+        "fails: ",
+    ),
+    "brackets without end": ("{{ " + "[" * 5000 + "]" * 5000 + " }}", DEEP),
+    "conditions without end": ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, "(fails|is damaged|was stopped)"),
+    "a list within lists": (
+        "{% set x = namespace(a=[]) %}{% for i in range(5000) %}{% set x.a = [x.a] %}{% endfor %}{{ x.a | tojson }}",
+        DEEP,
+    ),
+    "a range beyond the sandbox's": (
+        "{% for i in range(10 ** 9) %}x{% endfor %}",
+        "fails: one of its numbers is too l",
+    ),
+    "Python's inner parts": ("{{ ''.__class__.__mro__ }}", "asks for what no template may have"),
+    "Python's inner parts by name": ("{{ ('' | attr('__class__')).__mro__ }}", "asks for what no template may have"),
+    "a frame's globals": ("{{ raise_exception.__globals__.json }}", "asks for what no template may have"),
+    "a format that looks into objects": (
+        "{{ '{0.__class__.__mro__}'.format(messages) }}",
+        "asks for what no template may have",
+    ),
+    "a name of a namespace": (
+        "{% set x = namespace() %}{% set x.__init__ = 1 %}",
+        "asks for what no template may have",
+    ),
+    "a division by zero": ("{{ 1 / 0 }}", "fails: division by zero"),
+    "a loop that is not closed": ("{% for m in messages %}", "is damaged in line 1"),
+    "another file": ("{% include 'x' %}", "fails: "),
+    "a filter that there is not": ("{{ messages | nothing }}", "No filter named 'nothing'"),
+}
+QUICK = {"a power in one call of C", "a text of 10 GB while it is compiled"}
 
 
 @pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "SECONDS", 0.3)
-    monkeypatch.setattr(chat_template, "MEMORY_BYTES", 256 << 20)
+def _little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RENDERER, "limits", replace(RENDERER.limits, cpu_s=0.3))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tokenizer")
-    (directory / "config.json").write_text('{"model_type": "qwen3_moe"}')
-    return save_tokenizer(directory)
+    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture
 def tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, bos_token="<s>", eos_token="</s>")
     return found
 
 
-@pytest.mark.parametrize(("template", "words"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
-def test_stopped_at_load_and_in_a_chat(
-    folder: Path, tokenizer: PreTrainedTokenizerBase, template: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timed = "was stopped" in words and "MiB" not in words  # or another limit than that of time has to be reached first
-    monkeypatch.setattr(chat_template, "SECONDS", 0.05 if timed else 60.0)
-    file = folder / "chat_template.jinja"
-    kept = file.read_text()
-    file.write_text(template)
-    try:
-        with pytest.raises(ModelError, match=f"chat template .*{words}"):
-            load_tokenizer(folder)
-    finally:
-        file.write_text(kept)
+@pytest.mark.parametrize(
+    "name", layered(HOSTILE, quick=lambda name: name in QUICK or "stopped" not in HOSTILE[name][1])
+)
+def test_a_hostile_template_is_answered_in_words(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    template, words = HOSTILE[name]
     tokenizer.chat_template = template
+    before = psutil.Process().memory_info().rss
     with pytest.raises(ModelError, match=rf"chat template .*{words}.*\. Download .* again"):
         chat_template.prompt_of(tokenizer, CHAT)
-    assert sys.getprofile() is None
+    assert psutil.Process().memory_info().rss - before < 50 << 20
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    assert chat_template.prompt_of(tokenizer, CHAT) == "hi"
+
+
+def test_nothing_of_a_template_is_compiled_in_this_process(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("compiled here")
+
+    monkeypatch.setattr(jinja2.Environment, "compile", refuse)
+    tokenizer.chat_template = "{{ 'never seen ' * 2 }}{{ messages[0].content }}"
+    chat_template.check(tokenizer)
+    assert chat_template.prompt_of(tokenizer, CHAT) == "never seen never seen hi"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_is_written_is_what_transformers_writes(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    tokenizer.chat_template = SHAPES[name]
+    for messages in CHATS.values():
+        for options in options_of(messages):
+            given = {key: value for key, value in options.items() if value is not None}
+            try:
+                wanted: object = tokenizer.apply_chat_template(messages, tokenize=False, **given)
+            except jinja2.TemplateError as error:
+                wanted = chat_template.Rejected if type(error) is jinja2.TemplateError else ModelError
+            except Exception:
+                wanted = ModelError
+            try:
+                found: object = chat_template.render(tokenizer, messages, **given)
+            except (chat_template.Rejected, ModelError) as error:
+                found = type(error)
+            assert found == wanted
+
+
+def options_of(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    yield {"add_generation_prompt": True, "tools": [TOOL] if any("tool_calls" in one for one in messages) else None}
+    yield {"add_generation_prompt": False}
+    yield {"add_generation_prompt": True, "documents": [{"title": "T", "text": "a\nb"}], "enable_thinking": False}
+    yield {"continue_final_message": True}
+    yield {"add_generation_prompt": True, "bos_token": "<other>", "date_string": "today"}
 
 
 def test_what_a_template_says_itself_is_passed_on(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.chat_template = "{{ raise_exception('Roles must take turns') }}"
     chat_template.check(tokenizer)  # another chat may please it
-    with pytest.raises(ModelError, match=r"does not take this chat: Roles must take turns\. Start a new chat"):
+    with pytest.raises(PromptError, match=r"does not take this chat: Roles must take turns\. Start a new chat"):
         chat_template.prompt_of(tokenizer, CHAT)
-    with pytest.raises(TemplateError, match="take turns"):
+    with pytest.raises(chat_template.Rejected, match="take turns"):
         chat_template.render(tokenizer, CHAT)
 
 
-def test_a_sound_template_gives_what_transformers_gives(tokenizer: PreTrainedTokenizerBase) -> None:
-    tokenizer.chat_template = TEMPLATE
-    long = [{"role": role, "content": "word " * 50} for _ in range(500) for role in ("user", "assistant")]
-    for chat in (CHAT, long):
-        wanted = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        assert chat_template.prompt_of(tokenizer, chat) == wanted
+def test_a_chat_of_values_that_json_has_not_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in ({1, 2}, deep):
+        with pytest.raises(PromptError, match=r"cannot be given to the model's chat template: .* Use texts, numbers"):
+            chat_template.render(tokenizer, [{"role": "user", "content": value}])
+    while deep:  # or freeing it would end this process
+        deep = deep[0]
 
 
-def test_more_text_than_anybody_reads(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "CHARACTERS", 1000)
-    tokenizer.chat_template = "{{ 'x' * 1001 }}"
-    with pytest.raises(ModelError, match="stopped: it makes more than 1,000 characters"):
-        chat_template.prompt_of(tokenizer, CHAT)
+@pytest.mark.parametrize(
+    "reply", [b"", b"text", b"text\n\xff", b"other\nwords", b"\xff" * 1000, b"failed\n\xff" * 9999]
+)
+def test_a_reply_that_the_worker_does_not_give_is_an_error_of_few_words(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch, reply: bytes
+) -> None:
+    monkeypatch.setattr(RENDERER, "ask", lambda request: reply)
+    if reply == b"text":
+        assert chat_template.render(tokenizer, CHAT) == ""
+        return
+    with pytest.raises(ModelError, match=r"(was stopped: it broke|fails: )") as caught:
+        chat_template.render(tokenizer, CHAT)
+    assert len(str(caught.value)) < 3000
 
 
 FIRST = (

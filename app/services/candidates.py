@@ -21,7 +21,8 @@ log = logging.getLogger("moestro.app")
 # limits: files per model, letters of a problem, letters of a format's name
 MOST_FILES, MOST_LETTERS, LONGEST = 10_000, 500, 80
 MANIFEST = "moestro.json"  # the file that makes a folder a pack, see docs/pack.md
-PACK, UNFINISHED, GGUF, PLAIN = "pack", "unfinished", "GGUF", "safetensors"
+REMOVED = f"{MANIFEST}.removed"  # ... and its name while the pack is deleted
+PACK, DAMAGED, UNFINISHED, GGUF, PLAIN = "pack", "damaged pack", "unfinished", "GGUF", "safetensors"
 METHODS = {
     "gptq": "GPTQ",
     "awq": "AWQ",
@@ -67,7 +68,7 @@ class Entry:
     @property
     def can_import(self) -> bool:
         """Whether it can be imported into a pack."""
-        return not self.problem and self.kind not in (PACK, UNFINISHED)
+        return not self.problem and self.kind not in (PACK, DAMAGED, UNFINISHED)
 
 
 def is_pack(model: str) -> bool:
@@ -91,7 +92,7 @@ def look(path: Path, where: Where, name: str = "") -> Entry | None:
     except Exception as error:
         log.warning("%s was not understood", path, exc_info=True)
         problem = f"It cannot be understood ({type(error).__name__}: {error}). Get it again, or delete it."
-    kind = GGUF if path.suffix == ".gguf" else PACK if os.path.lexists(path / MANIFEST) else "?"
+    kind = GGUF if path.suffix == ".gguf" else DAMAGED if os.path.lexists(path / MANIFEST) else "?"
     return replace(entry, kind=kind, problem=one_line(problem))
 
 
@@ -104,7 +105,11 @@ def _look(path: Path, entry: Entry) -> Entry | None:
     if path.suffix == ".gguf" and not path.is_dir():
         return _gguf(path, entry)
     if path.suffix == ".partial":
-        return _unfinished(path, entry) if any(path.glob("journal*")) else None
+        return _unfinished(path, entry) if any(path.glob("journal.jsonl*")) or (path / MANIFEST).exists() else None
+    if os.path.lexists(path / REMOVED):
+        return replace(
+            entry, kind=PACK, bytes=_sum(path, "*"), problem="Its deletion was interrupted. Delete it again."
+        )
     if os.path.lexists(path / MANIFEST):
         return _pack(path, entry)
     if os.path.lexists(path / "config.json"):
@@ -114,22 +119,30 @@ def _look(path: Path, entry: Entry) -> Entry | None:
 
 def _pack(path: Path, entry: Entry) -> Entry:
     from core.memory.pack import check
+    from core.memory.pack.contents import contents
 
     require_regular(path / MANIFEST, INDEX_BYTES)
     entry = replace(entry, kind=PACK, bytes=_sum(path, "*"))
     try:
         pack = check(path)
     except MoestroError as error:
-        return replace(entry, problem=one_line(str(error)))
+        entry = replace(entry, problem=one_line(str(error)))
+        try:
+            contents(path)
+        except ModelError:  # which files are its own is unknown
+            return replace(entry, kind=DAMAGED)
+        return entry
     return replace(entry, format=pack.format, layers=pack.layers, experts=pack.experts, top_k=pack.top_k)
 
 
 def _unfinished(path: Path, entry: Entry) -> Entry:
+    from core.memory.pack.contents import contents
+
     return replace(
         entry,
         name=entry.name.removesuffix(".partial"),
         kind=UNFINISHED,
-        bytes=_sum(path, "*"),
+        bytes=contents(path).bytes,
         problem="The import is not finished. Import the same model to the same folder again: it continues where "
         "it stopped. Or delete it.",
     )

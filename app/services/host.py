@@ -17,11 +17,12 @@ from app.services.auditor import Auditor
 from app.services.batcher import Batcher
 from app.services.calibrator import Calibrate, Calibrator
 from app.services.chats import Chats
+from app.services.deletion import delete, outcome
 from app.services.engine_protocol import EngineProtocol, Estimate
 from app.services.evaluator import Evaluator
 from app.services.importer import Importer, ImportModel
 from app.services.jobs import JobRunner
-from app.services.library import Library, delete
+from app.services.library import Library
 from app.services.loader import Loader
 from app.services.model_manager import ModelManager
 from app.services.plan_basis import Basis
@@ -103,8 +104,9 @@ class Host:
         """Whether an answer is being written or waits, or a job has the model to itself."""
         return self._queue.busy or self.jobs.exclusive is not None
 
-    def delete_model(self, path: str, from_cache: bool = False) -> int:
-        """Delete the library's model at a path; returns the bytes freed. Raises MoestroError for a model in use."""
+    def delete_model(self, path: str, from_cache: bool = False) -> str:
+        """Delete the library's model at a path; returns what was deleted, and what is left there, as text. Raises
+        MoestroError, also for a model in use."""
         entry = self.library.find(path)
         if entry is None:
             raise MoestroError("It is not there any more. Refresh the list.")
@@ -114,9 +116,10 @@ class Host:
             *([loading.model] if loading and not loading.finished else []),
             *([job.source, str(job.out), str(job.partial)] if job and not job.finished and job.out else []),
         ]
-        freed = delete(entry, using, from_cache)
-        self.library.refresh()
-        return freed
+        try:
+            return outcome(entry, delete(entry, using, from_cache))
+        finally:
+            self.library.refresh()
 
     def close(self) -> None:
         """Stop the current answer and all jobs, save the text so far, free the model, close the store."""

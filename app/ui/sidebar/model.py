@@ -283,9 +283,10 @@ class ModelSection:
 
 
 def is_gone(model: str) -> bool:
-    """Whether this is the path of a model that is no longer there."""
+    """Whether this is the path of a model that is no longer there; other files may be left in its folder."""
     try:
         path = Path(model).expanduser()
-        return path.is_absolute() and not path.exists()
+        there = path.is_file() or any((path / name).exists() for name in (MANIFEST, "config.json"))
+        return path.is_absolute() and not there
     except (OSError, RuntimeError, ValueError):  # no path at all
         return False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,6 +36,19 @@ def open_private(path: Path, mode: Literal["wb", "ab", "xb"] = "wb") -> IO[bytes
     touch_private(path)
     _close(path, FILE)
     return path.open(mode)
+
+
+def clear(folder: Path, *patterns: str) -> None:
+    """Delete what earlier runs left in a folder for temporary files: entries of these names. Other entries stay, since
+    MOESTRO_HOME may be a folder of the user's that has such a folder itself. Follows no links; raises nothing."""
+    if folder.is_symlink():
+        return
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            try:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            except OSError as error:
+                log.info("%s was not deleted: %s", path, error.strerror or error)
 
 
 def touch_private(path: Path) -> None:

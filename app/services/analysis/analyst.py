@@ -5,7 +5,6 @@ results.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from app.services.analysis.whatif import Table
 from app.services.analysis.workers import Task
 from app.services.jobs import Job, JobRunner
 from app.store import Store
+from app.store.private import clear
 from app.words import count
 from core.errors import MoestroError, SettingError
 from core.settings.registry import variant
@@ -26,6 +26,7 @@ from core.settings.registry import variant
 # tokens x runs; smaller analyses run in this process, since they end before another process would have started
 SMALL = 3000
 SMALL_BYTES = 200_000  # of a trace file; smaller ones are read in this process
+FILES = ("routing.trace", "session.trace")  # temporary, in the folder of analyses
 log = logging.getLogger("moestro.app")
 KEPT = {"whatif": "whatif", "lab": "predictor_lab"}  # store keys of the last results
 
@@ -87,11 +88,11 @@ class Analyst:
         try:
             self._answer(job, question)
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            clear(self._folder, *FILES)
 
     def _answer(self, job: Analysis, question: Question) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
+        clear(self._folder, *FILES)
+        self._folder.mkdir(parents=True, exist_ok=True)
         routing = self._routing(job, question)
 
         def work(tasks: Sequence[Task]) -> list[Any]:
@@ -119,7 +120,7 @@ class Analyst:
         return [found[at] for at in range(len(tasks))]
 
     def _routing(self, job: Analysis, question: Question) -> Routing:
-        source, target = question.source, self._folder / "routing.trace"
+        source, target = question.source, self._folder / FILES[0]
         if source.kind != "file":
             return sources.from_store(self.store, source, target, question.limit, lab=question.needs_recording)
         read: list[Routing] = []
@@ -133,9 +134,7 @@ class Analyst:
         session = None
         if question.load is not None:
             try:
-                session = sources.from_store(
-                    self.store, RoutingSource("load", question.load), self._folder / "session.trace"
-                )
+                session = sources.from_store(self.store, RoutingSource("load", question.load), self._folder / FILES[1])
             except MoestroError:
                 pass  # the session recorded nothing to take over
         return sources.known(read[0], session)

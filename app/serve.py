@@ -65,6 +65,7 @@ def serve(
                 build(host, access),
                 host=access.address,
                 port=port,
+                log_config=None,  # as all other loggers: see app.services.secret
                 log_level="warning",
                 timeout_graceful_shutdown=CLOSING_S,
                 proxy_headers=False,  # nobody stands between; what a request claims about that is not believed

@@ -17,6 +17,7 @@ from app.cli.parser import CommandParser
 from app.cli.reading import Reading
 from app.services.engine_protocol import EngineProtocol
 from app.services.profiles import stored
+from app.services.secret import secret
 from app.words import lossy, scored
 from core.errors import MoestroError
 from core.quality.report import Quality
@@ -38,7 +39,7 @@ EXTRAS = {
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("--prompt", metavar="TEXT", help="answer this prompt and exit")
+    parser.add_argument("--prompt", type=secret, metavar="TEXT", help="answer this prompt and exit")
     parser.add_argument("--json", action="store_true", help="print one line of JSON with the figures after each answer")
     parser.add_argument(
         "--record",

@@ -53,7 +53,7 @@ def parse(text: str) -> HubModel | None:
     Raises ModelError for a URL of another host than the hub's (or that of HF_ENDPOINT).
     """
     scheme, found, rest = text.strip().partition("://")
-    host = rest.partition("/")[0].lower()
+    host = rest.partition("/")[0].rpartition("@")[2].lower()  # without user and password
     known = (*HOSTS, endpoint().partition("://")[2].lower()) if found else ()
     if found and (scheme.lower() not in ("http", "https") or host not in known):
         raise ModelError(

@@ -8,6 +8,7 @@ that text instead, "" on success.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 
 from app.services.analysis.analyst import Analyst
@@ -67,6 +68,7 @@ class Host:
         """`engine`, `estimate`, `importing`, `calibrating` and `evaluating` default to core's own. Raises BusyError or
         StoreError when the store cannot be opened.
         """
+        self._closing = threading.Lock()
         self.store = store = store or Store()
         self.remembered = remembered = Remembered(store.db)
         self.jobs = jobs = JobRunner()
@@ -121,10 +123,16 @@ class Host:
         finally:
             self.library.refresh()
 
+    def stop(self) -> None:
+        """Refuse new answers and stop the present ones, so that the streams to their clients end; `close` follows."""
+        self.models.shut()
+        self._writer.interrupt()
+
     def close(self) -> None:
-        """Stop the current answer and all jobs, save the text so far, free the model, close the store."""
-        if not self.models.shut():
+        """Stop all answers and jobs, save the text so far, free the model, close the store. May be called twice."""
+        if not self._closing.acquire(blocking=False):
             return
+        self.models.shut()
         self.jobs.close()
         self.replanner.close()
         if not self._writer.close():

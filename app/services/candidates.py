@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,6 +13,7 @@ from typing import Any, Literal
 
 from core.errors import ModelError, MoestroError
 from core.system.gguf import file_type, read_metadata
+from core.system.gguf_parts import Parts, part_of, parts_in
 from core.system.reading import INDEX_BYTES, read_json, reason, require_regular, shown
 from core.system.text_config import text_config
 
@@ -33,7 +33,6 @@ METHODS = {
 }
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "num_selected_experts")
-SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 Where = Literal["packs", "cache", "folder"]
 
 
@@ -208,8 +207,8 @@ def _missing(path: Path) -> str:
 
 
 def _gguf(path: Path, entry: Entry) -> Entry | None:
-    part = SHARD.search(path.name)
-    if part and int(part[1]) != 1:
+    part = part_of(path.name)
+    if part and part.number != 1:
         return None  # listed under the first of its files
     stat = require_regular(path)
     head = _head(path, stat.st_mtime_ns, stat.st_size)
@@ -219,13 +218,10 @@ def _gguf(path: Path, entry: Entry) -> Entry | None:
         return None
     total, problem = stat.st_size, ""
     if part:
-        files = [
-            path.with_name(f"{path.name[: part.start()]}-{i:05}-of-{part[2]}.gguf") for i in range(1, int(part[2]) + 1)
-        ]
-        there = [file for file in files if file.exists()]
-        total = sum(file.stat().st_size for file in there)
-        if len(there) < len(files):
-            problem = f"{len(files) - len(there)} of its {len(files)} files are missing. Finish the download."
+        there = _parts(path.parent, path.parent.stat().st_mtime_ns).get((part.stem, part.count), frozenset())
+        total = sum(path.with_name(part.name(number)).stat().st_size for number in there)
+        if len(there) < part.count:
+            problem = f"{part.count - len(there)} of its {part.count} files are missing. Finish the download."
     return replace(
         entry,
         kind=GGUF,
@@ -236,6 +232,12 @@ def _gguf(path: Path, entry: Entry) -> Entry | None:
         layers=max(0, _first(head, (f"{arch}.block_count",)) - _first(head, (f"{arch}.leading_dense_block_count",))),
         top_k=_first(head, (f"{arch}.expert_used_count",)),
     )
+
+
+@lru_cache(maxsize=8)
+def _parts(folder: Path, modified: int) -> Parts:
+    """The parts of split models in a folder, cached until files come or go."""
+    return parts_in(folder)
 
 
 @lru_cache(maxsize=256)

@@ -100,8 +100,8 @@ def write_log(error: Exception, words: Sequence[str] = (), given: Iterable[objec
     given = list(given)
     private = bool(TALKS.intersection(words[:1])) or any(isinstance(one, Secret) for one in given)
     text = hide(describe(error) + "\n" if private else "".join(traceback.format_exception(error)))
-    log = data_dir() / "moestro.log"
     try:
+        log = data_dir() / "moestro.log"
         private_folder(log.parent)
         with open_private(log, "ab") as file:
             known = hide_words(words, given) if given else [word for word in words[:1] if word in COMMANDS]
@@ -111,6 +111,6 @@ def write_log(error: Exception, words: Sequence[str] = (), given: Iterable[objec
                     "utf-8", "replace"
                 )
             )
-    except OSError:
+    except (OSError, MoestroError):
         return text
     return f"The details are in {log}"

@@ -16,6 +16,7 @@ from app.services.secret import address, from_environment, secret
 from core.errors import MoestroError
 from core.session.batch_request import BATCH
 from core.settings.registry import create, variants
+from core.system.paths import expanded
 
 if TYPE_CHECKING:
     from app.batch.run import Backend, Progress, Run
@@ -29,7 +30,7 @@ def add_arguments(parser: CommandParser) -> None:
     files.add_argument(
         "--in",
         dest="source",
-        type=Path,
+        type=expanded,
         required=True,
         metavar="FILE",
         help="prompts, a line of JSON each: OpenAI's batch lines, "
@@ -37,7 +38,7 @@ def add_arguments(parser: CommandParser) -> None:
     )
     files.add_argument(
         "--out",
-        type=Path,
+        type=expanded,
         required=True,
         metavar="FILE",
         help="answers, in any order; what is in it already is not asked again",

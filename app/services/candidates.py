@@ -14,6 +14,7 @@ from typing import Any, Literal
 from core.errors import ModelError, MoestroError
 from core.system.gguf import file_type, read_metadata
 from core.system.gguf_parts import Parts, part_of, parts_in
+from core.system.paths import expanded
 from core.system.reading import INDEX_BYTES, read_json, reason, require_regular, shown
 from core.system.text_config import text_config
 
@@ -72,7 +73,10 @@ class Entry:
 
 def is_pack(model: str) -> bool:
     """Whether this is an expert pack, which has its own format and can keep experts on disk."""
-    return model not in ("", "demo") and (Path(model).expanduser() / MANIFEST).is_file()
+    try:
+        return model not in ("", "demo") and (expanded(model) / MANIFEST).is_file()
+    except MoestroError:  # no path
+        return False
 
 
 def look(path: Path, where: Where, name: str = "") -> Entry | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from app.services.candidates import Entry, Where, is_pack, look
 from app.store.database import Database
 from core.errors import MoestroError
+from core.system.paths import expanded
 from core.system.reading import BadJson, parse_json, reason, require_regular, shown
 
 DEPTH = 2  # search depth in the user's folders
@@ -87,8 +88,13 @@ def scan(packs: Path, folders: Iterable[str], used: Mapping[str, float]) -> list
         for model, when in used.items()
         if model != "demo" and isinstance(when, int | float)
     }
-    roots: list[tuple[Path, Where]] = [(packs, "packs"), *((_expanded(Path(f)), "folder") for f in folders)]
-    for root, where in roots:
+    roots: list[tuple[Path, Where]] = [(packs, "packs"), *((Path(f), "folder") for f in folders)]
+    for named, where in roots:
+        try:
+            root = expanded(named)
+        except MoestroError as error:
+            found[named] = Entry(shown(named), shown(named), where, "folder", problem=str(error))
+            continue
         if where == "folder" and not _is_folder(root):
             found[root] = Entry(
                 shown(root),
@@ -113,8 +119,9 @@ def cached() -> Iterator[Entry]:
     """Mixture-of-Experts models in the local Hugging Face cache (HF_HUB_CACHE, or where its library has it)."""
     from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
-    folder = Path(os.environ.get("HF_HUB_CACHE") or constants.HF_HUB_CACHE).expanduser()
+    named = os.environ.get("HF_HUB_CACHE") or constants.HF_HUB_CACHE
     try:
+        folder = expanded(named)
         # huggingface_hub reads all of them, of any size
         for ref in islice(folder.glob("models--*/refs/*"), MOST_FOLDERS):
             if not ref.is_dir():
@@ -123,7 +130,7 @@ def cached() -> Iterator[Entry]:
     except (CacheNotFound, ValueError, OSError):
         return  # nothing downloaded yet
     except MoestroError as error:
-        yield Entry("Hugging Face cache", str(folder), "cache", "?", problem=str(error))
+        yield Entry("Hugging Face cache", shown(named), "cache", "?", problem=str(error))
         return
     for repo in info.repos:
         if repo.repo_type != "model":
@@ -184,15 +191,8 @@ def _search(root: Path, where: Where) -> Iterator[Entry]:
 def same_place(path: Path) -> Path:
     """The canonical form of a path."""
     try:
-        return path.expanduser().resolve()
-    except (OSError, RuntimeError, ValueError):
-        return path
-
-
-def _expanded(path: Path) -> Path:
-    try:
-        return path.expanduser()
-    except RuntimeError:  # an unknown user
+        return expanded(path).resolve()
+    except (OSError, RuntimeError, ValueError, MoestroError):
         return path
 
 

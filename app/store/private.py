@@ -11,7 +11,10 @@ import shutil
 import stat
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Literal
+
+from app.store.schema import StoreError
 
 log = logging.getLogger("moestro.store")
 FOLDER, FILE = 0o700, 0o600
@@ -29,6 +32,19 @@ def private_folder(folder: Path) -> Path:
     folder.mkdir(FOLDER, exist_ok=True)  # raises when something else has this name
     _close(folder, FOLDER)
     return folder
+
+
+def data_folder(folder: Path) -> Path:
+    """Create the user's data folder, or restrict an existing one. Raises StoreError when it cannot be written to."""
+    try:
+        private_folder(folder)
+        with TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise StoreError(
+            f"Moestro keeps your data in {folder}, and nothing can be written there: {error.strerror or error}. Make "
+            "room and check your permissions, or let the environment variable MOESTRO_HOME name another folder."
+        ) from error
 
 
 def open_private(path: Path, mode: Literal["wb", "ab", "xb"] = "wb") -> IO[bytes]:

@@ -57,8 +57,8 @@ def parse(text: str) -> HubModel | None:
     known = (*HOSTS, endpoint().partition("://")[2].lower()) if found else ()
     if found and (scheme.lower() not in ("http", "https") or host not in known):
         raise ModelError(
-            f"{host.rpartition('@')[2] or text!r} is not the Hugging Face hub. Models are downloaded from huggingface.co "
-            "only: give org/name, or its address there."
+            f"{host.rpartition('@')[2] or text!r} is not the Hugging Face hub. Models are downloaded from "
+            "huggingface.co only: give org/name, or its address there."
         )
     match = ADDRESS.fullmatch(text.strip())
     if match is None or ("://" not in text and match[1].startswith((".", "~"))):

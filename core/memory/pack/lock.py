@@ -29,6 +29,7 @@ class Lock:
                 f"{file} is in the way: Moestro did not make it, and needs this name while it writes. Move it away, or "
                 "choose another name."
             )
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o644))  # says why it cannot be made, which FileLock does not
         self._file = file
         self._lock = FileLock(file, timeout=WAIT_S, thread_local=False, fallback_to_soft=False, on_acquired=_sign)
         try:

@@ -9,6 +9,7 @@ to list its options.
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import re
@@ -18,6 +19,7 @@ import sys
 from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
@@ -200,9 +202,23 @@ def main(arguments: list[str]) -> int:
     return run(arguments)
 
 
+def end(code: int) -> NoReturn:
+    """End the process now that all is closed: taking torch's and Gradio's modules apart would take a second more."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # nobody reads it any more
+            pass
+    atexit._run_exitfuncs()
+    os._exit(code)
+
+
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv[1:]))
+        code = main(sys.argv[1:])
+    except SystemExit as error:  # of argparse
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else fail(str(error.code))
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
-        sys.exit(130)
+        code = 130
+    end(code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import uvicorn
 from fastapi import FastAPI
 
@@ -27,7 +30,7 @@ from core.settings.param import Value
 os.environ.update(
     GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False", HF_HUB_DISABLE_TELEMETRY="1", DO_NOT_TRACK="1"
 )
-CLOSING_S = 3
+CLOSING_S = 1  # for what is still being sent when the server ends
 OPEN_TO_OTHERS = (
     "Others on the network who know the token can use the model, read the chats and change everything here. What is "
     "sent is not encrypted: do this only in a network that you trust. --address 127.0.0.1 keeps it to this machine."
@@ -60,16 +63,18 @@ def serve(
     """
     host, access = host or Host(Store(check=check)), access or Access()
     try:
-        server = uvicorn.Server(
+        server = Server(
+            host,
             uvicorn.Config(
                 build(host, access),
                 host=access.address,
                 port=port,
+                log_config=None,  # as all other loggers: see app.services.secret
                 log_level="warning",
                 timeout_graceful_shutdown=CLOSING_S,
                 proxy_headers=False,  # nobody stands between; what a request claims about that is not believed
                 server_header=False,
-            )
+            ),
         )
         threading.Thread(target=_announce, args=(server, access, port, browser, ready), daemon=True).start()
         _load_at_start(host, asked)
@@ -79,22 +84,36 @@ def serve(
         host.close()
 
 
+class Server(uvicorn.Server):
+    """When it ends, answers are stopped first, so that their streams end with an error and not in the middle."""
+
+    def __init__(self, host: Host, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._host = host
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await anyio.to_thread.run_sync(self._host.stop)
+        await super().shutdown(sockets)
+
+
 @contextmanager
 def _ends_quietly() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the server and nothing more: uvicorn raises them anew when it is done."""
+    """Ctrl-C, SIGTERM and, on Windows, Ctrl-Break end the server and nothing more: uvicorn raises them anew when it is
+    done."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, end) if main else None
+    names = ("SIGTERM", "SIGBREAK") if threading.current_thread() is threading.main_thread() else ()
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     except KeyboardInterrupt:
         pass
     finally:
-        if main:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def build(host: Host, access: Access | None = None) -> FastAPI:

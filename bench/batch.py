@@ -105,9 +105,9 @@ def run(
     sizes = SIZES[:2] if small else SIZES
     rounds, tokens = (1, 4) if small else (rounds, tokens)
     if model == GENERATED:
-        model = str(checkpoint(keep.expanduser(), SMALL if small else FULL, say=say))
+        model = str(checkpoint(keep, SMALL if small else FULL, say=say))
     with tempfile.TemporaryDirectory() as made, ExitStack() as stack:
-        pack = (keep.expanduser() if model != "demo" else Path(made)) / f"{Path(model).name}.whole1.pack"
+        pack = (keep if model != "demo" else Path(made)) / f"{Path(model).name}.whole1.pack"
         if not pack_at(pack):
             say(f"importing {pack.name}")
             import_model(model, pack)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
-import shutil
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from bench.generate import FULL, SMALL, checkpoint
 from bench.measure_protocol import Job
 from bench.processes import ended_well, measure
 from core.errors import MoestroError
+from core.memory.pack.contents import delete
 
 FORMATS = {"bf16": "checkpoint", "int4": "int4-g64"}  # of the packs
 DENSE = {"bf16": "checkpoint", "int4": "int4-g64"}  # ... of their layers outside the experts, as loaded
@@ -137,7 +137,8 @@ def import_packs(fixtures: Fixtures) -> Job:
     for name, format in FORMATS.items():
         pack = fixtures.packs[name] = fixtures.folder / f"{fixtures.model.name}.{name}.pack"
         for old in (pack, Path(f"{pack}.partial")):
-            shutil.rmtree(old, ignore_errors=True)
+            if old.exists():
+                delete(old)
         fixtures.say(f"importing to {name}")
         done = ended_well(
             measure(

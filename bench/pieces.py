@@ -46,7 +46,7 @@ def run(
         with tempfile.TemporaryDirectory() as made:
             return run(rounds, Path(made), small, say)
     lengths, rounds = LENGTHS[small], 1 if small else rounds
-    model = checkpoint(keep.expanduser(), SMALL if small else FULL, say=say)
+    model = checkpoint(keep, SMALL if small else FULL, say=say)
     settings = Settings({"budget": BUDGETS[0], "link": "own", "predictor": "none"})
     spec = LoadSpec.checked(str(pack_of(model, "bf16", say)), settings, context=max(lengths) + 64, host="none")
     engine = Engine.load(spec)

@@ -68,7 +68,7 @@ def run(
         with tempfile.TemporaryDirectory() as made:
             return run(rounds, Path(made), small, llama, say)
     rounds = 1 if small else rounds
-    built = build(keep.expanduser(), small, llama, say)
+    built = build(keep, small, llama, say)
     model, same = built.model, check_gguf(built) if built.llama else None
     packs = {name: pack_of(model, name, say) for name in FORMATS}
     speeds = disk_gbps(packs["bf16"], 0.1 if small else 0.7)

@@ -87,7 +87,7 @@ class Recordings:
 
     def done(self) -> None:
         """Everything was measured: the next run starts anew."""
-        for file in (self._index, self._profile, *self.folder.glob("*.trace")):
+        for file in (self._index, self._profile, *(self.folder / name for name in self._found["lived"])):
             file.unlink(missing_ok=True)
 
     def _path(self, name: str, params: Mapping[str, Value], settings: Mapping[str, object], waited_for: bool) -> Path:

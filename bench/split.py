@@ -87,11 +87,11 @@ def run(
     if small:
         rounds, tokens = 1, 12
     if model == GENERATED:
-        model = str(checkpoint(keep.expanduser(), SMALL if small else FULL, say=say))
+        model = str(checkpoint(keep, SMALL if small else FULL, say=say))
     blocks = BLOCKS.get(model, 2 if small else 4)
     budget = "75%" if small else budget
     with tempfile.TemporaryDirectory() as made:
-        packs = _packs(model, keep.expanduser() if model != "demo" else Path(made), blocks, say)
+        packs = _packs(model, keep if model != "demo" else Path(made), blocks, say)
         found: dict[str, Any] = {}
         with _engines(dict.fromkeys(packs, model), blocks, budget, say) as engines:
             bench = Bench(engines, rounds, budget, say)

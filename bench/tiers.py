@@ -58,7 +58,7 @@ def run(
         with tempfile.TemporaryDirectory() as folder:
             return run(rounds, tokens, Path(folder), small, llama, say)
     began_s, load_before = time.perf_counter(), _load()
-    built = fixtures.build(keep.expanduser(), small, llama, say)
+    built = fixtures.build(keep, small, llama, say)
     why_unlimited = "the small model is no larger than what processes differ by" if small else _why_unlimited()
     same = fixtures.check_gguf(built) if built.llama else None
     imports = fixtures.import_packs(built)

@@ -45,9 +45,8 @@ def suggest(rows: list[Row], right: list[bool]) -> list[Row]:
 def export(model: Any, work: Path, out: Path, seed: int) -> None:
     """Write the shipped folder from a trained model and its corpus; the model becomes bf16 in place."""
     out.mkdir(parents=True, exist_ok=True)
-    for stale in out.iterdir():
-        if stale.is_file() and stale.name not in SHIPPED:
-            stale.unlink()
+    if foreign := sorted(path.name for path in out.iterdir() if path.name not in SHIPPED):
+        raise SystemExit(f"{out} has what does not ship: {', '.join(foreign)}. Move it away, or choose another folder.")
     model = model.to(torch.bfloat16).cpu().eval()
     model.generation_config = generation_config()
     model.save_pretrained(out)

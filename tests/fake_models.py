@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -79,11 +80,11 @@ def fake_import(
         out = out(name, "int4-g64" if format == "auto" else format)
     partial, parts = out.with_name(out.name + ".partial"), 40
     partial.mkdir(parents=True, exist_ok=True)
-    journal = partial / "journal"
-    begun = int(journal.read_text()) if journal.exists() else 0
+    journal = partial / "journal.jsonl"
+    begun = json.loads(journal.read_text())["part"] if journal.exists() else 0
     for part in range(begun, parts):
         progress(f"Layer {part // 10 + 1} of 4", part / parts, part * MB, parts * MB)
-        journal.write_text(str(part))
+        journal.write_text(json.dumps({"pack": 1, "model_hash": "fake", "moestro": "", "part": part}) + "\n")
         slow = name.startswith("slow") and not begun
         if cancel is not None and cancel.wait(0.0 if not slow else 0.1 if part < parts // 2 else None):
             raise ModelError("Cancelled.")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from importlib import import_module
 from keyword import iskeyword
@@ -15,6 +14,7 @@ from app.cli.parser import CommandParser
 from app.cli.reference import PrintReference
 from app.commands import ALIASES, COMMANDS
 from app.services.crash import describe
+from app.services.secret import Secret, hide, hide_in_logs, hide_words
 from app.store.home import data_dir
 from app.store.private import open_private, private_folder
 from core.errors import MoestroError
@@ -66,7 +66,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if args.command == "test":
         args.pytest = rest
     elif rest:
-        parser.error(f"{args.command} does not know {' '.join(rest)}. See launch.py {args.command} --help.")
+        # names alone: a value may be a secret, given to an option that is misspelt
+        unknown = [word.partition("=")[0] for word in rest if word.startswith("-")] or rest
+        parser.error(f"{args.command} does not know {' '.join(unknown)}. See launch.py {args.command} --help.")
     return args
 
 
@@ -76,11 +78,13 @@ def main(arguments: Sequence[str]) -> int:
         if hasattr(stream, "reconfigure"):
             # a character missing from the console's encoding must not end an answer
             stream.reconfigure(errors="replace")
+    hide_in_logs()
+    args = argparse.Namespace()
     try:
         args = parse(arguments)
         return int(args.run(args))
     except MoestroError as error:
-        print(error, file=sys.stderr)
+        print(hide(str(error)), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
@@ -88,32 +92,34 @@ def main(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return 1
     except Exception as error:
-        print(f"Unexpected error: {error or type(error).__name__}\n{write_log(error)}", file=sys.stderr)
+        given = list(vars(args).values())
+        what = "" if any(isinstance(one, Secret) for one in given) else hide(str(error))
+        print(
+            f"Unexpected error: {what or type(error).__name__}\n{write_log(error, arguments, given)}", file=sys.stderr
+        )
         return 1
 
 
-def write_log(error: Exception) -> str:
-    """Append the traceback to the log in the data directory and print a line saying where; print the traceback if that
-    fails.
+def write_log(error: Exception, words: Sequence[str] = (), given: Iterable[object] = ()) -> str:
+    """Append the traceback to the log in the data directory and return a line saying where; return the traceback if
+    that fails. `words`: the command line, of which `given` are the values of the options.
 
-    Neither contains prompt text: the --prompt option is left out, and so are error messages that may quote it.
+    Neither contains text of a conversation nor a secret: error messages that may quote one are left out.
     """
-    talks = bool(TALKS.intersection(sys.argv[1:2]))
-    text = describe(error) + "\n" if talks else "".join(traceback.format_exception(error))
-    log = data_dir() / "moestro.log"
+    given = list(given)
+    private = bool(TALKS.intersection(words[:1])) or any(isinstance(one, Secret) for one in given)
+    text = hide(describe(error) + "\n" if private else "".join(traceback.format_exception(error)))
     try:
+        log = data_dir() / "moestro.log"
         private_folder(log.parent)
         with open_private(log, "ab") as file:
-            asked = " ".join(without_prompt(sys.argv))
+            known = hide_words(words, given) if given else [word for word in words[:1] if word in COMMANDS]
+            command = " ".join(known)
             file.write(
-                f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S%z}  {asked}\n{text}".encode("utf-8", "replace")
+                f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S%z}  launch.py {command}\n{text}".encode(
+                    "utf-8", "replace"
+                )
             )
-    except OSError:
+    except (OSError, MoestroError):
         return text
     return f"The details are in {log}"
-
-
-def without_prompt(words: Sequence[str]) -> list[str]:
-    """A command line without the value of --prompt."""
-    hidden = [re.sub(r"^--prompt=.*", "--prompt=...", word, flags=re.DOTALL) for word in words]
-    return ["..." if before == "--prompt" else word for before, word in zip(["", *words], hidden, strict=False)]

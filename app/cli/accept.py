@@ -7,9 +7,12 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from app.cli.target import require_new_file
 from app.store.home import data_dir
+from app.store.private import data_folder
 from bench.accept.checks import checks
 from core.errors import MoestroError
+from core.system.paths import expanded
 
 MINUTES = 45.0
 
@@ -27,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--small", action="store_true", help="tiny models: tries the checks, and measures nothing")
     parser.add_argument(
-        "--save", type=Path, metavar="FILE", help="where to write the result (default: a new file in Moestro's folder)"
+        "--save",
+        type=expanded,
+        metavar="FILE",
+        help="where to write the result (default: a new file in Moestro's folder)",
     )
 
 
@@ -42,9 +48,8 @@ def run(args: argparse.Namespace) -> int:
             "There is no GPU here that torch can use, so nothing was run. `launch.py doctor` shows what Moestro sees "
             "of this machine."
         )
-    file: Path = args.save or data_dir() / f"accept-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
-    if args.save and not args.save.parent.is_dir():
-        raise MoestroError(f"There is no folder {args.save.parent} to save into. Create it, or choose another file.")
+    file: Path = args.save or data_folder(data_dir()) / f"accept-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    require_new_file(file)
     chosen = [check for check in checks(args.small) if not args.only or check.name in args.only]
     result = runner.run(file, chosen, args.minutes, lambda text: print(text, file=sys.stderr, flush=True))
     print(runner.table(result))

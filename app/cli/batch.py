@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import threading
 from pathlib import Path
@@ -13,9 +12,11 @@ from app.cli import chat, options
 from app.cli.bar import Bar, clock
 from app.cli.interrupt import stoppable
 from app.cli.parser import CommandParser
+from app.services.secret import address, from_environment, secret
 from core.errors import MoestroError
 from core.session.batch_request import BATCH
 from core.settings.registry import create, variants
+from core.system.paths import expanded
 
 if TYPE_CHECKING:
     from app.batch.run import Backend, Progress, Run
@@ -29,7 +30,7 @@ def add_arguments(parser: CommandParser) -> None:
     files.add_argument(
         "--in",
         dest="source",
-        type=Path,
+        type=expanded,
         required=True,
         metavar="FILE",
         help="prompts, a line of JSON each: OpenAI's batch lines, "
@@ -37,7 +38,7 @@ def add_arguments(parser: CommandParser) -> None:
     )
     files.add_argument(
         "--out",
-        type=Path,
+        type=expanded,
         required=True,
         metavar="FILE",
         help="answers, in any order; what is in it already is not asked again",
@@ -65,9 +66,9 @@ def add_arguments(parser: CommandParser) -> None:
     )
     server = parser.add_argument_group("another server", "instead of a model that is loaded here")
     server.add_argument(
-        "--endpoint", metavar="URL", help="a server of the OpenAI API, such as http://localhost:8000/v1"
+        "--endpoint", type=address, metavar="URL", help="a server of the OpenAI API, such as http://localhost:8000/v1"
     )
-    server.add_argument("--api-key", metavar="KEY", help=f"its key (default: {KEY} of the environment)")
+    server.add_argument("--api-key", type=secret, metavar="KEY", help=f"its key (default: {KEY} of the environment)")
     server.add_argument(
         "--retries", type=int, default=5, metavar="N", help="how often a request is sent again (default: 5)"
     )
@@ -98,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         if args.endpoint:
             from app.batch.by_server import ByServer, Server
 
-            key = args.api_key if args.api_key is not None else os.environ.get(KEY, "")
+            key = args.api_key if args.api_key is not None else from_environment(KEY)
             server = Server(args.endpoint, key, args.model or "", args.retries, args.timeout)
             return _answered(batch, ByServer(server, args.at_once), drain, args.out)
         from app.server.v1.batch import ByEngine

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from app.cli import options
+from app.cli.target import require_new_file
 from app.store.home import data_dir
 from bench.stored import RESULTS, write
 from core.errors import MoestroError
 from core.settings.config import params
 from core.settings.loading import LoadSpec
 from core.settings.param import declared
+from core.system.paths import expanded
 
 # Modules of bench/ with run(its options ..., say) and table(result).
 BENCHES = (
@@ -76,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'batch: or "generated", which the bench writes itself',
     )
     asked.add_argument(
-        "--profile", type=Path, metavar="FILE", help="buddies: a profile to read, in place of calibrating a model"
+        "--profile", type=expanded, metavar="FILE", help="buddies: a profile to read, in place of calibrating a model"
     )
     asked.add_argument(
         "--budget",
@@ -101,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     asked.add_argument(
         "--keep",
-        type=Path,
+        type=expanded,
         metavar="DIR",
         help="tiers, prefill, pieces, split, batch: where the generated model and its packs stay, 12 GB; lossy, "
         "methods, systems: where results are kept, to resume after an interruption, and profiles (default: bench in "
@@ -121,20 +123,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--seed", type=count, metavar="N", help="soak: random seed (default: 1)")
     asked.add_argument(
         "--picture",
-        type=Path,
+        type=expanded,
         metavar="FILE",
         help="systems: where to write the picture, TPOT over budgets, as a page that opens in a browser (default: "
         "systems.html where results are kept)",
     )
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
     parser.add_argument(
-        "--save", type=Path, metavar="FILE", help="where to write the result (default: a new file in bench/results)"
+        "--save", type=expanded, metavar="FILE", help="where to write the result (default: a new file in bench/results)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.save and not args.save.parent.is_dir():
-        raise MoestroError(f"There is no folder {args.save.parent} to save into. Create it, or choose another file.")
+    if args.save:
+        require_new_file(args.save)
     bench = importlib.import_module(f"bench.{args.name}")
     has = inspect.signature(bench.run).parameters
     asked: dict[str, Any] = {name: getattr(args, name) for name in ASKED if hasattr(args, name)}
@@ -143,8 +145,8 @@ def run(args: argparse.Namespace) -> int:
     picture: Path | None = getattr(args, "picture", None)
     if picture and args.name != PICTURED:
         raise MoestroError(f"bench {args.name} has no --picture. Leave it out.")
-    if picture and not picture.parent.is_dir():
-        raise MoestroError(f"There is no folder {picture.parent} for the picture. Create it, or choose another file.")
+    if picture:
+        require_new_file(picture)
     if "keep" in has:
         asked.setdefault("keep", data_dir() / "bench")
     if "meter" in has:

@@ -14,21 +14,23 @@ from app.cli import chat, options
 from app.cli.bar import Bar, clock
 from app.cli.interrupt import stoppable
 from app.cli.parser import CommandParser
+from app.cli.target import require_new_file
 from app.services.profiles import carried
 from app.store.home import data_dir
-from app.store.private import private_folder
+from app.store.private import data_folder
 from app.words import size
 from core.errors import ProfileError, SettingError
 from core.policy.substitute.super_experts import super_experts
 from core.profile import PARTS, Profile, check_model, load, profile_path, save
 from core.profile.summary import TITLES, describe
+from core.system.paths import expanded
 
 
 def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--text",
         action="append",
-        type=Path,
+        type=expanded,
         default=[],
         metavar="PATH",
         help="a text file, a .jsonl "
@@ -38,7 +40,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--trace",
         nargs="+",
-        type=Path,
+        type=expanded,
         default=[],
         metavar="FILE",
         help="recorded sessions of this model: their routing counts as well, or alone without --text",
@@ -66,7 +68,7 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=expanded,
         metavar="FILE",
         help="where to keep the profile (default: in the data folder, where it is found when the model is loaded)",
     )
@@ -80,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     for path in (*args.text, *args.trace):
         if not path.exists():
             raise ProfileError(f"There is no file or folder {path}.")
+    if args.out and not is_profile(args.out):
+        require_new_file(args.out)
     engine: Any = chat.load(spec)
     try:
         return calibrated(args, engine, parts)
@@ -98,7 +102,7 @@ def calibrated(args: argparse.Namespace, engine: Any, parts: set[str]) -> int:
     texts = [text for path in args.text for text in from_path(path)]
     if not texts and not traces:
         texts = bundled(engine.model_name)
-    folder = private_folder(data_dir())
+    folder = data_folder(data_dir())
     file: Path = args.out or profile_path(folder, engine.model_hash)
     old = earlier(file, engine.model_hash, engine.model_name)
     bar, cancel, began_s = Bar(), threading.Event(), time.perf_counter()
@@ -140,6 +144,15 @@ def chosen(text: str) -> set[str]:
     if not names or not names <= PARTS.keys():
         raise SettingError(f"--parts {text!r} is not understood. Write all, or some of {', '.join(PARTS)}.")
     return names
+
+
+def is_profile(file: Path) -> bool:
+    """Whether a file is a profile, which a calibration completes."""
+    try:
+        load(file)
+    except ProfileError:
+        return False
+    return True
 
 
 def earlier(file: Path, model_hash: str, model: str) -> Profile | None:

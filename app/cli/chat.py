@@ -15,13 +15,16 @@ from app.cli import options
 from app.cli.interrupt import stoppable
 from app.cli.parser import CommandParser
 from app.cli.reading import Reading
+from app.cli.target import require_new_file
 from app.services.engine_protocol import EngineProtocol
 from app.services.profiles import stored
+from app.services.secret import secret
 from app.words import lossy, scored
 from core.errors import MoestroError
 from core.quality.report import Quality
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
+from core.system.paths import expanded
 from core.trace import TraceWriter
 from core.types import AnswerStats, StepRecord
 
@@ -38,11 +41,11 @@ EXTRAS = {
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("--prompt", metavar="TEXT", help="answer this prompt and exit")
+    parser.add_argument("--prompt", type=secret, metavar="TEXT", help="answer this prompt and exit")
     parser.add_argument("--json", action="store_true", help="print one line of JSON with the figures after each answer")
     parser.add_argument(
         "--record",
-        type=Path,
+        type=expanded,
         metavar="FILE",
         help="write the experts of every token to a new file, for `launch.py simulate`",
     )
@@ -86,10 +89,7 @@ def load(spec: LoadSpec) -> EngineProtocol:
 
 def check_record(path: Path, spec: LoadSpec) -> None:
     """Check before the load that the routing can be recorded. Raises MoestroError."""
-    if path.exists():
-        raise MoestroError(f"{path} exists already. Name a new file to record into.")
-    if not path.parent.is_dir():
-        raise MoestroError(f"There is no folder {path.parent} to record into. Create it, or choose another file.")
+    require_new_file(path)
     if not spec.settings.telemetry.enabled:
         raise MoestroError("Nothing can be recorded while telemetry is off. Leave out --telemetry off, or --record.")
 

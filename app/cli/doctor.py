@@ -14,6 +14,7 @@ import launch
 from app.cli import browser, probes
 from app.store.home import data_dir
 from core import __version__
+from core.system.paths import expanded
 
 GB = 1e9
 CUDNN = "CUDNN_ATTENTION"
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument(
         "--pack",
-        type=Path,
+        type=expanded,
         metavar="DIR",
         help="verify every byte of this expert pack instead, and report what is damaged",
     )

@@ -16,10 +16,12 @@ from app.cli import chat, options
 from app.cli.bar import Bar, clock
 from app.cli.interrupt import stoppable
 from app.cli.parser import CommandParser
+from app.cli.target import require_new_file
 from app.store.home import data_dir
-from app.store.private import private_folder
+from app.store.private import data_folder
 from bench import stored
 from core.errors import MoestroError, SettingError
+from core.system.paths import expanded
 
 RESIDENCIES, QUESTIONS, TOKENS = ".75,.5,.375", 24, 192
 
@@ -48,7 +50,7 @@ def add_arguments(parser: CommandParser) -> None:
     )
     what.add_argument(
         "--facts",
-        type=Path,
+        type=expanded,
         metavar="FILE",
         help="a .jsonl with question, answer and split (trained or "
         "unseen) a line (default: the demo model's own; other models have none)",
@@ -62,7 +64,7 @@ def add_arguments(parser: CommandParser) -> None:
     )
     what.add_argument(
         "--text",
-        type=Path,
+        type=expanded,
         metavar="PATH",
         help="a text file or folder (default: held-out documentation for the demo model, else the bundled prompts)",
     )
@@ -78,15 +80,16 @@ def add_arguments(parser: CommandParser) -> None:
         metavar="LIST",
         help="tasks of lm-evaluation-harness to run instead; it has to be installed",
     )
-    what.add_argument("--task-dir", type=Path, metavar="DIR", help="a folder with tasks of your own (.yaml)")
+    what.add_argument("--task-dir", type=expanded, metavar="DIR", help="a folder with tasks of your own (.yaml)")
     what.add_argument("--limit", type=number, metavar="N", help="examples of each task (default: all)")
     parser.add_argument("--list", action="store_true", help="print the modes and exit")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there as well")
+    parser.add_argument("--csv", type=expanded, metavar="FILE", help="write the table there as well")
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
     parser.add_argument(
         "--save",
         nargs="?",
-        const="",
+        type=expanded,
+        const=Path(),
         metavar="FILE",
         help="write the result as JSON as well (default: a new file in bench/results, where `papers` looks for it)",
     )
@@ -102,12 +105,9 @@ def run(args: argparse.Namespace) -> int:
         print(listing(known))
         return 0
     modes, shares = chosen(args.modes, known), residencies(args.residency)
-    if args.csv and not args.csv.parent.is_dir():
-        raise MoestroError(f"There is no folder {args.csv.parent} to write into. Create it, or choose another file.")
-    if args.save and not Path(args.save).parent.is_dir():
-        raise MoestroError(
-            f"There is no folder {Path(args.save).parent} to save into. Create it, or choose another file."
-        )
+    for file in (args.csv, args.save):
+        if file not in (None, Path()):
+            require_new_file(file)
     spec = options.spec(args)
     asked, texts = given(args)
     began, began_s = datetime.now(UTC), time.perf_counter()
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     result["seconds"] = round(time.perf_counter() - began_s, 1)
     print(table(result))
     if args.save is not None:
-        file = Path(args.save) if args.save else stored.RESULTS / f"eval-{began:%Y%m%d-%H%M%S}.json"
+        file = args.save if args.save != Path() else stored.RESULTS / f"eval-{began:%Y%m%d-%H%M%S}.json"
         stored.write(file, {"bench": "eval", "date": began.isoformat(timespec="seconds"), **result})
         print(f"Written to {file}", file=sys.stderr)
     if args.json:
@@ -185,7 +185,7 @@ def measured(
             or f"There are no questions for {engine.model_name}: exact match is not measured. --facts names a file.",
             file=sys.stderr,
         )
-    folder = private_folder(data_dir())
+    folder = data_folder(data_dir())
     calibrated(engine, modes, lambda text, share: bar.show(f"calibrating: {text}", share), cancel, folder=folder)
     rows = with_savings(evaluate(engine, modes, shares, material, progress=bar.show, cancel=cancel))
     said = about(engine, material, str(args.text or ""), str(args.facts or ""))
@@ -210,7 +210,7 @@ def tasks(
     from core.evaluate.tasks import evaluate_tasks
 
     adapter(Scorer(engine))  # raises early if the harness is not installed
-    folder = private_folder(data_dir())
+    folder = data_folder(data_dir())
     calibrated(engine, modes, lambda text, share: bar.show(f"calibrating: {text}", share), cancel, folder=folder)
     names = [word for word in args.tasks.replace(" ", "").split(",") if word]
     found = evaluate_tasks(engine, modes, shares, names, args.task_dir, args.limit or None, bar.show, cancel)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from app.cli.bar import Bar, clock
 from app.store.home import data_dir
-from app.store.private import private_folder
+from app.store.private import data_folder
 from core.errors import MoestroError
 from core.settings.formats import FORMATS
+from core.system.paths import expanded
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with as many (default: 1, whole)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="the new directory (default: packs/NAME-FORMAT in the data directory)"
+        "--out",
+        type=expanded,
+        metavar="DIR",
+        help="the new directory (default: packs/NAME-FORMAT in the data directory)",
     )
     parser.add_argument("--download", action="store_true", help="fetch the model from the hub if it is not here")
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
@@ -48,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     chosen: list[Path] = [args.out] if args.out else []
 
     def default(name: str, format: str) -> Path:
-        private_folder(data_dir())
+        data_folder(data_dir())
         chosen[:] = [data_dir() / "packs" / f"{name}-{format}"]
         return chosen[0]
 

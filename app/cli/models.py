@@ -10,7 +10,8 @@ from datetime import datetime
 from pathlib import Path
 
 from app.services.candidates import Entry, one_line
-from app.services.library import delete, peek, same_place, scan
+from app.services.deletion import delete, describe, inspect, outcome, stays
+from app.services.library import peek, same_place, scan
 from app.store.home import data_dir
 from app.words import size
 from core.errors import MoestroError
@@ -71,9 +72,11 @@ def pick(found: Iterable[Entry], name: str) -> Entry:
 def remove(entry: Entry, sure: bool, from_cache: bool) -> int:
     """Delete an entry, or describe what that would remove."""
     if not sure:
-        print(f"This would delete {entry.name} for good: {size(entry.bytes)} in {entry.path}. Add --yes to do it.")
+        what = inspect(entry)
+        print(f"This would delete {entry.name} for good, in {entry.path}: {describe(what)}.")
+        print(" ".join(filter(None, (stays(what), "Add --yes to do it."))))
         return 2
-    print(f"Deleted {entry.name}: {size(delete(entry, from_cache=from_cache))} are free again.")
+    print(outcome(entry, delete(entry, from_cache=from_cache)))
     return 0
 
 

@@ -19,7 +19,7 @@ from app.cli.plan_report import PLANNED, Answer, report, summary
 from app.cli.simulate import positive
 from app.services.predictions import read_predictions
 from app.store.home import data_dir
-from app.store.private import private_folder
+from app.store.private import data_folder
 from core.errors import ProfileError, SettingError
 from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.configurator import WHOLE, ZETA, least_budget, plan_adapmoe, plan_cache, plan_even
@@ -31,6 +31,7 @@ from core.profile import Profile, profile_path, save
 from core.settings.budget import Budget
 from core.settings.config import Settings
 from core.simulate.split_replay import SplitReplay, SplitResult
+from core.system.paths import expanded
 from core.trace import Trace, open_trace
 
 TOKENS = 5000  # of a trace: as many as MoEpic plans from (section 4.1)
@@ -39,8 +40,8 @@ BLOCKS = 16  # of an expert, in a replay
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = parser.add_argument_group("what is known", "At least one of these; a model's profile is found by itself.")
-    known.add_argument("--trace", type=Path, metavar="FILE", help="recorded routing of the model, as for simulate")
-    known.add_argument("--profile", type=Path, metavar="FILE", help="a profile of the model")
+    known.add_argument("--trace", type=expanded, metavar="FILE", help="recorded routing of the model, as for simulate")
+    known.add_argument("--profile", type=expanded, metavar="FILE", help="a profile of the model")
     known.add_argument("--model", metavar="NAME", help='"demo", or a folder with the model: budgets in bytes need it')
     parser.add_argument(
         "--budget",
@@ -181,7 +182,7 @@ def keep(args: argparse.Namespace, profile: Profile | None, plan: CachePlan) -> 
     """Save the plan with the profile -> the file. Raises ProfileError when there is none."""
     if profile is None:
         raise ProfileError("There is no profile to keep the plan in. Calibrate the model, or name a --profile.")
-    file: Path = args.profile or profile_path(private_folder(data_dir()), profile.model_hash)
+    file: Path = args.profile or profile_path(data_folder(data_dir()), profile.model_hash)
     save(replace(profile, plan=plan), file)
     return file
 

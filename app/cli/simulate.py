@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
 from app.cli import options, simulate_prefetch
 from app.cli.simulate_prefetch import RULES
@@ -21,6 +20,7 @@ from core.settings.config import Settings
 from core.settings.registry import variant, variants
 from core.simulate import BELADY, BELADY_BYPASS, Config, Result, simulate
 from core.simulate.prefetchers import ORACLE, TimedResult
+from core.system.paths import expanded
 from core.trace import FileTrace, Trace, open_trace
 
 Fetched = dict[tuple[str, str], dict[str, TimedResult]]  # (policy, size) -> prefetcher -> result
@@ -30,7 +30,7 @@ PLACING = ("scope", "layer_slots", "pins", "bypass")  # settings with an option 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace",
-        type=Path,
+        type=expanded,
         required=True,
         metavar="FILE",
         help="a recorded session, an .npz with "
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_overrides(parser, PLACING)
     parser.add_argument(
         "--profile",
-        type=Path,
+        type=expanded,
         metavar="FILE",
         help="a profile of the model, for settings that need one (default: the stored profile of the trace's model)",
     )

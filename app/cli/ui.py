@@ -9,6 +9,7 @@ import socket
 from app.cli import options
 from app.cli.parser import CommandParser
 from app.server.security.access import Access
+from app.services.secret import from_environment, secret
 from app.store.home import data_dir
 from core.errors import MoestroError
 
@@ -28,6 +29,7 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--token",
+        type=secret,
         metavar="TOKEN",
         help="require this token (default: $MOESTRO_TOKEN; else none for 127.0.0.1, and a random one for other "
         "addresses)",
@@ -53,7 +55,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     options.spec(args)  # report option errors before anything starts
-    token = args.token or os.environ.get("MOESTRO_TOKEN")
+    token = args.token or from_environment("MOESTRO_TOKEN")
     access = Access.chosen(args.address, token, args.allow_host, args.cors_origin)
     port = choose_port(access.address, args.port)
     from app.store.check import NAME, Check

@@ -6,6 +6,7 @@ import errno
 import json
 import platform
 import sqlite3
+import time
 import zipfile
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -53,7 +54,7 @@ def write(
         try:
             with opener(part) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
                 for name, text in contents(store, chat, load).items():
-                    archive.writestr(name, text)
+                    archive.writestr(zipfile.ZipInfo(name, _stamp()), text, zipfile.ZIP_DEFLATED)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
@@ -128,6 +129,12 @@ def manifest(of: str, loads: list[Load], tables: Tables) -> dict[str, object]:
         ],
         "definitions": DEFINITIONS,
     }
+
+
+def _stamp() -> tuple[int, int, int, int, int, int]:
+    """Now, as a ZIP file can say it: of a clock outside 1980 to 2107, the nearest moment."""
+    now = time.localtime()[:6]
+    return min(max(now, (1980, 1, 1, 0, 0, 0)), (2107, 12, 31, 23, 59, 58))
 
 
 def _utc(seconds: float | None) -> str | None:

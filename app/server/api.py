@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from app.server.security.headers import SecurityHeaders
 from app.server.v1 import routes
 from app.services.analysis import lab, whatif_csv
 from app.services.host import Host
+from app.store.private import clear
 from core import __version__
 from core.errors import MoestroError
 from core.quality.report import Quality
@@ -60,7 +60,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
     app.add_middleware(SecurityHeaders)
     errors.add_handlers(app)
     exports = host.store.folder / "exports"
-    shutil.rmtree(exports, ignore_errors=True)  # left by a server that was killed while sending one
+    clear(exports, "moestro-*.zip*", "moestro-*.trace*")  # left by a server that was killed while sending one
 
     @app.get("/healthz")
     async def health() -> dict[str, object]:  # on the event loop: it answers even when every thread is busy

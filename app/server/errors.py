@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -125,6 +126,8 @@ class Unforeseen:
             await self.app(scope, receive, moestro_error)
             return
         except ClientDisconnect:
+            return
+        except asyncio.CancelledError:  # only the end of the server cancels a request as a whole
             return
         except Exception as error:
             log_crash(log, error, "unexpected error in %s %s", scope["method"], scope["path"])

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.store.private import private_folder
+from app.store.private import clear, private_folder
 
 MOST_BYTES = 256 << 20  # of all uploads together
 ROUTE = "/gradio_api/upload"
+HASHED = "[0-9a-f]" * 64  # the folders that Gradio makes in it, named by the sha256 of their file
 AGES_S = (3600, 24 * 3600)  # Gradio's check interval, and the age above which it deletes uploads
 
 
 def prepare(folder: Path) -> Path:
-    """Empty the upload folder and set it for Gradio. Call before Gradio's page is built. Raises OSError."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Delete the uploads of earlier starts and set the folder for Gradio. Call before Gradio's page is built. Raises
+    OSError."""
+    clear(folder, HASHED)
     private_folder(folder)
     os.environ["GRADIO_TEMP_DIR"] = str(folder.resolve())
     return folder

@@ -23,6 +23,7 @@ from core.policy.batching import Scheduler
 from core.session.batch_request import BATCH
 from core.settings.registry import create
 from core.settings.sampling import Sampling
+from core.system.paths import expanded
 from core.types import StepRecord
 
 MOST = 256  # prompts at a time
@@ -49,11 +50,11 @@ class BatchForm:
         named, out = self.source.strip() or self.upload, self.out.strip()
         if not named:
             raise MoestroError("Name the file of prompts, or drop one.")
-        source = Path(named).expanduser()
+        source = expanded(named)
         if not source.is_file():
             raise MoestroError(f"There is no file {source}.")
         if out:
-            return source, Path(out).expanduser()
+            return source, expanded(out)
         if self.source.strip():
             return source, source.with_name(f"{source.stem}.answers.jsonl")
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,6 +13,8 @@ from typing import Any, Literal
 
 from core.errors import ModelError, MoestroError
 from core.system.gguf import file_type, read_metadata
+from core.system.gguf_parts import Parts, part_of, parts_in
+from core.system.paths import expanded
 from core.system.reading import INDEX_BYTES, read_json, reason, require_regular, shown
 from core.system.text_config import text_config
 
@@ -21,7 +22,8 @@ log = logging.getLogger("moestro.app")
 # limits: files per model, letters of a problem, letters of a format's name
 MOST_FILES, MOST_LETTERS, LONGEST = 10_000, 500, 80
 MANIFEST = "moestro.json"  # the file that makes a folder a pack, see docs/pack.md
-PACK, UNFINISHED, GGUF, PLAIN = "pack", "unfinished", "GGUF", "safetensors"
+REMOVED = f"{MANIFEST}.removed"  # ... and its name while the pack is deleted
+PACK, DAMAGED, UNFINISHED, GGUF, PLAIN = "pack", "damaged pack", "unfinished", "GGUF", "safetensors"
 METHODS = {
     "gptq": "GPTQ",
     "awq": "AWQ",
@@ -32,7 +34,6 @@ METHODS = {
 }
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "num_selected_experts")
-SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 Where = Literal["packs", "cache", "folder"]
 
 
@@ -67,12 +68,15 @@ class Entry:
     @property
     def can_import(self) -> bool:
         """Whether it can be imported into a pack."""
-        return not self.problem and self.kind not in (PACK, UNFINISHED)
+        return not self.problem and self.kind not in (PACK, DAMAGED, UNFINISHED)
 
 
 def is_pack(model: str) -> bool:
     """Whether this is an expert pack, which has its own format and can keep experts on disk."""
-    return model not in ("", "demo") and (Path(model).expanduser() / MANIFEST).is_file()
+    try:
+        return model not in ("", "demo") and (expanded(model) / MANIFEST).is_file()
+    except MoestroError:  # no path
+        return False
 
 
 def look(path: Path, where: Where, name: str = "") -> Entry | None:
@@ -91,7 +95,7 @@ def look(path: Path, where: Where, name: str = "") -> Entry | None:
     except Exception as error:
         log.warning("%s was not understood", path, exc_info=True)
         problem = f"It cannot be understood ({type(error).__name__}: {error}). Get it again, or delete it."
-    kind = GGUF if path.suffix == ".gguf" else PACK if os.path.lexists(path / MANIFEST) else "?"
+    kind = GGUF if path.suffix == ".gguf" else DAMAGED if os.path.lexists(path / MANIFEST) else "?"
     return replace(entry, kind=kind, problem=one_line(problem))
 
 
@@ -104,7 +108,11 @@ def _look(path: Path, entry: Entry) -> Entry | None:
     if path.suffix == ".gguf" and not path.is_dir():
         return _gguf(path, entry)
     if path.suffix == ".partial":
-        return _unfinished(path, entry) if any(path.glob("journal*")) else None
+        return _unfinished(path, entry) if any(path.glob("journal.jsonl*")) or (path / MANIFEST).exists() else None
+    if os.path.lexists(path / REMOVED):
+        return replace(
+            entry, kind=PACK, bytes=_sum(path, "*"), problem="Its deletion was interrupted. Delete it again."
+        )
     if os.path.lexists(path / MANIFEST):
         return _pack(path, entry)
     if os.path.lexists(path / "config.json"):
@@ -114,22 +122,30 @@ def _look(path: Path, entry: Entry) -> Entry | None:
 
 def _pack(path: Path, entry: Entry) -> Entry:
     from core.memory.pack import check
+    from core.memory.pack.contents import contents
 
     require_regular(path / MANIFEST, INDEX_BYTES)
     entry = replace(entry, kind=PACK, bytes=_sum(path, "*"))
     try:
         pack = check(path)
     except MoestroError as error:
-        return replace(entry, problem=one_line(str(error)))
+        entry = replace(entry, problem=one_line(str(error)))
+        try:
+            contents(path)
+        except ModelError:  # which files are its own is unknown
+            return replace(entry, kind=DAMAGED)
+        return entry
     return replace(entry, format=pack.format, layers=pack.layers, experts=pack.experts, top_k=pack.top_k)
 
 
 def _unfinished(path: Path, entry: Entry) -> Entry:
+    from core.memory.pack.contents import contents
+
     return replace(
         entry,
         name=entry.name.removesuffix(".partial"),
         kind=UNFINISHED,
-        bytes=_sum(path, "*"),
+        bytes=contents(path).bytes,
         problem="The import is not finished. Import the same model to the same folder again: it continues where "
         "it stopped. Or delete it.",
     )
@@ -195,8 +211,8 @@ def _missing(path: Path) -> str:
 
 
 def _gguf(path: Path, entry: Entry) -> Entry | None:
-    part = SHARD.search(path.name)
-    if part and int(part[1]) != 1:
+    part = part_of(path.name)
+    if part and part.number != 1:
         return None  # listed under the first of its files
     stat = require_regular(path)
     head = _head(path, stat.st_mtime_ns, stat.st_size)
@@ -206,13 +222,10 @@ def _gguf(path: Path, entry: Entry) -> Entry | None:
         return None
     total, problem = stat.st_size, ""
     if part:
-        files = [
-            path.with_name(f"{path.name[: part.start()]}-{i:05}-of-{part[2]}.gguf") for i in range(1, int(part[2]) + 1)
-        ]
-        there = [file for file in files if file.exists()]
-        total = sum(file.stat().st_size for file in there)
-        if len(there) < len(files):
-            problem = f"{len(files) - len(there)} of its {len(files)} files are missing. Finish the download."
+        there = _parts(path.parent, path.parent.stat().st_mtime_ns).get((part.stem, part.count), frozenset())
+        total = sum(path.with_name(part.name(number)).stat().st_size for number in there)
+        if len(there) < part.count:
+            problem = f"{part.count - len(there)} of its {part.count} files are missing. Finish the download."
     return replace(
         entry,
         kind=GGUF,
@@ -223,6 +236,12 @@ def _gguf(path: Path, entry: Entry) -> Entry | None:
         layers=max(0, _first(head, (f"{arch}.block_count",)) - _first(head, (f"{arch}.leading_dense_block_count",))),
         top_k=_first(head, (f"{arch}.expert_used_count",)),
     )
+
+
+@lru_cache(maxsize=8)
+def _parts(folder: Path, modified: int) -> Parts:
+    """The parts of split models in a folder, cached until files come or go."""
+    return parts_in(folder)
 
 
 @lru_cache(maxsize=256)

@@ -8,6 +8,7 @@ that text instead, "" on success.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 
 from app.services.analysis.analyst import Analyst
@@ -17,11 +18,12 @@ from app.services.auditor import Auditor
 from app.services.batcher import Batcher
 from app.services.calibrator import Calibrate, Calibrator
 from app.services.chats import Chats
+from app.services.deletion import delete, outcome
 from app.services.engine_protocol import EngineProtocol, Estimate
 from app.services.evaluator import Evaluator
 from app.services.importer import Importer, ImportModel
 from app.services.jobs import JobRunner
-from app.services.library import Library, delete
+from app.services.library import Library
 from app.services.loader import Loader
 from app.services.model_manager import ModelManager
 from app.services.plan_basis import Basis
@@ -66,6 +68,7 @@ class Host:
         """`engine`, `estimate`, `importing`, `calibrating` and `evaluating` default to core's own. Raises BusyError or
         StoreError when the store cannot be opened.
         """
+        self._closing = threading.Lock()
         self.store = store = store or Store()
         self.remembered = remembered = Remembered(store.db)
         self.jobs = jobs = JobRunner()
@@ -103,8 +106,9 @@ class Host:
         """Whether an answer is being written or waits, or a job has the model to itself."""
         return self._queue.busy or self.jobs.exclusive is not None
 
-    def delete_model(self, path: str, from_cache: bool = False) -> int:
-        """Delete the library's model at a path; returns the bytes freed. Raises MoestroError for a model in use."""
+    def delete_model(self, path: str, from_cache: bool = False) -> str:
+        """Delete the library's model at a path; returns what was deleted, and what is left there, as text. Raises
+        MoestroError, also for a model in use."""
         entry = self.library.find(path)
         if entry is None:
             raise MoestroError("It is not there any more. Refresh the list.")
@@ -114,14 +118,21 @@ class Host:
             *([loading.model] if loading and not loading.finished else []),
             *([job.source, str(job.out), str(job.partial)] if job and not job.finished and job.out else []),
         ]
-        freed = delete(entry, using, from_cache)
-        self.library.refresh()
-        return freed
+        try:
+            return outcome(entry, delete(entry, using, from_cache))
+        finally:
+            self.library.refresh()
+
+    def stop(self) -> None:
+        """Refuse new answers and stop the present ones, so that the streams to their clients end; `close` follows."""
+        self.models.shut()
+        self._writer.interrupt()
 
     def close(self) -> None:
-        """Stop the current answer and all jobs, save the text so far, free the model, close the store."""
-        if not self.models.shut():
+        """Stop all answers and jobs, save the text so far, free the model, close the store. May be called twice."""
+        if not self._closing.acquire(blocking=False):
             return
+        self.models.shut()
         self.jobs.close()
         self.replanner.close()
         if not self._writer.close():

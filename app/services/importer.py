@@ -15,6 +15,7 @@ from app.services.library import Library
 from app.store.database import Database
 from core.errors import MoestroError
 from core.settings.formats import FORMATS
+from core.system.paths import expanded
 
 log = logging.getLogger("moestro.app")
 CHOICES = ("auto", *FORMATS)
@@ -133,11 +134,9 @@ class Importer:
         if format not in CHOICES:
             raise MoestroError(f"There is no format {format!r}. Choose one of: {', '.join(CHOICES)}.")
         try:
-            target = Path(out.strip().strip('"')).expanduser() if out.strip() else None
-            if "\0" in out:
-                raise ValueError(out)
+            target = expanded(out.strip().strip('"')) if out.strip() else None
             taken = target is not None and target.exists()
-        except (OSError, ValueError, RuntimeError):  # too long, a character that no name can have, an unknown "~user"
+        except (OSError, ValueError):  # too long, or a character that no name can have
             raise MoestroError("There can be no folder of the name given as output folder. Choose another.") from None
         if taken:
             raise MoestroError(

@@ -6,7 +6,6 @@ Uses no network and reads only configs, manifests and headers.
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,9 +14,10 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from app.services.candidates import MANIFEST, Entry, Where, is_pack, look
+from app.services.candidates import Entry, Where, is_pack, look
 from app.store.database import Database
 from core.errors import MoestroError
+from core.system.paths import expanded
 from core.system.reading import BadJson, parse_json, reason, require_regular, shown
 
 DEPTH = 2  # search depth in the user's folders
@@ -88,8 +88,13 @@ def scan(packs: Path, folders: Iterable[str], used: Mapping[str, float]) -> list
         for model, when in used.items()
         if model != "demo" and isinstance(when, int | float)
     }
-    roots: list[tuple[Path, Where]] = [(packs, "packs"), *((_expanded(Path(f)), "folder") for f in folders)]
-    for root, where in roots:
+    roots: list[tuple[Path, Where]] = [(packs, "packs"), *((Path(f), "folder") for f in folders)]
+    for named, where in roots:
+        try:
+            root = expanded(named)
+        except MoestroError as error:
+            found[named] = Entry(shown(named), shown(named), where, "folder", problem=str(error))
+            continue
         if where == "folder" and not _is_folder(root):
             found[root] = Entry(
                 shown(root),
@@ -114,8 +119,9 @@ def cached() -> Iterator[Entry]:
     """Mixture-of-Experts models in the local Hugging Face cache (HF_HUB_CACHE, or where its library has it)."""
     from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
-    folder = Path(os.environ.get("HF_HUB_CACHE") or constants.HF_HUB_CACHE).expanduser()
+    named = os.environ.get("HF_HUB_CACHE") or constants.HF_HUB_CACHE
     try:
+        folder = expanded(named)
         # huggingface_hub reads all of them, of any size
         for ref in islice(folder.glob("models--*/refs/*"), MOST_FOLDERS):
             if not ref.is_dir():
@@ -124,7 +130,7 @@ def cached() -> Iterator[Entry]:
     except (CacheNotFound, ValueError, OSError):
         return  # nothing downloaded yet
     except MoestroError as error:
-        yield Entry("Hugging Face cache", str(folder), "cache", "?", problem=str(error))
+        yield Entry("Hugging Face cache", shown(named), "cache", "?", problem=str(error))
         return
     for repo in info.repos:
         if repo.repo_type != "model":
@@ -182,81 +188,11 @@ def _search(root: Path, where: Where) -> Iterator[Entry]:
         level = deeper
 
 
-def removable(entry: Entry, busy: Iterable[str]) -> None:
-    """Raises MoestroError with the reason when an entry must not be deleted. `busy`: paths in use."""
-    if not entry.can_delete:
-        raise MoestroError("Only packs are deleted from here. Delete this model with your file manager.")
-    path = same_place(Path(entry.path))
-    if any(path == same_place(Path(one)) or path in same_place(Path(one)).parents for one in busy):
-        raise MoestroError(f"{entry.name} is in use. Unload it, or let its import end, then delete it.")
-
-
-def delete(entry: Entry, busy: Iterable[str] = (), from_cache: bool = False) -> int:
-    """Delete a pack or, with `from_cache`, a model in the Hugging Face cache; returns the bytes freed.
-
-    Raises MoestroError, with nothing deleted, when the entry must not be deleted.
-    """
-    removable(entry, busy)
-    try:
-        return _forget(entry, from_cache) if entry.where == "cache" else _remove(Path(entry.path))
-    except OSError as error:
-        raise MoestroError(
-            f"{entry.name} was not deleted completely: {error.strerror or error}. Close what uses it, "
-            "then delete it again."
-        ) from error
-
-
-def _remove(path: Path) -> int:
-    """Delete a pack's own files, its manifest first, so that an interrupted deletion never leaves a valid pack."""
-    from core.memory.pack.lock import Lock
-
-    unfinished = path.suffix == ".partial"
-    if path.is_symlink() or (not unfinished and any(p.is_dir() for p in path.iterdir())):
-        raise MoestroError(f"{path} holds more than a pack. Delete it with your file manager.")
-    pack = path.with_name(path.name.removesuffix(".partial"))
-    lock = Lock(pack.with_name(f"{pack.name}.lock"), f"An import{{}} is writing {pack}. Cancel it, then delete it.")
-    try:
-        freed = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        (path / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(path)
-    finally:
-        lock.release()
-    return freed
-
-
-def _forget(entry: Entry, sure: bool) -> int:
-    """Delete a model from the Hugging Face cache through huggingface_hub."""
-    from huggingface_hub import scan_cache_dir
-
-    if not sure:
-        raise MoestroError(
-            f"{entry.name} is in the Hugging Face cache, which other programs use as well. Confirm "
-            "that it is to be deleted there."
-        )
-    snapshot = next((p for p in (Path(entry.path), *Path(entry.path).parents) if p.parent.name == "snapshots"), None)
-    if snapshot is None:
-        raise MoestroError(f"{entry.path} is not in the Hugging Face cache any more. Refresh the list.")
-    info = scan_cache_dir(snapshot.parents[2])
-    # only this repository: copies of it under another name have revisions of the same name
-    mine = frozenset(repo for repo in info.repos if same_place(repo.repo_path) == same_place(snapshot.parents[1]))
-    strategy = replace(info, repos=mine).delete_revisions(snapshot.name)
-    freed = strategy.expected_freed_size
-    strategy.execute()
-    return freed
-
-
 def same_place(path: Path) -> Path:
     """The canonical form of a path."""
     try:
-        return path.expanduser().resolve()
-    except (OSError, RuntimeError, ValueError):
-        return path
-
-
-def _expanded(path: Path) -> Path:
-    try:
-        return path.expanduser()
-    except RuntimeError:  # an unknown user
+        return expanded(path).resolve()
+    except (OSError, RuntimeError, ValueError, MoestroError):
         return path
 
 

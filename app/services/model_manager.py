@@ -197,11 +197,10 @@ class ModelManager:
                 raise BusyError(f"An answer is being written. Stop it or let it end, then {what}.")
             yield
 
-    def shut(self) -> bool:
-        """Refuse everybody from now on; returns whether that is new."""
+    def shut(self) -> None:
+        """Refuse everybody from now on."""
         with self._lock:
-            before, self._closed = self._closed, True
-        return not before
+            self._closed = True
 
     # -- the one engine ----------------------------------------------------------------------------------------------
 

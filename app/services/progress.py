@@ -88,6 +88,7 @@ class Answer(Live):
         self.undone = False
         self.refused = False  # it failed because of the request, not because of the server ...
         self.too_long = False  # ... which had more tokens than the context holds
+        self.interrupted = False  # it was stopped because the program ends
         self.unrecorded = 0  # passes whose record the store could not save
         self.unsaved = ""  # why part of it is not in the store, as display text; saving is retried
         self.asked_s = time.perf_counter()

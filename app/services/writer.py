@@ -56,11 +56,16 @@ class Writer:
         for request in waiting:
             self._end(request, "")
 
+    def interrupt(self) -> None:
+        """Stop every answer, because the program ends: see `Answer.interrupted`."""
+        for request in self._queue.close():
+            request.answer.interrupted = True
+            self.stop(request.answer)
+        RENDERER.interrupt()  # a chat template is not stopped between two layers, as the rest of an answer is
+
     def close(self, timeout: float = 30.0) -> bool:
         """Stop everything and end the thread; returns whether it ended within `timeout` seconds."""
-        for request in self._queue.close():
-            self.stop(request.answer)
-        RENDERER.interrupt()  # it is not stopped between two layers, as the rest of an answer is
+        self.interrupt()
         self._thread.join(timeout)
         self.unsaved.save()
         if self.unsaved:

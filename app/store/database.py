@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from app.store.check import NAME, Check, damaged, error_text, is_damage, require_ours
-from app.store.private import private_folder, tighten, touch_private
+from app.store.private import data_folder, tighten, touch_private
 from app.store.schema import DamagedError, FullError, StoreError, add_metrics, migrate, wrong_tables
 from core.errors import BusyError
 from core.system.reading import BadJson, parse_json, reason
@@ -40,8 +40,8 @@ class Database:
         self._lock = threading.RLock()
         self._depth = 0
         self._closed = False
+        data_folder(folder)
         try:
-            private_folder(folder)
             self._guard = claim(folder)
             try:
                 tighten(folder)

@@ -7,16 +7,18 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from core.system.paths import expanded
+
 
 def data_dir(env: Mapping[str, str] | None = None, platform: str = sys.platform) -> Path:
     """The user's data directory (not created here). MOESTRO_HOME, when set, takes precedence on every system."""
     env = os.environ if env is None else env
     if home := env.get("MOESTRO_HOME"):
-        return Path(home).expanduser()
+        return expanded(home)
     if platform == "win32":
-        base = Path(env.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        base = Path(env.get("LOCALAPPDATA") or expanded("~") / "AppData" / "Local")
     elif platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
+        base = expanded("~") / "Library" / "Application Support"
     else:
-        base = Path(env.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+        base = Path(env.get("XDG_DATA_HOME") or expanded("~") / ".local" / "share")
     return base / "moestro"

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import stat
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Literal
+
+from app.store.schema import StoreError
 
 log = logging.getLogger("moestro.store")
 FOLDER, FILE = 0o700, 0o600
@@ -30,11 +34,37 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
+def data_folder(folder: Path) -> Path:
+    """Create the user's data folder, or restrict an existing one. Raises StoreError when it cannot be written to."""
+    try:
+        private_folder(folder)
+        with TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise StoreError(
+            f"Moestro keeps your data in {folder}, and nothing can be written there: {error.strerror or error}. Make "
+            "room and check your permissions, or let the environment variable MOESTRO_HOME name another folder."
+        ) from error
+
+
 def open_private(path: Path, mode: Literal["wb", "ab", "xb"] = "wb") -> IO[bytes]:
     """Open a file for binary writing, readable by its user only. Raises OSError."""
     touch_private(path)
     _close(path, FILE)
     return path.open(mode)
+
+
+def clear(folder: Path, *patterns: str) -> None:
+    """Delete what earlier runs left in a folder for temporary files: entries of these names. Other entries stay, since
+    MOESTRO_HOME may be a folder of the user's that has such a folder itself. Follows no links; raises nothing."""
+    if folder.is_symlink():
+        return
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            try:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            except OSError as error:
+                log.info("%s was not deleted: %s", path, error.strerror or error)
 
 
 def touch_private(path: Path) -> None:

@@ -24,6 +24,7 @@ from core.memory.pack.verify import check
 from core.memory.pages import page_up
 from core.settings.formats import FORMATS
 from core.settings.loading import LoadSpec
+from core.system.paths import expanded
 from core.types import Memory
 
 CLOSE = (
@@ -52,7 +53,7 @@ DEMO = Path(__file__).resolve().parents[2] / "assets" / "demo"
 
 def model_path(name: str) -> Path:
     """ "demo" is the bundled model; anything else is a directory."""
-    return DEMO if name == "demo" else Path(name).expanduser()
+    return DEMO if name == "demo" else expanded(name)
 
 
 @dataclass(frozen=True, slots=True)

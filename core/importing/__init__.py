@@ -15,6 +15,7 @@ from core.errors import ModelError
 from core.importing.hub import HubModel, cached, fetch, look, parse
 from core.importing.job import open_job
 from core.importing.write import write_pack
+from core.system.paths import expanded
 
 __all__ = ["HubModel", "Progress", "import_model", "look", "missing", "parse"]
 
@@ -53,7 +54,7 @@ def import_model(
     with open_job(path, name, format, blocks) as job:
         directory = out if isinstance(out, Path) else out(name, job.codec.name)
         refuse_existing(directory)
-        return write_pack(job, Path(os.path.abspath(directory.expanduser())), progress, cancel)
+        return write_pack(job, Path(os.path.abspath(expanded(directory))), progress, cancel)
 
 
 def missing(source: str) -> HubModel | None:
@@ -64,7 +65,7 @@ def missing(source: str) -> HubModel | None:
 
 def refuse_existing(out: Path) -> None:
     """Raises ModelError when `out` already exists."""
-    if out.expanduser().exists():
+    if expanded(out).exists():
         raise ModelError(
             f"{out} exists already, and nothing is ever overwritten. Choose another directory (--out), or "
             "delete it first."

@@ -16,11 +16,11 @@ from pathlib import Path, PurePosixPath
 from core.errors import ModelError
 from core.hf.files import check_files
 from core.importing.download import Remote, Unreachable, cache_folder, download, endpoint, list_files
+from core.system.gguf_parts import part_of
 
 SHELL = ("*.json", "tokenizer*", "*.model", "*.tiktoken", "*.jinja", "merges.txt", "vocab.txt", "LICENSE*")
 PICKLES = (".bin", ".pt", ".pth")
 HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
-PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 NAME = r"[A-Za-z0-9][\w.-]*"
 ADDRESS = re.compile(
     rf"(?:(?:https?://[^/]+|hf\.co|huggingface\.co)/)?({NAME}/{NAME}?)(?:/(?:tree|blob|resolve)/([^/:]+)(?:/([^:]*))?)?/?"
@@ -57,8 +57,8 @@ def parse(text: str) -> HubModel | None:
     known = (*HOSTS, endpoint().partition("://")[2].lower()) if found else ()
     if found and (scheme.lower() not in ("http", "https") or host not in known):
         raise ModelError(
-            f"{host or text!r} is not the Hugging Face hub. Models are downloaded from huggingface.co "
-            "only: give org/name, or its address there."
+            f"{host.rpartition('@')[2] or text!r} is not the Hugging Face hub. Models are downloaded from "
+            "huggingface.co only: give org/name, or its address there."
         )
     match = ADDRESS.fullmatch(text.strip())
     if match is None or ("://" not in text and match[1].startswith((".", "~"))):
@@ -95,7 +95,8 @@ def _choose_gguf(model: HubModel, names: list[str]) -> list[str]:
     sets: dict[str, list[str]] = {}
     for name in names:
         if name.endswith(".gguf") and "mmproj" not in name.lower():
-            sets.setdefault(PART.sub("", name), []).append(name)
+            part = part_of(name)
+            sets.setdefault(f"{part.stem}.gguf" if part else name, []).append(name)
     if not sets:
         if any(name.endswith(PICKLES) for name in names):
             raise ModelError(
@@ -157,8 +158,8 @@ def cached(model: HubModel) -> Path | None:
     try:
         paths = [snapshot / name for name in choose(model, names)]
         if paths[-1].suffix == ".gguf":
-            parts = int(m[1]) if (m := re.search(r"-of-(\d{5})\.gguf$", paths[0].name)) else 1
-            return paths[0] if len(paths) == parts else None
+            part = part_of(paths[0].name)
+            return paths[0] if len(paths) == (part.count if part else 1) else None
         check_files(snapshot)
     except ModelError:
         return None

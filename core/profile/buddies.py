@@ -16,11 +16,12 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 
 from core.errors import ProfileError
+from core.memory.pack.contents import BUDDIES
 from core.policy.substitute.buddies import MOST, BuddyTable, rank, spread
 from core.profile.file import DAMAGED, error_text, read, write
 from core.profile.profile import Profile
 
-NAME = "buddies.safetensors"
+NAME = BUDDIES
 KEY = "moestro.buddies"  # of the JSON text in the file's head
 VERSION = 1
 TYPES = {"peers": "int16", "together": "float32", "whole": "float32"}

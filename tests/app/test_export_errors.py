@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
+import time
+import zipfile
 from pathlib import Path
 from typing import IO, Any
 
@@ -58,3 +60,16 @@ def test_what_is_not_there_is_told(host: Host, tmp_path: Path) -> None:
         archive.write(host.store, tmp_path / "x.zip", load=99)
     assert not (tmp_path / "x.zip").exists()
     assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize(("year", "stamped"), [(1970, 1980), (1979, 1980), (2026, 2026), (2107, 2107), (2150, 2107)])
+def test_a_clock_that_zip_cannot_say_is_no_obstacle(
+    two_chats: tuple[Host, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, year: int, stamped: int
+) -> None:
+    host, chat, _ = two_chats
+    monkeypatch.setattr(time, "localtime", lambda *_: time.struct_time((year, 5, 4, 3, 2, 1, 0, 124, 0)))
+    path = archive.write(host.store, tmp_path / "chat.zip", chat=chat)
+    with zipfile.ZipFile(path) as made:
+        assert {one.date_time[0] for one in made.infolist()} == {stamped}
+        assert {one.compress_type for one in made.infolist()} == {zipfile.ZIP_DEFLATED}
+        assert made.testzip() is None

@@ -204,9 +204,9 @@ def test_every_tab_is_told_of_it(host: Host, steered: Steered) -> None:
         ({"out": None}, "output folder"),
         ({"format": []}, "format"),
         ({"download": "x"}, "download"),
-        ({"out": "a\0b"}, "output folder"),
+        ({"out": "a\0b"}, "NUL"),
         ({"out": "x" * 5000}, "output folder"),
-        ({"out": "~there is no such user/x"}, "output folder"),
+        ({"out": "~there is no such user/x"}, "is not the home folder"),
     ],
 )
 def test_what_a_program_sends_in_place_of_text_is_refused(host: Host, given: dict[str, Any], told: str) -> None:

@@ -79,7 +79,7 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(StoreError, match="could not open"):
+    with pytest.raises(StoreError, match="nothing can be written there"):
         Store(tmp_path / "file")
 
 

@@ -159,8 +159,8 @@ def test_another_models_profile_is_not_overwritten(model: Path, home: Path, caps
     assert "measured on other (000000000000)" in capsys.readouterr().err
     assert load(file).model == "other"
     file.write_bytes(b"damaged")
-    assert profile(model, home, "--parts", "counts", "--out", file) == 0
-    assert "It will be replaced" in capsys.readouterr().err and load(file).has("counts")
+    assert profile(model, home, "--parts", "counts", "--out", file) == 2
+    assert "nothing is ever overwritten" in capsys.readouterr().err and file.read_bytes() == b"damaged"
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,9 @@ NUMBERS = Numbers(torch.float32, torch.float32, torch.float32)
 DENSE = {"embed.weight": torch.arange(512.0).view(32, 16), "norm.weight": torch.ones(16, dtype=torch.bfloat16)}
 
 
+IDENTITY = identity_of("model", "checkpoint", NUMBERS, 0, "test")
+
+
 def random_blobs(seed: int = 0) -> torch.Tensor:
     """[layers, experts, blob bytes] uint8."""
     rng = torch.Generator().manual_seed(seed)

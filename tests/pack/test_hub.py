@@ -88,7 +88,7 @@ def test_what_names_a_model() -> None:
     ],
 )
 def test_another_host_is_refused_by_name(address: str, tmp_path: Path) -> None:
-    named = re.escape(address.partition("://")[2].partition("/")[0])
+    named = re.escape(address.partition("://")[2].partition("/")[0].rpartition("@")[2])
     with pytest.raises(ModelError, match=f"{named}.* is not the Hugging Face hub"):
         parse(address)
     with pytest.raises(ModelError, match="is not the Hugging Face hub"):

@@ -14,7 +14,7 @@ import torch
 from core.errors import ModelError
 from core.memory.pack import PackReader, check, sync, writer
 from core.memory.pack.writer import PackWriter
-from tests.pack.packs import contents, write_pack
+from tests.pack.packs import IDENTITY, contents, write_pack
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,6 @@ def test_a_stopped_import_goes_on(tmp_path: Path, reference: dict[str, bytes], s
 
 def test_another_import_starts_over(tmp_path: Path, reference: dict[str, bytes]) -> None:
     write_pack(tmp_path / "pack", seed=1, stop_after=2)
-    (tmp_path / "pack.partial" / "sub").mkdir()
     assert dict(contents(write_pack(tmp_path / "pack"))) == reference
 
 
@@ -125,12 +124,11 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 
 
 def test_two_at_once(tmp_path: Path, reference: dict[str, bytes]) -> None:
-    identity = {"any": 1}
     with (
-        PackWriter(tmp_path / "pack", identity),
+        PackWriter(tmp_path / "pack", IDENTITY),
         pytest.raises(ModelError, match=rf"process {os.getpid()}\) is writing"),
     ):
-        PackWriter(tmp_path / "pack", identity)
+        PackWriter(tmp_path / "pack", IDENTITY)
     (tmp_path / "pack.lock").write_text("999999\n")  # left behind by a process that was killed
     assert dict(contents(write_pack(tmp_path / "pack"))) == reference
     assert not (tmp_path / "pack.lock").exists()
@@ -155,13 +153,13 @@ def test_a_full_disk_leaves_what_can_be_taken_up(tmp_path: Path, reference: dict
 
 
 def test_what_wrote_nothing_leaves_nothing(tmp_path: Path) -> None:
-    with PackWriter(tmp_path / "new" / "folders" / "pack", {}) as pack:
+    with PackWriter(tmp_path / "new" / "folders" / "pack", IDENTITY) as pack:
         (pack.directory / "config.json").write_text("{}")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_tensor_that_is_not_as_stated_is_refused(tmp_path: Path) -> None:
-    with PackWriter(tmp_path / "pack", {}) as pack, pytest.raises(ModelError, match=r"'a' has the shape \(3,\)"):
+    with PackWriter(tmp_path / "pack", IDENTITY) as pack, pytest.raises(ModelError, match=r"'a' has the shape \(3,\)"):
         pack.write_dense({"a": (torch.float32, (2,))}, lambda name: torch.zeros(3), int)
 
 

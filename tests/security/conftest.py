@@ -25,12 +25,15 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     host.close()
 
 
+LEFT = "0af3" * 16  # the name of a folder as Gradio makes it
+
+
 @pytest.fixture(scope="session")
 def uploads(host: Host) -> Iterator[Path]:
     """Gradio's folder of uploads, with something in it that an earlier start left."""
     folder = host.store.folder / "uploads"
-    folder.mkdir()
-    (folder / "left.trace").write_bytes(b"x")
+    (folder / LEFT).mkdir(parents=True)
+    (folder / LEFT / "left.trace").write_bytes(b"x")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", "")  # as it was, afterwards
         yield folder

@@ -14,15 +14,18 @@ from starlette.responses import PlainTextResponse
 from app.exports.archive import write as write_export
 from app.exports.traces import find
 from app.exports.traces import write as write_trace
+from app.serve import build
 from app.server.uploads import MOST_BYTES, ROUTE, UploadLimit, bytes_in, prepare
+from app.services.analysis.question import Question
+from app.services.analysis.sources import RoutingSource
 from app.services.host import Host
 from app.store.private import private_folder
-from tests.app.conftest import ended, open_host
-from tests.security.conftest import HOME
+from tests.app.conftest import WAIT_S, ended, open_host
+from tests.security.conftest import HOME, LEFT
 
 
 def test_an_upload_lies_in_the_data_folder(client: TestClient, host: Host, uploads: Path) -> None:
-    assert not (uploads / "left.trace").exists(), "what an earlier start left is still there"
+    assert not (uploads / LEFT).exists(), "what an earlier start left is still there"
     before = bytes_in(uploads)
     answer = client.post(ROUTE, files={"files": ("a.trace", b"some bytes")})
     assert answer.status_code == 200
@@ -57,19 +60,38 @@ def test_a_size_that_is_not_said_is_refused(tmp_path: Path) -> None:
         assert client.post(ROUTE, content=b"12345").status_code == 413
 
 
-def test_the_folder_is_emptied_and_no_link_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_uploads_are_deleted_and_no_link_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADIO_TEMP_DIR", "elsewhere")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a").write_text("mine")
     folder = tmp_path / "uploads"
-    (folder / "hash").mkdir(parents=True)
-    (folder / "hash" / "b").write_text("b")
+    (folder / LEFT).mkdir(parents=True)
+    (folder / LEFT / "b").write_text("b")
     if os.name == "posix":
-        (folder / "link").symlink_to(tmp_path / "mine")
+        (folder / LEFT[::-1]).symlink_to(tmp_path / "mine")
     prepare(folder)
     assert list(folder.iterdir()) == []
     assert (tmp_path / "mine" / "a").read_text() == "mine"
     assert os.environ["GRADIO_TEMP_DIR"] == str(folder.resolve())
+
+
+@pytest.mark.parametrize("name", ["uploads", "exports", "analysis"])
+def test_a_start_in_a_folder_of_the_users_deletes_nothing_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """MOESTRO_HOME may name any folder, also one that has such a folder already."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "elsewhere")
+    thesis = tmp_path / name / "thesis.txt"
+    thesis.parent.mkdir()
+    thesis.write_text("mine")
+    host = open_host(tmp_path)
+    try:
+        build(host)
+        if name == "analysis":
+            assert host.analyst.start(Question(RoutingSource("load", 0), ("lru",))).join(WAIT_S)
+    finally:
+        host.close()
+    assert thesis.read_text() == "mine"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has access lists, not modes")

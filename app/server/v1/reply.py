@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.server.following import client_gone, news_of
 from app.server.v1.parts import Part, Parts
-from app.server.v1.result import Result, Usage, error, result, status
+from app.server.v1.result import Result, Usage, error, failed, result, status
 from app.services.host import Host
 from app.services.progress import Answer
 from core.types import TokenLogprob
@@ -89,7 +89,7 @@ class Reply(Response):
         answer = self._answer
         async for text, _ in news(answer):
             self._split(text)
-        if answer.error:
+        if failed(answer):
             return JSONResponse({"error": error(answer)}, status(answer))
         return JSONResponse(self._form.whole(self._result()))
 
@@ -115,7 +115,7 @@ class Reply(Response):
                 for event in self._form.part(part, answer.logprobs[known:told]):
                     yield event
         form = self._form
-        for event in form.failing(error(answer)) if answer.error else form.closing(self._result()):
+        for event in form.failing(error(answer)) if failed(answer) else form.closing(self._result()):
             yield event
 
     def _result(self) -> Result:

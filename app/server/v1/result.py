@@ -11,6 +11,7 @@ from app.server.v1.parts import Call, Part
 from app.services.progress import Answer
 from core.types import TokenLogprob
 
+STOPPED = "Moestro was stopped before the answer was complete. Ask again when it has been started again."
 Finish = Literal["stop", "length", "tool_calls"]
 
 
@@ -97,11 +98,17 @@ def facts(answer: Answer) -> dict[str, Any]:
     }
 
 
+def failed(answer: Answer) -> bool:
+    """Whether it ended with an error, or was cut off because the server ends."""
+    cut = answer.interrupted and (answer.stats is None or answer.stats.reason == "cancelled")
+    return bool(answer.error) or cut
+
+
 def status(answer: Answer) -> int:
-    """Of an answer that ended with an error: whose fault it is."""
-    return 400 if answer.refused else 500
+    """Of an answer that failed: whose fault it is."""
+    return 400 if answer.refused else 500 if answer.error else 503
 
 
 def error(answer: Answer) -> dict[str, Any]:
-    """The object under "error" of an answer that ended with one."""
-    return form(status(answer), answer.error, code=TOO_LONG if answer.too_long else None)
+    """The object under "error" of an answer that failed."""
+    return form(status(answer), answer.error or STOPPED, code=TOO_LONG if answer.too_long else None)

@@ -5,9 +5,7 @@ results.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from app.services.analysis import sources, workers
@@ -19,13 +17,16 @@ from app.services.analysis.whatif import Table
 from app.services.analysis.workers import Task
 from app.services.jobs import Job, JobRunner
 from app.store import Store
+from app.store.private import clear
 from app.words import count
 from core.errors import MoestroError, SettingError
 from core.settings.registry import variant
+from core.system.paths import expanded
 
 # tokens x runs; smaller analyses run in this process, since they end before another process would have started
 SMALL = 3000
 SMALL_BYTES = 200_000  # of a trace file; smaller ones are read in this process
+FILES = ("routing.trace", "session.trace")  # temporary, in the folder of analyses
 log = logging.getLogger("moestro.app")
 KEPT = {"whatif": "whatif", "lab": "predictor_lab"}  # store keys of the last results
 
@@ -74,7 +75,7 @@ class Analyst:
             variant("predictor", name)
         if question.kind == "lab" and not question.predictors:
             raise SettingError("Choose at least one prefetcher.")
-        if question.source.kind == "file" and not Path(question.source.path).expanduser().is_file():
+        if question.source.kind == "file" and not expanded(question.source.path).is_file():
             raise SettingError(f"There is no file {question.source.path}.")
         job = Analysis(question.kind)
         return self._jobs.start(job, lambda: self._run(job, question))
@@ -87,11 +88,11 @@ class Analyst:
         try:
             self._answer(job, question)
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            clear(self._folder, *FILES)
 
     def _answer(self, job: Analysis, question: Question) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
+        clear(self._folder, *FILES)
+        self._folder.mkdir(parents=True, exist_ok=True)
         routing = self._routing(job, question)
 
         def work(tasks: Sequence[Task]) -> list[Any]:
@@ -119,11 +120,11 @@ class Analyst:
         return [found[at] for at in range(len(tasks))]
 
     def _routing(self, job: Analysis, question: Question) -> Routing:
-        source, target = question.source, self._folder / "routing.trace"
+        source, target = question.source, self._folder / FILES[0]
         if source.kind != "file":
             return sources.from_store(self.store, source, target, question.limit, lab=question.needs_recording)
         read: list[Routing] = []
-        work = workers.here if Path(source.path).expanduser().stat().st_size <= SMALL_BYTES else workers.run
+        work = workers.here if expanded(source.path).stat().st_size <= SMALL_BYTES else workers.run
         work(
             [Task(sources.from_file, (source, str(target), question.limit))],
             job.cancelled,
@@ -133,9 +134,7 @@ class Analyst:
         session = None
         if question.load is not None:
             try:
-                session = sources.from_store(
-                    self.store, RoutingSource("load", question.load), self._folder / "session.trace"
-                )
+                session = sources.from_store(self.store, RoutingSource("load", question.load), self._folder / FILES[1])
             except MoestroError:
                 pass  # the session recorded nothing to take over
         return sources.known(read[0], session)

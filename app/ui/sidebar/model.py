@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -21,6 +20,7 @@ from app.words import name_of
 from core.errors import MoestroError
 from core.settings.loading import LoadSpec
 from core.settings.param import declared
+from core.system.paths import expanded
 from core.types import Fit
 
 ONLY_PACKS = {"host"}  # choices without effect for other models
@@ -283,9 +283,10 @@ class ModelSection:
 
 
 def is_gone(model: str) -> bool:
-    """Whether this is the path of a model that is no longer there."""
+    """Whether this is the path of a model that is no longer there; other files may be left in its folder."""
     try:
-        path = Path(model).expanduser()
-        return path.is_absolute() and not path.exists()
-    except (OSError, RuntimeError, ValueError):  # no path at all
+        path = expanded(model)
+        there = path.is_file() or any((path / name).exists() for name in (MANIFEST, "config.json"))
+        return path.is_absolute() and not there
+    except (OSError, ValueError, MoestroError):  # no path at all
         return False

@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from app.server.live_state import host_state
+from app.services.deletion import inspect
 from app.services.host import Host
 from app.services.importer import AUTO, CHOICES
 from app.ui.carried import RowPicked
@@ -16,7 +17,7 @@ from app.ui.sidebar import ModelSection
 from app.ui.sidebar.model import is_gone
 from app.ui.tabs.library_views import COLUMNS, about, question, table
 from app.ui.text import notice
-from app.words import name_of, size
+from app.words import name_of
 from core.errors import MoestroError
 from core.settings.formats import FORMATS
 
@@ -124,10 +125,10 @@ class LibraryTab:
                 self.resume = gr.Button("Resume", size="sm", elem_id="import-resume", min_width=80)
                 self.opened = gr.Button("Open it", size="sm", elem_id="import-open", min_width=80)
 
-    def show(self, now: List, confirm: bool | None = None, problem: str = "") -> list[Any]:
-        """The list as last found, with the chosen entry (if it still exists) beside it.
+    def show(self, now: List, asked: str | None = None, message: str = "") -> list[Any]:
+        """The list as last found, and the chosen entry, if it still exists.
 
-        `confirm`: show or hide the confirmation of its deletion; None leaves it, and the last message, unchanged.
+        `asked`: the question that confirms its deletion, "" hides it; None leaves it, and the last message, unchanged.
         """
         entry, busy = self.host.library.find(now["chosen"]), self._being_made()
         shown = {**now, "chosen": entry.path if entry else ""}
@@ -143,12 +144,12 @@ class LibraryTab:
             gr.update(visible=deletable),
             *(
                 [gr.skip()] * 4
-                if confirm is None
+                if asked is None
                 else [
-                    gr.update(visible=confirm and deletable),
-                    question(entry) if entry else "",
+                    gr.update(visible=bool(asked) and deletable),
+                    asked,
                     gr.update(visible=entry is not None and entry.where == "cache", value=False),
-                    notice(problem),
+                    message,
                 ]
             ),
         ]
@@ -206,8 +207,8 @@ class LibraryTab:
         self.open.click(lambda now, known: self._open(model, now["chosen"], known), chosen, opening, **ONCE)
         self.opened.click(lambda known: self._open(model, self._made(), known), model.known, opening, **ONCE)
         self.take.click(lambda now: now["chosen"], self.list, self.source, **ONCE)
-        self.delete.click(lambda now: self.show(now, confirm=True), self.list, self.outputs, **ONCE)
-        self.no.click(lambda now: self.show(now, confirm=False), self.list, self.outputs, **ONCE)
+        self.delete.click(self._ask, self.list, self.outputs, **ONCE)
+        self.no.click(lambda now: self.show(now, ""), self.list, self.outputs, **ONCE)
         self.yes.click(self._delete, [self.list, self.sure], self.outputs, **ONCE)
         form, noted = [self.source, self.format, self.out, self.download], [self.known, self.failed]
         self.start.click(noticed(self.host.importer.start), [self.known, *form], noted, **ONCE)
@@ -219,7 +220,7 @@ class LibraryTab:
         if (column := getattr(event, "sort", None)) in COLUMNS:
             return self.show({**now, "sort": column})
         again = getattr(event, "again", False)  # only redrawn
-        return self.show({**now, "chosen": getattr(event, "entry", None) or ""}, confirm=None if again else False)
+        return self.show({**now, "chosen": getattr(event, "entry", None) or ""}, None if again else "")
 
     def _folders(self, now: List, folders: list[str] | None) -> list[Any]:
         if list(folders or []) != self.host.library.folders:
@@ -233,13 +234,21 @@ class LibraryTab:
         except MoestroError as error:
             return [notice(str(error)), *[gr.skip()] * (1 + len(model.opened))]
 
+    def _ask(self, now: List, problem: str = "") -> list[Any]:
+        """Show what the deletion of the chosen entry removes and leaves, to be confirmed."""
+        entry = self.host.library.find(now["chosen"])
+        try:
+            asked = question(entry, inspect(entry)) if entry else ""
+        except MoestroError as error:
+            return self.show(now, "", notice(str(error)))
+        return self.show(now, asked, notice(problem))
+
     def _delete(self, now: List, sure: bool) -> list[Any]:
         try:
-            freed = self.host.delete_model(now["chosen"], from_cache=sure)
+            done = self.host.delete_model(now["chosen"], from_cache=sure)
         except MoestroError as error:
-            return self.show(now, confirm=True, problem=str(error))
-        told = notice(f"Deleted. {size(freed)} are free again.", "info")
-        return [*self.show({**now, "chosen": ""}, confirm=False)[:-1], told]
+            return self._ask(now, str(error))
+        return self.show({**now, "chosen": ""}, "", notice(done, "info"))
 
     def _made(self) -> str:
         job = self.host.importer.job

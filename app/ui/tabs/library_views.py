@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime
 from html import escape
+from typing import TYPE_CHECKING
 
 from app.services.candidates import Entry
+from app.services.deletion import describe, stays
 from app.words import size
+
+if TYPE_CHECKING:
+    from core.memory.pack.contents import Contents
 
 COLUMNS = {
     "name": "Name",
@@ -88,16 +93,17 @@ def about(entry: Entry, problem: str = "") -> str:
     return f'<div class="about-model"><h3>{escape(entry.name)}</h3><dl>{listed}</dl>{told}</div>'
 
 
-def question(entry: Entry) -> str:
-    """The confirmation of a deletion: what it removes."""
+def question(entry: Entry, what: Contents) -> str:
+    """The confirmation of a deletion: what it removes, and what it leaves."""
     cache = (
         " It is in the Hugging Face cache, which other programs use as well: they will have to download it again."
         if entry.where == "cache"
         else ""
     )
+    left = f"<p>{escape(stays(what))}</p>" if what.foreign else ""
     return (
-        f"<p>Delete <b>{escape(entry.name)}</b> for good? This removes {size(entry.bytes)}: "
-        f"<code>{escape(entry.path)}</code>.{cache}</p>"
+        f"<p>Delete <b>{escape(entry.name)}</b> for good? This removes {escape(describe(what))}, from "
+        f"<code>{escape(entry.path)}</code>.{cache}</p>{left}"
     )
 
 

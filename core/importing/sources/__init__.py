@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from core.importing.sources.base import Source
+from core.system.paths import expanded
 
 __all__ = ["Source", "open_source"]
 
@@ -14,7 +15,7 @@ def open_source(path: Path) -> Source:
 
     Reads headers only. Raises ModelError with the remedy for everything that cannot be imported.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     if path.suffix.lower() == ".gguf" or _only_gguf(path):
         from core.importing.sources.gguf import open_gguf
 

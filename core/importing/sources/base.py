@@ -14,20 +14,7 @@ from core.errors import ModelError
 from core.hf.files import ModelFiles, content_hash
 from core.hf.tensors import Tensors
 from core.memory.codec.formats import Numbers
-
-SHELL = (
-    "generation_config.json",
-    "tokenizer*",
-    "*token*.json",
-    "vocab.*",
-    "merges.txt",
-    "chat_template*",
-    "*.tiktoken",
-    "spiece.model",
-    "sentencepiece*.model",
-    "tekken.json",
-    "LICENSE*",
-)  # files copied along, by name
+from core.memory.pack.contents import CONFIG, COPIED
 
 
 @dataclass
@@ -56,8 +43,8 @@ class Source:
         transformers' AutoConfig and AutoTokenizer work on it. Returns it as a model without weights."""
         dtype = str(self.dense_dtype).removeprefix("torch.")
         config = {k: v for k, v in self.config.items() if k != "torch_dtype"} | {"dtype": dtype}
-        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        for pattern in SHELL:
+        (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for pattern in COPIED:
             for file in sorted(self.path.glob(pattern)):
                 if file.is_file() and file.suffix != ".py":
                     shutil.copyfile(file, directory / file.name)

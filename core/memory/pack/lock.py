@@ -19,11 +19,17 @@ class Lock:
     """Holds `file` locked from construction to `release`. A file left behind by a killed process blocks no other
     process.
 
-    The file contains the holder's process id, for information. Raises ModelError when another process holds it,
-    OSError.
+    The file contains the holder's process id, for information. Raises ModelError when another process holds it, or
+    when another program made a file of this name; OSError.
     """
 
     def __init__(self, file: Path, busy: str) -> None:
+        if not _is_free(file):
+            raise ModelError(
+                f"{file} is in the way: Moestro did not make it, and needs this name while it writes. Move it away, or "
+                "choose another name."
+            )
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o644))  # says why it cannot be made, which FileLock does not
         self._file = file
         self._lock = FileLock(file, timeout=WAIT_S, thread_local=False, fallback_to_soft=False, on_acquired=_sign)
         try:
@@ -49,11 +55,9 @@ def clear(folder: Path) -> None:
     """
     for file in folder.glob("*.lock"):
         try:
-            found = file.lstat()
-            if stat.S_ISREG(found.st_mode) and found.st_size <= OURS_BYTES and _is_ours(file.read_bytes()):
-                Lock(file, "{}").release()
+            Lock(file, "{}").release()
         except (ModelError, OSError):
-            pass  # held by another process or owned by another user, or already removed
+            pass  # held by another process, another program's or another user's, or already removed
 
 
 def _sign(fd: int) -> None:
@@ -65,13 +69,23 @@ def _sign(fd: int) -> None:
 def _holder(file: Path) -> str:
     """The process id in a lock file; "" when the holder has removed it meanwhile."""
     try:
-        with file.open("rb", buffering=0) as text:
-            text.seek(1)
-            return (text.read(OURS_BYTES) or b"").decode(errors="replace").strip()
+        return _content(file).decode(errors="replace").strip()
     except OSError:
         return ""
 
 
-def _is_ours(text: bytes) -> bool:
-    """Whether the content is what `Lock` writes: empty, or a process id."""
-    return not text or text.strip().isdigit()
+def _is_free(file: Path) -> bool:
+    """Whether there is no file of this name, or only one that a `Lock` wrote: empty, or a process id."""
+    try:
+        found = file.lstat()
+        text = _content(file) if stat.S_ISREG(found.st_mode) and found.st_size <= OURS_BYTES else b"?"
+    except FileNotFoundError:
+        return True
+    return not found.st_size or text.strip().isdigit()
+
+
+def _content(file: Path) -> bytes:
+    """What follows a lock file's first byte, which is locked on Windows. Raises OSError."""
+    with file.open("rb", buffering=0) as text:
+        text.seek(1)
+        return text.read(OURS_BYTES) or b""

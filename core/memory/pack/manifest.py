@@ -144,9 +144,9 @@ class Manifest:
         return f'{{\n{lines},\n  "digest": "{_digest(body)}"\n}}\n'
 
     @classmethod
-    def load(cls, pack: Path) -> Manifest:
+    def load(cls, pack: Path, name: str = NAME) -> Manifest:
         """Read and check a pack's manifest. Raises ModelError, with what to do, when it is missing or damaged."""
-        file = pack / NAME
+        file = pack / name
         if not pack.exists() and partial(pack).is_dir():
             raise ModelError(
                 f"The import into {pack} is not finished. Run the same import again: it continues where it stopped."
@@ -156,22 +156,22 @@ class Manifest:
         try:
             body = parse_json(read_bytes(file, CONFIG_BYTES))
         except BadJson as error:
-            raise ModelError(damaged(file, f": {error}")) from None
+            raise ModelError(unusable(file, f": {error}")) from None
         stated, version = (body.pop("digest", None), body.get("pack")) if isinstance(body, dict) else (None, None)
         if type(version) is not int:
-            raise ModelError(damaged(file))
+            raise ModelError(unusable(file))
         if version > VERSION:
             raise ModelError(
                 f"The pack {pack} was made by a newer Moestro ({str(body.get('moestro', '?'))[:40]}). "
                 "Update Moestro to open it."
             )
         if stated != _digest(body):
-            raise ModelError(damaged(file))
+            raise ModelError(unusable(file))
         try:
             manifest = cls._of(CheckedObject(body))
             manifest._check()
         except InvalidValue as error:  # the digest is right, so another program wrote it
-            raise ModelError(damaged(file, f": {error}")) from None
+            raise ModelError(unusable(file, f": {error}")) from None
         return manifest
 
     @classmethod
@@ -233,7 +233,7 @@ class Manifest:
             raise InvalidValue(f"its crc32 are not those of {self.layers} x {self.experts} experts")
         wanted = {layer_file(n): self.experts * self.padded_bytes for n in range(self.layers)}
         for name, entry in self.files.items():
-            if PureWindowsPath(name).name != name or name == NAME:
+            if PureWindowsPath(name).name != name or name in ("", "..", NAME) or "\0" in name:
                 raise InvalidValue(f"it names the file {name[:100]!r}, which cannot be one of its own")
             if name.startswith("experts-") and wanted.get(name) != entry.bytes:
                 raise InvalidValue(f"its {name[:100]} has {entry.bytes:,} bytes, which is not a layer of its experts")
@@ -268,16 +268,27 @@ def layer_file(layer: int) -> str:
     return f"experts-{layer:05}.bin"
 
 
+REPAIR = "Delete this pack in the library (`launch.py models --delete`), and import the model again."
+
+
+def unusable(file: Path, how: str = "") -> str:
+    """Error text for a damaged manifest: it does not tell which files are the pack's, so none are deleted by it."""
+    return (
+        f"{file} is damaged{how}. Import the model again, into another folder; then look through {file.parent} and "
+        "remove what you do not need."
+    )
+
+
 def damaged(file: Path, how: str = "") -> str:
     """Error text for a pack file whose content has changed."""
-    return f"{file} is damaged{how}. Delete {file.parent} and import the model again."
+    return f"{file} is damaged{how}. {REPAIR}"
 
 
 def changed(file: Path, how: str = "") -> str:
     """Error text for a pack file that was written to while the pack was open."""
     return (
-        f"{file} was changed while its model was loaded{how}. Unload the model and load it again. If it is then "
-        f"said to be damaged, delete {file.parent} and import the model again."
+        f"{file} was changed while its model was loaded{how}. Unload the model and load it again. If it cannot be "
+        f"loaded: {REPAIR[0].lower()}{REPAIR[1:]}"
     )
 
 

@@ -29,10 +29,16 @@ def write_all(handle: io.FileIO, raw: memoryview) -> None:
         done += handle.write(raw[done:])
 
 
+def fresh_of(name: str) -> str:
+    """The name under which a file's new content is written before it takes the file's place."""
+    return f"{name}.new"
+
+
 def replace(file: Path, text: str) -> None:
     """Write a small file atomically: at every moment it holds either the old or the new text."""
-    fresh = file.with_name(f"{file.name}.new")
-    with fresh.open("wb") as handle:
+    fresh = file.with_name(fresh_of(file.name))
+    fresh.unlink(missing_ok=True)  # left by a killed import, or a link: nothing is written through it
+    with fresh.open("xb") as handle:
         handle.write(text.encode())
         handle.flush()
         sync_file(handle.fileno())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from core.errors import ModelError
-from core.memory.pack.manifest import DENSE, Manifest, damaged, layer_file, unreadable
+from core.memory.pack.manifest import DENSE, REPAIR, Manifest, damaged, layer_file, unreadable
 from core.memory.pack.manifest_json import PackFile
 from core.memory.pack.pagefile import PageFile
 from core.memory.pages import aligned
@@ -62,7 +62,7 @@ def _quick(file: Path, entry: PackFile) -> str:
         if entry.sha256 and not entry.head and file_hash(file) != entry.sha256:
             return damaged(file, ": it is not what was written")
     except FileNotFoundError:
-        return f"{file} is missing. Put it back, or delete {file.parent} and import the model again."
+        return f"{file} is missing. Put it back. Otherwise: {REPAIR[0].lower()}{REPAIR[1:]}"
     except OSError as error:
         return unreadable(file, error)
     return ""

@@ -8,36 +8,24 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from core.errors import ModelError
-from core.memory.pack.checked_json import CheckedObject, InvalidValue, whole
+from core.memory.pack.contents import contents, delete, is_pack_file, names
+from core.memory.pack.journal import JOURNAL, Done, finished_in, line_of
 from core.memory.pack.lock import Lock
-from core.memory.pack.manifest import DENSE, MOST_LAYERS, NAME, Manifest, layer_file, partial
+from core.memory.pack.manifest import DENSE, NAME, Manifest, layer_file, partial
 from core.memory.pack.manifest_json import PackFile
 from core.memory.pack.sync import replace, sync_dir, sync_file, write_all
 from core.memory.pack.tensorfile import write_tensors
 from core.memory.pack.verify import check, file_hash
 from core.memory.pages import page_up
-from core.system.reading import INDEX_BYTES, BadJson, parse_json, read_bytes
-
-JOURNAL = "journal.jsonl"
-LAYER_FILES = frozenset(layer_file(layer) for layer in range(MOST_LAYERS))
-
-
-class Done(NamedTuple):
-    """A finished file: `sums` of its blobs, and notes of its writer (text by text)."""
-
-    entry: PackFile
-    sums: tuple[int, ...] = ()
-    notes: Mapping[str, str] = {}
 
 
 class PackWriter:
@@ -107,10 +95,10 @@ class PackWriter:
             self._finish(name, Done(PackFile(size), tuple(sums), dict(notes())))
 
     def entries(self) -> dict[str, PackFile]:
-        """Every file of the pack so far: those finished here, and other files in `directory`, hashed now."""
+        """Every file of the pack so far: those finished here, and those copied into `directory`, hashed now."""
         found = {name: done.entry for name, done in self.finished.items()}
         for file in sorted(self.directory.iterdir()):
-            if file.name not in (JOURNAL, NAME, *found):
+            if is_pack_file(file.name) and file.name not in found and file.is_file():
                 with file.open("rb+") as handle:
                     sync_file(handle.fileno())
                 found[file.name] = PackFile(file.stat().st_size, file_hash(file))
@@ -137,7 +125,8 @@ class PackWriter:
         called twice."""
         nothing = not (self.finished or self.complete or self._published)
         if nothing:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            with suppress(OSError, ModelError):  # nothing is lost: the next import starts with what is left
+                delete(self.directory)
         self._lock.release()
         for parent in self._new_parents if nothing else ():
             try:
@@ -164,66 +153,33 @@ class PackWriter:
         """Record in the journal a file whose bytes are on the disk."""
         sync_dir(self.directory)
         with (self.directory / JOURNAL).open("ab", buffering=0) as handle:
-            handle.write(f"{_line(name, done)}\n".encode())
+            handle.write(f"{line_of(name, done)}\n".encode())
             sync_file(handle.fileno())
         self.finished[name] = done
 
     def _resume(self) -> bool:
         """Keep what is usable of an earlier import and delete the rest. True when nothing is missing."""
-        journal, there = self.directory / JOURNAL, self.directory.exists()
-        names = {file.name for file in self.directory.iterdir()} if there else set()
-        if names and not names & {JOURNAL, f"{JOURNAL}.new", NAME}:
+        own = contents(self.directory) if self.directory.exists() and any(self.directory.iterdir()) else None
+        if own is not None and own.foreign:
             raise ModelError(
-                f"{self.directory} is in the way: it is not what an import left. Move it away, or choose "
-                "another directory."
+                f"{self.directory} is not finished, and it also has what no import wrote: {names(own.foreign)}. Move "
+                "that away, then run the same import again."
             )
-        if NAME in names and JOURNAL not in names and check(self.directory).identity == self._identity:
+        if own and NAME in own.own and JOURNAL not in own.own and check(self.directory).identity == self._identity:
             return True
         self.directory.mkdir(exist_ok=True)
         self.finished = {
             name: done
-            for name, done in _journalled(journal, self._identity).items()
+            for name, done in finished_in(self.directory / JOURNAL, self._identity).items()
             if self._is_there(name, done.entry.bytes)
         }
-        lines = (json.dumps(self._identity), *(_line(name, done) for name, done in self.finished.items()))
-        replace(journal, "".join(f"{line}\n" for line in lines))
-        for file in self.directory.iterdir():
-            if file.name not in (JOURNAL, *self.finished):
-                shutil.rmtree(file) if file.is_dir() else file.unlink()
+        lines = (json.dumps(self._identity), *(line_of(name, done) for name, done in self.finished.items()))
+        replace(self.directory / JOURNAL, "".join(f"{line}\n" for line in lines))
+        for name in own.own if own else ():
+            if name not in (JOURNAL, *self.finished):
+                (self.directory / name).unlink(missing_ok=True)
         return False
 
     def _is_there(self, name: str, size: int) -> bool:
         file = self.directory / name
         return not file.is_symlink() and file.is_file() and file.stat().st_size == size
-
-
-def _line(name: str, done: Done) -> str:
-    return json.dumps({"file": name, "entry": done.entry, "sums": done.sums, "notes": dict(done.notes)})
-
-
-def _journalled(journal: Path, identity: Mapping[str, Any]) -> dict[str, Done]:
-    """The finished files that a journal lists, ignoring a truncated last line.
-
-    Empty, so that everything is written anew, when the journal belongs to another import or is damaged: then no line
-    can be trusted. Raises ModelError when it cannot be read.
-    """
-    if not os.path.lexists(journal):
-        return {}
-    *lines, _ = read_bytes(journal, INDEX_BYTES).split(b"\n")
-    try:
-        stated = [parse_json(line) for line in lines]
-        return dict(_done_of(CheckedObject(one)) for one in stated[1:]) if stated[:1] == [identity] else {}
-    except (BadJson, InvalidValue):
-        return {}
-
-
-def _done_of(stated: CheckedObject) -> tuple[str, Done]:
-    """The file that a journal line describes. Raises InvalidValue for a line that no import writes."""
-    stated.only("file", "entry", "sums", "notes")
-    name, entry = stated.text("file"), stated.values("entry")
-    if name != DENSE and name not in LAYER_FILES:
-        raise InvalidValue(f"its file is {name!r:.60}, which no import writes")
-    if len(entry) != 3 or not all(isinstance(text, str) for text in entry[1:]):
-        raise InvalidValue(f"its entry is {entry!r:.60}, not a size and two hashes")
-    sums = tuple(whole(number, "sums", 0, (1 << 32) - 1) for number in stated.values("sums"))
-    return name, Done(PackFile(whole(entry[0], "entry", 0), entry[1], entry[2]), sums, stated.texts("notes"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import torch
 
 from core.errors import ModelError
 from core.system.gguf import Header, TensorInfo, damaged, read_header
-
-PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+from core.system.gguf_parts import missing, part_of, parts_in
 
 
 def find_files(path: Path) -> tuple[Path, ...]:
@@ -21,18 +19,17 @@ def find_files(path: Path) -> tuple[Path, ...]:
         return find_files(_only_model(path))
     if not path.is_file():
         raise ModelError(f"There is no file {path}. Give a .gguf file, or a directory that holds one.")
-    part = PART.fullmatch(path.name)
+    part = part_of(path.name)
     if part is None:
         return (path,)
-    count = int(part["count"])
-    files = tuple(path.with_name(f"{part['stem']}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1))
-    missing = [file.name for file in files if not file.is_file()]
-    if missing or not files:
+    there = parts_in(path.parent).get((part.stem, part.count), frozenset())
+    if len(there) < part.count or not there:
+        absent = missing(part, there, 3)
         raise ModelError(
-            f"{len(missing)} of the {count} parts of {path.name} are missing from {path.parent}: "
-            f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}. Download them."
+            f"{part.count - len(there)} of the {part.count} parts of {path.name} are missing from {path.parent}: "
+            f"{', '.join(absent)}{' ...' if part.count - len(there) > 3 else ''}. Download them."
         )
-    return files
+    return tuple(path.with_name(part.name(number)) for number in sorted(there))
 
 
 def _only_model(directory: Path) -> Path:
@@ -40,8 +37,8 @@ def _only_model(directory: Path) -> Path:
     models: dict[str, Path] = {}
     for file in sorted(directory.glob("*.gguf")):
         if not file.name.lower().startswith("mmproj"):
-            part = PART.fullmatch(file.name)
-            models.setdefault(part["stem"] if part else file.name, file)
+            part = part_of(file.name)
+            models.setdefault(part.stem if part else file.name, file)
     if not models:
         raise ModelError(f"{directory} holds no .gguf file. Give a .gguf file, or a directory that holds one.")
     if len(models) > 1:

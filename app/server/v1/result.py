@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from app.server.errors import TOO_LONG, form
+from app.server.errors import TOO_LONG, ApiError
 from app.server.v1.parts import Call, Part
 from app.services.progress import Answer
 from core.types import TokenLogprob
@@ -97,11 +97,6 @@ def facts(answer: Answer) -> dict[str, Any]:
     }
 
 
-def status(answer: Answer) -> int:
-    """Of an answer that ended with an error: whose fault it is."""
-    return 400 if answer.refused else 500
-
-
-def error(answer: Answer) -> dict[str, Any]:
-    """The object under "error" of an answer that ended with one."""
-    return form(status(answer), answer.error, code=TOO_LONG if answer.too_long else None)
+def failure(answer: Answer) -> ApiError:
+    """Of an answer that ended with an error: the client's fault, or the server's."""
+    return ApiError(answer.error, code=TOO_LONG if answer.too_long else None, status=400 if answer.refused else 500)

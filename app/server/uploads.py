@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from contextlib import suppress
@@ -14,6 +15,7 @@ from app.server.bodies import UPLOAD
 from app.server.in_flight import InFlight
 from app.store.private import private_folder
 
+log = logging.getLogger("moestro.app")
 MOST_BYTES = 256 << 20  # of all uploads together
 AGES_S = (3600, 24 * 3600)  # Gradio's check interval, and the age above which it deletes uploads
 
@@ -70,6 +72,13 @@ class UploadLimit:
             self._running += 1
             try:
                 await self.app(scope, written, send)
+            except (
+                ValueError,
+                TypeError,
+                AttributeError,
+            ) as error:  # what Gradio's parser fails with, before it responds
+                log.warning("an upload could not be read: %s", type(error).__name__)
+                await PlainTextResponse("This is no form with files, each with its name.", 400)(scope, receive, send)
             finally:
                 self._running -= 1
                 if not self._running:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from core.errors import SettingError
 from core.settings.budget import host_memory
 from core.settings.config import Settings
 from core.settings.formats import DENSE, LOADABLE
 from core.settings.param import Param, Value, declared
+from core.system.reading import named_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,8 @@ class LoadSpec:
     @classmethod
     def checked(cls, model: str, settings: Settings | None = None, **values: object) -> LoadSpec:
         """Build from untrusted values. Raises SettingError with the bounds."""
+        if model != "demo":
+            named_path(model, SettingError)
         known = declared(cls)
         checked: dict[str, Any] = {n: known[n].check(v) for n, v in values.items()}
         return cls(model=model, settings=settings or Settings(), **checked)

@@ -17,6 +17,7 @@ from core.errors import ModelError, MoestroError
 
 CONFIG_BYTES = 16 << 20  # maximum size of a config, a manifest or a list of settings
 INDEX_BYTES = 256 << 20  # ... and of a tensor index, a header, or a tokenizer
+SHOWN = 80  # characters of a text that is no path
 DEPTH = 64  # maximum nesting of lists and objects in a JSON file
 KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -132,6 +133,20 @@ def parse_json(text: str | bytes, max_depth: int = DEPTH, nonfinite: bool = Fals
         raise BadJson("one of its numbers has thousands of digits") from None
     _require_shallow(found, max_depth, "\\ud" in text or "\\uD" in text or not _whole(text))
     return found
+
+
+def named_path(text: str, error: Refusal = MoestroError) -> Path:
+    """The path that a user named, without quotes and with "~" resolved; nothing has to be there. Raises `error` for a
+    text that no file system takes: too long, an unknown user, a null character.
+    """
+    try:
+        path = Path(text.strip().strip('"')).expanduser()
+        if "\0" in text:
+            raise ValueError("it has a null character")
+        path.exists()
+        return path
+    except (OSError, RuntimeError, ValueError) as problem:
+        raise error(f"There can be no file or folder {shown(text)[:SHOWN]!r}: {reason(problem)}") from None
 
 
 def shown(path: Path | str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from app.services.analysis import sources, workers
@@ -22,6 +21,7 @@ from app.store import Store
 from app.words import count
 from core.errors import MoestroError, SettingError
 from core.settings.registry import variant
+from core.system.reading import named_path
 
 # tokens x runs; smaller analyses run in this process, since they end before another process would have started
 SMALL = 3000
@@ -74,7 +74,7 @@ class Analyst:
             variant("predictor", name)
         if question.kind == "lab" and not question.predictors:
             raise SettingError("Choose at least one prefetcher.")
-        if question.source.kind == "file" and not Path(question.source.path).expanduser().is_file():
+        if question.source.kind == "file" and not named_path(question.source.path, SettingError).is_file():
             raise SettingError(f"There is no file {question.source.path}.")
         job = Analysis(question.kind)
         return self._jobs.start(job, lambda: self._run(job, question))
@@ -123,7 +123,7 @@ class Analyst:
         if source.kind != "file":
             return sources.from_store(self.store, source, target, question.limit, lab=question.needs_recording)
         read: list[Routing] = []
-        work = workers.here if Path(source.path).expanduser().stat().st_size <= SMALL_BYTES else workers.run
+        work = workers.here if named_path(source.path).stat().st_size <= SMALL_BYTES else workers.run
         work(
             [Task(sources.from_file, (source, str(target), question.limit))],
             job.cancelled,

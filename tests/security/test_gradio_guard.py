@@ -176,6 +176,7 @@ def test_routes_that_the_dashboard_does_not_use_do_not_answer(client: TestClient
         "/ui/deck/deck.html",
         "/assets/../../serve.py",
         "/static/..%2f..%2froutes.py",
+        "/assets/" + "a" * 5000,
     ],
 )
 def test_no_source_is_served(client: TestClient, path: str) -> None:

@@ -39,6 +39,7 @@ ROUTES = {
     "/gradio_api/app_id",
 }  # asked for by a page whose event the server did not get: once it answers, it reloads
 FOLDERS = ("/assets/", "/static/")
+LONGEST = 255  # characters of the path of a file in them; file systems fail on far longer ones
 FILE = "/gradio_api/file="
 NO_EVENT = "This is not an event of the dashboard."
 IDLE_S = 60.0
@@ -122,7 +123,7 @@ def served(path: str) -> bool:
     """Whether the dashboard uses this Gradio route."""
     if path.startswith(FILE):
         return uploaded(path.removeprefix(FILE))
-    return path in ROUTES or path.startswith(FOLDERS)
+    return path in ROUTES or (path.startswith(FOLDERS) and len(path) <= LONGEST)
 
 
 def named_files(value: object) -> Iterator[str]:

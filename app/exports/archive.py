@@ -61,7 +61,7 @@ def write(
     except OSError as error:
         if error.errno in FULL:
             raise ExportError(
-                "The disk of the data folder is full: the export was not written. Free some space, then "
+                "The disk is full: the export was not written to the data folder. Free some space, then "
                 "export again. Your chats are as they were."
             ) from error
         raise ExportError(f"The export could not be written in the data folder: {error.strerror or error}.") from error

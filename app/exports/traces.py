@@ -50,7 +50,7 @@ def write(trace: StoredTrace, path: Path) -> Path:
         number = getattr(error, "errno", None) or getattr(error.__cause__, "errno", None)
         if number in FULL:
             raise ExportError(
-                "The disk of the data folder is full: the trace was not written. Free some space, then "
+                "The disk is full: the trace was not written to the data folder. Free some space, then "
                 "try again. Your chats are as they were."
             ) from error
         reason = getattr(error.__cause__ or error, "strerror", None) or error

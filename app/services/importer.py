@@ -133,7 +133,7 @@ class Importer:
             raise MoestroError("Say what to import: a folder, a GGUF file, or a name on the Hugging Face hub.")
         if format not in CHOICES:
             raise MoestroError(f"There is no format {format!r}. Choose one of: {', '.join(CHOICES)}.")
-        target = named_path(out) if out.strip() else None
+        target = named_path(out, what="output folder") if out.strip() else None
         if target is not None and target.exists():
             raise MoestroError(
                 f"{target} exists already, and nothing is ever overwritten. Choose another output "

@@ -135,18 +135,18 @@ def parse_json(text: str | bytes, max_depth: int = DEPTH, nonfinite: bool = Fals
     return found
 
 
-def named_path(text: str, error: Refusal = MoestroError) -> Path:
+def named_path(text: str, error: Refusal = MoestroError, what: str = "file or folder") -> Path:
     """The path that a user named, without quotes and with "~" resolved; nothing has to be there. Raises `error` for a
     text that no file system takes: too long, an unknown user, a null character.
     """
     try:
         path = Path(text.strip().strip('"')).expanduser()
         if "\0" in text:
-            raise ValueError("it has a null character")
+            raise ValueError("There is a null character in its name")
         path.exists()
         return path
     except (OSError, RuntimeError, ValueError) as problem:
-        raise error(f"There can be no file or folder {shown(text)[:SHOWN]!r}: {reason(problem)}") from None
+        raise error(f"There can be no {what} {shown(text)[:SHOWN]!r}: {reason(problem)}.") from None
 
 
 def shown(path: Path | str) -> str:

@@ -21,7 +21,7 @@ from tests.fuzz.oracle import ROOT
 from tests.fuzz.request import Refused, Requests
 
 BODY, SENT = "body.json", "sent.json"
-KINDS = ("Application/JSON", "application/json; charset=utf-16", "application/x+json", "text/plain", "", "x", "\xff/json")
+KINDS = ("Application/JSON", "application/json; charset=utf-16", "application/x+json", "text/plain", "", "\xff/json")
 ENCODINGS = ("utf-8-sig", "utf-16", "utf-16-be", "utf-32-le")
 OURS = (f"{ROOT}/app/", f"{ROOT}/core/")
 FILE = {"path": "/etc/hostname", "url": None, "orig_name": "x.trace", "meta": {"_type": "gradio.FileData"}}

@@ -23,6 +23,8 @@ from typing import Any
 
 import pytest
 
+from tests import times
+
 try:
     from hypothesis import HealthCheck, settings
 except ImportError:  # a machine to try a GPU on may have no more than what the engine needs
@@ -106,6 +108,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    times.register(config)
     gc.disable()  # while libraries and tests are imported, of which nothing is to be collected: a sixth of the time
     if hasattr(config, "workerinput"):  # once all else that is registered is done, or every run waits some seconds
         atexit.register(os._exit, 0)  # while half a million objects are taken down one by one

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import io
-import os
 import re
 import shlex
 import subprocess
@@ -20,6 +19,7 @@ from app.cli import metrics, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+POLICY = ROOT / "examples" / "second_chance.py"
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
@@ -35,12 +35,6 @@ def tracked() -> list[Path]:
     return [p for p in paths if p.is_file() and b"\0" not in p.read_bytes()[:4096]]
 
 
-def code(text: str, mark: str) -> str:
-    found = re.search(rf"<!-- {mark} -->\n```python\n(.*?)```", text, re.DOTALL)
-    assert found, f"no {mark} in the document"
-    return found[1]
-
-
 def test_the_settings_reference_is_current() -> None:
     written = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     assert written == settings.reference() + "\n", "run: python launch.py settings > docs/settings.md"
@@ -51,22 +45,19 @@ def test_the_table_of_metrics_is_current() -> None:
     assert written == metrics.reference() + "\n", "run: python launch.py metrics > docs/metrics.md"
 
 
-def test_the_policy_example_is_short_and_keeps_the_contract_of_all_policies(tmp_path: Path) -> None:
-    example = code(README, "policy-example")
-    assert len(example.splitlines()) <= 40
-    (tmp_path / "readme_example.py").write_text(example, encoding="utf-8")
-    env = os.environ | {"PYTHONPATH": str(tmp_path)}
-    plugins = ["-p", "readme_example", "-p", "no:cacheprovider", "-p", "no:xdist", "--noconftest"]
+def test_the_policy_example_is_short_and_keeps_the_contract_of_all_policies() -> None:
+    assert len(POLICY.read_text(encoding="utf-8").splitlines()) <= 40
+    plugins = ["-p", "examples.second_chance", "-p", "no:cacheprovider", "-p", "no:xdist", "--noconftest"]
     command = [sys.executable, "-m", "pytest", *plugins, "-q", "tests/policy/test_eviction.py", "-k", "second_chance"]
-    run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     passed = re.search(r"(\d+) passed", run.stdout)
     assert passed and int(passed[1]) >= 2, run.stdout
 
 
-def test_the_policy_example_can_be_chosen(tmp_path: Path) -> None:
-    script = code(README, "policy-example") + (
-        "\nfrom app import cli\nfrom app.cli import options\n"
+def test_the_policy_example_can_be_chosen() -> None:
+    script = (
+        "from app import cli\nfrom app.cli import options\nfrom examples import second_chance\n"
         "args = cli.parse('chat --eviction second_chance --set eviction.second_chance.chances=2'.split())\n"
         "print((*options.spec(args).settings.cache.eviction,))\n"
     )
@@ -74,10 +65,48 @@ def test_the_policy_example_can_be_chosen(tmp_path: Path) -> None:
     assert run.stdout.strip() == "('second_chance', {'chances': 2})"
 
 
-@pytest.mark.parametrize("line", re.findall(r"^python launch\.py.*$", README, re.MULTILINE))
-def test_the_commands_of_the_readme_exist(line: str) -> None:
-    words = shlex.split(line.partition("  #")[0])[2:]
-    assert cli.parse([word for word in words if word != ">"]).command in cli.MODULES
+def test_the_example_answers_a_question() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "examples.answer"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert re.search(r"^\d+ tokens/s, hit rate \d+%, exact: True$", run.stdout, re.MULTILINE), run.stdout
+
+
+def test_the_example_replays_a_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = [f"{token},0,{expert}" for token in range(60) for expert in (token % 3, 3 + token % 5)]
+    trace.write_text("\n".join(["token,layer,expert", *rows]), encoding="utf-8")
+    command = [sys.executable, "-m", "examples.replay", str(trace)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    hits = {line.split()[0]: float(line.split()[1].rstrip("%")) for line in run.stdout.splitlines()}
+    assert {"lru", "second_chance", "belady"} <= hits.keys()
+    assert hits["belady"] == max(hits.values()) > hits["none"]
+    assert "(our own)" in run.stdout
+
+
+def test_the_readme_answers_a_newcomer_on_its_first_screen() -> None:
+    assert len(README.splitlines()) <= 120
+    first = "\n".join(README.splitlines()[:35])
+    for wanted in (
+        "tested on an emulated GPU only",
+        "python launch.py  ",
+        "python launch.py test",
+        "| Tokens/s |",
+        "**not measured**",
+    ):
+        assert wanted in first
+
+
+def test_the_commands_of_the_documents_exist() -> None:
+    lines = {
+        line
+        for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
+        for line in re.findall(r"^python launch\.py.*$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert len(lines) > 50
+    for line in lines:
+        words = shlex.split(line.partition("  #")[0])[2:]
+        assert cli.parse([word for word in words if word not in (">", "|")]).command in cli.MODULES, line
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`([\w./]+/|[\w./]+\.(?:py|md))`", ARCHITECTURE))))
@@ -142,7 +171,7 @@ def test_what_comments_and_documents_cite_is_there() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in (ROOT / "README.md", ROOT / "docs" / "architecture.md"):
+    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
         text = document.read_text(encoding="utf-8")
         for target in re.findall(r"(?<!!)\[[^\]]*\]\(([^)#]+)\)", text):
             assert "://" in target or (document.parent / target).exists(), f"{document.name}: {target}"

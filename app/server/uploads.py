@@ -7,6 +7,7 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from tempfile import gettempprefix
 
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,6 +17,7 @@ from app.server.in_flight import InFlight
 from app.store.private import private_folder
 
 log = logging.getLogger("moestro.app")
+UNREADABLE = (ValueError, TypeError, AttributeError)  # what Gradio's parser fails with, before it responds
 MOST_BYTES = 256 << 20  # of all uploads together
 AGES_S = (3600, 24 * 3600)  # Gradio's check interval, and the age above which it deletes uploads
 
@@ -46,6 +48,7 @@ class UploadLimit:
     def __init__(self, app: ASGIApp, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self.app, self._folder, self._expected = app, folder, InFlight(most_bytes)
         self._running = 0
+        self._before = {file.name for file in folder.glob("*")}  # the user's, if the folder is
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != UPLOAD:
@@ -72,11 +75,7 @@ class UploadLimit:
             self._running += 1
             try:
                 await self.app(scope, written, send)
-            except (
-                ValueError,
-                TypeError,
-                AttributeError,
-            ) as error:  # what Gradio's parser fails with, before it responds
+            except UNREADABLE as error:
                 log.warning("an upload could not be read: %s", type(error).__name__)
                 await PlainTextResponse("This is no form with files, each with its name.", 400)(scope, receive, send)
             finally:
@@ -85,8 +84,8 @@ class UploadLimit:
                     self._clear()
 
     def _clear(self) -> None:
-        """Delete what uploads that broke off have left: whole ones lie in folders of their own."""
-        for file in self._folder.iterdir():
-            if not file.is_dir():
+        """Delete what uploads that broke off have left: temporary files. Whole uploads lie in folders of their own."""
+        for file in self._folder.glob(f"{gettempprefix()}*"):
+            if file.name not in self._before and not file.is_dir():
                 with suppress(OSError):  # still open, on Windows: the next one deletes it
                     file.unlink()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from core.errors import SettingError
-from core.settings.param import Param, declared
+from core.settings.param import Param, checked_values
 from core.types import ModelShape
 
 
@@ -99,9 +98,4 @@ class CalibrationSettings:
     @classmethod
     def checked(cls, **values: object) -> CalibrationSettings:
         """Build from untrusted values. Raises SettingError with the bounds."""
-        known = declared(cls)
-        for name in values:
-            if name not in known:
-                raise SettingError(f"There is no calibration setting called {name!r}. Settings: {', '.join(known)}.")
-        checked: dict[str, Any] = {name: known[name].check(value) for name, value in values.items()}
-        return cls(**checked)
+        return cls(**checked_values(cls, values, "calibration"))

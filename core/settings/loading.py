@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from core.errors import SettingError
 from core.settings.budget import host_memory
 from core.settings.config import Settings
 from core.settings.formats import DENSE, LOADABLE
-from core.settings.param import Param, Value, declared
+from core.settings.param import Param, Value, checked_values, declared
 from core.system.reading import named_path
 
 
@@ -132,9 +132,7 @@ class LoadSpec:
         """Build from untrusted values. Raises SettingError with the bounds."""
         if model != "demo":
             named_path(model, SettingError)
-        known = declared(cls)
-        checked: dict[str, Any] = {n: known[n].check(v) for n, v in values.items()}
-        return cls(model=model, settings=settings or Settings(), **checked)
+        return cls(model=model, settings=settings or Settings(), **checked_values(cls, values, "loading"))
 
     def describe(self) -> dict[str, Value]:
         """The loading choices as plain values, for the manifest and the log."""

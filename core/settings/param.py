@@ -116,6 +116,16 @@ def declared(cls: type[Any]) -> Mapping[str, Param]:
     return _DECLARED[cls]
 
 
+def checked_values(cls: type[Any], values: Mapping[str, object], kind: str) -> dict[str, Any]:
+    """Untrusted values of a class's declared fields, each converted and within its bounds. `kind`: what the error calls
+    such a setting. Raises SettingError for an unknown name or a bad value, with the names or the bounds."""
+    known = declared(cls)
+    for name in values:
+        if name not in known:
+            raise SettingError(f"There is no {kind} setting called {name!r}. Settings: {', '.join(known)}.")
+    return {name: known[name].check(value) for name, value in values.items()}
+
+
 def _completed(param: Param, name: str, base: Any, default: object) -> Param:
     """The Param with its name, type, choices and default."""
     value = default if isinstance(default, int | float | bool | str) else str(default)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
-from core.errors import SettingError
-from core.settings.param import Param, Value, declared
+from core.settings.param import Param, Value, checked_values, declared
 
 ANY_SEED = -1
 
@@ -138,9 +137,4 @@ class Sampling:
     @classmethod
     def checked(cls, **values: object) -> Sampling:
         """Build from untrusted values. Raises SettingError with the bounds."""
-        known = declared(cls)
-        for name in values:
-            if name not in known:
-                raise SettingError(f"There is no sampling setting called {name!r}. Settings: {', '.join(known)}.")
-        checked: dict[str, Any] = {n: known[n].check(v) for n, v in values.items()}
-        return cls(**checked)
+        return cls(**checked_values(cls, values, "sampling"))

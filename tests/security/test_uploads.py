@@ -112,6 +112,7 @@ def test_uploads_at_the_same_time_stay_below_the_limit_together(tmp_path: Path) 
 
 
 def test_an_upload_that_breaks_off_gives_its_room_back(tmp_path: Path) -> None:
+    (tmp_path / "tmp of the user's.txt").touch()
     with serving(storing(tmp_path, 100)) as port:
         with begun(port, 60, 100):
             eventually(lambda: bytes_in(tmp_path) == 60)
@@ -120,6 +121,7 @@ def test_an_upload_that_breaks_off_gives_its_room_back(tmp_path: Path) -> None:
         reply = httpx.post(f"http://127.0.0.1:{port}{UPLOAD}", content=b"x" * 100)
         assert (reply.status_code, bytes_in(tmp_path)) == (200, 100)
         assert httpx.post(f"http://127.0.0.1:{port}{UPLOAD}", content=b"x").status_code == 413
+        assert (tmp_path / "tmp of the user's.txt").exists()
         for file in tmp_path.rglob("file"):
             file.unlink()
         assert httpx.post(f"http://127.0.0.1:{port}{UPLOAD}", content=b"x").status_code == 200

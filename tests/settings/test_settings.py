@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated
 
 import pytest
 
 from core.errors import SettingError
 from core.settings.budget import Budget
+from core.settings.calibration import CalibrationSettings
 from core.settings.config import GROUPS, KINDS, Settings, params
+from core.settings.loading import LoadSpec
 from core.settings.lossy import LossySettings
 from core.settings.param import Choice, Param, declared
 from core.settings.pins import Pins
 from core.settings.registry import create, variants
+from core.settings.sampling import Sampling
 
 
 def grouped(settings: Settings) -> Iterator[tuple[Param, object]]:
@@ -96,3 +100,16 @@ def test_a_setting_without_a_default_is_refused() -> None:
 
     with pytest.raises(TypeError, match="width is a setting without a default"):
         declared(Careless)
+
+
+@pytest.mark.parametrize(
+    ("build", "kind"),
+    [
+        (Sampling.checked, "sampling"),
+        (partial(LoadSpec.checked, "demo"), "loading"),
+        (CalibrationSettings.checked, "calibration"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_known_ones(build: Callable[..., object], kind: str) -> None:
+    with pytest.raises(SettingError, match=f"no {kind} setting called 'budgets'. Settings: "):
+        build(budgets="50%")

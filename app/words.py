@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
+from hashlib import sha256
+from pathlib import PureWindowsPath
 from typing import Any
 
 from core.quality.interval import Share
@@ -12,6 +13,7 @@ from core.quality.report import agreed
 from core.settings.config import KINDS, params
 from core.settings.registry import variants
 
+MARK = 6  # hexadecimal digits of a model's id
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
 
@@ -85,10 +87,22 @@ def agreement(share: Share) -> str:
 
 
 def name_of(model: str) -> str:
-    """How a model is called on screen: the demo, its name on the Hugging Face hub, or the last part of its path."""
+    """How a model is called on screen."""
+    return "Demo model (bundled)" if model == "demo" else short_name(model)
+
+
+def model_id(model: str) -> str:
+    """How other programs know a model: by its name and a mark of its path, as models in two folders may have the same
+    name. Says nothing of this machine's folders."""
     if model == "demo":
-        return "Demo model (bundled)"
-    path = Path(model)
+        return model
+    mark = sha256(PureWindowsPath(model).as_posix().encode("utf-8", "surrogateescape")).hexdigest()
+    return f"{short_name(model)}@{mark[:MARK]}"
+
+
+def short_name(model: str) -> str:
+    """The demo's, a model's name on the Hugging Face hub, or the last part of its path."""
+    path = PureWindowsPath(model)  # which knows both separators: a store may come from another machine
     cached = next((p.parent.parent for p in (path, *path.parents) if p.parent.name == "snapshots"), None)
     if cached is not None and cached.name.startswith("models--"):
         repo = cached.name.removeprefix("models--").replace("--", "/")

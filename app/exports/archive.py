@@ -20,6 +20,7 @@ from app.exports.tables import DEFINITIONS, Tables, collect
 from app.store import Load, Store, StoreError
 from app.store.private import open_private, private_folder
 from app.store.stored import Unfit
+from app.words import model_id
 from core import __version__
 from core.errors import MoestroError
 
@@ -61,10 +62,10 @@ def write(
     except OSError as error:
         if error.errno in FULL:
             raise ExportError(
-                f"The disk is full: the export was not written to {path.parent}. Free some space, then "
+                "The disk is full: the export was not written to the data folder. Free some space, then "
                 "export again. Your chats are as they were."
             ) from error
-        raise ExportError(f"The export could not be written to {path}: {error.strerror or error}.") from error
+        raise ExportError(f"The export could not be written in the data folder: {error.strerror or error}.") from error
     return path
 
 
@@ -120,9 +121,9 @@ def manifest(of: str, loads: list[Load], tables: Tables) -> dict[str, object]:
                 **one.manifest,
                 "loaded": _utc(one.created),
                 "unloaded": _utc(one.ended),
-                "model": one.model,
+                "model": model_id(one.model),
                 "shape": {name: getattr(one.shape, name) for name in one.shape.__slots__},
-                "spec": one.spec,
+                "spec": {**one.spec, "model": model_id(one.model)},
                 "settings_at_load": one.settings,
             }
             for one in loads

@@ -8,6 +8,7 @@ from pathlib import Path
 from app.exports.archive import FULL, ExportError, NothingThere
 from app.store import Store, StoredTrace, StoreError
 from app.store.private import private_folder
+from app.words import model_id
 from core.errors import TraceError
 from core.trace import TraceWriter
 
@@ -32,7 +33,7 @@ def write(trace: StoredTrace, path: Path) -> Path:
                 trace.layers,
                 trace.experts,
                 trace.top_k,
-                model=trace.model,
+                model=model_id(trace.model),
                 model_hash=trace.model_hash,
                 beside=trace.beside,
             ) as writer:
@@ -49,10 +50,11 @@ def write(trace: StoredTrace, path: Path) -> Path:
         number = getattr(error, "errno", None) or getattr(error.__cause__, "errno", None)
         if number in FULL:
             raise ExportError(
-                f"The disk is full: the trace was not written to {path.parent}. Free some space, then "
+                "The disk is full: the trace was not written to the data folder. Free some space, then "
                 "try again. Your chats are as they were."
             ) from error
-        raise ExportError(f"The trace could not be written to {path}: {error}.") from error
+        reason = getattr(error.__cause__ or error, "strerror", None) or error
+        raise ExportError(f"The trace could not be written in the data folder: {reason}.") from error
     return path
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from app.exports.archive import NothingThere
 from app.store import Chat, Message, Store
+from app.words import model_id, short_name
 from core import __version__
 from core.errors import MoestroError
 
@@ -21,7 +22,7 @@ OPENED = re.compile(r"(.*?)(?:</think>|\Z)(.*)", re.DOTALL)
 def markdown(store: Store, chat: int) -> str:
     """The branch of a chat that is shown, a heading for each message, reasoning folded. Raises NothingThere."""
     told, messages = _read(store, chat, tree=False)
-    parts = [f"# {told.title}", f"{told.model}, {_utc(told.created)}"]
+    parts = [f"# {told.title}", f"{short_name(told.model)}, {_utc(told.created)}"]
     if told.system:
         parts += ["## System prompt", told.system]
     for message in messages:
@@ -38,7 +39,7 @@ def as_json(store: Store, chat: int) -> str:
         "moestro": __version__,
         "chat": told.id,
         "title": told.title,
-        "model": told.model,
+        "model": model_id(told.model),
         "created": _utc(told.created),
         "system": told.system,
         "shown": [message.id for message in store.chats.messages(chat)],

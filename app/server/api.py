@@ -14,7 +14,8 @@ from starlette.background import BackgroundTask
 
 from app.exports import archive
 from app.server import chat_list, errors, frames, prometheus, trace_files, transcripts
-from app.server.bodies import Bodies, RowId
+from app.server.bodies import Bodies
+from app.server.json_values import RowId
 from app.server.security.access import Access
 from app.server.security.gate import Gate
 from app.server.security.headers import SecurityHeaders
@@ -67,7 +68,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
         loading, job = host.loader.loading, host.importer.job
         return {
             "status": "ok",
-            "model": host.models.model,
+            "model": host.models.model_id,
             "busy": host.busy,
             "waiting": host.chats.waiting,
             "version": __version__,
@@ -87,7 +88,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
         headers = {"x-version": version, "cache-control": "no-store"}
         if since == version:
             return Response(status_code=204, headers=headers)
-        model = host.models.model
+        model = host.models.model_id
         quality = host.models.quality
         data = frames.encode(
             host.models.frame(layer),

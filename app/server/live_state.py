@@ -9,11 +9,11 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from app.server.bodies import RowId
+from app.server.json_values import RowId
 from app.services.host import Host
 from app.services.jobs import Job
 from app.services.progress import Answer
-from app.words import name_of
+from app.words import model_id, name_of
 from core.errors import MoestroError
 from core.policy.substitute.list_lengths import ListRule
 
@@ -62,7 +62,7 @@ def host_state(host: Host) -> dict[str, Any]:
             "state": "loading",
             "text": loading.text,
             "share": loading.share,
-            "stamp": f"loading {loading.model}",
+            "stamp": f"loading {model_id(loading.model)}",
         }
     ended = f"{id(loading)} {loading.state}" if loading is not None else ""
     return {

@@ -20,7 +20,7 @@ def text(host: Host) -> str:
 
 
 def _lines(host: Host) -> Iterator[str]:
-    totals, model = host.totals, host.models.model
+    totals, model = host.totals, host.models.model_id
     loaded: list[tuple[Labels, float]] = (
         [({"model": model, "format": host.models.format}, 1.0)] if model is not None else []
     )

@@ -10,7 +10,7 @@ from starlette.background import BackgroundTask
 
 from app.exports.archive import NothingThere
 from app.exports.traces import find, write
-from app.server.bodies import RowId
+from app.server.json_values import RowId
 from app.store import Store
 from core.errors import MoestroError
 

@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse, Response
 
 from app.exports import transcript
 from app.exports.archive import NothingThere
-from app.server.bodies import RowId
+from app.server.json_values import RowId
 from app.store import Store
 
 

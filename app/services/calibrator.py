@@ -19,7 +19,7 @@ from app.words import count
 from core.errors import MoestroError, SettingError
 from core.profile import PARTS, Profile
 from core.settings.calibration import CalibrationSettings
-from core.system.paths import expanded
+from core.system.paths import named_path
 from core.trace import Trace, open_trace
 
 CHOICES = {
@@ -191,7 +191,7 @@ class Calibrator:
             texts.append(reading.text.strip())
             named.append("a pasted text")
         if "path" in reading.kinds:
-            path = expanded(reading.path.strip().strip('"'))
+            path = named_path(reading.path)
             if path.suffix.lower() in TRACES:
                 traces.append(open_trace(path, engine.shape.experts))
             else:
@@ -230,7 +230,7 @@ class Calibrator:
         if "chats" in reading.kinds:
             number += sum(len(message["content"]) for chat in self.chats() for message in chat)
         if "path" in reading.kinds and reading.path.strip():
-            path = expanded(reading.path.strip().strip('"'))
+            path = named_path(reading.path)
             files = [path] if path.is_file() else islice((f for f in path.rglob("*") if f.is_file()), FILES)
             number += sum(file.stat().st_size for file in files)
         return number

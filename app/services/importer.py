@@ -15,7 +15,7 @@ from app.services.library import Library
 from app.store.database import Database
 from core.errors import MoestroError
 from core.settings.formats import FORMATS
-from core.system.paths import expanded
+from core.system.paths import named_path
 
 log = logging.getLogger("moestro.app")
 CHOICES = ("auto", *FORMATS)
@@ -133,12 +133,8 @@ class Importer:
             raise MoestroError("Say what to import: a folder, a GGUF file, or a name on the Hugging Face hub.")
         if format not in CHOICES:
             raise MoestroError(f"There is no format {format!r}. Choose one of: {', '.join(CHOICES)}.")
-        try:
-            target = expanded(out.strip().strip('"')) if out.strip() else None
-            taken = target is not None and target.exists()
-        except (OSError, ValueError):  # too long, or a character that no name can have
-            raise MoestroError("There can be no folder of the name given as output folder. Choose another.") from None
-        if taken:
+        target = named_path(out, what="output folder") if out.strip() else None
+        if target is not None and target.exists():
             raise MoestroError(
                 f"{target} exists already, and nothing is ever overwritten. Choose another output "
                 "folder, or delete it first."

@@ -10,6 +10,7 @@ from app.services.model_manager import ModelManager
 from app.services.own_answers import OwnAnswers
 from app.services.remembered import Remembered
 from app.store import Store
+from app.words import short_name
 from core.errors import BudgetError
 from core.settings.loading import LoadSpec
 from core.system.template_worker import RENDERER
@@ -104,9 +105,9 @@ class Loader:
         except Exception:
             if before is not None:
                 loading.fate = (
-                    f"{before} is still loaded."
+                    f"{short_name(before)} is still loaded."
                     if self._models.model == before
-                    else f"{before} had been unloaded to make room: load it again to go on."
+                    else f"{short_name(before)} had been unloaded to make room: load it again to go on."
                 )
             raise
         finally:
@@ -118,7 +119,7 @@ class Loader:
             raise BudgetError(fit.problem)
         loading.go_on()
         if self._models.loaded is not None and not beside:
-            loading.update(text=f"Unloading {self._models.model}")
+            loading.update(text=f"Unloading {short_name(self._models.model or '')}")
             self._models.drop()
         engine = self._type().load(spec, loading.progress, loading.cancelled, profile=self._profiles)
         try:

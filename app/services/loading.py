@@ -7,6 +7,7 @@ from typing import Any
 
 from app.services.engine_protocol import EngineProtocol
 from app.services.jobs import ModelJob
+from app.words import short_name
 from core.errors import MoestroError
 from core.settings.loading import LoadSpec
 
@@ -34,14 +35,17 @@ class Loading(ModelJob):
         super().__init__("Checking that it fits", model)
         self.fate = ""
         self.moved: dict[str, object] = {}  # settings changed meanwhile, for the new engine
-        self.done = f"{model} is ready"
-        self.unexpected = f"{model} could not be loaded because of an error inside Moestro. Its details are in the log."
+        self.short = short_name(model)
+        self.done = f"{self.short} is ready"
+        self.unexpected = (
+            f"{self.short} could not be loaded because of an error inside Moestro. Its details are in the log."
+        )
 
     def refusal(self, what: str) -> str:
-        return f"{self.model} is being loaded. Wait for it or cancel it, then {what}."
+        return f"{self.short} is being loaded. Wait for it or cancel it, then {what}."
 
     def no_answer(self) -> str:
-        return f"{self.model} is still being loaded. Ask again when it is ready."
+        return f"{self.short} is still being loaded. Ask again when it is ready."
 
     def outcome(self, error: Exception | None) -> dict[str, Any]:
         fields = super().outcome(error)

@@ -13,6 +13,7 @@ from app.services.jobs import CLOSING, JobRunner
 from app.services.loading import Loaded, Loading
 from app.services.remembered import Remembered
 from app.store import Store
+from app.words import model_id
 from core.errors import BusyError, ModelError, MoestroError
 from core.profile import Profile
 from core.quality.report import Quality
@@ -81,8 +82,13 @@ class ModelManager:
 
     @property
     def model(self) -> str | None:
-        """The name of the loaded model, or None."""
+        """The path of the loaded model, "demo", or None."""
         return spec.model if (spec := self.spec) is not None else None
+
+    @property
+    def model_id(self) -> str | None:
+        """The loaded model as other programs know it, or None."""
+        return model_id(name) if (name := self.model) is not None else None
 
     @property
     def load_id(self) -> int | None:

@@ -95,7 +95,7 @@ class Operator(threading.Thread):
             return self._score.refused("load")
         self._until(lambda: self._http.json("/healthz")["loading"] is None, "a load")
         loaded = self._http.json("/healthz")["model"]
-        if loaded != model:
+        if str(loaded).partition("@")[0] != Path(model).name:
             self._page = Page(self._http, self._dice)
             self._score.error(f"load: {model} as {format} was not loaded, {loaded} is")
         else:

@@ -67,36 +67,51 @@ class Constraints:
     def of(self, sampling: Sampling, prompt: int) -> Constraint:
         """The constraint of an answer after `prompt` tokens to the schema or grammar of its request. Raises PromptError
         for one that cannot be kept to."""
-        vocabulary, matcher = self._library
-        try:
-            if sampling.grammar:
-                grammar = matcher.grammar_from_lark(sampling.grammar)
-            else:
-                grammar = matcher.grammar_from_json_schema(sampling.schema, dict(FORM))
-        except ValueError as error:
-            raise refused(str(error)) from None
-        made = matcher(vocabulary, grammar, log_level=0)
+        grammar = require(sampling)
+        made = _matcher()(self._vocabulary, grammar, log_level=0)
         if made.is_error():
             raise refused(made.get_error())
         return Constraint(made, prompt, self._prompt.tokenizer if self._prompt.opens_reasoning else None)
 
     @cached_property
-    def _library(self) -> tuple[Any, Any]:
-        """The tokenizer as the library has it, made once, and the library's matcher."""
-        try:
-            from llguidance import LLMatcher
-            from llguidance.hf import from_tokenizer
-        except ImportError:
-            raise PromptError(NOT_INSTALLED) from None
+    def _vocabulary(self) -> Any:
+        """The tokenizer as the library has it, made once."""
+        from llguidance.hf import from_tokenizer
+
         if not self._prompt.ends:
             raise PromptError(NO_END)
         try:
-            return from_tokenizer(self._prompt.tokenizer, eos_token=sorted(self._prompt.ends)), LLMatcher
+            return from_tokenizer(self._prompt.tokenizer, eos_token=sorted(self._prompt.ends))
         except ValueError:  # it is none of those that the library reads
             raise PromptError(NO_END) from None
 
 
+def require(sampling: Sampling) -> str:
+    """The schema or grammar of a request as the library has it. Raises PromptError for one that no model's answers can
+    keep to."""
+    matcher = _matcher()
+    try:
+        if sampling.grammar:
+            grammar: str = matcher.grammar_from_lark(sampling.grammar)
+        else:
+            grammar = matcher.grammar_from_json_schema(sampling.schema, dict(FORM))
+        wrong = matcher.validate_grammar(grammar)
+    except ValueError as error:
+        wrong = str(error)
+    if wrong:
+        raise refused(wrong)
+    return grammar
+
+
+def _matcher() -> Any:
+    try:
+        from llguidance import LLMatcher
+    except ImportError:
+        raise PromptError(NOT_INSTALLED) from None
+    return LLMatcher
+
+
 def refused(error: str) -> PromptError:
     """Of a schema, with what the library says of it."""
-    first = error.strip().splitlines()[0][:SHOWN] if error.strip() else "it cannot be used"
-    return PromptError(f"The answer cannot keep to this JSON schema: {first}. Change it, or leave it out.")
+    reason = " ".join(error.split())[:SHOWN] or "it cannot be used"
+    return PromptError(f"The answer cannot keep to this JSON schema: {reason}. Change it, or leave it out.")

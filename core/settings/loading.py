@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from core.errors import SettingError
 from core.settings.budget import host_memory
 from core.settings.config import Settings
 from core.settings.formats import DENSE, LOADABLE
 from core.settings.param import Param, Value, checked_values, declared
+from core.system.paths import named_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,8 @@ class LoadSpec:
     @classmethod
     def checked(cls, model: str, settings: Settings | None = None, **values: object) -> LoadSpec:
         """Build from untrusted values. Raises SettingError with the bounds."""
+        if model != "demo":
+            named_path(model, SettingError)
         return cls(model=model, settings=settings or Settings(), **checked_values(cls, values, "loading"))
 
     def describe(self) -> dict[str, Value]:

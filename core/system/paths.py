@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 from core.errors import MoestroError
-from core.system.reading import shown
+from core.system.reading import Refusal, reason, shown
+
+SHOWN = 80  # characters of a text that is no path
 
 
 def expanded(path: str | Path) -> Path:
@@ -25,3 +27,17 @@ def expanded(path: str | Path) -> Path:
             f"{shown(text)} names no place: {shown(user)} is not the home folder of a user of this machine. Give the "
             "whole path."
         ) from None
+
+
+def named_path(text: str, error: Refusal = MoestroError, what: str = "file or folder") -> Path:
+    """A path as typed into a field: as `expanded`, without blanks and quotes around it. Nothing has to be there. Raises
+    `error` for what no file system takes.
+    """
+    try:
+        path = expanded(text.strip().strip('"'))
+        path.exists()
+        return path
+    except MoestroError as problem:
+        raise error(str(problem)) from None
+    except (OSError, ValueError) as problem:  # too long, say
+        raise error(f"There can be no {what} {shown(text)[:SHOWN]!r}: {reason(problem)}.") from None

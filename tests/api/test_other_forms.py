@@ -317,5 +317,6 @@ def test_an_answer_that_fails_in_a_stream_is_an_event(start: Start, path: str) -
     client, _, _ = start(generate=fail)
     asked = {"messages": [{"role": "user", "content": "x"}], "input": "x", "stream": True}
     name, data = events(client.post(f"/v1/{path}", json=asked).text)[-1]
-    assert (name, data["type"], data["error"]["type"]) == ("error", "error", "server_error")
+    kind = {"messages": "api_error", "responses": "server_error"}[path]
+    assert (name, data["type"], data["error"]["type"]) == ("error", "error", kind)
     assert client.post(f"/v1/{path}", json={**asked, "stream": False}).status_code == 500

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,13 @@ from fastapi.testclient import TestClient
 
 from app.server import bodies
 from app.server.api import build_app
-from app.server.bodies import MB, MOST_BYTES, MOST_DEPTH, MOST_UPLOADED, wrong_with
+from app.server.bodies import KB, MB, MOST_BYTES, MOST_TOGETHER, MOST_UPLOADED
+from app.server.json_values import MOST_DEPTH, wrong_with
 from app.services.host import Host
 from app.store import StoreError
 from core.errors import MoestroError
 from tests.app.conftest import WAIT_S, open_host
-from tests.app.served import ask, post, serving
+from tests.app.served import EndlessEngine, ask, eventually, post, serving
 
 HOME = "http://127.0.0.1:7860"
 COMPLETE = "/v1/chat/completions"
@@ -33,14 +36,17 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     host.close()
 
 
+def uploading(app: FastAPI) -> None:
+    """In place of Gradio's own route."""
+
+    @app.post("/gradio_api/upload")
+    async def upload(request: Request) -> int:
+        return sum([len(part) async for part in request.stream()])
+
+
 @pytest.fixture(scope="module")
 def client(host: Host) -> Iterator[TestClient]:
-    def ui(app: FastAPI) -> None:
-        @app.post("/gradio_api/upload")
-        async def upload(request: Request) -> int:
-            return sum([len(part) async for part in request.stream()])
-
-    with TestClient(build_app(host, ui), base_url=HOME, raise_server_exceptions=False) as client:
+    with TestClient(build_app(host, uploading), base_url=HOME, raise_server_exceptions=False) as client:
         yield client
 
 
@@ -58,13 +64,15 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_limits_are_those_of_the_documents() -> None:
-    assert (MOST_BYTES, MOST_UPLOADED) == (16 * MB, 65 * MB)
+    assert (MOST_BYTES, MOST_UPLOADED, MOST_TOGETHER) == (16 * MB, 65 * MB, 64 * MB)
+    assert (bodies.SMALL, bodies.PIECE, bodies.PIECE_S) == (64 * KB, MB, 30.0)
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(("path", "most"), [(COMPLETE, 2), ("/gradio_api/run/predict", 3)])
+@pytest.mark.parametrize("path", [COMPLETE, "/gradio_api/run/predict"])
 @pytest.mark.parametrize("content", [lambda size: b"x" * size, chunks], ids=["length", "chunked"])
-def test_a_body_beyond_the_limit_is_refused(client: TestClient, path: str, most: int, content: Any) -> None:
+def test_a_body_beyond_the_limit_is_refused(client: TestClient, path: str, content: Any) -> None:
+    most = 2
     answer = client.post(path, content=content(most * MB + 1), headers=JSON)
     assert answer.status_code == 413
     told = f"The request is larger than {most} MB, and no more is read. Send less."
@@ -74,10 +82,12 @@ def test_a_body_beyond_the_limit_is_refused(client: TestClient, path: str, most:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("content", [lambda size: b"x" * size, chunks], ids=["length", "chunked"])
-def test_an_upload_may_be_larger_but_not_without_end(client: TestClient, content: Any) -> None:
-    assert client.post("/gradio_api/upload", content=content(2 * MB + 1)).json() == 2 * MB + 1
-    assert client.post("/gradio_api/upload", content=content(3 * MB + 1)).status_code == 413
+def test_an_upload_may_be_larger_but_not_without_end(client: TestClient) -> None:
+    assert client.post("/gradio_api/upload", content=b"x" * (2 * MB + 1)).json() == 2 * MB + 1
+    assert client.post("/gradio_api/upload", content=b"x" * (3 * MB + 1)).status_code == 413
+    assert client.post("/gradio_api/upload", content=chunks(5)).status_code == 411, "its size has to be declared"
+    claimed = {"content-length": "5", "transfer-encoding": "chunked"}
+    assert client.post("/gradio_api/upload", content=chunks(5), headers=claimed).status_code == 411
 
 
 def test_a_sender_of_40_mb_hears_why_it_was_refused(host: Host) -> None:
@@ -88,6 +98,66 @@ def test_a_sender_of_40_mb_hears_why_it_was_refused(host: Host) -> None:
         with post(port, b"") as client:  # a client that goes in the middle of its body
             client.sendall(f"POST {COMPLETE} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 99\r\n\r\nx".encode())
         assert httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=WAIT_S).status_code == 200
+
+
+def begun(port: int, sent: int, declared: int, path: str = COMPLETE) -> socket.socket:
+    """A connection whose body has not arrived whole."""
+    client = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {declared}"
+    client.sendall(head.encode() + b"\r\n\r\n" + b" " * sent)
+    return client
+
+
+@pytest.mark.parametrize("path", [COMPLETE, "/v1/messages", "/gradio_api/upload"])
+def test_a_body_that_stalls_is_given_up(host: Host, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setattr(bodies, "PIECE_S", 0.1)
+    with serving(build_app(host, uploading)) as port, begun(port, 10, 20, path) as client:
+        reply = HTTPResponse(client)
+        reply.begin()
+        assert (reply.status, reply.getheader("connection")) == (408, "close")
+        assert "The body arrives too slowly" in reply.read().decode()
+
+
+def test_slow_bodies_take_up_no_more_than_they_may_and_small_ones_are_still_read(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "MOST_TOGETHER", 300 * KB)
+    large = b" " * 300 * KB + json.dumps(ask("hello", max_tokens=1)).encode()
+    with serving(build_app(host)) as port:
+        url = f"http://127.0.0.1:{port}"
+
+        def sent(body: bytes, path: str = COMPLETE) -> httpx.Response:
+            return httpx.post(url + path, content=body, headers=JSON, timeout=WAIT_S)
+
+        assert sent(large).status_code == 200
+        slow = [begun(port, 160 * KB, 200 * KB) for _ in range(12)]
+        eventually(lambda: sent(large).status_code == 503)
+        answer = sent(large, "/v1/messages")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, str(bodies.RETRY_S))
+        assert answer.json()["error"]["type"] == "overloaded_error"
+        assert sent(json.dumps(ask("hello", max_tokens=1)).encode()).status_code == 200
+        assert httpx.get(f"{url}/healthz", timeout=WAIT_S).status_code == 200
+        for client in slow:
+            client.close()
+        eventually(lambda: sent(large).status_code == 200)
+
+
+def test_a_body_is_counted_until_its_answer_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As FastAPI keeps it so long."""
+    monkeypatch.setattr(bodies, "MOST_TOGETHER", 300 * KB)
+    host = open_host(tmp_path, EndlessEngine.fresh())
+    large = b" " * 300 * KB + json.dumps(ask("hello", stream=True)).encode()
+    try:
+        with serving(build_app(host)) as port:
+            with post(port, large) as client:
+                assert client.recv(12) == b"HTTP/1.1 200"
+                answer = httpx.post(f"http://127.0.0.1:{port}{COMPLETE}", content=large, headers=JSON, timeout=WAIT_S)
+                assert answer.status_code == 503
+            eventually(lambda: not host.busy)
+            with post(port, large) as client:
+                assert client.recv(12) == b"HTTP/1.1 200"
+    finally:
+        host.close()
 
 
 def test_a_text_far_beyond_the_context_is_refused_before_it_is_read(client: TestClient, host: Host) -> None:
@@ -137,6 +207,18 @@ def test_json_that_nothing_behind_could_take_is_refused(client: TestClient, body
     answer = client.post("/gradio_api/run/predict", content=body, headers=JSON)
     assert answer.status_code == (400 if wrong else 404), "there is nothing behind this path here"
     assert wrong in answer.text
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["Application/JSON", "application/vnd.api+JSON", "APPLICATION/json; charset=utf-16", "text/plain", "", "x", None],
+)
+@pytest.mark.parametrize("path", [COMPLETE, "/v1/messages", "/gradio_api/run/predict"])
+def test_whatever_the_content_type_says_json_is_checked(client: TestClient, path: str, kind: str | None) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    answer = client.post(path, content=nested(MOST_DEPTH + 1), headers=headers)
+    assert answer.status_code == 400
+    assert "inside one another" in answer.text
 
 
 @pytest.mark.parametrize("number", [2**63, 10**30, -1])

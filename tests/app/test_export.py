@@ -188,7 +188,7 @@ def test_the_manifest_explains_every_column(two_chats: tuple[Host, int, int], tm
         assert list(table.columns) == list(manifest["definitions"][name])
         assert all(sentence.endswith(".") for sentence in manifest["definitions"][name].values())
     [load] = manifest["loads"]
-    assert (load["model"], load["model_hash"], load["device"]) == (host.models.model, "fake", "cpu")
+    assert (load["model"], load["model_hash"], load["device"]) == (host.models.model_id, "fake", "cpu")
     assert load["format"] == "checkpoint"
     assert load["shape"]["experts"] == 16
     assert load["settings_at_load"]["budget"] == "50%"

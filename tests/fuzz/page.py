@@ -20,7 +20,9 @@ from tests.fuzz.mutant import Mutant
 from tests.fuzz.oracle import ROOT
 from tests.fuzz.request import Refused, Requests
 
-BODY = "body.json"
+BODY, SENT = "body.json", "sent.json"
+KINDS = ("Application/JSON", "application/json; charset=utf-16", "application/x+json", "text/plain", "", "\xff/json")
+ENCODINGS = ("utf-8-sig", "utf-16", "utf-16-be", "utf-32-le")
 OURS = (f"{ROOT}/app/", f"{ROOT}/core/")
 FILE = {"path": "/etc/hostname", "url": None, "orig_name": "x.trace", "meta": {"_type": "gradio.FileData"}}
 
@@ -63,6 +65,7 @@ class Pages(Requests):
         ]
         (folder / "events.json").write_text(json.dumps(bodies))
         (folder / BODY).write_text(json.dumps(bodies[0]))
+        (folder / SENT).write_text(json.dumps({"kind": "application/json", "encoding": "utf-8"}))
 
     def draw(self, rng: Random, sample: str, folder: Path) -> list[Change]:
         event = rng.choice(json.loads((folder / "events.json").read_text()))
@@ -72,7 +75,10 @@ class Pages(Requests):
         try:
             for _ in range(how_many(rng)):
                 roll = rng.random()
-                if roll < 0.08:
+                if roll < 0.04:
+                    name, values = rng.choice((("kind", KINDS), ("encoding", ENCODINGS)))
+                    changes.append({"do": "set", "file": SENT, "at": [name], "raw": json.dumps(rng.choice(values))})
+                elif roll < 0.08:
                     changes.append(byte_change(rng, folder, BODY))
                 elif roll < 0.2 and event["data"]:
                     at = ["data", rng.randrange(len(event["data"]))]
@@ -84,13 +90,15 @@ class Pages(Requests):
         return changes
 
     def use(self, folder: Path, mutant: Mutant) -> dict[str, Any]:
-        client = self.client()
+        client, sent, body = self.client(), json.loads((folder / SENT).read_text()), (folder / BODY).read_bytes()
         self._errors.clear()
+        if sent["encoding"] != "utf-8":
+            body = body.decode("utf-8", "replace").encode(sent["encoding"])
         with client.stream(
             "POST",
             "/gradio_api/run/predict",
-            content=(folder / BODY).read_bytes(),
-            headers={"content-type": "application/json"},
+            content=body,
+            headers={"content-type": sent["kind"].encode("latin-1")},
         ) as reply:
             told = reply.read()
         self._settle()

@@ -10,9 +10,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from fastapi.testclient import TestClient
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
 from app.server.security import hosts
 from app.server.security.access import Access
+from app.server.security.gate import Gate
 from core.errors import MoestroError
 from tests.security.asking import LAN, TOKEN, ask, gate
 
@@ -31,6 +34,7 @@ NOT_OURS = [
     " ",
     "127.0.0.1:7860, evil.example",
     "169.254.1.1",
+    "127.0.0.1:99999",  # no port, and Gradio fails on it
 ]
 FOREIGN = [
     "http://evil.example",
@@ -201,3 +205,17 @@ def test_anthropic_s_clients_bring_the_token_in_a_header_of_their_own() -> None:
     app = gate(Access("192.168.1.5", TOKEN))
     assert ask(app, ("host", "192.168.1.5"), ("x-api-key", TOKEN))[0] == 200
     assert ask(app, ("host", "192.168.1.5"), ("x-api-key", TOKEN[:-1]))[0] == 401
+
+
+def test_what_a_client_says_of_a_proxy_does_not_pass() -> None:
+    passed: list[bytes] = []
+
+    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+        passed.extend(name for name, _ in scope["headers"])
+        await PlainTextResponse("inside")(scope, receive, send)
+
+    claims = ("forwarded", "x-forwarded-host", "x-forwarded-proto", "x-gradio-server", "x-real-ip", "x-original-url")
+    app = Gate(inside, Access("127.0.0.1", TOKEN))
+    headers = [(name, "evil.example") for name in claims]
+    assert ask(app, ("host", OURS[0]), ("x-api-key", TOKEN), ("accept", "*/*"), *headers)[0] == 200
+    assert passed == [b"host", b"accept"]

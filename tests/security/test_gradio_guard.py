@@ -121,6 +121,32 @@ def test_what_is_no_event_is_refused(client: TestClient, body: bytes) -> None:
     assert reply.status_code == 400
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32", "utf-32-be"])
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [("application/json", 200), ("Application/JSON; charset=x", 200), ("text/plain", 415), ("", 415), (None, 415)],
+)
+def test_an_event_in_any_encoding_is_taken_or_refused(
+    client: TestClient, encoding: str, kind: str | None, status: int
+) -> None:
+    """Gradio's own validation fails on bytes that are no UTF-8, and responds 500."""
+    config = client.get("/config").json()
+    number = next(one["id"] for one in config["dependencies"] if not one["inputs"] and one.get("backend_fn", True))
+    body = json.dumps({"data": [], "fn_index": number, "session_hash": "me"}).encode(encoding)
+    headers = {} if kind is None else {"content-type": kind}
+    reply = client.post("/gradio_api/run/predict", content=body, headers=headers)
+    assert reply.status_code == status, reply.text
+
+
+def test_gradio_reads_the_values_that_were_checked(client: TestClient) -> None:
+    """Of two fields with one name, or of a number that is written strangely, there is only one reading."""
+    config = client.get("/config").json()
+    number = next(one["id"] for one in config["dependencies"] if not one["inputs"] and one.get("backend_fn", True))
+    body = f'{{"data": [], "fn_index": 99999, "fn_index": {number}, "session_hash": "me"}}'.encode()
+    reply = client.post("/gradio_api/run/predict", content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 200
+
+
 def test_routes_that_the_dashboard_does_not_use_do_not_answer(client: TestClient, page: FastAPI) -> None:
     mounted: Any = page.routes[-1]
     known = set(routes(mounted.app))
@@ -150,6 +176,7 @@ def test_routes_that_the_dashboard_does_not_use_do_not_answer(client: TestClient
         "/ui/deck/deck.html",
         "/assets/../../serve.py",
         "/static/..%2f..%2froutes.py",
+        "/assets/" + "a" * 5000,
     ],
 )
 def test_no_source_is_served(client: TestClient, path: str) -> None:
@@ -164,11 +191,14 @@ def test_where_a_proxy_claims_to_be_is_not_believed(client: TestClient) -> None:
         "forwarded": "host=evil.example",
         "x-forwarded-for": "10.0.0.1",
         "x-forwarded-prefix": "/evil",
+        "x-gradio-server": "http://evil.example",
+        "x-original-host": "evil.example",
     }
     assert plain == HOME
     for path in ("/", "/config"):
-        assert "evil" not in client.get(path, headers=told).text
-        assert json.dumps(HOME)[1:-1] in client.get(path, headers=told).text
+        for headers in (told, *({name: value} for name, value in told.items())):
+            text = client.get(path, headers=headers).text
+            assert "evil" not in text and json.dumps(HOME)[1:-1] in text, headers
 
 
 def test_a_gradio_that_does_not_check_is_not_used() -> None:

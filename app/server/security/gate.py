@@ -3,7 +3,8 @@
 A page of another site can make a browser send requests here, but can neither forge `Host` and `Origin` nor read our
 cookie. Opening `/?token=...` sets the token as a cookie that scripts cannot read and other sites' pages do not send,
 and redirects to the address without it; a program sends `Authorization: Bearer`, or `X-Api-Key` as Anthropic's clients
-do. Pages of the origins that the user allows may use the API, and nothing else.
+do. Pages of the origins that the user allows may use the API, and nothing else. Headers in which a client says under
+which address, or for whom, it came do not pass: Gradio would make its page's root of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.server.errors import API, problem
+from app.server.errors import API, ApiError, refusal
 from app.server.security.access import Access
 from app.server.security.hosts import named_host
 
@@ -26,6 +27,7 @@ NO_TOKEN = (
     "This Moestro asks for a token. Open the address that it printed when it was started; it ends in "
     "?token=... Programs send the header Authorization: Bearer TOKEN."
 )
+CLAIMS = (b"forwarded", b"x-")  # what a proxy would say of the way to here; there is none, so nobody is believed
 PREFLIGHT = {
     "access-control-allow-methods": "GET, POST",
     "access-control-allow-headers": "*, Authorization",
@@ -64,7 +66,8 @@ class Gate:
         if guest:
             send = allowing(guest, send)
         if answer is None:
-            await self.app(scope, receive, send)
+            kept = [one for one in scope["headers"] if not one[0].startswith(CLAIMS)]
+            await self.app({**scope, "headers": kept}, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
@@ -109,7 +112,7 @@ class Gate:
             return answer
         if not brought and any(self.access.known(token) for token in tokens(headers, cookie)):
             return None
-        return refusal(headers, scope, url)
+        return without_token(headers, scope, url)
 
 
 def tokens(headers: Headers, cookie: str) -> list[str]:
@@ -155,7 +158,7 @@ def foreign(headers: Headers, scope: Scope) -> Response | None:
 
 def told(scope: Scope, status: int, text: str) -> Response:
     """A refusal, for the API in its own form."""
-    return problem(status, text) if of_api(scope) else PlainTextResponse(text, status)
+    return refusal(scope, ApiError(text, status=status)) if of_api(scope) else PlainTextResponse(text, status)
 
 
 def of_api(scope: Scope) -> bool:
@@ -172,13 +175,13 @@ def origin_host(origin: str) -> str | None:
     return found.netloc.lower() if found.scheme in ("http", "https") and found.netloc else None
 
 
-def refusal(headers: Headers, scope: Scope, url: str) -> Response:
+def without_token(headers: Headers, scope: Scope, url: str) -> Response:
     """401 in the client's format; for the health route only whether the server is running."""
     if scope["path"] == "/healthz" and scope.get("method") in ("GET", "HEAD"):
         return JSONResponse({"status": "ok"})
     asked = {"www-authenticate": 'Bearer realm="Moestro"', "cache-control": "no-store"}
     if of_api(scope):
-        return problem(401, NO_TOKEN, code="invalid_api_key", headers=asked)
+        return refusal(scope, ApiError(NO_TOKEN, code="invalid_api_key", status=401), asked)
     if "text/html" in headers.get("accept", ""):
         return HTMLResponse(REFUSED.format(url=escape(url)), 401, asked)
     return PlainTextResponse(NO_TOKEN, 401, asked)

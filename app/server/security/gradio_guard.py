@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.server.bodies import UPLOAD, replayed
 
 if TYPE_CHECKING:
     from app.server.security.events import Events
@@ -30,15 +34,15 @@ ROUTES = {
     "/robots.txt",
     "/manifest.json",
     EVENTS,
-    "/gradio_api/upload",
+    UPLOAD,
     "/gradio_api/upload_progress",
     "/gradio_api/app_id",
 }  # asked for by a page whose event the server did not get: once it answers, it reloads
 FOLDERS = ("/assets/", "/static/")
+LONGEST = 255  # characters of the path of a file in them; file systems fail on far longer ones
 FILE = "/gradio_api/file="
 NO_EVENT = "This is not an event of the dashboard."
 IDLE_S = 60.0
-FORWARDED = (b"x-forwarded-", b"forwarded")  # Gradio would build its links from them, whoever sent them
 
 
 def mark_launched(blocks: Any) -> None:
@@ -82,41 +86,33 @@ class GradioGuard:
         elif not served(scope["path"]):
             await PlainTextResponse("There is no such page.", 404)(scope, receive, send)
         else:
-            scope = {**scope, "headers": [one for one in scope["headers"] if not one[0].startswith(FORWARDED)]}
             await (self._event if scope["path"] == EVENTS else self.app)(scope, receive, send)
 
     async def _event(self, scope: Scope, receive: Receive, send: Send) -> None:
-        parts = []
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            parts.append(message.get("body", b""))
-            if not message.get("more_body"):
-                break
-        body = b"".join(parts)
+        """Pass on an event that the page could have sent, written anew: Gradio reads the very values checked here."""
+        if not is_json(Headers(scope=scope).get("content-type", "")):
+            await JSONResponse({"error": f"{NO_EVENT} It is sent as application/json."}, 415)(scope, receive, send)
+            return
         try:
-            wrong = self._wrong(json.loads(body, parse_constant=_refuse))
+            event = json.loads(await Request(scope, receive).body(), parse_constant=_refuse)
+            wrong = self._wrong(event)
         except (ValueError, RecursionError):
             wrong = NO_EVENT
         if wrong:
             await JSONResponse({"error": wrong}, 400)(scope, receive, send)
             return
-        given = False
-
-        async def again() -> Message:
-            nonlocal given
-            if given:
-                return await receive()
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self.app(scope, again, send)
+        await self.app(scope, replayed(json.dumps(event).encode(), receive), send)
 
     def _wrong(self, event: object) -> str:
         if not all(uploaded(path) for path in named_files(event)):
             return "Only a file that was uploaded can be used."
         return self._events.wrong(event)
+
+
+def is_json(content_type: str) -> bool:
+    """Whether a Content-Type header names JSON, as FastAPI decides it."""
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def _refuse(constant: str) -> None:
@@ -127,7 +123,7 @@ def served(path: str) -> bool:
     """Whether the dashboard uses this Gradio route."""
     if path.startswith(FILE):
         return uploaded(path.removeprefix(FILE))
-    return path in ROUTES or path.startswith(FOLDERS)
+    return path in ROUTES or (path.startswith(FOLDERS) and len(path) <= LONGEST)
 
 
 def named_files(value: object) -> Iterator[str]:

@@ -11,7 +11,8 @@ import psutil
 
 EVERYWHERE = ("0.0.0.0", "::", "")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/@?#\s]+))(?::\d{1,5})?")
+LAST_PORT = 65535
+HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/@?#\s]+))(?::([0-9]{1,5}))?")
 
 
 def plain(address: str) -> str:
@@ -66,7 +67,9 @@ def urls(address: str, port: int) -> list[str]:
 def named_host(header: str) -> str | None:
     """The name or address in a Host header, in lower case without port and brackets; None if invalid."""
     found = HOST.fullmatch(header)
-    return (found[1] or found[2]).lower() if found else None
+    if found is None or int(found[3] or 0) > LAST_PORT:
+        return None
+    return (found[1] or found[2]).lower()
 
 
 def _local(address: str) -> bool:

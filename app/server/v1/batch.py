@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from app.batch.lines import Line
 from app.batch.records import answered, refused
-from app.server.errors import TOO_LONG, ApiError, form
+from app.server.errors import TOO_LONG, ApiError, field_error
 from app.server.v1.chat import ChatBody, ChatForm
 from app.server.v1.completion import CompletionBody, CompletionForm
 from app.server.v1.contents import chat_of
@@ -84,11 +84,7 @@ class ByEngine:
                 self._heard(step)
             if piece.error:
                 asked.pop(number)
-                put(
-                    refused(
-                        one.line, piece.error, error=form(400, piece.error, code=TOO_LONG if piece.too_long else None)
-                    )
-                )
+                put(_refused(one.line, ApiError(piece.error, code=TOO_LONG if piece.too_long else None)))
             elif piece.piece is not None:
                 got = piece.piece
                 one.tokens += [got.logprob] if got.logprob is not None else []
@@ -108,8 +104,7 @@ class ByEngine:
             body: Any = kind.model_validate(line.body)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ApiError(f"{where}: {first['msg']}.", where) from None
+            raise field_error(first, first["loc"]) from None
         body.check()
         sampling = body.sampling(self._base)
         if isinstance(body, CompletionBody):
@@ -135,5 +130,5 @@ class ByEngine:
 
 
 def _refused(line: Line, error: MoestroError) -> dict[str, Any]:
-    param, code = (error.param, error.code) if isinstance(error, ApiError) else (None, None)
-    return refused(line, str(error), error=form(400, str(error), param, code))
+    known = error if isinstance(error, ApiError) else ApiError(str(error))
+    return refused(line, str(known), error=known.openai())

@@ -78,7 +78,7 @@ def reply(host: Host, body: ChatBody) -> Reply:
     sampling = with_tools(sampling, offer, body.limit, body.parallel_tool_calls)
     answer = host.chats.complete(Chat(messages, offer.tools) if offer.tools else messages, sampling)
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    form = ChatForm(host.models.model, sampling.logprobs is not None, usage)
+    form = ChatForm(host.models.model_id, sampling.logprobs is not None, usage)
     return Reply(host, answer, form, chat_parts(host, offer.tools), bool(body.stream))
 
 
@@ -116,8 +116,8 @@ class ChatForm:
             yield self._chunk(None, usage=result.usage)
         yield DONE
 
-    def failing(self, error: dict[str, Any]) -> Iterable[str]:
-        yield data({"error": error})
+    def failing(self, error: ApiError) -> Iterable[str]:
+        yield data({"error": error.openai()})
         yield DONE
 
     def whole(self, result: Result) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def reply(host: Host, body: CompletionBody) -> Reply:
     sampling = body.sampling(host.chats.sampling)
     answer = host.chats.complete(body.text(), sampling)
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    form = CompletionForm(host.models.model, sampling.logprobs is not None, usage)
+    form = CompletionForm(host.models.model_id, sampling.logprobs is not None, usage)
     return Reply(host, answer, form, None, bool(body.stream))
 
 
@@ -97,8 +97,8 @@ class CompletionForm:
             yield data({**self._chunk(), "choices": [], "usage": result.usage.openai()})
         yield DONE
 
-    def failing(self, error: dict[str, Any]) -> Iterable[str]:
-        yield data({"error": error})
+    def failing(self, error: ApiError) -> Iterable[str]:
+        yield data({"error": error.openai()})
         yield DONE
 
     def whole(self, result: Result) -> dict[str, Any]:

@@ -16,7 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.server.errors import ApiError
 from app.services.host import Host
-from core.errors import SettingError
+from app.words import model_id, short_name
+from core.errors import PromptError, SettingError
+from core.session.constraint import require
 from core.settings.param import declared
 from core.settings.sampling import Sampling
 
@@ -135,22 +137,33 @@ def with_schema(sampling: Sampling, field: str, form: Any) -> Sampling:
         raise ApiError(
             f"{field} cannot be honoured: there are the types text, json_object, and json_schema with a schema.", field
         )
-    return replace(sampling, schema=json.dumps(schema))
+    return possible(replace(sampling, schema=json.dumps(schema)), field)
+
+
+def possible(sampling: Sampling, field: str) -> Sampling:
+    """The same, if an answer can keep to its schema or grammar, which `field` asks for. Raises ApiError."""
+    try:
+        require(sampling)
+    except PromptError as error:
+        raise ApiError(f"{field}: {error}", field) from None
+    return sampling
 
 
 def names(host: Host) -> list[str]:
-    """The names of the loaded model in requests: its own, and of a folder or a repository also the last part of it."""
+    """The names of the loaded model in requests: its id, its name, and the last part of that where it is one of the
+    Hugging Face hub."""
     model = host.models.model
     if model is None:
         return []
-    short = re.split(r"[/\\]", model.rstrip("/\\"))[-1]
-    return [model] if short in ("", model) else [model, short]
+    short = short_name(model)
+    return list(dict.fromkeys([model_id(model), short, short.rpartition("/")[2]]))
 
 
 def require_model(host: Host, name: str | None) -> None:
-    """Raises ApiError when a request names another model than the loaded one."""
+    """Raises ApiError when a request names another model than the loaded one. Its path is a name as well, and not said
+    to anybody."""
     known = names(host)
-    if name is None or not known or name in known:
+    if name is None or not known or name in (*known, host.models.model):
         return
     raise ApiError(
         f"The model {name[:80]!r} is not loaded here. The loaded one is {' or '.join(map(repr, known))}.",

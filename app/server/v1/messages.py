@@ -78,7 +78,7 @@ def reply(host: Host, body: MessagesBody) -> Reply:
     messages, offer = prompt(host, body)
     sampling = with_schema(body.sampling(host.chats.sampling), "output_format", body.output_format)
     sampling = with_schema(sampling, "output_config.format", (body.output_config or {}).get("format"))
-    form = MessageForm(host.models.model, sampling.stop)
+    form = MessageForm(host.models.model_id, sampling.stop)
     choice = body.tool_choice if isinstance(body.tool_choice, Mapping) else {}
     single = choice.get("disable_parallel_tool_use")
     sampling = with_tools(sampling, offer, body.max_tokens, None if single is None else not single)
@@ -155,8 +155,8 @@ class MessageForm:
         yield _event("message_delta", delta=delta, usage=_usage(result.usage), moestro=result.facts)
         yield _event("message_stop")
 
-    def failing(self, error: dict[str, Any]) -> Iterable[str]:
-        yield _event("error", error=error)
+    def failing(self, error: ApiError) -> Iterable[str]:
+        yield data(error.anthropic(), "error")
 
     def whole(self, result: Result) -> dict[str, Any]:
         content: list[dict[str, Any]] = []

@@ -13,9 +13,10 @@ from fastapi import Response
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from app.server.errors import ApiError, refusal
 from app.server.following import client_gone, news_of
 from app.server.v1.parts import Part, Parts
-from app.server.v1.result import Result, Usage, error, failed, result, status
+from app.server.v1.result import Result, Usage, failed, failure, result
 from app.services.host import Host
 from app.services.progress import Answer
 from core.types import TokenLogprob
@@ -43,7 +44,7 @@ class Form(Protocol):
         """The events at the end."""
         ...
 
-    def failing(self, error: dict[str, Any]) -> Iterable[str]:
+    def failing(self, error: ApiError) -> Iterable[str]:
         """The events instead of the end, after an error."""
         ...
 
@@ -79,18 +80,18 @@ class Reply(Response):
                 if self._stream:
                     await self._send_events(send)
                 else:
-                    await (await self._whole())(scope, receive, send)
+                    await (await self._whole(scope))(scope, receive, send)
                 tasks.cancel_scope.cancel()
         finally:
             if not self._answer.finished:
                 self._host.chats.stop_answer(self._answer)
 
-    async def _whole(self) -> Response:
+    async def _whole(self, scope: Scope) -> Response:
         answer = self._answer
         async for text, _ in news(answer):
             self._split(text)
         if failed(answer):
-            return JSONResponse({"error": error(answer)}, status(answer))
+            return refusal(scope, failure(answer))
         return JSONResponse(self._form.whole(self._result()))
 
     async def _send_events(self, send: Send) -> None:
@@ -115,7 +116,7 @@ class Reply(Response):
                 for event in self._form.part(part, answer.logprobs[known:told]):
                     yield event
         form = self._form
-        for event in form.failing(error(answer)) if failed(answer) else form.closing(self._result()):
+        for event in form.failing(failure(answer)) if failed(answer) else form.closing(self._result()):
             yield event
 
     def _result(self) -> Result:

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from app.server.errors import ApiError
 from app.server.v1.parts import Call, Part
 from app.server.v1.reply import data
 from app.server.v1.result import Result, Usage
@@ -60,10 +61,11 @@ class ResponseForm:
         whole = self._ended(result, self._done)
         yield self._event(f"response.{whole['status']}", response=whole)
 
-    def failing(self, error: dict[str, Any]) -> Iterable[str]:
-        told = {"code": error["code"] or error["type"], "message": error["message"]}
-        yield self._event("response.failed", response={**self._response("failed", self._done), "error": told})
-        yield self._event("error", **told, param=error["param"], error=error)
+    def failing(self, error: ApiError) -> Iterable[str]:
+        whole = error.openai()
+        short = {"code": error.code or whole["type"], "message": whole["message"]}
+        yield self._event("response.failed", response={**self._response("failed", self._done), "error": short})
+        yield self._event("error", **short, param=error.param, error=whole)
 
     def whole(self, result: Result) -> dict[str, Any]:
         items = [_item("reasoning", result.reasoning)] if result.reasoning else []

@@ -75,7 +75,9 @@ def reply(host: Host, body: ResponsesBody) -> Reply:
         "tools": body.tools or [],
         "text": {"format": form or {"type": "text"}},
     }
-    return Reply(host, answer, ResponseForm(host.models.model, asked), chat_parts(host, offer.tools), bool(body.stream))
+    return Reply(
+        host, answer, ResponseForm(host.models.model_id, asked), chat_parts(host, offer.tools), bool(body.stream)
+    )
 
 
 def _add(chat: list[dict[str, Any]], item: Any, where: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from app.server.errors import TOO_LONG, form
+from app.server.errors import TOO_LONG, ApiError
 from app.server.v1.parts import Call, Part
 from app.services.progress import Answer
 from core.types import TokenLogprob
@@ -104,11 +104,7 @@ def failed(answer: Answer) -> bool:
     return bool(answer.error) or cut
 
 
-def status(answer: Answer) -> int:
-    """Of an answer that failed: whose fault it is."""
-    return 400 if answer.refused else 500 if answer.error else 503
-
-
-def error(answer: Answer) -> dict[str, Any]:
-    """The object under "error" of an answer that failed."""
-    return form(status(answer), answer.error or STOPPED, code=TOO_LONG if answer.too_long else None)
+def failure(answer: Answer) -> ApiError:
+    """Of an answer that failed: the client's fault, the server's, or that of the server's end."""
+    status = 400 if answer.refused else 500 if answer.error else 503
+    return ApiError(answer.error or STOPPED, code=TOO_LONG if answer.too_long else None, status=status)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 
 from anyio import to_thread
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
-from app.server.errors import API, ApiError, problem
+from app.server.errors import API, ApiError
 from app.server.v1 import chat, completion, messages, responses
 from app.server.v1.fields import names, require_model
 from app.services.host import Host
+from app.words import model_id
 
 ROUTES = (
     f"GET {API}/models",
@@ -35,7 +36,7 @@ def router(host: Host) -> APIRouter:
         context = loaded.engine.context
         return [
             {
-                "id": loaded.spec.model,
+                "id": model_id(loaded.spec.model),
                 "object": "model",
                 "created": began_s,
                 "owned_by": "local",
@@ -78,17 +79,13 @@ def router(host: Host) -> APIRouter:
 
     @routes.post("/embeddings")
     async def embeddings() -> Response:
-        return problem(
-            400,
+        raise ApiError(
             "Embeddings are not served: the loaded model writes text. Ask a server with an embedding model for them.",
             code="unsupported_endpoint",
         )
 
     @routes.api_route("/{rest:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
-    async def unknown(rest: str) -> Response:
-        return problem(
-            404,
-            f"There is no {API}/{rest[:80]} that is asked in this way. There are {', '.join(ROUTES)}.",
-        )
+    async def unknown(request: Request, rest: str) -> Response:
+        raise ApiError(f"There is no {request.method} {API}/{rest[:80]}. There are {', '.join(ROUTES)}.", status=404)
 
     return routes

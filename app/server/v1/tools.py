@@ -9,7 +9,7 @@ from typing import Any
 
 from app.server.errors import ApiError
 from app.server.v1.call_grammar import grammar
-from app.server.v1.fields import LONGEST
+from app.server.v1.fields import LONGEST, possible
 from app.server.v1.parts import CALLED
 from app.services.host import Host
 from core.settings.sampling import Sampling
@@ -112,11 +112,14 @@ def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any] | None:
 def with_tools(sampling: Sampling, offer: Offer, limit: int | None, parallel: bool | None) -> Sampling:
     """The same, in which a tool is called where one has to be, and otherwise where one may be and the answer is to keep
     to a JSON schema. `limit` = tokens that the request allows; where it leaves that out, calls and JSON are not cut.
-    `parallel`: whether several calls are wanted; None: as the model likes, and one where a grammar has it call."""
+    `parallel`: whether several calls are wanted; None: as the model likes, and one where a grammar has it call. Raises
+    ApiError for tools whose schemas cannot be kept to."""
     if limit is None and (offer.tools or sampling.schema):
         sampling = replace(sampling, max_new_tokens=LONGEST)
     if offer.forced:
-        sampling = replace(sampling, schema="", grammar=grammar(offer.forced, several=bool(parallel)))
+        called = grammar(offer.forced, several=bool(parallel))
+        sampling = possible(replace(sampling, schema="", grammar=called), "tools")
     elif offer.tools and sampling.schema:
-        sampling = replace(sampling, schema="", grammar=grammar(offer.tools, sampling.schema, several=bool(parallel)))
+        called = grammar(offer.tools, sampling.schema, several=bool(parallel))
+        sampling = possible(replace(sampling, schema="", grammar=called), "tools")
     return replace(sampling, stop=(*sampling.stop, CALLED)) if parallel is False and offer.tools else sampling

@@ -21,7 +21,7 @@ from app.store.private import clear
 from app.words import count
 from core.errors import MoestroError, SettingError
 from core.settings.registry import variant
-from core.system.paths import expanded
+from core.system.paths import named_path
 
 # tokens x runs; smaller analyses run in this process, since they end before another process would have started
 SMALL = 3000
@@ -75,7 +75,7 @@ class Analyst:
             variant("predictor", name)
         if question.kind == "lab" and not question.predictors:
             raise SettingError("Choose at least one prefetcher.")
-        if question.source.kind == "file" and not expanded(question.source.path).is_file():
+        if question.source.kind == "file" and not named_path(question.source.path, SettingError).is_file():
             raise SettingError(f"There is no file {question.source.path}.")
         job = Analysis(question.kind)
         return self._jobs.start(job, lambda: self._run(job, question))
@@ -124,7 +124,7 @@ class Analyst:
         if source.kind != "file":
             return sources.from_store(self.store, source, target, question.limit, lab=question.needs_recording)
         read: list[Routing] = []
-        work = workers.here if expanded(source.path).stat().st_size <= SMALL_BYTES else workers.run
+        work = workers.here if named_path(source.path).stat().st_size <= SMALL_BYTES else workers.run
         work(
             [Task(sources.from_file, (source, str(target), question.limit))],
             job.cancelled,

@@ -14,7 +14,7 @@ from app.store.steps import DEMAND, TRANSFER
 from app.words import count, name_of
 from core.errors import TraceError
 from core.memory.link import Link
-from core.system.paths import expanded
+from core.system.paths import named_path
 from core.trace import Chunk, FileTrace, Trace, TraceWriter, open_trace
 from core.trace.file import PREDICTED, save
 from core.types import Outcome
@@ -79,7 +79,7 @@ def from_file(source: RoutingSource, target: str, limit: int = 0) -> Routing:
     """Read a trace of any supported format; write its last `limit` tokens (0 = all) as a Moestro trace. Raises
     TraceError.
     """
-    path = expanded(source.path)
+    path = named_path(source.path, TraceError)
     trace = open_trace(path, source.experts)
     if not trace.tokens:
         raise TraceError(f"{path} has no tokens.")

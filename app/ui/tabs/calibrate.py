@@ -23,7 +23,7 @@ from app.ui.tabs.calibrate_buddies import BuddyAnswer
 from app.ui.tabs.calibrate_plan import PlanPanel
 from app.ui.tabs.calibrate_views import EMPTY, NO_MODEL, kind_choices, part_choices, question, rough, summary
 from app.ui.text import notice
-from core.errors import MoestroError, SettingError
+from core.errors import MoestroError
 from core.profile import PARTS, profile_path
 from core.settings.calibration import CalibrationSettings
 from core.settings.param import declared
@@ -171,12 +171,13 @@ class CalibrateTab:
         host = self.host
         try:
             reading = self._reading(kinds, parts, *values)
-        except SettingError as error:
+            characters = host.calibrator.characters(reading)
+        except MoestroError as error:
             return escape(str(error))
         speed, shape = host.calibrator.speed(host.models.load_id), host.models.shape
         training = reading.settings if "estimator" in parts else None
         writing = reading.writing if "path" in parts else 0
-        return rough(host.calibrator.characters(reading), reading.limit, speed, parts, training, shape, writing)
+        return rough(characters, reading.limit, speed, parts, training, shape, writing)
 
     def _start(self, *values: Any) -> None:
         self.host.calibrator.start(self._reading(*values))

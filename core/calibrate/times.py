@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -79,7 +79,7 @@ def measure(
         for at in range(start, len(tokens)):
             if cancel.is_set():
                 raise Cancelled
-            with _leased(bench, routes[:, at]):
+            with _resident(bench, routes[:, at]):
                 clock.mark()
                 bench.run([tokens[at]], cache, "decode")
                 clock.mark()
@@ -139,18 +139,13 @@ def _hooked(bench: MeasurementSession, clock: PassTimer) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _leased(bench: MeasurementSession, experts: npt.NDArray[np.int64]) -> Iterator[None]:
-    """Inside, one token's experts [L, k] stay leased, if the slots suffice for all of them."""
-    with ExitStack() as leases:
-        if bench.has_room(experts.shape[1]):
-            for layer, wanted in enumerate(experts.tolist()):
-                lease = bench.expert_cache.acquire(layer, list(dict.fromkeys(wanted)))
-                leases.callback(_release, bench, lease)
-                for leased in lease.segments:
-                    if leased.ticket is not None:
-                        bench.transfers.wait(leased.ticket)
-        yield
+def _resident(bench: MeasurementSession, experts: npt.NDArray[np.int64]) -> AbstractContextManager[None]:
+    """Inside, one token's experts [L, k] are resident, if the slots suffice for all of them. They leave for others that
+    the router chooses after all: computed alone, a token can be routed otherwise than in a longer pass."""
+    if not bench.has_room(experts.shape[1]):
+        return nullcontext()
+    eids = experts + np.arange(bench.shape.layers)[:, None] * bench.shape.experts
+    return bench.expert_cache.pinning(eids.ravel().tolist())
 
 
 def _release(bench: MeasurementSession, lease: Lease) -> None:

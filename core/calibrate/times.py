@@ -29,6 +29,7 @@ PROMPT = 64  # tokens read before the timed ones
 PASSES = 32  # most passes timed, after the first, which is warm-up
 LONGEST_S = 10.0  # of timing passes; a slow model is timed over fewer, at least FEWEST
 FEWEST = 3
+FEWEST_TOKENS = 3  # a prompt, a pass that is warm-up, and one that counts
 COPIES = 15
 
 Gaps = list[float]
@@ -64,7 +65,7 @@ def measure(
 ) -> tuple[dict[str, float], dict[str, object]]:
     """Times in ms ("att" and "moe" of a layer, "head", "load" of an expert), and their basis. Raises Cancelled.
 
-    `tokens`: at least three, of any text. Experts are fetched before each pass, and the pass counts only if that
+    `tokens`: at least FEWEST_TOKENS, of any text. Experts are fetched before each pass, and the pass counts only if that
     sufficed; where slots are too few for one pass, stalls are subtracted instead.
     """
     tokens = list(tokens[: min(PROMPT + PASSES + 1, bench.context)])

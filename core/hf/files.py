@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from core.errors import ModelError
 from core.hf.bounds import wrong
 from core.hf.stored import read_header
-from core.system.reading import CONFIG_BYTES, INDEX_BYTES, open_regular, read_json
+from core.system.reading import CONFIG_BYTES, INDEX_BYTES, is_file_name, open_regular, read_json
 from core.system.text_config import text_config
 
 QUANTIZATION = ("quantization_config", "compression_config")  # the second: written by older compressed-tensors
@@ -168,7 +168,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     ):
         raise ModelError(f"{index} is damaged: it has no weight_map from tensors to files. Download it again.")
     for name in set(named.values()):
-        if PureWindowsPath(name).name != name or not name.endswith(".safetensors"):
+        if not is_file_name(name) or not name.endswith(".safetensors"):
             raise ModelError(
                 f"{index} names {name[:200]!r}, which is not a safetensors file beside it. Download the "
                 "model again, from a source that you trust."

@@ -151,7 +151,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     coded = plan.codec.direct or plan.spec.dense != "checkpoint"
 
     def time_one() -> float:
-        return time_pass(model, device, kv.fresh(), recorder)
+        return time_pass(model, device, kv.fresh(), recorder, plan.context)
 
     threads, pass_ms = choose_threads(
         device,

@@ -16,7 +16,8 @@ from core.capacity.sizes import Sizes, sizes_of
 from core.capacity.tier import Tier, choose_tier
 from core.errors import ContextError, ModelError
 from core.hf import ExpertsSite, Outline, check_model, meta_skeleton, outline, rounded_bytes
-from core.hf.files import ModelFiles
+from core.hf.files import ModelFiles, NotImported, model_path
+from core.importing.job import refusal
 from core.memory.codec import Codec, ExpertParts, PartSpec, in_blocks
 from core.memory.codec.kernels import notice
 from core.memory.pack import Manifest, pack_at
@@ -46,13 +47,8 @@ NORMS = (
     "Norms computed at once: they round otherwise than transformers' own, so that logits may differ in the last bits, "
     "by no more than {:.0e} of the largest in fp32 (found with tiny random models, on a CPU)."
 )
+KINDS = ("*.json", "*.safetensors", "*.bin", "*.gguf")  # files of a model that decide whether it can be run
 DEFAULT_CONTEXT = 8192  # when the model allows more and the user set none
-DEMO = Path(__file__).resolve().parents[2] / "assets" / "demo"
-
-
-def model_path(name: str) -> Path:
-    """ "demo" is the bundled model; anything else is a directory."""
-    return DEMO if name == "demo" else Path(name).expanduser()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +108,12 @@ def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
     """Reads config and headers only. Raises ModelError, ContextError or BudgetError."""
     path = model_path(spec.model)
     pack = _pack(path, _stamp(path)) if pack_at(path) else None
-    files = check_model(path)
+    try:
+        files = check_model(path)
+    except NotImported:
+        if why := _refusal(path, _stamp(path)):
+            raise ModelError(why) from None
+        raise
     device = choose_device(spec.device)
     shape, config, dtype = _outlined(path, _stamp(path), spec.dtype)
     context = choose_context(spec.context, shape.context_limit)
@@ -175,14 +176,19 @@ def choose_context(asked: int, limit: int) -> int:
 def _stamp(path: Path) -> tuple[int, ...]:
     """A value that changes when a file of the model does."""
     stats: list[int] = []
-    for pattern in ("*.json", "*.safetensors", "*.bin"):
-        for file in sorted(path.glob(pattern)):
-            try:
-                found = file.stat()
-                stats += found.st_mtime_ns, found.st_size
-            except OSError:  # such as a broken link: reported when the file is read
-                stats.append(0)
+    for file in [path] if path.is_file() else [file for pattern in KINDS for file in sorted(path.glob(pattern))]:
+        try:
+            found = file.stat()
+            stats += found.st_mtime_ns, found.st_size
+        except OSError:  # such as a broken link: reported when the file is read
+            stats.append(0)
     return tuple(stats)
+
+
+@lru_cache(maxsize=4)
+def _refusal(path: Path, stamp: tuple[int, ...]) -> str:
+    """Why the model cannot be imported either; "" if it can."""
+    return refusal(path)
 
 
 @lru_cache(maxsize=4)

@@ -45,6 +45,8 @@ DTYPES = ("dtype", "torch_dtype")
 NUMBER_TYPE = re.compile(r"(torch\.)?(auto|half|float|double|bfloat16|float(16|32|64)|float8_\w+|u?int(8|16|32|64))")
 EPS = re.compile(r"(.*_)?(eps|epsilon)")
 BASE = re.compile(r"(.*_)?(rope_theta|rotary_emb_base|rope_local_base_freq|global_rope_theta|local_rope_theta)")
+UNROTATED = ("layer_rope_theta",)
+"""Such numbers where 0 stands for layers without rotation."""
 ROPE = ("rope_parameters", "rope_scaling")
 ROPE_POSITIVE = (
     "factor",
@@ -104,6 +106,8 @@ def _wanted(path: str, name: str, value: Any) -> str:
     for names, most in COUNTED:
         if isinstance(value, int) and value > most and names.fullmatch(name):
             return f"{most:,} at most"
+    if name in UNROTATED and value == 0 and type(value) in (int, float):
+        return ""
     in_rope = any(f"{rope}." in path for rope in ROPE)
     positive = BASE.fullmatch(name) is not None or (in_rope and name in ROPE_POSITIVE)
     if positive and not (_number(value) and value > 0):

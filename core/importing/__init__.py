@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from core.capacity.plan import model_path
 from core.errors import ModelError
+from core.hf.files import model_path
 from core.importing.hub import HubModel, cached, fetch, look, parse
 from core.importing.job import open_job
 from core.importing.write import write_pack

@@ -130,6 +130,15 @@ def open_job(path: Path, name: str, format: str, blocks: int) -> Iterator[Import
         ) from error
 
 
+def refusal(path: Path) -> str:
+    """Why an import of this source is refused before it begins; "" if it is not."""
+    try:
+        with open_job(path, path.name, "auto", 1):
+            return ""
+    except MoestroError as error:
+        return str(error)
+
+
 def for_people(text: str, folder: str, path: Path) -> str:
     """An error's text with the user's own path in place of the temporary `folder`, into which config and tokenizer were
     copied from a directory, or written from a single file."""

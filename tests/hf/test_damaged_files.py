@@ -214,6 +214,7 @@ def test_layers_that_predict_further_tokens_may_be_left_over(model: Path) -> Non
         {"vision_config": {"num_experts": 0, "hidden_size": 0}, "text_config": {"num_hidden_layers": 94}},
         {"moe_num_experts": [64, 64], "moe_intermediate_size": [1536, 512], "moe_k": 6},
         {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}},
+        {"layer_rope_theta": [0, 1e4, 0.0, 1e4], "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
         {"n_group": 1, "topk_group": 1, "n_routed_experts": 256, "num_experts_per_tok": 8, "norm_eps": 0},
     ],
 )

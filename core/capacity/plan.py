@@ -16,7 +16,7 @@ from core.capacity.sizes import Sizes, sizes_of
 from core.capacity.tier import Tier, choose_tier
 from core.errors import ContextError, ModelError
 from core.hf import ExpertsSite, Outline, check_model, meta_skeleton, outline, rounded_bytes
-from core.hf.files import ModelFiles, NotImported, model_path
+from core.hf.files import ModelFiles, NotImported, model_path, stamp
 from core.importing.job import refusal
 from core.memory.codec import Codec, ExpertParts, PartSpec, in_blocks
 from core.memory.codec.kernels import notice
@@ -47,7 +47,6 @@ NORMS = (
     "Norms computed at once: they round otherwise than transformers' own, so that logits may differ in the last bits, "
     "by no more than {:.0e} of the largest in fp32 (found with tiny random models, on a CPU)."
 )
-KINDS = ("*.json", "*.safetensors", "*.bin", "*.gguf")  # files of a model that decide whether it can be run
 DEFAULT_CONTEXT = 8192  # when the model allows more and the user set none
 
 
@@ -107,15 +106,15 @@ class Plan:
 def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
     """Reads config and headers only. Raises ModelError, ContextError or BudgetError."""
     path = model_path(spec.model)
-    pack = _pack(path, _stamp(path)) if pack_at(path) else None
+    pack = _pack(path, stamp(path)) if pack_at(path) else None
     try:
         files = check_model(path)
     except NotImported:
-        if why := _refusal(path, _stamp(path)):
+        if why := _refusal(path, stamp(path)):
             raise ModelError(why) from None
         raise
     device = choose_device(spec.device)
-    shape, config, dtype = _outlined(path, _stamp(path), spec.dtype)
+    shape, config, dtype = _outlined(path, stamp(path), spec.dtype)
     context = choose_context(spec.context, shape.context_limit)
     site = shape.sites[0]
     if pack is not None:
@@ -173,32 +172,20 @@ def choose_context(asked: int, limit: int) -> int:
     return asked or min(limit, DEFAULT_CONTEXT)
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    """A value that changes when a file of the model does."""
-    stats: list[int] = []
-    for file in [path] if path.is_file() else [file for pattern in KINDS for file in sorted(path.glob(pattern))]:
-        try:
-            found = file.stat()
-            stats += found.st_mtime_ns, found.st_size
-        except OSError:  # such as a broken link: reported when the file is read
-            stats.append(0)
-    return tuple(stats)
-
-
 @lru_cache(maxsize=4)
-def _refusal(path: Path, stamp: tuple[int, ...]) -> str:
+def _refusal(path: Path, changed: tuple[int, ...]) -> str:
     """Why the model cannot be imported either; "" if it can."""
     return refusal(path)
 
 
 @lru_cache(maxsize=4)
-def _pack(path: Path, stamp: tuple[int, ...]) -> Manifest:
+def _pack(path: Path, changed: tuple[int, ...]) -> Manifest:
     """The manifest of a pack, checked for completeness as far as possible without reading weights."""
     return check(path)
 
 
 @lru_cache(maxsize=4)
-def _outlined(path: Path, stamp: tuple[int, ...], dtype: str) -> tuple[Outline, Any, torch.dtype]:
+def _outlined(path: Path, changed: tuple[int, ...], dtype: str) -> tuple[Outline, Any, torch.dtype]:
     """(outline, config, dtype) of a model as it is now; cached, as a slider asks many times a second."""
     meta = meta_skeleton(path, None if dtype == "auto" else getattr(torch, dtype))
     return outline(meta), meta.config, meta.dtype

@@ -98,6 +98,10 @@ class CheckpointReader:
             parts[part] = self._part(target, expert) if coded is None else coded
         return parts
 
+    def names_of(self, layer: int, expert: int, part: str) -> list[str]:
+        """The checkpoint's tensors that a part of an expert is made of."""
+        return [name for name, _ in self._ingredients(self._targets(layer, expert)[part], expert).values()]
+
     def dense_names(self) -> list[str]:
         """The checkpoint's non-expert tensors that the model needs, in order. Of tied weights stored twice with equal
         values, only one: transformers ties them again."""

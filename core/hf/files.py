@@ -43,6 +43,7 @@ class ModelFiles:
 ModelPath = str | os.PathLike[str] | ModelFiles
 """A model directory, or one that was checked already."""
 DEMO = Path(__file__).resolve().parents[2] / "assets" / "demo"
+KINDS = ("*.json", "*.safetensors", "*.bin", "*.gguf")  # files of a model that decide what it is
 
 
 class NotImported(ModelError):
@@ -52,6 +53,18 @@ class NotImported(ModelError):
 def model_path(name: str) -> Path:
     """ "demo" is the bundled model; anything else is a directory, or a GGUF file."""
     return DEMO if name == "demo" else Path(name).expanduser()
+
+
+def stamp(path: Path) -> tuple[int, ...]:
+    """A value that changes when a file of the model does."""
+    stats: list[int] = []
+    for file in [path] if path.is_file() else [file for pattern in KINDS for file in sorted(path.glob(pattern))]:
+        try:
+            found = file.stat()
+            stats += found.st_mtime_ns, found.st_size
+        except OSError:  # such as a broken link: reported when the file is read
+            stats.append(0)
+    return tuple(stats)
 
 
 def check_model(path: ModelPath) -> ModelFiles:

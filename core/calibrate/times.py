@@ -65,8 +65,8 @@ def measure(
 ) -> tuple[dict[str, float], dict[str, object]]:
     """Times in ms ("att" and "moe" of a layer, "head", "load" of an expert), and their basis. Raises Cancelled.
 
-    `tokens`: at least FEWEST_TOKENS, of any text. Experts are fetched before each pass, and the pass counts only if that
-    sufficed; where slots are too few for one pass, stalls are subtracted instead.
+    `tokens`: at least FEWEST_TOKENS, of any text. Experts are fetched before each pass, and the pass counts only if
+    that sufficed; where slots are too few for one pass, stalls are subtracted instead.
     """
     tokens = list(tokens[: min(PROMPT + PASSES + 1, bench.context)])
     start = min(PROMPT, len(tokens) // 2)

@@ -158,20 +158,22 @@ class Importer:
     def forecast(self, source: str, format: str) -> list[str]:
         """What an import of a source that is on this machine would make, in lines for the page: sizes, and what is
         lost; [] of anything else. Raises MoestroError where it would be refused."""
+        from core.hf.files import stamp
+        from core.importing import forecast_import, parse
+
+        source = source.strip().strip('"')
         try:  # page events can carry any values
-            path = Path(source.strip().strip('"')).expanduser()
-            if not source.strip() or format not in CHOICES or not path.exists():
-                return []
+            there = Path(source).expanduser().exists()
         except (OSError, ValueError, RuntimeError):  # too long, a character that no name can have, an unknown "~user"
             return []
-        from core.hf.files import stamp
-
-        key = str(path), format, stamp(path)
+        if not source or format not in CHOICES or (not there and parse(source) is None):
+            return []
+        key = source, format, stamp(Path(source).expanduser()) if there else ()
         if self._foretold is None or self._foretold[0] != key:  # it is asked for again whenever the field is left
-            from core.importing import forecast
-
-            found = forecast(str(path), format)
-            self._foretold = key, found.lines() if found is not None else []
+            found = forecast_import(source, format)
+            if found is None:
+                return []
+            self._foretold = key, found.lines()
         return self._foretold[1]
 
     def cancel(self) -> None:

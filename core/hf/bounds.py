@@ -84,9 +84,10 @@ def wrong(config: Mapping[str, Any]) -> str:
 
 
 def _values(part: Any, path: str) -> Iterator[tuple[str, str, Any]]:
-    """Yields (path, name, value) of everything below; a list's values have the name of the list."""
+    """Yields (path, name, value) of everything below; a list's values have the name of the list, unless there can be no
+    list of that name."""
     for name, value in part.items():
-        for each in value if isinstance(value, list) else [value]:
+        for each in value if isinstance(value, list) and name not in DTYPES else [value]:
             yield f"{path}{name}", name, each
             if isinstance(each, Mapping):
                 yield from _values(each, f"{path}{name}.")
@@ -96,7 +97,7 @@ def _wanted(path: str, name: str, value: Any) -> str:
     """What a value should have been, or "" if it is valid. null stands for transformers' default."""
     if value is None or path.startswith(("quantization_config", "vision_config", "audio_config")):
         return ""
-    if name in DTYPES and isinstance(value, str) and not NUMBER_TYPE.fullmatch(value):
+    if name in DTYPES and not isinstance(value, Mapping) and not NUMBER_TYPE.fullmatch(str(value)):
         return "a number type"
     bounds = _bounds(name)
     if bounds is not None:

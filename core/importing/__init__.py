@@ -17,7 +17,7 @@ from core.importing.hub import HubModel, cached, fetch, look, parse
 from core.importing.job import open_job
 from core.importing.write import write_pack
 
-__all__ = ["HubModel", "ImportForecast", "Progress", "forecast", "import_model", "look", "missing", "parse"]
+__all__ = ["HubModel", "ImportForecast", "Progress", "forecast_import", "import_model", "look", "missing", "parse"]
 
 Progress = Callable[[str, float, int, int], None]
 """progress(what is done now, share 0..1, bytes done, bytes in all); a download and the import count from 0 each."""
@@ -61,7 +61,7 @@ def import_model(
         return write_pack(job, Path(os.path.abspath(directory.expanduser())), progress, cancel)
 
 
-def forecast(source: str, format: str = "auto") -> ImportForecast | None:
+def forecast_import(source: str, format: str = "auto") -> ImportForecast | None:
     """What `import_model` would make of a source; None where that has to be downloaded first. Raises as it does."""
     path, hub = model_path(source), parse(source)
     if hub is not None and not path.exists():

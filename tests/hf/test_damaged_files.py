@@ -85,6 +85,8 @@ CONFIGS: list[tuple[str, Change, str]] = [
     ("fewer experts than weights", config(num_local_experts=4), "other shapes than config.json says"),
     ("two numbers of experts", config(num_experts=4), "num_experts is 4, but its num_local_experts is 8"),
     ("other layers without experts", config(mlp_only_layers=[1]), "lacks"),
+    ("number types in a list", config(dtype=[1, 2, 3]), r"dtype is \[1, 2, 3\], not a number type"),
+    ("no number types in a list", config(dtype=[]), r"dtype is \[\], not a number type"),
     ("a number type of nobody's", config(dtype="23taolf", torch_dtype="23taolf"), "not a number type"),
     ("a type with a very long name", config(model_type="x" * 10**6), "does not know the model type 'xxx"),
     ("a flag that is a number", config(norm_topk_prob=-0.5), "Field 'norm_topk_prob' expected bool"),

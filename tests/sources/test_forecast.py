@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core.hf import CheckpointReader, meta_skeleton
-from core.importing import forecast, import_model
+from core.importing import forecast_import, import_model
 from core.importing.sources import open_source
 from core.memory.pack import Manifest, PackReader, aligned
 from tests.conftest import Checkpoint
@@ -45,7 +45,7 @@ def in_source(path: Path, part: str, shell: Path) -> torch.Tensor:
 
 def test_six_bits_cut_to_four_are_said_with_what_that_loses(tmp_path: Path) -> None:
     _, file = make_gguf("qwen3_moe", tmp_path, q4_k_m, **WIDE)
-    found = forecast(str(file))
+    found = forecast_import(str(file))
     assert found is not None and found.format == "int4-g32"
     four, six = found.conversions
     assert (four.stored, four.how) == ("Q4_K", "exact codes, their scales cast to float16")
@@ -65,7 +65,7 @@ def test_six_bits_cut_to_four_are_said_with_what_that_loses(tmp_path: Path) -> N
 def test_a_quantized_checkpoint_is_said_to_grow_as_it_does(name: str, tmp_path: Path) -> None:
     case = next(case for case in CASES if case.name == name)
     path = case.write(tmp_path / "source").path
-    found = forecast(str(path))
+    found = forecast_import(str(path))
     assert found is not None
     assert found.source_bytes == sum(file.stat().st_size for file in path.glob("*.safetensors"))
     [one] = found.conversions
@@ -79,7 +79,7 @@ def test_a_quantized_checkpoint_is_said_to_grow_as_it_does(name: str, tmp_path: 
 
 
 def test_a_chosen_format_is_foretold(checkpoint: Checkpoint) -> None:
-    said = {name: forecast(str(checkpoint("qwen3_moe")), name) for name in ("auto", "int8", "int2")}
+    said = {name: forecast_import(str(checkpoint("qwen3_moe")), name) for name in ("auto", "int8", "int2")}
     kept, eight, two = (one.conversions[0] for one in said.values() if one is not None)
     assert (kept.stored, kept.how, kept.error) == ("float32", "as stored", 0.0)
     assert (eight.how, two.how) == ("quantised", "quantised")
@@ -87,4 +87,4 @@ def test_a_chosen_format_is_foretold(checkpoint: Checkpoint) -> None:
 
 
 def test_what_is_not_on_this_machine_is_not_foretold() -> None:
-    assert forecast("some/model") is None
+    assert forecast_import("some/model") is None

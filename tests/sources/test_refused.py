@@ -108,6 +108,7 @@ CASES: list[tuple[Callable[[Path], None], str]] = [
     (lambda p: settings(p, quant_method="awq", version="gemv_fast"), "'gemv_fast' layout.*gemm"),
     (lambda p: settings(p, quant_method="fbgemm_fp8"), "quantized with fbgemm-fp8, which is not read.*original one"),
     (lambda p: settings(p, quant_method="hqq"), "hqq"),
+    (lambda p: settings(p, quant_method="mlx", bits=None), "an MLX checkpoint"),
     (lambda p: settings(p, quant_method=""), "an unnamed method"),
     (lambda p: settings(p, quant_method="auto-round", packing_format="auto_round:new"), "auto-round"),
     (lambda p: settings(p, quant_method="compressed-tensors", format="nvfp4-pack-quantized"), "'nvfp4-pack-quantized'"),
@@ -173,10 +174,10 @@ LOADED: list[tuple[Callable[[Path], None], str]] = [
     (lambda p: settings(p, bits=3), "GPTQ checkpoint of 3 bits.*4 and with 8"),
     (lambda p: settings(p, quant_method="hqq"), "quantized with hqq, which is not read.*original one"),
     (lambda p: _without(p, "qzeros"), "down_proj.*lacks 'qzeros'.*download it again"),
-    (lambda p: _mlx(p, {"quantization": {"bits": 4, "group_size": 64}}), "an MLX checkpoint of 4 bits.*or a GGUF"),
+    (lambda p: _mlx(p, {"quantization": {"bits": 4, "group_size": 64}}), r"an MLX checkpoint \(4 bits\).*or a GGUF"),
     (
         lambda p: _mlx(p, {key: {"bits": 8, "group_size": 64} for key in ("quantization", "quantization_config")}),
-        "an MLX checkpoint of 8 bits, which only Apple's MLX reads. Use the original model",
+        r"an MLX checkpoint \(8 bits\), which only Apple's MLX reads. Use the original model",
     ),
 ]
 

@@ -101,8 +101,8 @@ def _method(quantization: dict[str, Any]) -> str:
         method = ROUNDED.get(packing, method)
     if method == "mlx":
         raise ModelError(
-            f"This is an MLX checkpoint of {quantization['bits']!s:.9} bits, which only Apple's MLX reads. Use the "
-            "original model, which can be rounded here when it is imported, or a GGUF version of it."
+            f"This is an MLX checkpoint ({quantization.get('bits', '?')!s:.9} bits), which only Apple's MLX reads. Use "
+            "the original model, which can be rounded here when it is imported, or a GGUF version of it."
         )
     if method not in MAKERS:
         algorithm = f" ({quantization['quant_algo']!s:.40})" if quantization.get("quant_algo") else ""

@@ -28,9 +28,9 @@ from bench.batch_table import table
 from bench.generate import FULL, SMALL, checkpoint
 from bench.subject import subject
 from core.calibrate.texts import bundled, tokenize
-from core.capacity.plan import model_path
 from core.engine import Engine
 from core.hf.cached_pass import cached_pass
+from core.hf.files import model_path
 from core.importing import import_model
 from core.memory.link import scaled_gbps
 from core.memory.pack import pack_at

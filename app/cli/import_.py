@@ -46,10 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from core.importing import import_model
+    from core.importing import ImportForecast, import_model
     from core.memory.pack import check
 
     chosen: list[Path] = [args.out] if args.out else []
+    plans: list[ImportForecast] = []
+
+    def planned(forecast: ImportForecast) -> None:
+        plans.append(forecast)
+        bar.end()  # of a download
+        print("\n".join(forecast.lines()), file=sys.stderr)
 
     def default(name: str, format: str) -> Path:
         data_folder(data_dir())
@@ -65,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
             blocks=args.blocks,
             progress=bar.show,
             download=args.download or agreed(args.source),
+            planned=planned,
         )
     except KeyboardInterrupt:
         bar.end()
@@ -87,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
                     "experts": manifest.total,
                     "source": dict(manifest.source),
                     "exact": dict(manifest.exact),
+                    "conversions": [conversion._asdict() for plan in plans for conversion in plan.conversions],
                     "seconds": round(seconds, 3),
                 }
             )

@@ -19,7 +19,7 @@ from core.system.paths import named_path
 
 log = logging.getLogger("moestro.app")
 CHOICES = ("auto", *FORMATS)
-AUTO = "auto: keeps the source's own numbers"
+AUTO = "auto: nearest to the source's own numbers"
 SPEED_S = 15.0  # window of the displayed speed
 
 
@@ -104,6 +104,7 @@ class Importer:
         state is published. `db` stores the last import, so that one interrupted by a crash or restart can be resumed.
         """
         self._library, self._db, self._jobs, self._work = library, db, jobs, work
+        self._foretold: tuple[tuple[str, str, tuple[int, ...]], list[str]] | None = None  # the last forecast
         if (broken := self._broken_off()) is not None:
             jobs.recall(broken)
 
@@ -148,6 +149,27 @@ class Importer:
         if job is None or not job.can_resume:
             raise MoestroError("There is no stopped import to resume. Start one.")
         return self.start(job.source, job.format, str(job.out or ""), job.download)
+
+    def forecast(self, source: str, format: str) -> list[str]:
+        """What an import of a source that is on this machine would make, in lines for the page: sizes, and what is
+        lost; [] of anything else. Raises MoestroError where it would be refused."""
+        from core.hf.files import stamp
+        from core.importing import forecast_import, parse
+
+        source = source.strip().strip('"')
+        try:  # page events can carry any values
+            there = Path(source).expanduser().exists()
+        except (OSError, ValueError, RuntimeError):  # too long, a character that no name can have, an unknown "~user"
+            return []
+        if not source or format not in CHOICES or (not there and parse(source) is None):
+            return []
+        key = source, format, stamp(Path(source).expanduser()) if there else ()
+        if self._foretold is None or self._foretold[0] != key:  # it is asked for again whenever the field is left
+            found = forecast_import(source, format)
+            if found is None:
+                return []
+            self._foretold = key, found.lines()
+        return self._foretold[1]
 
     def cancel(self) -> None:
         """Ask the running import to stop; finished parts are kept for resuming."""

@@ -87,7 +87,7 @@ def stored(model_hash: str) -> Profile | None:
 
 def carried(model: str, profile: Profile) -> list[str]:
     """Store the buddy lists in the model's pack, if it is one, to be copied with it; returns messages for display."""
-    from core.capacity.plan import model_path
+    from core.hf.files import model_path
     from core.memory.pack import pack_at
     from core.profile import buddies
 

@@ -7,7 +7,8 @@ is one distinct expert of a layer in a pass; see `core.types.Outcome` for what c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -262,15 +263,29 @@ class ExpertCache:
         self.prefetch_queue.configure(None, new)
 
     def pin(self, eids: Collection[int]) -> None:
-        """Pin these experts: evicted only if nothing else can be. Fetches missing ones at once, between two passes. The
-        caller that fills `hints` informs the policy."""
+        """Pin these experts: evicted only if nothing else can be. Fetches missing ones at once, between two passes; of
+        those pinned until now, the ones that would not have been kept are evicted. The caller that fills `hints`
+        informs the policy."""
         core, copies = self.core, self.copies
-        core.pinned = frozenset(eids)
+        freed, core.pinned = core.pinned - {*eids}, frozenset(eids)
+        for eid in freed:
+            if core.is_resident(eid) and not core.keeps(eid // self.experts):
+                core.evict(eid)
         for eid in sorted(core.pinned):
             if not core.is_resident(eid) and (slots := core.admit(eid, core.pinned)) is not None:
                 copies.counts.demand_bytes += copies.demand(copies.whole[eid], slots).bytes
         for eid in [eid for eid in copies.tickets if eid in core.pinned]:
             copies.wait(eid)
+
+    @contextmanager
+    def pinning(self, eids: Collection[int]) -> Iterator[None]:
+        """Inside, between two passes and in some, these experts are pinned too."""
+        own = self.core.pinned
+        self.pin(own | {*eids})
+        try:
+            yield
+        finally:
+            self.pin(own)
 
     def fill(self) -> None:
         """Fill free slots, with every layer's most often used experts first, so that a fresh cache is not empty."""

@@ -18,7 +18,7 @@ from core.calibrate.observe import Observer
 from core.calibrate.paths import Paths
 from core.calibrate.states import States
 from core.calibrate.texts import Text, Tokens, shortened, tokenize
-from core.calibrate.times import PASSES, PROMPT, measure
+from core.calibrate.times import FEWEST_TOKENS, PASSES, PROMPT, measure
 from core.calibrate.written import Writer
 from core.engine import Engine
 from core.errors import ProfileError, SettingError
@@ -81,6 +81,11 @@ def calibrate(
         raise SettingError(
             "A text-to-text model cannot be calibrated. Choose prefetchers and substitutes that need no profile; they "
             "work as with any other model."
+        )
+    if "times" in wanted and engine.context < FEWEST_TOKENS:
+        raise SettingError(
+            f"A context of {engine.context} tokens is too short to measure times in. Load the model with a longer one, "
+            "or leave times out."
         )
     if engine.shape.layers < 2:
         wanted -= {"gate_recall", "estimator"}  # a single layer has no layer before it

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from core.capacity.sizes import human
 from core.errors import ProfileError
 from core.policy.predict.nets.path import Passage
+from core.system.wording import human
 from core.trace.chunk import id_type
 
 SEED = 0

@@ -14,12 +14,12 @@ import torch
 from torch.nn import functional
 
 from core.calibrate.state_file import Records, StateFile
-from core.capacity.sizes import human
 from core.errors import ProfileError
 from core.hf import ExpertsSite
 from core.hf.norms import has_quasi_hidden, quasi_hidden
 from core.runtime.measurement import LayerRun
 from core.settings.calibration import CalibrationSettings
+from core.system.wording import human
 from core.types import ModelShape
 
 SEED = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -29,6 +29,7 @@ PROMPT = 64  # tokens read before the timed ones
 PASSES = 32  # most passes timed, after the first, which is warm-up
 LONGEST_S = 10.0  # of timing passes; a slow model is timed over fewer, at least FEWEST
 FEWEST = 3
+FEWEST_TOKENS = 3  # a prompt, a pass that is warm-up, and one that counts
 COPIES = 15
 
 Gaps = list[float]
@@ -64,8 +65,8 @@ def measure(
 ) -> tuple[dict[str, float], dict[str, object]]:
     """Times in ms ("att" and "moe" of a layer, "head", "load" of an expert), and their basis. Raises Cancelled.
 
-    `tokens`: at least three, of any text. Experts are fetched before each pass, and the pass counts only if that
-    sufficed; where slots are too few for one pass, stalls are subtracted instead.
+    `tokens`: at least FEWEST_TOKENS, of any text. Experts are fetched before each pass, and the pass counts only if
+    that sufficed; where slots are too few for one pass, stalls are subtracted instead.
     """
     tokens = list(tokens[: min(PROMPT + PASSES + 1, bench.context)])
     start = min(PROMPT, len(tokens) // 2)
@@ -79,7 +80,7 @@ def measure(
         for at in range(start, len(tokens)):
             if cancel.is_set():
                 raise Cancelled
-            with _leased(bench, routes[:, at]):
+            with _resident(bench, routes[:, at]):
                 clock.mark()
                 bench.run([tokens[at]], cache, "decode")
                 clock.mark()
@@ -139,18 +140,13 @@ def _hooked(bench: MeasurementSession, clock: PassTimer) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _leased(bench: MeasurementSession, experts: npt.NDArray[np.int64]) -> Iterator[None]:
-    """Inside, one token's experts [L, k] stay leased, if the slots suffice for all of them."""
-    with ExitStack() as leases:
-        if bench.has_room(experts.shape[1]):
-            for layer, wanted in enumerate(experts.tolist()):
-                lease = bench.expert_cache.acquire(layer, list(dict.fromkeys(wanted)))
-                leases.callback(_release, bench, lease)
-                for leased in lease.segments:
-                    if leased.ticket is not None:
-                        bench.transfers.wait(leased.ticket)
-        yield
+def _resident(bench: MeasurementSession, experts: npt.NDArray[np.int64]) -> AbstractContextManager[None]:
+    """Inside, one token's experts [L, k] are resident, if the slots suffice for all of them. They leave for others that
+    the router chooses after all: computed alone, a token can be routed otherwise than in a longer pass."""
+    if not bench.has_room(experts.shape[1]):
+        return nullcontext()
+    eids = experts + np.arange(bench.shape.layers)[:, None] * bench.shape.experts
+    return bench.expert_cache.pinning(eids.ravel().tolist())
 
 
 def _release(bench: MeasurementSession, lease: Lease) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from core.capacity.forecast import BLOCK_MS, Forecast, Seen, Speeds, forecast, measure_speeds
 from core.capacity.free_memory import device_free, host_free
 from core.capacity.plan import Plan, plan
-from core.capacity.sizes import human
 from core.memory.disk import measure_disk
 from core.memory.link import Link, measure_gbps, scaled_gbps
 from core.settings.loading import LoadSpec
+from core.system.wording import human
 from core.types import Fit, Memory
 
 HOST_MARGIN = 256 << 20  # host memory left to the system

@@ -16,7 +16,8 @@ from core.capacity.sizes import Sizes, sizes_of
 from core.capacity.tier import Tier, choose_tier
 from core.errors import ContextError, ModelError
 from core.hf import ExpertsSite, Outline, check_model, meta_skeleton, outline, rounded_bytes
-from core.hf.files import ModelFiles
+from core.hf.files import ModelFiles, NotImported, model_path, stamp
+from core.importing.job import refusal
 from core.memory.codec import Codec, ExpertParts, PartSpec, in_blocks
 from core.memory.codec.kernels import notice
 from core.memory.pack import Manifest, pack_at
@@ -48,12 +49,6 @@ NORMS = (
     "by no more than {:.0e} of the largest in fp32 (found with tiny random models, on a CPU)."
 )
 DEFAULT_CONTEXT = 8192  # when the model allows more and the user set none
-DEMO = Path(__file__).resolve().parents[2] / "assets" / "demo"
-
-
-def model_path(name: str) -> Path:
-    """ "demo" is the bundled model; anything else is a directory."""
-    return DEMO if name == "demo" else expanded(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +107,15 @@ class Plan:
 def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
     """Reads config and headers only. Raises ModelError, ContextError or BudgetError."""
     path = model_path(spec.model)
-    pack = _pack(path, _stamp(path)) if pack_at(path) else None
-    files = check_model(path)
+    pack = _pack(path, stamp(path)) if pack_at(path) else None
+    try:
+        files = check_model(path)
+    except NotImported:
+        if why := _refusal(path, stamp(path)):
+            raise ModelError(why) from None
+        raise
     device = choose_device(spec.device)
-    shape, config, dtype = _outlined(path, _stamp(path), spec.dtype)
+    shape, config, dtype = _outlined(path, stamp(path), spec.dtype)
     context = choose_context(spec.context, shape.context_limit)
     site = shape.sites[0]
     if pack is not None:
@@ -164,33 +164,29 @@ def _shapes(parts: Mapping[str, PartSpec]) -> dict[str, tuple[int, ...]]:
 
 
 def choose_context(asked: int, limit: int) -> int:
-    """The context to reserve. Raises ContextError when `asked` exceeds the model's limit."""
+    """The context to reserve, at least 2 tokens. Raises ContextError when `asked` is 1, or exceeds the model's
+    limit."""
+    if asked == 1:
+        raise ContextError("A context of 1 token has no room for an answer. Set it to 2 or more, or to 0.")
     if asked > limit:
         raise ContextError(f"The context of {asked} tokens is longer than the {limit} that this model can take.")
     return asked or min(limit, DEFAULT_CONTEXT)
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    """A value that changes when a file of the model does."""
-    stats: list[int] = []
-    for pattern in ("*.json", "*.safetensors", "*.bin"):
-        for file in sorted(path.glob(pattern)):
-            try:
-                found = file.stat()
-                stats += found.st_mtime_ns, found.st_size
-            except OSError:  # such as a broken link: reported when the file is read
-                stats.append(0)
-    return tuple(stats)
+@lru_cache(maxsize=4)
+def _refusal(path: Path, changed: tuple[int, ...]) -> str:
+    """Why the model cannot be imported either; "" if it can."""
+    return refusal(path)
 
 
 @lru_cache(maxsize=4)
-def _pack(path: Path, stamp: tuple[int, ...]) -> Manifest:
+def _pack(path: Path, changed: tuple[int, ...]) -> Manifest:
     """The manifest of a pack, checked for completeness as far as possible without reading weights."""
     return check(path)
 
 
 @lru_cache(maxsize=4)
-def _outlined(path: Path, stamp: tuple[int, ...], dtype: str) -> tuple[Outline, Any, torch.dtype]:
+def _outlined(path: Path, changed: tuple[int, ...], dtype: str) -> tuple[Outline, Any, torch.dtype]:
     """(outline, config, dtype) of a model as it is now; cached, as a slider asks many times a second."""
     meta = meta_skeleton(path, None if dtype == "auto" else getattr(torch, dtype))
     return outline(meta), meta.config, meta.dtype

@@ -17,6 +17,7 @@ from core.memory.slabs import slot_cost
 from core.runtime.compute import AT_ONCE
 from core.settings.budget import Budget
 from core.system.text_config import text_config
+from core.system.wording import human
 from core.types import ModelShape
 
 PREFILL_CHUNK = 2048  # most prompt positions for whose pass memory is reserved
@@ -108,16 +109,6 @@ class Sizes:
 def show(budget: Budget) -> str:
     """A budget as the user would write it."""
     return human(budget.bytes) if budget.bytes is not None else str(budget)
-
-
-def human(size: int) -> str:
-    """Bytes in decimal units: 24.1 MB."""
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 1000 or unit == "GB":
-            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
-        value /= 1000
-    raise AssertionError
 
 
 def sizes_of(

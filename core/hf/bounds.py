@@ -45,6 +45,8 @@ DTYPES = ("dtype", "torch_dtype")
 NUMBER_TYPE = re.compile(r"(torch\.)?(auto|half|float|double|bfloat16|float(16|32|64)|float8_\w+|u?int(8|16|32|64))")
 EPS = re.compile(r"(.*_)?(eps|epsilon)")
 BASE = re.compile(r"(.*_)?(rope_theta|rotary_emb_base|rope_local_base_freq|global_rope_theta|local_rope_theta)")
+UNROTATED = ("layer_rope_theta",)
+"""Such numbers where 0 stands for layers without rotation."""
 ROPE = ("rope_parameters", "rope_scaling")
 ROPE_POSITIVE = (
     "factor",
@@ -82,9 +84,10 @@ def wrong(config: Mapping[str, Any]) -> str:
 
 
 def _values(part: Any, path: str) -> Iterator[tuple[str, str, Any]]:
-    """Yields (path, name, value) of everything below; a list's values have the name of the list."""
+    """Yields (path, name, value) of everything below; a list's values have the name of the list, unless there can be no
+    list of that name."""
     for name, value in part.items():
-        for each in value if isinstance(value, list) else [value]:
+        for each in value if isinstance(value, list) and name not in DTYPES else [value]:
             yield f"{path}{name}", name, each
             if isinstance(each, Mapping):
                 yield from _values(each, f"{path}{name}.")
@@ -94,7 +97,7 @@ def _wanted(path: str, name: str, value: Any) -> str:
     """What a value should have been, or "" if it is valid. null stands for transformers' default."""
     if value is None or path.startswith(("quantization_config", "vision_config", "audio_config")):
         return ""
-    if name in DTYPES and isinstance(value, str) and not NUMBER_TYPE.fullmatch(value):
+    if name in DTYPES and not isinstance(value, Mapping) and not NUMBER_TYPE.fullmatch(str(value)):
         return "a number type"
     bounds = _bounds(name)
     if bounds is not None:
@@ -104,6 +107,8 @@ def _wanted(path: str, name: str, value: Any) -> str:
     for names, most in COUNTED:
         if isinstance(value, int) and value > most and names.fullmatch(name):
             return f"{most:,} at most"
+    if name in UNROTATED and value == 0 and type(value) in (int, float):
+        return ""
     in_rope = any(f"{rope}." in path for rope in ROPE)
     positive = BASE.fullmatch(name) is not None or (in_rope and name in ROPE_POSITIVE)
     if positive and not (_number(value) and value > 0):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,15 @@ NUMBERED = re.compile(r"(?P<before>(?:[^.]+\.)*?)(?P<number>\d{1,9})(?P<after>\.
 """A tensor's name around the first number in it, which is that of its layer."""
 AHEAD = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head|nextn|mtp)\b")
 """What only layers that predict further tokens have."""
+COUNTED = re.compile(r"(\D*)(\d+)")
+"""The part of a name that tells one expert from another: "3", or "expert_3"."""
+CODED = re.compile(
+    r"(?P<of>.+)[._](scales?|scale_inv|scale_\d+|global_scale|biases|q?zeros|zero_points?|(nested_)?absmax|"
+    r"(nested_)?quant_map|SCB|codebooks?|g_idx|quant_state\..+)"
+)
+"""Names of what a quantized weight is computed from besides its codes, around the weight's or its module's name."""
+REMEDY = "Download config.json again, or use the original model."
+PLAIN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 class StackRecipe(NamedTuple):
@@ -88,6 +97,10 @@ class CheckpointReader:
             coded = self._coded(part, target, expert)
             parts[part] = self._part(target, expert) if coded is None else coded
         return parts
+
+    def names_of(self, layer: int, expert: int, part: str) -> list[str]:
+        """The checkpoint's tensors that a part of an expert is made of."""
+        return [name for name, _ in self._ingredients(self._targets(layer, expert)[part], expert).values()]
 
     def dense_names(self) -> list[str]:
         """The checkpoint's non-expert tensors that the model needs, in order. Of tied weights stored twice with equal
@@ -181,7 +194,9 @@ class CheckpointReader:
         converters = [w for w in mapping if isinstance(w, WeightConverter)]
         by_pattern = {p: c for c in converters for p in c.source_patterns}
         experts = {f"{s.name}.{part}": s.num_experts for s in self.sites for part in s.parts}
-        shapes = {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
+        state = self._model.state_dict()
+        shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        real = {*experts, *(name for name, tensor in state.items() if tensor.is_floating_point())}
         known = dict.fromkeys((*shapes, *experts), True)
         prefix = self._model.base_model_prefix
         recipes: dict[str, StackRecipe] = {}
@@ -190,6 +205,11 @@ class CheckpointReader:
             target, pattern = rename_source_key(key, renamings, converters, prefix, known)
             if target not in known and key in known:
                 target, pattern = key, None
+            if target in real and self._stored.tensors[key].dtype not in PLAIN:
+                raise ModelError(
+                    f"The checkpoint holds {key!r} as {str(self._stored.tensors[key].dtype).removeprefix('torch.')}, "
+                    f"codes for which its settings name no quantization. {REMEDY}"
+                )
             if target in experts:
                 recipe = recipes.setdefault(target, StackRecipe(by_pattern.get(pattern), {}))
                 recipe.keys.setdefault(pattern or key, []).append(key)
@@ -202,6 +222,7 @@ class CheckpointReader:
             else:
                 unused[key] = target
         self._check_layers(unused, known)
+        self._check_coded(unused, recipes)
         for target, count in experts.items():
             self._check(target, count, recipes.get(target))
         return recipes
@@ -213,6 +234,19 @@ class CheckpointReader:
                 f"The checkpoint holds {key!r} in the shape {shape}, but by config.json {target!r} has "
                 f"the shape {wanted}. They are not of the same model: download it again."
             )
+
+    def _check_coded(self, unused: Iterable[str], recipes: Mapping[str, StackRecipe]) -> None:
+        """Raises ModelError when a tensor that nothing reads says how a weight that is read was quantized."""
+        read = {*self._dense, *(key for each in recipes.values() for keys in each.keys.values() for key in keys)}
+        for key in unused:
+            if (found := CODED.fullmatch(key)) is None:
+                continue
+            weight = next((one for one in (found["of"], f"{found['of']}.weight") if one in read), None)
+            if weight is not None:
+                raise ModelError(
+                    f"The checkpoint holds {key!r}, so {weight!r} is stored as codes, for which its settings name no "
+                    f"quantization. {REMEDY}"
+                )
 
     def _check_layers(self, unused: Mapping[str, str], known: Mapping[str, object]) -> None:
         """Raises ModelError when the checkpoint has layers that config.json omits, except multi-token prediction
@@ -253,6 +287,12 @@ class CheckpointReader:
                 "not know. Download it again, or choose another model."
             )
         assert recipe is not None
+        for keys in recipe.keys.values():
+            if not _counted(keys):
+                raise ModelError(
+                    f"The experts' weights from {keys[0]!r} to {keys[-1]!r} are not numbered one by one from 0 on. "
+                    "Download the model again."
+                )
         site, _, part = target.rpartition(".")
         spec = next(s.parts[part] for s in self.sites if s.name == site)
         for keys in recipe.keys.values():
@@ -288,3 +328,14 @@ class CheckpointReader:
                 f"An expert of {target!r} has the shape {made} in the checkpoint, but {spec.shape} by "
                 "config.json. They are not of the same model: download it again."
             )
+
+
+def _counted(keys: Sequence[str]) -> bool:
+    """Whether the names of experts' tensors differ in one part alone, which counts from 0 on."""
+    parts = [key.split(".") for key in keys]
+    if len(keys) == 1 or len({len(part) for part in parts}) > 1:
+        return len(keys) == 1
+    differing = [column for column in zip(*parts, strict=True) if len(set(column)) > 1]
+    found = [COUNTED.fullmatch(part) for column in differing for part in column]
+    counts = [(one[1], int(one[2])) for one in found if one is not None]
+    return counts == [(counts[0][0], at) for at in range(len(keys))] if counts else False

@@ -8,16 +8,15 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 from core.errors import ModelError
 from core.hf.bounds import wrong
+from core.hf.quantization import quantization
 from core.hf.stored import read_header
-from core.system.reading import CONFIG_BYTES, INDEX_BYTES, open_regular, read_json
-from core.system.text_config import text_config
+from core.system.reading import CONFIG_BYTES, INDEX_BYTES, is_file_name, open_regular, read_json
 
-QUANTIZATION = ("quantization_config", "compression_config")  # the second: written by older compressed-tensors
 EDGE = 64 << 10  # bytes hashed at each end of a file
 INDEX = "model.safetensors.index.json"
 BESIDE = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -43,6 +42,29 @@ class ModelFiles:
 
 ModelPath = str | os.PathLike[str] | ModelFiles
 """A model directory, or one that was checked already."""
+DEMO = Path(__file__).resolve().parents[2] / "assets" / "demo"
+KINDS = ("*.json", "*.safetensors", "*.bin", "*.gguf")  # files of a model that decide what it is
+
+
+class NotImported(ModelError):
+    """The model can be run only after an import, which may refuse it."""
+
+
+def model_path(name: str) -> Path:
+    """ "demo" is the bundled model; anything else is a directory, or a GGUF file."""
+    return DEMO if name == "demo" else expanded(name)
+
+
+def stamp(path: Path) -> tuple[int, ...]:
+    """A value that changes when a file of the model does."""
+    stats: list[int] = []
+    for file in [path] if path.is_file() else [file for pattern in KINDS for file in sorted(path.glob(pattern))]:
+        try:
+            found = file.stat()
+            stats += found.st_mtime_ns, found.st_size
+        except OSError:  # such as a broken link: reported when the file is read
+            stats.append(0)
+    return tuple(stats)
 
 
 def check_model(path: ModelPath) -> ModelFiles:
@@ -51,8 +73,8 @@ def check_model(path: ModelPath) -> ModelFiles:
     if isinstance(path, ModelFiles):
         return path
     files = check_files(Path(path))
-    if kind := quantization(files.config):
-        raise ModelError(
+    if kind := quantization(files.path, files.config):
+        raise NotImported(
             f"The checkpoint in {files.path} is quantized ({kind}), so it is imported once before it is "
             f"used: python launch.py import {files.path}, or Import in the Model tab."
         )
@@ -65,8 +87,10 @@ def check_files(root: Path) -> ModelFiles:
         if not root.exists():
             raise ModelError(f"There is no model at {root}. Give a directory that holds config.json and *.safetensors.")
         if not root.is_dir():
-            hint = f" A GGUF file is imported: python launch.py import {root}." if root.suffix == ".gguf" else ""
-            raise ModelError(f"{root} is a file. Give the directory that holds config.json and *.safetensors.{hint}")
+            where = "Give the directory that holds config.json and *.safetensors."
+            if root.suffix == ".gguf":
+                raise NotImported(f"{root} is a file. {where} A GGUF file is imported: python launch.py import {root}.")
+            raise ModelError(f"{root} is a file. {where}")
         config = _config(root)
         _check_beside(root)
         return ModelFiles(root, config, _weight_files(root))
@@ -76,29 +100,13 @@ def check_files(root: Path) -> ModelFiles:
         ) from None
 
 
-def quantization(config: dict[str, Any]) -> str:
-    """The quantization method that config.json names; empty when the weights are not quantized."""
-    found = quantization_settings(config)
-    return str((found or {}).get("quant_method") or "an unnamed method") if found is not None else ""
-
-
-def quantization_settings(config: dict[str, Any]) -> dict[str, Any] | None:
-    """The quantization settings in config.json or its text model's config; None when there are none."""
-    for owner in (config, text_config(config)):
-        for name in QUANTIZATION:
-            if found := owner.get(name):
-                return dict(found) if isinstance(found, dict) else {"quant_method": str(found)}
-    return None
-
-
 def _config(root: Path) -> dict[str, Any]:
     file = root / "config.json"
     if not os.path.lexists(file):
-        hint = f" GGUF files are imported: python launch.py import {root}." if any(root.glob("*.gguf")) else ""
-        raise ModelError(
-            f"{root} has no config.json, so it is not a model directory. Give the directory that holds "
-            f"config.json and *.safetensors.{hint}"
-        )
+        text = f"{root} has no config.json, so it is not a model directory. Give the directory that holds config.json "
+        if any(root.glob("*.gguf")):
+            raise NotImported(f"{text}and *.safetensors. GGUF files are imported: python launch.py import {root}.")
+        raise ModelError(f"{text}and *.safetensors.")
     config = read_json(file, nonfinite=True)  # some models have Infinity as a limit
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str) or not config["model_type"]:
         raise ModelError(f"{file} names no model_type. Download it again.")
@@ -168,7 +176,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     ):
         raise ModelError(f"{index} is damaged: it has no weight_map from tensors to files. Download it again.")
     for name in set(named.values()):
-        if PureWindowsPath(name).name != name or not name.endswith(".safetensors"):
+        if not is_file_name(name) or not name.endswith(".safetensors"):
             raise ModelError(
                 f"{index} names {name[:200]!r}, which is not a safetensors file beside it. Download the "
                 "model again, from a source that you trust."

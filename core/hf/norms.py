@@ -6,6 +6,7 @@ a layer adds its experts' output to the residual stream: each layer runs twice, 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +16,9 @@ import torch
 from torch import nn
 
 from core.hf.discover import ExpertsSite
+from core.system.wording import reason
+
+log = logging.getLogger("moestro.hf")
 
 CONTEXT = "_moestro_router_context"  # on a router: its `RouterContext`
 TOKENS = (1, 2, 3)  # token ids of the run; not 0, which is often padding with a zero state
@@ -23,7 +27,8 @@ LOUD = 16.0  # noise relative to a router's input: must be visible in a large re
 
 class RouterContext(NamedTuple):
     """Surroundings of a router. `scale`: factor by which the layer adds its experts' output to the residual stream (1,
-    or granite's residual_multiplier); None where it does something else with it, and for the last layer."""
+    or granite's residual_multiplier); None where it does something else with it, as a layer with several residual
+    streams does, and for the last layer."""
 
     norm: nn.Module | None
     scale: float | None
@@ -61,7 +66,7 @@ def quasi_hidden(
 def find_contexts(model: Any, sites: Sequence[ExpertsSite]) -> list[RouterContext]:
     """Run three tokens up to the last router, with experts replaced by noise, and record which module feeds each
     router. A second call for the same model runs nothing. Hooks already in the model fire, as in any pass; its caches
-    are not touched."""
+    are not touched. Of a model whose own code does not run that way nothing is known, which the log says."""
     if not all(hasattr(site.router, CONTEXT) for site in sites):
         for site, place in zip(sites, _run(model, sites), strict=True):
             setattr(site.router, CONTEXT, place)
@@ -75,6 +80,9 @@ def _run(model: Any, sites: Sequence[ExpertsSite]) -> list[RouterContext]:
             model(input_ids=torch.tensor([TOKENS], device=model.device), use_cache=False)
     except _Enough:
         pass
+    except Exception as error:  # the model's own code, run as transformers does not run it
+        log.warning("The norms before the routers stay unknown: without experts the model stops (%s)", reason(error))
+        return [RouterContext(None, None)] * len(sites)
     finally:
         run.remove()
     return [RouterContext(run.norm.get(site.index), run.scale.get(site.index)) for site in sites]
@@ -177,7 +185,10 @@ def _states(output: Any) -> torch.Tensor:
 
 
 def _multiple(after: torch.Tensor, before: torch.Tensor, added: torch.Tensor, rounding: float) -> float | None:
-    """c with after = before + c * added within the rounding of either; None if there is none."""
+    """c with after = before + c * added within the rounding of either; None if there is none, or `added` [T, H] is not
+    of their shape."""
+    if added.shape != before.shape:
+        return None
     change = after - before
     scale = float((change * added).sum() / (added * added).sum())
     off = (change - scale * added).abs() - 2 * rounding * torch.maximum(after.abs(), before.abs())

@@ -20,7 +20,6 @@ from transformers.modeling_outputs import CausalLMOutputWithPast, MoEModelOutput
 
 from core.hf.cached_pass import CACHE
 from core.hf.discover import ExpertsSite
-from core.hf.norms import find_contexts
 from core.types import ModelShape
 
 SERVED = ("SwitchTransformersForConditionalGeneration",)
@@ -58,7 +57,6 @@ def decoder_sites(model: Any, sites: Sequence[ExpertsSite]) -> Sequence[ExpertsS
     own = sites[encoder_layers(model, sites) :]
     if len(own) == len(sites):
         return sites
-    find_contexts(model, sites)  # what comes before each router is found in a pass through all of them
     return [replace(site, index=at) for at, site in enumerate(own)]
 
 

@@ -88,8 +88,8 @@ def watch(
     """Call `on_router` after every router, within the pass, before the layer's experts; `on_embedding` with [T, H], the
     embedding layer's output, before the first layer.
 
-    To find the norms, the first call for a model runs three tokens up to the last router, without experts; with
-    `norms=False` it does not, and `residual` is None. Changes no result. Must not be called while a pass runs.
+    The norms are found by `find_contexts`, which runs the model where it was not called for it before; with
+    `norms=False` it is not called, and `residual` is None. Changes no result. Must not be called while a pass runs.
     """
     places = find_contexts(model, sites) if norms else [RouterContext(None, None)] * len(sites)
     residuals: dict[int, torch.Tensor] = {}

@@ -10,14 +10,15 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from core.capacity.plan import model_path
 from core.errors import ModelError
+from core.hf.files import model_path
+from core.importing.forecast import ImportForecast, foretell
 from core.importing.hub import HubModel, cached, fetch, look, parse
 from core.importing.job import open_job
 from core.importing.write import write_pack
 from core.system.paths import expanded
 
-__all__ = ["HubModel", "Progress", "import_model", "look", "missing", "parse"]
+__all__ = ["HubModel", "ImportForecast", "Progress", "forecast_import", "import_model", "look", "missing", "parse"]
 
 Progress = Callable[[str, float, int, int], None]
 """progress(what is done now, share 0..1, bytes done, bytes in all); a download and the import count from 0 each."""
@@ -35,12 +36,14 @@ def import_model(
     progress: Progress = lambda text, share, done, total: None,
     cancel: threading.Event | None = None,
     download: bool = False,
+    planned: Callable[[ImportForecast], None] | None = None,
 ) -> Path:
     """Import `source` into a new directory `out`, and return that.
 
     `source`: a model directory, a GGUF file, "demo", or a hub id ("org/name", "org/name:Q4_K_M"), which is downloaded
     only with `download`. `format`: a name of FORMATS, or "auto": the format of the checkpoint's experts. `blocks`:
-    equal parts that every expert is stored in, one after the other, so that each can be read alone.
+    equal parts that every expert is stored in, one after the other, so that each can be read alone. `planned` gets the
+    forecast before anything is written; without it none is made.
 
     Peak memory: the dense weights + 1 GB at most. Raises ModelError or SettingError with the remedy, Cancelled when
     `cancel` is set: what is finished by then stays in `<out>.partial`, and the same call resumes there.
@@ -54,7 +57,21 @@ def import_model(
     with open_job(path, name, format, blocks) as job:
         directory = out if isinstance(out, Path) else out(name, job.codec.name)
         refuse_existing(directory)
+        if planned is not None:
+            planned(foretell(job))
         return write_pack(job, Path(os.path.abspath(expanded(directory))), progress, cancel)
+
+
+def forecast_import(source: str, format: str = "auto") -> ImportForecast | None:
+    """What `import_model` would make of a source; None where that has to be downloaded first. Raises as it does."""
+    path, hub = model_path(source), parse(source)
+    if hub is not None and not path.exists():
+        found = cached(hub)
+        if found is None:
+            return None
+        path = found
+    with open_job(path, name_of(path), format, 1) as job:
+        return foretell(job)
 
 
 def missing(source: str) -> HubModel | None:

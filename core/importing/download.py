@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from core.capacity.sizes import human
 from core.errors import ModelError
 from core.memory.store import Cancelled
+from core.system.wording import human
 
 CHUNK = 1 << 20  # bytes read from the network at a time
 TRIES = 5  # consecutive attempts without any bytes

@@ -80,19 +80,23 @@ class ImportPlan:
             **({"stored": " / ".join(notes)} if notes else {}),
         }
 
-    def encode(self, layer: int, expert: int) -> tuple[torch.Tensor, dict[str, str]]:
-        """One expert's bytes as stored in the pack (uint8), and how each part's numbers were derived."""
+    def read(self, layer: int, expert: int) -> dict[str, QuantizedTensor | torch.Tensor]:
+        """One expert's parts, as codes where one of our formats holds them. Raises ModelError."""
         try:
-            parts = self.reader.read_coded(layer, expert)
+            return self.reader.read_coded(layer, expert)
         except OSError as error:
             raise ModelError(f"{self.source.path} cannot be read: {error.strerror or error}. Check the disk.") from None
+
+    def encode(self, layer: int, expert: int) -> tuple[torch.Tensor, dict[str, str]]:
+        """One expert's bytes as stored in the pack (uint8), and how each part's numbers were derived."""
+        parts = self.read(layer, expert)
         blob = self.codec.encode(parts)
         return (
             self.cutter.cut(blob) if self.cutter else blob,
-            {name: self._origin(part, self.site.parts[name].is_weight) for name, part in parts.items()},
+            {name: self.origin(part, self.site.parts[name].is_weight) for name, part in parts.items()},
         )
 
-    def _origin(self, part: torch.Tensor | QuantizedTensor, is_weight: bool) -> str:
+    def origin(self, part: torch.Tensor | QuantizedTensor, is_weight: bool) -> str:
         """How a part's numbers in the pack were derived, in words."""
         plain = not is_weight or FORMATS[self.codec.name].is_plain
         if isinstance(part, QuantizedTensor):
@@ -128,6 +132,15 @@ def open_job(path: Path, name: str, format: str, blocks: int) -> Iterator[Import
         raise ModelError(
             for_people(f"{path} cannot be imported: {error}. Check the disk and your permissions.", folder, path)
         ) from error
+
+
+def refusal(path: Path) -> str:
+    """Why an import of this source is refused before it begins; "" if it is not."""
+    try:
+        with open_job(path, path.name, "auto", 1):
+            return ""
+    except MoestroError as error:
+        return str(error)
 
 
 def for_people(text: str, folder: str, path: Path) -> str:
@@ -180,7 +193,7 @@ def choose_format(source: Source) -> str:
     if source.kind == "safetensors":
         return "checkpoint"
     numbers = sum(math.prod(tensor.shape) for tensor in source.tensors.tensors.values())
-    bits = 8 * sum(file.stat().st_size for file in source.path.glob("*.safetensors")) / numbers
+    bits = 8 * source.bytes / numbers
     return "int4-g32" if bits < 5.5 else "int8-g32"
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 
 from core import __version__
-from core.capacity.sizes import human
 from core.errors import ModelError
 from core.importing.job import ImportPlan, free_bytes
 from core.memory.pack import Manifest, PackWriter
 from core.memory.pack.manifest import DENSE, layer_file
 from core.memory.store import Cancelled
+from core.system.wording import human
 
 SPARE = 16 << 20  # bytes: config, tokenizer, manifest and file system overhead
 IN_FLIGHT = 384 << 20  # maximum bytes of experts being encoded at a time (but always one expert)

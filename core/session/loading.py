@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from core.capacity.fit import fit_of
 from core.capacity.plan import Plan
-from core.capacity.sizes import Sizes, human
+from core.capacity.sizes import Sizes
 from core.capacity.tier import open_store
 from core.errors import BudgetError, ModelError, ProfileError
 from core.hf import CheckpointReader, ExpertsSite, find_experts, load_skeleton, round_linears
@@ -27,7 +27,7 @@ from core.profile.buddies import find
 from core.session.prompt import Prompt
 from core.system.process_memory import release_memory
 from core.system.template_worker import RENDERER
-from core.system.wording import reason
+from core.system.wording import human, reason
 from core.types import ModelShape
 
 log = logging.getLogger("moestro.load")

@@ -14,6 +14,7 @@ from core.capacity.memory_accounting import Ledger
 from core.capacity.sizes import SHORT_CHUNK
 from core.hf import install
 from core.hf.hooks import Installed
+from core.hf.norms import find_contexts
 from core.hf.packed_texts import packing_of
 from core.hf.text_to_text import decoder_shape, decoder_sites
 from core.hf.weighing import rules_of
@@ -125,6 +126,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     ledger = Ledger(sizes, arena, pool, device, settings.cache.budget, lambda: kept.bytes)
     meter = Meter(device, expert_cache, lambda: 1e3 * (transfers.copy_s(sizes.blob) or sizes.blob / (link_gbps * 1e9)))
 
+    find_contexts(model, sites)  # by a pass through all layers, of which no answer is to wait for or can break
     throttle, capture = PrefetchThrottle(), TraceCapture(model, sites, shape)
     predictor_host = PredictorHost(model, decoder_sites(model, sites), decoder_shape(shape))
     miss = MissPolicy(shape, expert_cache, predictor_host, device)
@@ -149,7 +151,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     coded = plan.codec.direct or plan.spec.dense != "checkpoint"
 
     def time_one() -> float:
-        return time_pass(model, device, kv.fresh(), recorder)
+        return time_pass(model, device, kv.fresh(), recorder, plan.context)
 
     threads, pass_ms = choose_threads(
         device,

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import stat
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from core.errors import ModelError, MoestroError
@@ -132,6 +132,11 @@ def parse_json(text: str | bytes, max_depth: int = DEPTH, nonfinite: bool = Fals
         raise BadJson("one of its numbers has thousands of digits") from None
     _require_shallow(found, max_depth, "\\ud" in text or "\\uD" in text or not _whole(text))
     return found
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name read from a file names a file beside that one, on Windows as well: no folder, no drive, no NUL."""
+    return PureWindowsPath(name).name == name and "\0" not in name
 
 
 def shown(path: Path | str) -> str:

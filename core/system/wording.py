@@ -1,4 +1,4 @@
-"""Shortens other libraries' error messages about a file so that they fit into one of our sentences."""
+"""Words for messages: other libraries' errors about a file as part of one of our sentences, and sizes."""
 
 from __future__ import annotations
 
@@ -25,3 +25,13 @@ def reason(error: BaseException) -> str:
     text = CLASS.sub(r"\1", KINDS.sub("", text)).partition(" Errors: ")[0].replace("NoneType", "null")
     short = " ".join(text.split()).rstrip(". ")
     return (short if len(short) <= MOST else short[:MOST] + " ...") or "no reason was given"
+
+
+def human(size: int) -> str:
+    """Bytes in decimal units: 24.1 MB."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000 or unit == "GB":
+            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+        value /= 1000
+    raise AssertionError

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -16,9 +17,12 @@ from app.server.api import build_app
 from app.services.host import Host
 from app.services.importer import ImportJob
 from app.store import Store
+from app.ui.sidebar import ModelSection
+from app.ui.tabs.library import LibraryTab
 from core.errors import BusyError, ModelError, MoestroError
 from core.memory.pack.lock import Lock
-from tests.app.conftest import WAIT_S, QuickEngine, ended
+from tests.app.conftest import WAIT_S, QuickEngine, ended, page
+from tests.checkpoints import make_checkpoint
 from tests.fake_models import fake_estimate, fake_import
 
 MB = 10**6
@@ -213,6 +217,20 @@ def test_what_a_program_sends_in_place_of_text_is_refused(host: Host, given: dic
     with pytest.raises(MoestroError, match=told):
         host.importer.start(**{"source": "models/Qwen3-Tiny", **given})
     assert host.importer.job is None
+
+
+def test_size_and_loss_stand_in_the_form_before_an_import_starts(host: Host, tmp_path: Path) -> None:
+    with page():
+        tab = LibraryTab(host, ModelSection(host, gr.HTML({})), gr.Tabs())
+    source = make_checkpoint("mixtral", tmp_path / "a <model>", num_hidden_layers=1)
+    said = tab._forecast(f" {source} ", "int4-g32")
+    assert "The pack takes " in said and "float32, all of the experts&#x27; weights: quantised, off by " in said
+    assert tab._forecast(str(source), "int8") != said and tab._forecast(str(source), "int4-g32") == said
+    assert tab._take({**tab.list.value, "chosen": str(source)}, "int4-g32") == [str(source), said]
+    (source / "config.json").write_text("{}")
+    assert "names no model_type" in tab._forecast(str(source), "int4-g32")
+    for source_text, format in ((None, "auto"), ("", None), ("models/none", "auto"), ("a\0", "auto"), ("x" * 5000, "")):
+        assert tab._forecast(source_text, format) == ""
 
 
 def test_an_import_takes_away_the_locks_of_killed_ones(host: Host, steered: Steered) -> None:

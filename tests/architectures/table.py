@@ -73,7 +73,8 @@ half of its experts resident, answering in fp32 on one thread of a CPU while set
 with transformers' own. **Exact**: no bit differs. **Close**: they differ by no more than the bound, a share of the
 largest logit, while nothing lossy is on; the fit card, the badge EXACT UP TO ROUNDING, every answer and every export
 say so. Numbers of 16 bits and large models were not compared for this page. **Refused**: with the reason that you
-would read. **Untried**: without a word about whether it runs.
+would read; what only some models of a type have, and are refused for, is named. **Untried**: without a word about
+whether it runs.
 
 Of models of text and images or sound the text is loaded; what is left out is named. A new version of transformers may
 add types: `python -m tests.architectures > docs/architectures.md` makes this page anew.
@@ -101,6 +102,7 @@ def _logits(one: Outcome) -> str:
 
 
 def _why(one: Outcome) -> str:
-    if one.left_out:
-        return f"without {', '.join(one.left_out)}"
+    if one.left_out or one.unless:
+        unless = f"refused with {one.unless}" if one.unless else ""
+        return "; ".join(filter(None, (f"without {', '.join(one.left_out)}" if one.left_out else "", unless)))
     return one.why.removesuffix(" Choose another model.").replace("|", "\\|")

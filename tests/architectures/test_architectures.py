@@ -67,6 +67,17 @@ def test_what_is_close_is_said(tmp_path: Path) -> None:
     assert (stats.exact, stats.closeness) == (True, BOUND)
 
 
+@pytest.mark.skipif(not known("minimax_m3_vl_text"), reason="the installed transformers has no minimax_m3_vl_text")
+def test_what_only_some_models_of_a_type_are_refused_for_is_named() -> None:
+    row = "| minimax_m3_vl_text |  | exact | refused with layers of sparse attention (minimax_m3_sparse) |"
+    assert row in page([try_type("minimax_m3_vl_text", 2)])
+
+
+@pytest.mark.skipif(not known("granitemoe_swa"), reason="the installed transformers has no granitemoe_swa")
+def test_layers_without_rotation_are_exact() -> None:
+    assert try_type("granitemoe_swa", 2).verdict == "exact"
+
+
 def test_of_others_nothing_is_said(tmp_path: Path) -> None:
     planned = plan(LoadSpec.checked(str(save(random_model("jetmoe"), tmp_path)), Settings({})))
     assert (planned.note, planned.closeness) == ("", 0.0)

@@ -140,6 +140,7 @@ OWN: dict[str, dict[str, Any]] = {  # what the rules above do not make small, or
         rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5, mrope_section=[2, 1, 1])
     ),
     "glm5_next_text": dict(LINEAR, index_topk=16, qk_rope_head_dim=0, head_dim=0),
+    "granitemoe_swa": dict(layer_rope_theta=[0.0, 1e4, 0.0, 1e4]),  # 0: no rotation
     "granitemoehybrid": dict(
         num_hidden_layers=3,
         layer_types=["mamba", "mamba", "attention"],
@@ -218,9 +219,25 @@ OWN: dict[str, dict[str, Any]] = {  # what the rules above do not make small, or
 }
 
 
+SPARSE: dict[str, Any] = dict(
+    layer_types=["minimax_m3_sparse", "full_attention"] * 2, index_block_size=4, index_topk_blocks=2, index_n_heads=2
+)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # what models of a type may have besides, and a config with it
+    "minimax_m3_vl_text": ("layers of sparse attention (minimax_m3_sparse)", SPARSE),
+    "minimax_m3_vl": ("layers of sparse attention (minimax_m3_sparse)", {"text_config": SPARSE}),
+}
+
+
 def fields_of(kind: type[Any]) -> set[str]:
     """The names of a config class's fields."""
     return {name for base in kind.__mro__ for name in vars(base).get("__annotations__", {})}
+
+
+def changed(model_type: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """Those of `tiny`, some of them others, also in configs that it nests."""
+    fields = tiny(model_type)
+    nested = {name: fields[name] | value for name, value in changes.items() if isinstance(value, dict)}
+    return fields | changes | nested
 
 
 def tiny(model_type: str) -> dict[str, Any]:

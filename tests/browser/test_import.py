@@ -23,6 +23,7 @@ def test_a_checkpoint_becomes_a_pack_that_answers_from_disk(open_page: Open, tmp
         page.locator("#import-source").get_by_role("textbox").fill(str(source))
         page.click("#import-format input")
         page.get_by_role("option", name="int8: ").click()
+        dashboard.wait_text("#import-forecast", "off by")
         page.click("#import-start")
         page.wait_for_selector("#import-open", state="visible")
         pack = server.home / "packs" / "Tiny-MoE-int8"

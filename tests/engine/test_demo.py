@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.capacity.plan import DEMO
 from core.engine import Engine
+from core.hf.files import DEMO
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from core.capacity.plan import model_path
 from core.engine import Engine
 from core.errors import SettingError
 from core.hf import RouterOutput
+from core.hf.files import model_path
 from core.policy.predict import LayerMap, Prediction
 from core.prediction import predictor_host
 from core.prediction.speculation import PredictedRouting

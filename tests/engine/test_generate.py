@@ -5,17 +5,21 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from core.calibrate.gather import calibrate
 from core.engine import Engine
-from core.errors import BusyError, ContextError
+from core.errors import BusyError, ContextError, SettingError
 from core.session.sampler import PresenceFrequencyPenalty, Sampler
 from core.session.settings_controller import EngineParts
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from core.types import Outcome, Piece, StepRecord
+from core.types import Ids, Outcome, Piece, StepRecord
 from tests.selection import layered
 
 CHAT = [{"role": "user", "content": "hello there"}]
@@ -141,6 +145,27 @@ def test_a_prompt_longer_than_the_context_is_refused(engine: Engine) -> None:
     with pytest.raises(ContextError, match=r"has \d+ tokens, but the context holds 256"):
         next(engine.generate("x" * 400))
     assert not engine.busy
+
+
+@pytest.mark.parametrize("context", [2, 8])
+def test_a_context_shorter_than_what_a_load_times_is_filled_to_the_end(model: Path, context: int) -> None:
+    engine = Engine.load(LoadSpec.checked(str(model), Settings({"budget": "50%"}), context=context))
+    try:
+        pieces = list(engine.generate(Ids([5]), Sampling(max_new_tokens=20)))
+        stats = pieces[-1].stats
+        assert stats is not None and (stats.new_tokens, stats.reason) == (context - 1, "context")
+        if context < 3:
+            with pytest.raises(SettingError, match="A context of 2 tokens is too short to measure times in"):
+                calibrate(engine, ["some words"], parts={"times"})
+        else:
+            assert calibrate(engine, ["some words"], parts={"times"}).times is not None
+    finally:
+        engine.unload()
+
+
+def test_a_context_without_room_for_an_answer_is_refused(model: Path) -> None:
+    with pytest.raises(ContextError, match="1 token has no room for an answer"):
+        Engine.load(LoadSpec.checked(str(model), context=1))
 
 
 def test_an_empty_prompt_is_refused(engine: Engine) -> None:

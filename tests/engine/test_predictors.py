@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from core.capacity.plan import model_path
 from core.engine import Engine
 from core.errors import ProfileError, SettingError
 from core.hf.cached_pass import cached_pass
+from core.hf.files import model_path
 from core.policy.predict import Prediction, Predictor, View
 from core.prediction import predictor_host
 from core.prediction.worker.process_worker import ProcessWorker

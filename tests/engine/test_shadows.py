@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from core.calibrate.gather import calibrate
 from core.engine import Engine
 from core.metrics.record import Beside
 from core.prediction.shadows import recorded
 from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from core.types import StepRecord
+from tests.architectures.trial import known, random_model, save
 from tests.engine.profiles import drawn_profile
 from tests.engine.test_trace_capture import answered
 from tests.simulate.test_engine import restart
@@ -95,3 +100,25 @@ def test_what_was_named_in_a_pass_that_broke_off_is_not_the_next_one_s(engine: E
     assert seen is not None and len(seen.ranked)
     empty, _ = shadows.take()
     assert not np.isin(empty.ranked["at"], range(engine.shape.layers)).any()
+
+
+@pytest.mark.parametrize("model_type", [name for name in ("hy_v4", "qwen4_exp_text") if known(name)])
+def test_a_model_with_several_residual_streams_is_recorded_in_the_middle_of_an_answer(
+    model_type: str, tmp_path: Path
+) -> None:
+    every = {"mlp_layer_types": ["sparse"] * 4} if model_type == "hy_v4" else {}
+    path = save(random_model(model_type, **every), tmp_path)
+    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype="float32", context=128))
+    try:
+        plain = [piece.token for piece in engine.generate("a b", Sampling(max_new_tokens=6))]
+        tokens, steps = [], []
+        for piece in engine.generate("a b", Sampling(max_new_tokens=6)):
+            tokens.append(piece.token)
+            steps.append(piece.step)
+            if len(tokens) == 3:
+                engine.change({"record_lab": True})
+        assert tokens == plain
+        assert [step is not None and step.beside is not None for step in steps[1:-1]] == [False] * 2 + [True] * 4
+        assert calibrate(engine, ["A few words to read. " * 4], parts={"defaults", "gate_recall", "curves"}).tokens > 60
+    finally:
+        engine.unload()

@@ -13,8 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from core.capacity.plan import plan
 from core.errors import ModelError
 from core.hf import CheckpointReader, check_model, load_skeleton, meta_skeleton
+from core.settings.loading import LoadSpec
 from tests.conftest import Checkpoint
 
 
@@ -157,6 +159,78 @@ def test_missing_experts_are_refused(model: Path) -> None:
     _without(model, "layers.1.mlp.experts.3.up_proj")
     with pytest.raises(ModelError, match=r"lacks weights of .*layers\.1\.mlp\.experts\.gate_up_proj"):
         CheckpointReader(load_skeleton(model), str(model))
+
+
+Tensors = dict[str, torch.Tensor]
+E4M3 = torch.float8_e4m3fn
+GATE = "model.layers.1.mlp.experts.3.gate_proj"
+
+
+def rewrite(path: Path, change: Callable[[Tensors], Tensors]) -> None:
+    for shard in shards(path):
+        save_file(change(load_file(shard)), shard, metadata={"format": "pt"})
+
+
+def _eight_bits(tensors: Tensors) -> Tensors:
+    """As ModelOpt stores a checkpoint: 8-bit floats, and a scale of each matrix."""
+    coded = {n: t.to(E4M3) if n.endswith("_proj.weight") else t for n, t in tensors.items()}
+    return coded | {f"{n}_scale": torch.tensor(2.0) for n in coded if n.endswith("_proj.weight")}
+
+
+def _codes_beside(ending: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: tensors | {f"{GATE}{ending}": torch.ones(1) for n in tensors if n == f"{GATE}.weight"}
+
+
+def _renamed(old: str, new: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {n.replace(old, new): t for n, t in tensors.items()}
+
+
+CODED: list[tuple[Callable[[Tensors], Tensors], str]] = [
+    (_eight_bits, r"_proj\.weight' as float8_e4m3fn, codes for which its settings name no quantization"),
+    (lambda t: {n: v.view(torch.int32) if GATE in n else v for n, v in t.items()}, "gate_proj.weight' as int32, codes"),
+    (
+        lambda t: {n: v.view(torch.int32) if n == "model.norm.weight" else v for n, v in t.items()},
+        "model.norm.weight' as int32, codes",
+    ),
+    *(
+        (_codes_beside(ending), f"holds '{GATE}{ending}', so '{GATE}.weight' is stored as codes".replace(".", r"\."))
+        for ending in (".weight_scale", ".weight_scale_inv", ".weight.absmax", ".scales", ".biases", ".qzeros")
+    ),
+    (_renamed("experts.0.", "experts.-1."), "not numbered one by one from 0 on"),
+    (_renamed("experts.7.", "experts.8."), "not numbered one by one from 0 on"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), CODED, ids=[words for _, words in CODED])
+def test_weights_that_are_not_what_they_seem_are_refused(
+    model: Path, change: Callable[[Tensors], Tensors], words: str
+) -> None:
+    rewrite(model, change)
+    (model / "model.safetensors.index.json").unlink()
+    save_file({n: t for file in shards(model) for n, t in load_file(file).items()}, model / "model.safetensors")
+    with pytest.raises(ModelError, match=words):
+        CheckpointReader(meta_skeleton(model), str(model))
+
+
+def test_scales_of_the_kv_cache_and_of_inputs_change_no_weight(model: Path) -> None:
+    own = ("model.layers.0.self_attn.k_proj.k_scale", "model.layers.0.self_attn.k_proj.input_scale")
+    rewrite(model, lambda t: t | {name: torch.ones(1) for name in own if "model.norm.weight" in t})
+    (model / "model.safetensors.index.json").unlink()
+    save_file({n: t for file in shards(model) for n, t in load_file(file).items()}, model / "model.safetensors")
+    with CheckpointReader(meta_skeleton(model), str(model)) as reader:
+        assert not {*reader.dense_names()} & {*own}
+
+
+def test_a_quantization_beside_config_json_is_named(model: Path) -> None:
+    stated = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}
+    (model / "hf_quant_config.json").write_text(json.dumps(stated))
+    with pytest.raises(ModelError, match=r"is quantized \(modelopt FP8\)"):
+        check_model(model)
+    with pytest.raises(ModelError, match=r"quantized with modelopt \(FP8\), which is not read.*Use such a version"):
+        plan(LoadSpec.checked(str(model)))
+    stated["quantization"] = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    (model / "hf_quant_config.json").write_text(json.dumps(stated))
+    plan(LoadSpec.checked(str(model)))
 
 
 def test_wrong_shapes_are_refused(model: Path) -> None:

@@ -14,7 +14,7 @@ from core.engine import Engine
 from core.errors import ModelError
 from core.hf import load_skeleton, meta_skeleton, outline
 from core.hf.cached_pass import CACHE
-from core.hf.files import quantization_settings
+from core.hf.quantization import quantization_settings
 from core.importing.job import open_job
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -32,7 +32,7 @@ def test_the_text_config_is_found_wherever_it_is_nested() -> None:
     assert text_config({"text_config": inner}) is inner
     assert text_config({"thinker_config": {"text_config": inner, "audio_config": {}}}) is inner
     assert text_config({"text_config": None, "vocab_size": 9}) == {"text_config": None, "vocab_size": 9}
-    assert quantization_settings({"thinker_config": {"text_config": inner}}) == {"quant_method": "fp8"}
+    assert quantization_settings(Path(), {"thinker_config": {"text_config": inner}}) == {"quant_method": "fp8"}
 
 
 @pytest.mark.parametrize("model_type", layered(COMPOSITE, quick=lambda name: name in QUICK))

@@ -85,6 +85,8 @@ CONFIGS: list[tuple[str, Change, str]] = [
     ("fewer experts than weights", config(num_local_experts=4), "other shapes than config.json says"),
     ("two numbers of experts", config(num_experts=4), "num_experts is 4, but its num_local_experts is 8"),
     ("other layers without experts", config(mlp_only_layers=[1]), "lacks"),
+    ("number types in a list", config(dtype=[1, 2, 3]), r"dtype is \[1, 2, 3\], not a number type"),
+    ("no number types in a list", config(dtype=[]), r"dtype is \[\], not a number type"),
     ("a number type of nobody's", config(dtype="23taolf", torch_dtype="23taolf"), "not a number type"),
     ("a type with a very long name", config(model_type="x" * 10**6), "does not know the model type 'xxx"),
     ("a flag that is a number", config(norm_topk_prob=-0.5), "Field 'norm_topk_prob' expected bool"),
@@ -214,6 +216,7 @@ def test_layers_that_predict_further_tokens_may_be_left_over(model: Path) -> Non
         {"vision_config": {"num_experts": 0, "hidden_size": 0}, "text_config": {"num_hidden_layers": 94}},
         {"moe_num_experts": [64, 64], "moe_intermediate_size": [1536, 512], "moe_k": 6},
         {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}},
+        {"layer_rope_theta": [0, 1e4, 0.0, 1e4], "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
         {"n_group": 1, "topk_group": 1, "n_routed_experts": 256, "num_experts_per_tok": 8, "norm_eps": 0},
     ],
 )

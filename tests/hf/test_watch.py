@@ -10,7 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from core.hf import ExpertsSite, find_experts
 from core.hf.adapters import adapt
+from core.hf.norms import RouterContext
 from core.hf.watch import Seen, ask, context_of, norm_of, watch
+from tests.architectures.tiny import tiny
+from tests.architectures.trial import known, random_model
 from tests.checkpoints import ARCHITECTURES, EXTRA
 from tests.conftest import Checkpoint
 
@@ -96,6 +99,42 @@ def test_a_multiplied_residual_is_found(arch: str, dtype: torch.dtype, checkpoin
     sites = find_experts(model)
     with watch(model, sites, lambda seen: None):
         assert context_of(sites[0]).scale == pytest.approx(0.22, rel=0.01)
+
+
+ALL_SPARSE = {"mlp_layer_types": ["sparse"] * 4}
+STREAMS: dict[str, dict[str, Any]] = {
+    "hy_v4": ALL_SPARSE,
+    "qwen4_exp_text": {},
+    "glm5_next": {"text_config": {"model_type": "glm5_next_text", **tiny("glm5_next_text"), **ALL_SPARSE}},
+}
+
+
+@pytest.mark.parametrize("model_type", [name for name in STREAMS if known(name)])
+def test_a_layer_with_several_residual_streams_adds_the_experts_output_to_none(model_type: str) -> None:
+    model = random_model(model_type, **STREAMS[model_type]).eval()
+    adapt(model)
+    sites = find_experts(model)
+    assert len(sites) > 1
+    with watch(model, sites, lambda seen: None):
+        assert [context_of(site).scale for site in sites] == [None] * len(sites)
+
+
+def test_a_model_that_does_not_run_without_its_experts_is_watched_without_norms(
+    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("qwen3_moe"), dtype="auto").eval()
+    sites, seen = find_experts(model), list[Seen]()
+
+    def refuse(module: Any, args: object, kwargs: dict[str, object]) -> None:
+        if kwargs["use_cache"] is False:
+            raise ValueError("no cache was given")
+
+    model.register_forward_pre_hook(refuse, with_kwargs=True)
+    with watch(model, sites, seen.append):
+        model(IDS, use_cache=True)
+    assert [one.residual for one in seen] == [None] * len(sites)
+    assert [context_of(site) for site in sites] == [RouterContext(None, None)] * len(sites)
+    assert "no cache was given" in caplog.text
 
 
 def test_looking_for_norms_leaves_no_trace_and_runs_once(checkpoint: Checkpoint) -> None:

@@ -47,6 +47,19 @@ def test_it_imports_into_the_data_directory(source: Path, tmp_path: Path, capsys
     assert "olmoe-checkpoint\n24 experts as checkpoint" in text and "down_proj: as stored" in text
 
 
+def test_size_and_loss_stand_before_the_import_starts(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["import", str(source), "--format", "int4-g32", "--json"]) == 0
+    out, err = capsys.readouterr()
+    first, second, third, *_ = err.splitlines()
+    assert first.startswith("The pack takes ") and "; the source has " in first
+    assert second.startswith("float32, all of the experts' weights: quantised, off by ")
+    assert "Writing dense weights" in third
+    [one] = json.loads(out)["conversions"]
+    assert (one["stored"], one["share"]) == ("float32", 1.0) and 0.02 < one["error"] < 0.2
+
+
 def test_what_is_wrong_is_said(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, says in (
         (["import", "some/model"], "only when you add --download"),

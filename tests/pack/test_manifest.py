@@ -107,6 +107,7 @@ CASES: list[tuple[str, Change, str]] = [
     ("no dense weights", drop("files", "model.safetensors"), "does not name model.safetensors"),
     ("no config", drop("files", "config.json"), "does not name config.json"),
     ("a file above", put({"bytes": 1, "sha256": "", "head": ""}, "files", "../secret"), "names the file '../secret'"),
+    ("a name with NUL", put({"bytes": 1, "sha256": "", "head": ""}, "files", "a\0b"), "names the file 'a.*b'"),
     ("itself", put({"bytes": 1, "sha256": "", "head": ""}, "files", "moestro.json"), "names the file 'moestro.json'"),
     ("a file of negative size", put(-1, "files", "config.json", "bytes"), "config.json.bytes is -1"),
     ("a file of a text's size", put("9", "files", "config.json", "bytes"), "config.json.bytes is '9'"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from core.calibrate.gather import calibrate
 from core.calibrate.times import _summed, _without
@@ -52,6 +53,27 @@ def test_experts_are_resident_when_a_pass_is_timed(settings: dict[str, object], 
     assert list(times) == ["att", "moe", "head", "load"] and all(value > 0 for value in times.values())
     assert len(said["att_by_layer"]) == len(said["moe_by_layer"]) == 3
     assert said["link"] == "measured"
+
+
+@pytest.mark.parametrize("settings", [{}, {"eviction": "none"}])
+def test_a_token_computed_alone_is_routed_otherwise_than_in_the_prompt(
+    settings: dict[str, object], make_engine: MakeEngine
+) -> None:
+    """The slots of a layer are for a token's four experts: one that no pass before this one chose fits as well."""
+    engine = make_engine(settings={"budget": "50%", **settings})
+
+    def other(module: torch.nn.Module, args: object, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple((t + 1) % 8 if len(t) == 1 and not t.is_floating_point() else t for t in output)
+
+    hook = engine.loaded.sites[1].router.register_forward_hook(other)
+    try:
+        times, said = timed(engine)
+    finally:
+        hook.remove()
+    assert said["all_resident"] is False and all(value > 0 for value in times.values())
+    engine.expert_cache.check_integrity()
+    resident = [eid for eid in range(24) if engine.expert_cache.is_resident(eid)]
+    assert bool(resident) is (settings == {}), "without retention nothing stays"
 
 
 def test_slots_for_less_than_a_pass(make_engine: MakeEngine) -> None:

@@ -12,11 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from core.capacity.plan import plan
 from core.errors import ModelError
 from core.hf import CheckpointReader, check_model, meta_skeleton
 from core.importing.sources import open_source
+from core.settings.loading import LoadSpec
 from tests import quantized
 from tests.conftest import Checkpoint
+from tests.gguf_files import make_gguf
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "desc_act": False}
 
@@ -105,6 +108,7 @@ CASES: list[tuple[Callable[[Path], None], str]] = [
     (lambda p: settings(p, quant_method="awq", version="gemv_fast"), "'gemv_fast' layout.*gemm"),
     (lambda p: settings(p, quant_method="fbgemm_fp8"), "quantized with fbgemm-fp8, which is not read.*original one"),
     (lambda p: settings(p, quant_method="hqq"), "hqq"),
+    (lambda p: settings(p, quant_method="mlx", bits=None), "an MLX checkpoint"),
     (lambda p: settings(p, quant_method=""), "an unnamed method"),
     (lambda p: settings(p, quant_method="auto-round", packing_format="auto_round:new"), "auto-round"),
     (lambda p: settings(p, quant_method="compressed-tensors", format="nvfp4-pack-quantized"), "'nvfp4-pack-quantized'"),
@@ -163,6 +167,48 @@ def test_remote_code_is_refused_by_the_model_type(model: Path) -> None:
 def test_running_a_quantized_directory_says_to_import_it(model: Path) -> None:
     with pytest.raises(ModelError, match=r"quantized \(gptq\).*python launch.py import .*Model tab"):
         check_model(model)
+
+
+LOADED: list[tuple[Callable[[Path], None], str]] = [
+    (lambda p: None, "imported once before it is used: python launch.py import"),
+    (lambda p: settings(p, bits=3), "GPTQ checkpoint of 3 bits.*4 and with 8"),
+    (lambda p: settings(p, quant_method="hqq"), "quantized with hqq, which is not read.*original one"),
+    (lambda p: _without(p, "qzeros"), "down_proj.*lacks 'qzeros'.*download it again"),
+    (lambda p: _mlx(p, {"quantization": {"bits": 4, "group_size": 64}}), r"an MLX checkpoint \(4 bits\).*or a GGUF"),
+    (
+        lambda p: _mlx(p, {key: {"bits": 8, "group_size": 64} for key in ("quantization", "quantization_config")}),
+        r"an MLX checkpoint \(8 bits\), which only Apple's MLX reads. Use the original model",
+    ),
+]
+
+
+def _mlx(path: Path, config: dict[str, Any]) -> None:
+    _no_settings(path)
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+
+
+@pytest.mark.parametrize(("change", "words"), LOADED, ids=[words for _, words in LOADED])
+def test_loading_names_an_import_only_where_one_would_begin(
+    model: Path, change: Callable[[Path], None], words: str
+) -> None:
+    change(model)
+    with pytest.raises(ModelError, match=words) as refused:
+        plan(LoadSpec.checked(str(model)))
+    assert ("launch.py import" in str(refused.value)) is ("launch.py import" in words)
+
+
+def test_loading_a_gguf_file_names_an_import_only_where_one_would_begin(tmp_path: Path) -> None:
+    _, file = make_gguf("mixtral", tmp_path)
+    spec = LoadSpec.checked(str(file))
+    with pytest.raises(ModelError, match=r"A GGUF file is imported: python launch.py import .*\.gguf\."):
+        plan(spec)
+    with pytest.raises(ModelError, match="GGUF files are imported"):
+        plan(LoadSpec.checked(str(file.parent)))
+    file.write_bytes(file.read_bytes().replace(b"llama", b"flama"))
+    with pytest.raises(ModelError, match="flama") as refused:
+        plan(spec)
+    assert "launch.py import" not in str(refused.value)
 
 
 def test_a_missing_expert_is_found_before_anything_is_imported(model: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
 import gradio as gr
@@ -11,7 +12,7 @@ from app.services.deletion import inspect
 from app.services.host import Host
 from app.services.importer import AUTO, CHOICES
 from app.ui.carried import RowPicked
-from app.ui.controls import LIVE, ONCE, html, progress
+from app.ui.controls import LIVE, ONCE, html, progress, turned
 from app.ui.news import Shown, news, noticed
 from app.ui.sidebar import ModelSection
 from app.ui.sidebar.model import is_gone
@@ -117,6 +118,7 @@ class LibraryTab:
                 elem_id="import-download",
                 info="Without it, nothing is requested from the hub.",
             )
+            self.forecast = html(elem_id="import-forecast")
             self.failed = html(elem_id="import-alert")
             progress("Importing the model", elem_id="import-progress")
             with gr.Row(elem_classes="buttons"):
@@ -206,7 +208,9 @@ class LibraryTab:
         chosen = [self.list, model.known]
         self.open.click(lambda now, known: self._open(model, now["chosen"], known), chosen, opening, **ONCE)
         self.opened.click(lambda known: self._open(model, self._made(), known), model.known, opening, **ONCE)
-        self.take.click(lambda now: now["chosen"], self.list, self.source, **ONCE)
+        self.take.click(self._take, [self.list, self.format], [self.source, self.forecast], **ONCE)
+        for event in (*turned(self.source), *turned(self.format)):
+            event(self._forecast, [self.source, self.format], self.forecast, **LIVE)
         self.delete.click(self._ask, self.list, self.outputs, **ONCE)
         self.no.click(lambda now: self.show(now, ""), self.list, self.outputs, **ONCE)
         self.yes.click(self._delete, [self.list, self.sure], self.outputs, **ONCE)
@@ -221,6 +225,17 @@ class LibraryTab:
             return self.show({**now, "sort": column})
         again = getattr(event, "again", False)  # only redrawn
         return self.show({**now, "chosen": getattr(event, "entry", None) or ""}, None if again else "")
+
+    def _take(self, now: List, format: str | None) -> list[Any]:
+        return [now["chosen"], self._forecast(now["chosen"], format)]
+
+    def _forecast(self, source: str | None, format: str | None) -> str:
+        """What an import would make of the model in the form, or why it would be refused."""
+        try:
+            lines = self.host.importer.forecast(source or "", format or "")
+        except MoestroError as error:
+            return notice(str(error))
+        return "".join(f"<p class='minor'>{escape(line)}</p>" for line in lines)
 
     def _folders(self, now: List, folders: list[str] | None) -> list[Any]:
         if list(folders or []) != self.host.library.folders:

@@ -13,6 +13,7 @@ import torch
 from core.errors import ModelError
 from core.hf.files import ModelFiles, content_hash
 from core.hf.tensors import Tensors
+from core.importing.sources.decoded import Decoded
 from core.memory.codec.formats import Numbers
 from core.memory.pack.contents import CONFIG, COPIED
 
@@ -37,6 +38,16 @@ class Source:
     dense_dtype: torch.dtype  # of dequantised weights outside the experts
     files: ModelFiles | None = None  # of a model directory
     best_format: str | None = None  # best format where none holds the experts exactly; None: chosen by their size
+
+    @property
+    def bytes(self) -> int:
+        """Size of the files that hold its weights."""
+        return sum(file.stat().st_size for file in (self.files.weights if self.files is not None else ()))
+
+    def stored_as(self, name: str) -> str:
+        """How a tensor is stored, for display: its number type, or the label of what holds its codes."""
+        matrices = self.tensors.matrices if isinstance(self.tensors, Decoded) else {}
+        return self.label if name in matrices else str(self.tensors.tensors[name].dtype).removeprefix("torch.")
 
     def write_shell(self, directory: Path) -> ModelFiles:
         """Write config.json into an existing directory and copy the tokenizer and generation files there, so that

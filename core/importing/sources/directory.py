@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,37 +10,45 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.hf.files import QUANTIZATION, ModelFiles, check_files, quantization_settings
+from core.hf.files import ModelFiles, check_files
+from core.hf.quantization import IN_CONFIG, MLX, quantization_settings
 from core.hf.stored import TensorFiles
 from core.hf.tensors import Shape
 from core.importing.sources import awq, bnb, compressed, fp8, gptq, mxfp4
 from core.importing.sources.base import Source
 from core.importing.sources.decoded import UNFIT, Decoded, QuantizedWeight
 from core.memory.codec.formats import Numbers
-from core.system.reading import read_json
 from core.system.text_config import text_config
 from core.system.wording import reason
 
 Made = tuple[dict[str, QuantizedWeight], list[str], str]
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-SEPARATE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # written by old tools beside config.json
 MARKS = (".qweight", ".weight_packed", ".absmax", "_blocks", "_scale_inv")  # name endings of quantised tensors only
 ROUNDED = {"auto_gptq": "gptq", "gptq": "gptq", "auto_awq": "awq", "awq": "awq"}  # AutoRound's packing_format
 ALSO = {"auto-gptq": "gptq", "auto-awq": "awq"}  # other names that tools write
+MAKERS: dict[str, Callable[[TensorFiles, dict[str, Any], torch.dtype], Made]] = {
+    "gptq": lambda tensors, settings, dtype: gptq.matrices(tensors, settings),
+    "awq": lambda tensors, settings, dtype: awq.matrices(tensors, settings),
+    "compressed-tensors": compressed.matrices,
+    "bitsandbytes": lambda tensors, settings, dtype: bnb.matrices(tensors, settings),
+    "fp8": fp8.matrices,
+    "mxfp4": lambda tensors, settings, dtype: mxfp4.matrices(tensors, settings),
+}
 SAMPLES = 6  # expert weights sampled to determine their format
 
 
 def open_directory(path: Path) -> Source:
     """Open a model directory. Raises ModelError for what cannot be imported."""
     files = check_files(path)
-    quantization = _quantization(files)
+    quantization = quantization_settings(files.path, files.config)
+    kind = _method(quantization) if quantization is not None else ""
     config = _without_quantization(files.config)
     tensors = TensorFiles(files.weights)
     try:
         dtype = _dense_dtype(config, tensors)
         if quantization is None:
             return _plain(path, config, tensors, dtype, files)
-        kind, (matrices, parts, label) = _made(quantization, tensors, dtype)
+        matrices, parts, label = MAKERS[kind](tensors, quantization, dtype)
         if not matrices:
             raise ModelError(f"config.json of {path} says {kind}, but no weight is stored that way. Download it again.")
         decoded = Decoded(tensors, matrices, parts, dtype)
@@ -76,51 +83,35 @@ def _plain(path: Path, config: dict[str, Any], tensors: TensorFiles, dtype: torc
     return Source(path, "safetensors", label, config, tensors, "checkpoint", numbers, dtype, files)
 
 
-def _quantization(files: ModelFiles) -> dict[str, Any] | None:
-    """The quantization settings in config.json or a file beside it."""
-    if (found := quantization_settings(files.config)) is not None:
-        return found
-    for name, method in SEPARATE.items():
-        file = files.path / name
-        if os.path.lexists(file):
-            stated = read_json(file)
-            if not isinstance(stated, dict):
-                raise ModelError(f"{file} is damaged: it holds no object. Download it again.")
-            return {"quant_method": method, **stated}
-    return None
-
-
 def _without_quantization(config: dict[str, Any]) -> dict[str, Any]:
     """The config of the dequantised model, with nested configs stripped likewise."""
     return {
         name: _without_quantization(value) if isinstance(value, dict) else value
         for name, value in config.items()
-        if name not in QUANTIZATION
+        if name not in (*IN_CONFIG, MLX)
     }
 
 
-def _made(quantization: dict[str, Any], tensors: TensorFiles, dtype: torch.dtype) -> tuple[str, Made]:
-    """(kind, weights) by the method that the config names. Raises ModelError for every other method."""
+def _method(quantization: dict[str, Any]) -> str:
+    """The method that the settings name, as a key of MAKERS. Raises ModelError for every other one."""
     method = str(quantization.get("quant_method", "")).lower().replace("_", "-")
     method = ALSO.get(method, method)
     if method in ("auto-round", "intel/auto-round"):
         packing = str(quantization.get("packing_format", "")).rpartition(":")[2].lower()
         method = ROUNDED.get(packing, method)
-    makers: dict[str, Callable[[], Made]] = {
-        "gptq": lambda: gptq.matrices(tensors, quantization),
-        "awq": lambda: awq.matrices(tensors, quantization),
-        "compressed-tensors": lambda: compressed.matrices(tensors, quantization, dtype),
-        "bitsandbytes": lambda: bnb.matrices(tensors, quantization),
-        "fp8": lambda: fp8.matrices(tensors, quantization, dtype),
-        "mxfp4": lambda: mxfp4.matrices(tensors, quantization),
-    }
-    if method not in makers:
+    if method == "mlx":
         raise ModelError(
-            f"This checkpoint is quantized with {method or 'an unnamed method'}, which is not read. Read "
-            f"are {', '.join(makers)} and GGUF. Use such a version of the model, or the original one, and "
+            f"This is an MLX checkpoint ({quantization.get('bits', '?')!s:.9} bits), which only Apple's MLX reads. Use "
+            "the original model, which can be rounded here when it is imported, or a GGUF version of it."
+        )
+    if method not in MAKERS:
+        algorithm = f" ({quantization['quant_algo']!s:.40})" if quantization.get("quant_algo") else ""
+        raise ModelError(
+            f"This checkpoint is quantized with {method or 'an unnamed method'}{algorithm}, which is not read. Read "
+            f"are {', '.join(MAKERS)} and GGUF. Use such a version of the model, or the original one, and "
             "choose an expert format here."
         )
-    return method, makers[method]()
+    return method
 
 
 def _dense_dtype(config: dict[str, Any], tensors: TensorFiles) -> torch.dtype:

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from core.memory.pack.manifest_json import (
     sums_from,
 )
 from core.memory.pages import page_up
-from core.system.reading import CONFIG_BYTES, BadJson, parse_json, read_bytes
+from core.system.reading import CONFIG_BYTES, BadJson, is_file_name, parse_json, read_bytes
 
 NAME = "moestro.json"
 DENSE = "model.safetensors"
@@ -233,7 +233,7 @@ class Manifest:
             raise InvalidValue(f"its crc32 are not those of {self.layers} x {self.experts} experts")
         wanted = {layer_file(n): self.experts * self.padded_bytes for n in range(self.layers)}
         for name, entry in self.files.items():
-            if PureWindowsPath(name).name != name or name in ("", "..", NAME) or "\0" in name:
+            if not is_file_name(name) or name == NAME:
                 raise InvalidValue(f"it names the file {name[:100]!r}, which cannot be one of its own")
             if name.startswith("experts-") and wanted.get(name) != entry.bytes:
                 raise InvalidValue(f"its {name[:100]} has {entry.bytes:,} bytes, which is not a layer of its experts")

@@ -35,6 +35,14 @@ class GgufSource(Source):
     parts: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.parts)
+
+    def stored_as(self, name: str) -> str:
+        assert isinstance(self.tensors, GgufTensors)
+        return self.tensors.stored_as(name)
+
     def write_shell(self, directory: Path) -> ModelFiles:
         dtype = str(self.dense_dtype).removeprefix("torch.")
         config = self.config | {"dtype": dtype}

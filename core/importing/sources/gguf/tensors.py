@@ -101,6 +101,10 @@ class GgufTensors:
             merge(zeros) if zeros else None,
         )
 
+    def stored_as(self, name: str) -> str:
+        """The types of a tensor's pieces: "Q4_K"."""
+        return " and ".join(dict.fromkeys(self._entries[piece.name].type for piece in self._recipes[name].pieces))
+
     def close(self) -> None:
         self._files.close()
 

@@ -1,0 +1,101 @@
+"""What an import makes of a source, before it begins: how large the pack is, and what the experts' weights lose."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from core.importing.job import CPU, ImportPlan
+from core.memory.codec import make_codec
+from core.memory.codec.coded import QuantizedTensor
+from core.system.wording import human
+
+
+class Conversion(NamedTuple):
+    """What becomes of the experts' weights that are stored alike."""
+
+    stored: str  # how the source has them: "Q6_K", "float32"
+    share: float  # of all weights of experts
+    how: str  # "requantised", "exact codes"
+    error: float  # root mean square of what the pack's are off by, as a share of the weights' own; 0.0 = nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ImportForecast:
+    """`format` of the experts in the pack; the `bytes` it takes, those of the source, and of what is not experts."""
+
+    format: str
+    bytes: int
+    dense_bytes: int
+    source_bytes: int
+    conversions: tuple[Conversion, ...]  # most weights first
+
+    def lines(self) -> list[str]:
+        """For the user: the pack's size, then a line for each kind of weights."""
+        grown = self.bytes / max(1, self.source_bytes)
+        change = f", {grown:.2g} times as much" if grown > 1.1 else ""
+        return [
+            f"The pack takes {human(self.bytes)}{change}; the source has {human(self.source_bytes)}. Experts as "
+            f"{self.format}: {human(self.bytes - self.dense_bytes)}; everything else: {human(self.dense_bytes)}.",
+            *(
+                f"{one.stored}, {_percent(one.share)} of the experts' weights: {one.how}, {_off(one.error)}."
+                for one in self.conversions
+            ),
+        ]
+
+
+def foretell(job: ImportPlan) -> ImportForecast:
+    """The forecast of a planned import. Reads and converts one matrix of each kind that the experts are stored in.
+    Raises ModelError where that cannot be read."""
+    kinds: dict[str, tuple[int, str]] = {}  # how it is stored -> one that is, as (MoE layer, part)
+    weights = Counter[str]()
+    for layer in range(job.layers):
+        for part, spec in job.site.parts.items():
+            if spec.is_weight:
+                stored = " and ".join(dict.fromkeys(map(job.source.stored_as, job.reader.names_of(layer, 0, part))))
+                kinds.setdefault(stored, (layer, part))
+                weights[stored] += math.prod(spec.shape)
+    conversions = [
+        Conversion(stored, count / weights.total(), *_converted(job, *kinds[stored]))
+        for stored, count in weights.most_common()
+    ]
+    return ImportForecast(job.codec.name, job.bytes, job.dense_bytes, job.source.bytes, tuple(conversions))
+
+
+def _converted(job: ImportPlan, layer: int, part: str) -> tuple[str, float]:
+    """(how, error) of a matrix of the layer's first expert, by the codec of the import."""
+    given = job.read(layer, 0)[part]
+    site = job.site
+    codec = make_codec(
+        job.codec.name,
+        specs={part: site.parts[part]},
+        dtype=torch.float32,
+        device=CPU,
+        is_transposed=site.is_transposed,
+        stored=job.numbers,
+    )
+    slot = torch.empty(codec.slot_bytes, dtype=torch.uint8)
+    codec.place(codec.encode({part: given}), slot)
+    made = codec.dequantize(codec.views(slot), part)
+    wanted = _numbers(given, site.is_transposed)
+    off = (made - wanted).square().mean().sqrt() / wanted.square().mean().sqrt().clamp_min(1e-30)
+    return job.origin(given, is_weight=True).partition(" from ")[0], float(off)
+
+
+def _numbers(given: torch.Tensor | QuantizedTensor, is_transposed: bool) -> torch.Tensor:
+    """What is stored, in the model's own layout, fp32."""
+    if isinstance(given, torch.Tensor):
+        return given.float()
+    return given.turned().dequantized().t() if is_transposed else given.dequantized()
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share < 0.995 else "all"
+
+
+def _off(error: float) -> str:
+    return f"off by {100 * error:.2g} % (root mean square of one matrix)" if error else "nothing is lost"

@@ -157,13 +157,14 @@ class Importer:
         from core.importing import forecast_import, parse
 
         source = source.strip().strip('"')
-        try:  # page events can carry any values
-            there = Path(source).expanduser().exists()
-        except (OSError, ValueError, RuntimeError):  # too long, a character that no name can have, an unknown "~user"
+        try:
+            path = named_path(source)
+        except MoestroError:  # page events can carry any values
             return []
+        there = path.exists()
         if not source or format not in CHOICES or (not there and parse(source) is None):
             return []
-        key = source, format, stamp(Path(source).expanduser()) if there else ()
+        key = source, format, stamp(path) if there else ()
         if self._foretold is None or self._foretold[0] != key:  # it is asked for again whenever the field is left
             found = forecast_import(source, format)
             if found is None:

@@ -25,7 +25,6 @@ from core.memory.pack.verify import check
 from core.memory.pages import page_up
 from core.settings.formats import FORMATS
 from core.settings.loading import LoadSpec
-from core.system.paths import expanded
 from core.types import Memory
 
 CLOSE = (

@@ -42,6 +42,7 @@ from core.runtime.token_graph import TokenGraphs
 from core.runtime.trace_capture import TraceCapture
 from core.runtime.unrecorded import Unrecorded
 from core.runtime.warmup import SHORT, Threads, choose_threads, short_prompt, time_pass
+from core.session.batch_trial import BatchTrial
 from core.session.kept import KeptKVs
 from core.session.loading import LoadedModel, with_buddies
 from core.session.settings_controller import EngineParts, SettingsController, begin
@@ -61,6 +62,7 @@ class Wiring:
     arena: Arena
     kv: KVCache
     pool: KVPool
+    trial: BatchTrial
     meter: Meter
     capture: TraceCapture
     threads: Threads
@@ -198,6 +200,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
         arena,
         kv,
         pool,
+        BatchTrial(loaded, dispatch, packing, pool),
         meter,
         capture,
         threads,

@@ -344,4 +344,5 @@ class Engine:
             self.transfers.pace,
             wiring.link_gbps,
             wiring.threads.token.most,
+            self.one_at_a_time,
         )

@@ -20,6 +20,14 @@ from app.cli import metrics, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = sorted(
+    {
+        line
+        for path in DOCUMENTS
+        for line in re.findall(r"^python launch\.py.*$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+)
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
@@ -74,8 +82,30 @@ def test_the_policy_example_can_be_chosen(tmp_path: Path) -> None:
     assert run.stdout.strip() == "('second_chance', {'chances': 2})"
 
 
-@pytest.mark.parametrize("line", re.findall(r"^python launch\.py.*$", README, re.MULTILINE))
-def test_the_commands_of_the_readme_exist(line: str) -> None:
+EXAMPLES = [
+    pytest.param(found, id=f"{path.name}-{number}")
+    for path in DOCUMENTS
+    for number, found in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL))
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_what_the_examples_import_is_there(example: str) -> None:
+    imports = [one for one in ast.parse(example).body if isinstance(one, ast.Import | ast.ImportFrom)]
+    assert imports
+    exec(compile(ast.Module(imports, []), "example", "exec"), {})
+
+
+@pytest.mark.long(0.7)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_run(example: str) -> None:
+    """In a process of its own: one registers a policy, another computes for half a minute."""
+    run = subprocess.run([sys.executable, "-c", example], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_the_commands_of_the_documents_exist(line: str) -> None:
     words = shlex.split(line.partition("  #")[0])[2:]
     assert cli.parse([word for word in words if word != ">"]).command in cli.MODULES
 

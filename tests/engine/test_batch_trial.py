@@ -30,8 +30,8 @@ DRAW = torch.Generator().manual_seed(3)
 PROMPTS = [torch.randint(3, 250, (length,), generator=DRAW).tolist() for length in (24, 7, 1, 13)]
 NEW = 5
 WINDOW = 12  # of a tiny gpt-oss
-DIVIDED = ("qwen4_exp_text", "glm_moe_dsa", "mistral_large4", "hy_v4", "hy_v4_vl")
-"""Models whose layers hand on more than rows: positions, selected positions, keys."""
+DIVIDED = ("qwen4_exp_text", "glm_moe_dsa", "mistral_large4", "hy_v4", "hy_v4_vl", "qwen3_omni_moe_thinker")
+"""Models whose layers hand on more than rows (positions, selected positions, keys), and one with a head of its own."""
 
 
 class Answers:

@@ -10,6 +10,7 @@ Experts compute row by row and are left out: no weight is fetched.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import re
@@ -59,6 +60,7 @@ class BatchTrial:
         self._loaded, self._dispatch, self._packing, self._pool = loaded, dispatch, packing, pool
         self._untried = [0, *special_lengths(loaded.model.config)]  # 0: prompts that begin
         self._most: int | None = None  # positions of sequences that may be computed together; None: no limit is known
+        self.waits = False  # there was no memory for a trial: it is due before a sequence takes any
         self.reason = ""
         """Why the model's prompts, or long ones, are answered one at a time, for the user; "" = no reason is known."""
 
@@ -66,6 +68,7 @@ class BatchTrial:
         """Whether sequences of up to so many positions may be computed in one pass; tries what was not tried yet.
         `stop` is asked before each MoE layer; then nothing is decided, and the answer is no. Raises DeviceError."""
         due = [length for length in self._untried if length < positions]
+        self.waits = False
         try:
             problem = self._problem(due, stop) if due and self._most is None else ""
             if problem == "":
@@ -74,6 +77,7 @@ class BatchTrial:
             for length in due:  # which of them it is
                 problem = self._problem([length], stop)
                 if problem is None:
+                    self.waits = True
                     return False
                 if problem:
                     self._limit(length, problem)
@@ -117,15 +121,10 @@ class BatchTrial:
         with self._dispatch.to(_no_experts, lambda layer: stop()):
             together = self._logits(tried)
             alone = [self._logits([one]) for one in tried]
-        if together is None:
+        if together is None or None in alone:
             return None
-        off = 0.0
-        for at, own in enumerate(alone):
-            if own is None:
-                return None
-            for ours, theirs in zip(own[0], together[at], strict=True):
-                off = max(off, _off(ours, theirs))
-        return off
+        own = [row for one in alone if one is not None for row in one[0]]
+        return max(_off(*both) for both in zip(own, itertools.chain(*together), strict=True))
 
     def _logits(self, tried: Sequence[Tried]) -> list[list[torch.Tensor]] | None:
         """Of each sequence the logits [V] after its new tokens and after one more, computed in one pass each."""

@@ -147,8 +147,8 @@ class Batching:
         sampling, answering = request.sampling.drawn(), self._answering
         ids = self._loaded.prompt.encode(request.messages, self._loaded.plan.context)
         longest = max([len(ids) + answering.most(ids, sampling), *[one.sequence.longest for one in running]])
-        together = limit == 1 or self._trial.allows(longest, cancel.is_set)  # tried while there is room for it
-        if running and not together:
+        trial = self._trial
+        if limit > 1 and (running or trial.waits) and not trial.allows(longest, cancel.is_set) and running:
             return None
         draw = answering.draw(ids, sampling)
         memory: KVCache | None = None

@@ -158,6 +158,27 @@ def test_a_trial_that_is_stopped_decides_nothing(tmp_path: Path) -> None:
         assert engine.wiring.pool.bytes == 0
 
 
+def test_a_trial_waits_for_memory(tmp_path: Path) -> None:
+    with loaded(save(random_model("qwen3_moe"), tmp_path)) as engine:
+        trial, pool = engine.wiring.trial, engine.wiring.pool
+        taken = [kv for kv in (pool.take(engine.context) for _ in range(5)) if kv is not None]
+        assert len(taken) == 4
+        assert not trial.allows(10) and trial.waits and trial.reason == ""
+        for kv in taken:
+            pool.give_back(kv)
+        assert trial.allows(10) and not trial.waits
+        pool.clear()
+
+
+def test_what_watches_the_model_does_not_see_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(random_model("qwen3_moe"), tmp_path)
+    with loaded(path) as engine:
+        engine.change({"predictor": "gate", "record_lab": True})
+        found = Answers(engine, monkeypatch, 4)
+        assert off(found.logits, alone(path)) < CLOSE
+        assert TOGETHER in found.closeness
+
+
 def test_lengths_of_a_config() -> None:
     config = random_model("gpt_oss").config
     assert special_lengths(config) == [WINDOW, config.rope_parameters["original_max_position_embeddings"]]

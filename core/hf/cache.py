@@ -86,6 +86,7 @@ class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
     """Full attention that selects positions by a small index [batch, context, dim]."""
 
     indexer_keys: Any  # a tensor; None before the first pass
+    indexer_position_ids: Any  # likewise; None in models that do not keep them
     given = True
 
     def _reserve(self, context: int) -> None:

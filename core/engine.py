@@ -64,7 +64,9 @@ class Engine:
         passes = Passes(loaded, wiring.answering, wiring.controller, parts)
         answering = Answering(loaded, wiring.meter, parts, number)
         self._generation = Generation(wiring.answering, wiring.kv, wiring.controller, parts, passes, answering)
-        self.batching = Batching(loaded, wiring.answering, wiring.pool, passes, wiring.controller, parts, answering)
+        self.batching = Batching(
+            loaded, wiring.answering, wiring.pool, wiring.trial, passes, wiring.controller, parts, answering
+        )
 
     # ------------------------------------------------------------------ lifecycle
 
@@ -183,6 +185,12 @@ class Engine:
                 scheduler=scheduler,
                 pipelined=pipelined,
             )
+
+    @property
+    def one_at_a_time(self) -> str:
+        """Why `generate_many` answers prompts, or long ones, one at a time, for the user; "" = no reason is known. What
+        the model allows is tried before prompts are first answered together."""
+        return self.wiring.trial.reason
 
     @property
     def regrouped(self) -> Sequence[Regrouped]:
@@ -345,4 +353,5 @@ class Engine:
             self.transfers.pace,
             wiring.link_gbps,
             wiring.threads.token.most,
+            self.one_at_a_time,
         )

@@ -38,6 +38,7 @@ class FakeEngine:
     """
 
     closeness = 0.0
+    one_at_a_time = ""
     weights = ""
     on_gpu = False
     takes_chats = True

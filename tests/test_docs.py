@@ -20,6 +20,7 @@ from app.cli import metrics, settings
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 POLICY = ROOT / "examples" / "second_chance.py"
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
@@ -72,6 +73,28 @@ def test_the_policy_example_can_be_chosen() -> None:
     assert run.stdout.strip() == "('second_chance', {'chances': 2})"
 
 
+EXAMPLES = [
+    pytest.param(found, id=f"{path.name}-{number}")
+    for path in DOCUMENTS
+    for number, found in enumerate(re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL))
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_what_the_examples_import_is_there(example: str) -> None:
+    imports = [one for one in ast.parse(example).body if isinstance(one, ast.Import | ast.ImportFrom)]
+    assert imports
+    exec(compile(ast.Module(imports, []), "example", "exec"), {})
+
+
+@pytest.mark.long(0.7)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_run(example: str) -> None:
+    """In a process of its own; one computes for half a minute."""
+    run = subprocess.run([sys.executable, "-c", example], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
 def test_the_example_answers_a_question() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "examples.answer"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -107,7 +130,7 @@ def test_the_readme_answers_a_newcomer_on_its_first_screen() -> None:
 def test_the_commands_of_the_documents_exist() -> None:
     lines = {
         line
-        for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
+        for document in DOCUMENTS
         for line in re.findall(r"^python launch\.py.*$", document.read_text(encoding="utf-8"), re.MULTILINE)
     }
     assert len(lines) > 50
@@ -178,7 +201,7 @@ def test_what_comments_and_documents_cite_is_there() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+    for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")
         for target in re.findall(r"(?<!!)\[[^\]]*\]\(([^)#]+)\)", text):
             assert "://" in target or (document.parent / target).exists(), f"{document.name}: {target}"

@@ -111,6 +111,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             return _answered(batch, backend, drain, args.out)
         finally:
+            if engine.one_at_a_time:
+                print(engine.one_at_a_time, file=sys.stderr)
             engine.unload()
     finally:
         batch.close()

@@ -71,6 +71,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
             "model": host.models.model_id,
             "busy": host.busy,
             "waiting": host.chats.waiting,
+            "one_at_a_time": host.models.one_at_a_time,
             "version": __version__,
             "loading": loading.share if loading is not None and not loading.finished else None,
             "importing": job.share if job is not None and not job.finished else None,

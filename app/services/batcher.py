@@ -173,6 +173,8 @@ class Batcher:
             left = f"{progress.errors} with an error, " if progress.errors else ""
             ending = ", stopping after those being written" if job.drain.is_set() else ""
             text = f"{progress.before + progress.done} of {progress.total}, {left}{progress.tok_s:.1f} tokens/s{ending}"
+            if engine.one_at_a_time:
+                text += f". {engine.one_at_a_time}"
             job.update(text=text, share=progress.share, left_s=progress.left_s)
 
         run = Run(source, job.out, job.drain, asked.retry_errors, job.latest.append)

@@ -110,6 +110,11 @@ class EngineProtocol(Protocol):
         ...
 
     @property
+    def one_at_a_time(self) -> str:
+        """Why several prompts, or long ones, are answered one at a time; "" = no reason is known."""
+        ...
+
+    @property
     def regrouped(self) -> Sequence[Regrouped]:
         """What the scheduler did, the last times."""
         ...

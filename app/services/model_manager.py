@@ -123,6 +123,12 @@ class ModelManager:
         return loaded.engine.closeness if (loaded := self._loaded) is not None else 0.0
 
     @property
+    def one_at_a_time(self) -> str:
+        """Why the loaded model's prompts, or long ones, are answered one at a time; "" = no reason is known, or no
+        model is loaded."""
+        return loaded.engine.one_at_a_time if (loaded := self._loaded) is not None else ""
+
+    @property
     def profile(self) -> Profile | None:
         """The loaded model's calibration profile, or None."""
         return loaded.engine.profile if (loaded := self._loaded) is not None else None

@@ -22,7 +22,7 @@ from transformers.cache_utils import (
 )
 
 from core.errors import ModelError
-from core.hf.reserved_layers import Copied, Reserved, ReservedLayer, ReservedWindow
+from core.hf.reserved_layers import Copied, Reserved, ReservedLayer, ReservedWindow, noise
 from core.hf.reserved_tensor import Allocated, ReservedTensor, on_host
 
 
@@ -86,6 +86,7 @@ class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
     """Full attention that selects positions by a small index [batch, context, dim]."""
 
     indexer_keys: Any  # a tensor; None before the first pass
+    indexer_position_ids: Any  # likewise; None in models that do not keep them
     given = True
 
     def _reserve(self, context: int) -> None:
@@ -97,6 +98,15 @@ class ReservedIndexed(ReservedLayer, cache_utils.DynamicIndexedLayer):
         keys = self._index.append(indexer_key_states)
         self.indexer_keys, self.is_indexer_initialized = keys, True
         return keys
+
+    def lengthen(self, count: int, draw: torch.Generator) -> None:
+        super().lengthen(count, draw)
+        if self.is_indexer_initialized:
+            self.update_indexer(noise(self.indexer_keys, 1, count, draw))
+        if self.indexer_position_ids is not None:
+            last = self.indexer_position_ids[..., -1:]
+            more = last + torch.arange(1, count + 1, device=last.device)
+            self.indexer_position_ids = torch.cat((self.indexer_position_ids, more), -1)
 
     @property
     def growing_bytes(self) -> int:

@@ -8,11 +8,12 @@ it, and other mixers (linear attention, short convolutions, attention that choos
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,13 +37,15 @@ KEPT = (ReservedLayer, ReservedWindow)  # cache layers of plain attention: keys 
 REGISTRY = "ALL_ATTENTION_FUNCTIONS"  # modelling files that use it ask it for the attention to compute
 EAGER = "eager_attention_forward"  # a modelling file's own attention
 FORWARD = "forward"  # attribute of a module that shadows its class's method
+POSITIONS = "indexer_position_ids"  # attribute of a cache layer
 LATENT = "kv_lora_rank"  # marks attention whose keys are made from what the cache holds: more than it was given
 
 _numbers = itertools.count(1)
 
 
-class Masks(tuple[Any, ...]):
-    """The attention mask of each sequence of a pass, in its order; None = none is needed."""
+class PerSequence(tuple[Any, ...]):
+    """What cannot be joined to rows, of each sequence of a pass, in its order: an attention mask (None = none is
+    needed), or what a mixer chose or keeps for later layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ class PackedCache(DynamicCache):
     def __init__(self, caches: Sequence[DynamicCache], counts: Sequence[int], plain: Sequence[bool]) -> None:
         super().__init__()
         self.caches, self.counts, self.asked = caches, counts, 0
+        self.history: Sequence[int] = ()  # positions of each that the model gives its mixers again; () = of none
+        self.shared: dict[int, tuple[Any, Sequence[Any]]] = {}  # by id: what layers keep, and each sequence's own
         self.layers = [
             PackedLayer(own, counts) if packed else own[0]
             for packed, *own in zip(plain, *(cache.layers for cache in caches), strict=True)
@@ -102,6 +107,34 @@ class PackedCache(DynamicCache):
         self.asked = layer_idx
         sizes: tuple[int, int] = super().get_mask_sizes(query_length, layer_idx)
         return sizes
+
+    def share(self, value: Any, at: int) -> Any:
+        """What the sequence `at` has of a mixer's argument: its rows, its own of what is kept for each sequence, and
+        all of anything else."""
+        if isinstance(value, PerSequence):
+            return value[at]
+        if isinstance(value, torch.Tensor):
+            return self._rows(value, at)
+        if isinstance(value, tuple):
+            return tuple(self.share(one, at) for one in value)
+        if isinstance(value, MutableMapping):  # layers keep in it what later layers use
+            if id(value) not in self.shared:
+                self.shared[id(value)] = value, [self._copy(value, other) for other in range(len(self.caches))]
+            return self.shared[id(value)][1][at]
+        return value
+
+    def _copy(self, value: MutableMapping[Any, Any], at: int) -> MutableMapping[Any, Any]:
+        own = copy.copy(value)
+        own.update({key: self.share(one, at) for key, one in value.items()})
+        return own
+
+    def _rows(self, value: torch.Tensor, at: int) -> torch.Tensor:
+        total, held = sum(self.counts), sum(self.history)
+        if held and value.ndim > 1 and value.shape[1] == held + total:
+            before, new = value.split((held, total), 1)
+            return torch.cat((before.split(self.history, 1)[at], new.split(self.counts, 1)[at]), 1)
+        dim = next((dim for dim in _dims(value) if value.shape[dim] == total), None)
+        return value if dim is None else value.split(self.counts, dim)[at]
 
 
 class Packing:
@@ -127,7 +160,7 @@ class Packing:
         ends = [*itertools.accumulate(counts)]
         rows = [row for end in ends for row in range(end - keep, end)]
         positions = [at for length, count in zip(lengths, counts, strict=True) for at in range(length, length + count)]
-        with self._over(caches, counts) as cache:
+        with self._over(caches, counts) as cache, _positions(caches, counts) as cache.history:
             output = cached_pass(
                 self._model,
                 placed([[token for some in tokens for token in some]], device),
@@ -182,7 +215,7 @@ class Packing:
         assert self._cache is not None, "no pass over several sequences is under way"
         return self._cache
 
-    def _masks(self, **sizes: Any) -> Masks | None:
+    def _masks(self, **sizes: Any) -> PerSequence | None:
         """Takes the place of the model's function for masks: each sequence's as that function makes it alone."""
         make = ALL_MASK_ATTENTION_FUNCTIONS[self._usual] if self._usual in _masking() else None
         if make is None:
@@ -193,7 +226,7 @@ class Packing:
             length, offset = cache.get_mask_sizes(count, layer)
             own = {"q_length": count, "kv_length": length, "kv_offset": offset}
             masks.append(make(**{**sizes, **own, "q_offset": cache.get_query_offset(layer)}))
-        return None if all(mask is None for mask in masks) else Masks(masks)
+        return None if all(mask is None for mask in masks) else PerSequence(masks)
 
     def _attention(
         self,
@@ -211,7 +244,7 @@ class Packing:
             raise ModelError(f"{type(module).__name__} attends in a way that Moestro cannot divide among sequences.")
         attend = ALL_ATTENTION_FUNCTIONS.get(self._usual) or _eager(module)
         queries = query.split(self._pass.counts, 2)
-        masks = attention_mask if isinstance(attention_mask, Masks) else (None,) * len(queries)
+        masks = attention_mask if isinstance(attention_mask, PerSequence) else (None,) * len(queries)
         outs = [
             attend(module, own, keys, values, mask, **kwargs)[0]
             for own, (keys, values), mask in zip(queries, layer.held, masks, strict=True)
@@ -221,14 +254,19 @@ class Packing:
 
     def _each(self, mixer: Mixer, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Takes the place of a mixer's forward: calls it for one sequence after the other."""
-        counts, caches = self._pass.counts, self._pass.caches
-        total, config = sum(counts), _config(mixer.module)
+        cache, config = self._pass, _config(mixer.module)
 
         def all_of_them(*args: Any, **kwargs: Any) -> Any:
             given = {**dict(zip(mixer.names, args, strict=False)), **kwargs}
-            shares = [_share(given, at, counts, total, cache) for at, cache in enumerate(caches)]
+            shares = [
+                {
+                    name: own if name in CACHES and value is not None else cache.share(value, at)
+                    for name, value in given.items()
+                }
+                for at, own in enumerate(cache.caches)
+            ]
             with _named(config, self._usual):
-                return _joined([forward(**share) for share in shares])
+                return _joined([forward(**share) for share in shares], cache.counts)
 
         return all_of_them
 
@@ -277,34 +315,51 @@ def _mixers(model: Any, experts: Sequence[nn.Module]) -> Iterator[Mixer]:
         yield Mixer(module, index, names, hasattr(file, REGISTRY) and not hasattr(module, LATENT))
 
 
-def _share(given: Mapping[str, Any], at: int, counts: Sequence[int], total: int, cache: DynamicCache) -> dict[str, Any]:
-    """A mixer's arguments for one sequence."""
-
-    def own(name: str, value: Any) -> Any:
-        if name in CACHES:
-            return None if value is None else cache
-        if isinstance(value, Masks):
-            return value[at]
-        if isinstance(value, torch.Tensor):
-            dim = next((d for d in _dims(value) if value.shape[d] == total), None)
-            return value if dim is None else value.split(counts, dim)[at]
-        if isinstance(value, tuple):
-            return tuple(own("", one) for one in value)
-        return value
-
-    return {name: own(name, value) for name, value in given.items()}
-
-
 def _dims(tensor: torch.Tensor) -> Sequence[int]:
     """Where a tensor's rows may be: [T], [1, T, ...] or [n, 1, T]."""
     return (0,) if tensor.ndim == 1 else (1,) if tensor.ndim == 2 else (1, 2)
 
 
-def _joined(outs: Sequence[Any]) -> Any:
-    """The outputs of all sequences as one: rows one after the other, what else there is of the first."""
+def _joined(outs: Sequence[Any], counts: Sequence[int]) -> Any:
+    """The outputs of all sequences as one: rows one after the other; of what has none, each sequence's own."""
     first = outs[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(list(outs), 1)
     if isinstance(first, tuple):
-        return tuple(_joined(parts) if torch.is_tensor(parts[0]) else parts[0] for parts in zip(*outs, strict=True))
+        return tuple(_handed_on(parts, counts) for parts in zip(*outs, strict=True))
     return first
+
+
+def _handed_on(parts: Sequence[Any], counts: Sequence[int]) -> Any:
+    """One of a mixer's outputs: `parts` are those of the sequences."""
+    if all(part is None for part in parts):
+        return None
+    if not all(isinstance(part, torch.Tensor) and part.ndim > 1 for part in parts):
+        return PerSequence(parts)
+    alike = len({(part.shape[:1], part.shape[2:]) for part in parts}) == 1
+    has_rows = all(part.shape[1] == count for part, count in zip(parts, counts, strict=True))
+    return torch.cat(list(parts), 1) if alike and has_rows else PerSequence(parts)
+
+
+@contextmanager
+def _positions(caches: Sequence[DynamicCache], counts: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Some models keep the positions of all tokens so far [n, 1, T] in a layer of the cache, append those of a pass and
+    give their mixers the embeddings of all. Inside, the first sequence's layer, which is the one that a pass has, holds
+    the positions of all sequences, one after the other; yields how many of each, () where there are none."""
+    layers = [own for own in zip(*(cache.layers for cache in caches), strict=True) if hasattr(own[0], POSITIONS)]
+    before = [[getattr(layer, POSITIONS) for layer in own] for own in layers]
+    for own, kept in zip(layers, before, strict=True):
+        found = [one for one in kept if one is not None]
+        setattr(own[0], POSITIONS, torch.cat(found, -1) if found else None)
+    used = next((kept for kept in before if any(one is not None for one in kept)), [])
+    history = [0 if one is None else one.shape[-1] for one in used]
+    try:
+        yield history
+    except BaseException:
+        for own, kept in zip(layers, before, strict=True):
+            setattr(own[0], POSITIONS, kept[0])
+        raise
+    for own, kept in zip(layers, before, strict=True):
+        if (after := getattr(own[0], POSITIONS)) is not None:
+            for layer, old, new in zip(own, kept, after[..., sum(history) :].split(counts, -1), strict=True):
+                setattr(layer, POSITIONS, new if old is None else torch.cat((old, new), -1))

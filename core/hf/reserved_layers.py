@@ -24,6 +24,7 @@ class Fixed(NamedTuple):
     length: int
 
 
+NOISE = 64  # positions
 Copied = list[Any]  # of one layer: tensors in host memory, None where there was nothing, and numbers
 
 
@@ -54,6 +55,9 @@ class Reserved:
     def fixable(self) -> bool:
         """Whether it can be used as `Fixed` says, now."""
         return False
+
+    def lengthen(self, count: int, draw: torch.Generator) -> None:
+        """Append noise in place of so many positions, of the size of what it holds of others."""
 
     def grow(self, count: int) -> None:
         """A pass with `fixed` has written so many more positions."""
@@ -111,6 +115,11 @@ class ReservedLayer(Reserved, DynamicLayer):
     @property
     def fixable(self) -> bool:
         return type(self) is ReservedLayer and all(room.memory is not None for room in self._rooms)
+
+    def lengthen(self, count: int, draw: torch.Generator) -> None:
+        super().lengthen(count, draw)
+        if self.is_initialized:
+            self.update(noise(self.keys, 2, count, draw), noise(self.values, 2, count, draw))
 
     def grow(self, count: int) -> None:
         super().grow(count)
@@ -203,6 +212,11 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
         self.keys, self.values = (room.keep_last(t) for room, t in zip(self._rooms, full, strict=True))
         return full
 
+    def lengthen(self, count: int, draw: torch.Generator) -> None:
+        super().lengthen(count, draw)
+        if self.is_initialized:
+            self.update(noise(self.keys, 2, count, draw), noise(self.values, 2, count, draw))
+
     @property
     def growing_bytes(self) -> int:
         keys, values = self._rooms
@@ -250,6 +264,14 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
             self.cumulative_length = most
         if self.is_initialized:
             self.keys, self.values = (room.put(copy, most) for room, copy in kept)
+
+
+def noise(like: torch.Tensor, dim: int, count: int, draw: torch.Generator) -> torch.Tensor:
+    """Random numbers as large as those of `like`, `count` along `dim`; a few positions, again and again."""
+    shape = list(like.shape)
+    shape[dim] = NOISE
+    own = (torch.randn(shape, generator=draw) * like.float().square().mean().sqrt().cpu()).to(like)
+    return own.repeat([-(-count // NOISE) if at == dim else 1 for at in range(like.ndim)]).narrow(dim, 0, count)
 
 
 def _initialize(own: Any, other: Any) -> bool:

@@ -19,6 +19,7 @@ from transformers.utils import logging
 from core.errors import ModelError
 from core.hf.adapters import adapt
 from core.hf.adapters.marks import CONVERSIONS
+from core.hf.cached_pass import with_chosen_rows
 from core.hf.discover import find_experts, strip
 from core.hf.files import ModelFiles, ModelPath, check_model
 from core.hf.hooks import NAME, register
@@ -86,6 +87,7 @@ def load_skeleton(
     model.__class__ = kind
     model.save_pretrained = _blocked
     as_causal(model)
+    with_chosen_rows(model)
     return model.to(device).eval()
 
 
@@ -118,6 +120,7 @@ def _on_meta(config: Any, kind: Any, dtype: torch.dtype | None) -> Any:
             keep_text(model)
             adapt(model)
             as_causal(model)
+            with_chosen_rows(model)
             return model
     except ModelError:
         raise

@@ -66,6 +66,8 @@ def compute(
     else:
         assert packing is not None, "a pass over several sequences needs to know the model's mixers"
         tokens, lengths = [share.tokens for share in batch.shares], [kv.length for kv in kvs]
+        for kv in kvs:
+            kv.packed = True
         logits = packing.compute(tokens, lengths, [kv.cache for kv in kvs], device, keep)
     for share, kv in zip(batch.shares, kvs, strict=True):
         kv.length, kv.whole = kv.length + len(share.tokens), True

@@ -22,7 +22,7 @@ class SequenceKV:
     """Keys, values and states of the first `length` tokens of one sequence. They last as long as the sequence wants
     them, or until the memory is given to another one."""
 
-    __slots__ = ("_cache", "length", "lossy_from", "manners", "memory", "whole")
+    __slots__ = ("_cache", "length", "lossy_from", "manners", "memory", "packed", "whole")
 
     memory: KVCache  # that it is in
 
@@ -32,6 +32,7 @@ class SequenceKV:
         self.whole = True  # no pass is under way, and none broke off
         self.lossy_from: int | None = None  # tokens from here on depend on something lossy; None: all are exact
         self.manners: tuple[str, ...] = ()  # the lossy settings under which it was computed, each once
+        self.packed = False  # some of it was computed in passes over several sequences: exact up to rounding
 
     @property
     def exact(self) -> bool:
@@ -95,6 +96,7 @@ class Stash:
     cuttable: bool  # it can be put back to any number of tokens
     lossy_from: int | None
     manners: tuple[str, ...]
+    packed: bool = False
 
     @property
     def bytes(self) -> int:
@@ -165,6 +167,16 @@ class KVCache:
             for layer in self._own:
                 layer.fixed = None
 
+    def lengthen(self, kv: SequenceKV, count: int) -> None:
+        """Append `count` positions of noise to the holder, the same for the same numbers before them: for trials of
+        what depends on a length. States stay as they are."""
+        assert kv is self.holder
+        if count:
+            draw = torch.Generator().manual_seed(0)
+            for layer in self._own:
+                layer.lengthen(count, draw)
+            kv.length += count
+
     def grow(self, kv: SequenceKV, count: int) -> None:
         """Such a pass has written the holder's next `count` positions: they are tokens from now on."""
         assert kv is self.holder
@@ -201,6 +213,7 @@ class KVCache:
         self._put_moment(moment)
         after = SequenceKV(self._empty())
         after.length, after.lossy_from, after.manners = kv.length, kv.lossy_from, kv.manners
+        after.packed = kv.packed
         after.cut_to(length)
         kv.give_up()
         return self._held(after)
@@ -238,7 +251,7 @@ class KVCache:
         assert kv is self.holder
         moment = Moment(kv.length, tuple([layer.moment() for layer in self._own])) if kv.whole else None
         rows = tuple([layer.rows(kv.length) for layer in self._own])
-        return Stash(kv.length, rows, moment, kv.whole and self.cuttable(kv), kv.lossy_from, kv.manners)
+        return Stash(kv.length, rows, moment, kv.whole and self.cuttable(kv), kv.lossy_from, kv.manners, kv.packed)
 
     @torch.inference_mode()
     def put_back(self, stash: Stash, length: int, moment: Moment | None = None) -> SequenceKV:
@@ -251,6 +264,7 @@ class KVCache:
         assert moment is not None or length == stash.length or stash.cuttable
         self._put_moment(moment or stash.moment, length if moment is None and stash.cuttable else None)
         kv.length, kv.lossy_from, kv.manners = stash.length, stash.lossy_from, stash.manners
+        kv.packed = stash.packed
         kv.cut_to(length)
         return kv
 

@@ -1,4 +1,4 @@
-"""What every answer begins and ends with, whether it is written alone or beside others."""
+"""What every answer begins and ends with, whether it is written alone or together with others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from core.quality.meter import Meter
 from core.session.answer import AnswerBuilder
+from core.session.batch_trial import TOGETHER
 from core.session.constraint import Constraints
 from core.session.kept import Start
 from core.session.loading import LoadedModel
@@ -86,7 +87,7 @@ class Answering:
             self._parts.ledger.memory(loaded.store.bytes, loaded.store.unpinned_bytes),
             seed,
             self._meter.end(sequence.sample, given, drawn, answer.steps),
-            loaded.plan.closeness,
+            max(loaded.plan.closeness, TOGETHER if sequence.kv.packed else 0.0),
             loaded.plan.weights,
         )
         return Piece("end", text=answer.rest(), step=answer.last_step, stats=stats)

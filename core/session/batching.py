@@ -23,6 +23,7 @@ from core.runtime.kv_pool import KVPool
 from core.runtime.pipeline import Pipeline, Stopped
 from core.session.answering import Answering
 from core.session.batch_request import BatchPiece, BatchRequest, Regrouped
+from core.session.batch_trial import BatchTrial
 from core.session.kept import Start
 from core.session.loading import LoadedModel
 from core.session.passes import Passes
@@ -53,12 +54,13 @@ class Batching:
         loaded: LoadedModel,
         pipeline: Pipeline,
         pool: KVPool,
+        trial: BatchTrial,
         passes: Passes,
         controller: SettingsController,
         parts: EngineParts,
         answering: Answering,
     ) -> None:
-        self._loaded, self._pipeline, self._pool = loaded, pipeline, pool
+        self._loaded, self._pipeline, self._pool, self._trial = loaded, pipeline, pool, trial
         self._passes, self._controller, self._parts, self._answering = passes, controller, parts, answering
         self._by_row = False
         self.regrouped: deque[Regrouped] = deque(maxlen=SCHEDULED)  # the last times
@@ -94,7 +96,7 @@ class Batching:
                     if asked is None or not self._may_join(asked, running, places):
                         break
                     try:
-                        fresh = self._joined(asked, cancel)
+                        fresh = self._joined(asked, running, limit, cancel)
                     except MoestroError as error:
                         too_long = isinstance(error, ContextError)
                         refused = too_long or isinstance(error, PromptError)
@@ -137,10 +139,17 @@ class Batching:
         free = len(running) <= places - max(1, places // JOIN)
         return len(running) < places and (asked.reuse or reads or not running or free)
 
-    def _joined(self, request: BatchRequest, cancel: threading.Event) -> Running | None:
-        """A sequence for the request; None while there is no room for its KV. Raises MoestroError."""
+    def _joined(
+        self, request: BatchRequest, running: list[Running], limit: int, cancel: threading.Event
+    ) -> Running | None:
+        """A sequence for the request; None while there is no room for its KV, or it cannot be computed together with
+        those at work. Raises MoestroError."""
         sampling, answering = request.sampling.drawn(), self._answering
         ids = self._loaded.prompt.encode(request.messages, self._loaded.plan.context)
+        longest = max([len(ids) + answering.most(ids, sampling), *[one.sequence.longest for one in running]])
+        trial = self._trial
+        if limit > 1 and (running or trial.waits) and not trial.allows(longest, cancel.is_set) and running:
+            return None
         draw = answering.draw(ids, sampling)
         memory: KVCache | None = None
         if request.reuse and self._pool.has_chat_room:

@@ -35,9 +35,16 @@ def link(pace: Pace, measured_gbps: float) -> dict[str, object]:
 
 
 def describe(
-    plan: Plan, model_hash: str, settings: Settings, pace: Pace, measured_gbps: float, decode_threads: int
+    plan: Plan,
+    model_hash: str,
+    settings: Settings,
+    pace: Pace,
+    measured_gbps: float,
+    decode_threads: int,
+    one_at_a_time: str,
 ) -> dict[str, object]:
-    """The manifest of one load. "exact": under `settings` no bit of an answer differs from transformers' own."""
+    """The manifest of one load. "exact": under `settings` no bit of an answer that is computed alone differs from
+    transformers' own."""
     shape = plan.sizes.shape
     return {
         "model": plan.spec.model,
@@ -58,6 +65,7 @@ def describe(
         **link(pace, measured_gbps),
         "exact": plan.closeness == 0.0 and not settings.lossy.active,
         "closeness": plan.closeness,
+        "one_at_a_time": one_at_a_time,
         "settings": dict(settings),
         "versions": versions(),
     }

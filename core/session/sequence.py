@@ -61,6 +61,11 @@ class Sequence:
         """The number of tokens that the KV cache holds."""
         return self.kv.length
 
+    @property
+    def longest(self) -> int:
+        """The number of tokens that prompt and answer may have."""
+        return self.prompt + self.stop.limit
+
     def share(self, count: int) -> Share:
         """The part in a pass that computes the next `count` tokens."""
         return Share(self.ids[self.computed : self.computed + count], self.kv, self.request)

@@ -43,6 +43,7 @@ from core.runtime.token_graph import TokenGraphs
 from core.runtime.trace_capture import TraceCapture
 from core.runtime.unrecorded import Unrecorded
 from core.runtime.warmup import SHORT, Threads, choose_threads, short_prompt, time_pass
+from core.session.batch_trial import BatchTrial
 from core.session.kept import KeptKVs
 from core.session.loading import LoadedModel, with_buddies
 from core.session.settings_controller import EngineParts, SettingsController, begin
@@ -62,6 +63,7 @@ class Wiring:
     arena: Arena
     kv: KVCache
     pool: KVPool
+    trial: BatchTrial
     meter: Meter
     capture: TraceCapture
     threads: Threads
@@ -200,6 +202,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
         arena,
         kv,
         pool,
+        BatchTrial(loaded, dispatch, packing, pool),
         meter,
         capture,
         threads,

@@ -46,6 +46,7 @@ def test_health_tells_what_is_loaded(client: TestClient, host: Host) -> None:
         "model": "demo",
         "busy": False,
         "waiting": 0,
+        "one_at_a_time": "",
         "loading": None,
         "importing": None,
         "version": __version__,

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 import transformers
 
+from core.session.batch_trial import TOGETHER
+from tests.architectures.features import PIECES, TITLES, YES
 from tests.architectures.trial import Outcome
 
 EXAMPLES = {
@@ -76,19 +78,42 @@ say so. Numbers of 16 bits and large models were not compared for this page. **R
 would read; what only some models of a type have, and are refused for, is named. **Untried**: without a word about
 whether it runs.
 
+What else an engine does was tried with the same checkpoints:
+
+- **Answers**: `Engine.generate` has the logits of transformers reading the prompt alone.
+- **Kept KV**: chats that go on, and that are edited, continue from it. What is computed in other pieces is
+  rounded elsewhere: within {pieces:g} of the largest logit.
+- **Batches**: prompts of 1 to 40 tokens answered together have the logits that each has alone, within
+  {together:g} of the largest.
+- **Prefetchers**: with each of them, and a profile, every logit is the same.
+- **Lab**: so it is while predictions are recorded (`record_lab`).
+- **Calibration**: a profile is measured, but for the two networks that are trained.
+
+**Yes**: so it is. A number: it is as the [note](#notes) of that number says.
+
 Of models of text and images or sound the text is loaded; what is left out is named. A new version of transformers may
-add types: `python -m tests.architectures > docs/architectures.md` makes this page anew.
+add types: `python -m tests.architectures FOLDER > docs/architectures.md` makes this page anew, and goes on where it was
+stopped.
 
 """
 
 
 def page(outcomes: Iterable[Outcome]) -> str:
     """The whole page."""
-    lines = ["| model type | for example | logits | why, or what is left out |", "|---|---|---|---|"]
-    lines += [
-        f"| {one.model_type} | {EXAMPLES.get(one.model_type, '')} | {_logits(one)} | {_why(one)} |" for one in outcomes
-    ]
-    return HEAD.format(version=transformers.__version__) + "\n".join(lines) + "\n"
+    heads, notes = ["model type", "for example", "logits", *TITLES, "why, or what is left out"], dict[str, int]()
+    rows = [heads, ["---"] * len(heads)]
+    for one in outcomes:
+        features = [_feature(one.features.get(title, ""), notes) for title in TITLES]
+        rows.append([one.model_type, EXAMPLES.get(one.model_type, ""), _logits(one), *features, _why(one)])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    listed = "\n".join(f"{number}. {note}" for note, number in notes.items())
+    head = HEAD.format(version=transformers.__version__, pieces=PIECES, together=TOGETHER)
+    return f"{head}{table}\n" + (f"\n## Notes\n\n{listed}\n" if notes else "")
+
+
+def _feature(found: str, notes: dict[str, int]) -> str:
+    """A cell; what happens instead of the feature is a note below the table."""
+    return found if found in ("", YES) else str(notes.setdefault(found, len(notes) + 1))
 
 
 def stated(text: str) -> tuple[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ from core.hf import CheckpointReader, find_experts, load_skeleton, meta_skeleton
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
+from tests.architectures.features import TITLES, YES
 from tests.architectures.scan import moe_types
 from tests.architectures.table import page, stated
-from tests.architectures.trial import known, random_model, save, try_type
+from tests.architectures.trial import Outcome, known, random_model, save, try_all, try_type
 from tests.selection import layered
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
@@ -138,8 +140,25 @@ def test_the_page_has_every_type() -> None:
     assert types == moe_types()
 
 
-@pytest.mark.long(3)
-@pytest.mark.timeout(3600)
+@pytest.mark.long(0.2)
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "inkling2_text"])
+def test_what_an_engine_does_with_a_model(model_type: str) -> None:
+    found = try_all(model_type).features
+    alone = "This model answers prompts one at a time: its code cannot compute several prompts in one pass."
+    assert found.pop("batches") == (alone if model_type == "inkling2_text" else YES)
+    assert set(found.values()) == {YES}
+
+
+def test_the_page_notes_what_is_not_so() -> None:
+    one = Outcome("qwen3_moe", "exact", features=dict.fromkeys(TITLES, YES) | {"lab": "stops"})
+    text = page([one, replace(one, model_type="olmoe", features=one.features | {"batches": "other logits"})])
+    assert "| qwen3_moe | Qwen3 30B-A3B | exact | yes | yes | yes | yes | 1 | yes |  |" in text
+    assert "| olmoe | OLMoE 1B-7B | exact | yes | yes | 2 | yes | 1 | yes |  |" in text
+    assert text.endswith("## Notes\n\n1. stops\n2. other logits\n")
+
+
+@pytest.mark.long(30)
+@pytest.mark.timeout(7200)
 def test_the_page_is_what_is_found() -> None:
     text = PAGE.read_text(encoding="utf-8")
     version, _ = stated(text)
@@ -149,4 +168,4 @@ def test_the_page_is_what_is_found() -> None:
     def rows(of: str) -> set[str]:  # a tiny one that could not be made depends on what else is installed
         return {line for line in of.splitlines() if line.startswith("| ") and "| untried |" not in line}
 
-    assert rows(page([try_type(name) for name in moe_types()])) == rows(text)
+    assert rows(page([try_all(name) for name in moe_types()])) == rows(text)

@@ -190,6 +190,7 @@ OWN: dict[str, dict[str, Any]] = {  # what the rules above do not make small, or
     ),
     "qwen3_5_moe_text": LINEAR,
     "qwen3_next": LINEAR,
+    "qwen3_omni_moe_text": dict(sliding_window=None),  # its attention has none, and its cache would
     "qwen4_exp_text": dict(
         LINEAR,
         hc_lowrank=8,

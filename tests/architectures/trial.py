@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import Ids
+from tests.architectures.features import try_features
 from tests.architectures.tiny import VARIANTS, changed, tiny
 from tests.switch import generated
 from tests.tiny_tokenizer import save_tokenizer
@@ -54,6 +55,7 @@ class Outcome:
     off: float = 0.0
     left_out: tuple[str, ...] = ()
     unless: str = ""
+    features: dict[str, str] = field(default_factory=dict)  # by column of the page; {} where they were not tried
 
 
 def known(model_type: str) -> bool:
@@ -131,6 +133,21 @@ def transformers_own(path: Path, dtype: torch.dtype) -> Any:
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     return model
+
+
+def try_all(model_type: str) -> Outcome:
+    """As `try_type`, and what else an engine does with a model that runs."""
+    outcome = try_type(model_type)
+    if outcome.verdict not in ("exact", "close"):
+        return outcome
+    with tempfile.TemporaryDirectory() as folder:
+        path = save(random_model(model_type), Path(folder))
+        settings = Settings({"budget": "50%"})
+        engine = Engine.load(LoadSpec.checked(str(path), settings, dtype="float32", context=128, sequences=4))
+        try:
+            return replace(outcome, features=try_features(engine, transformers_own(path, torch.float32)))
+        finally:
+            engine.unload()
 
 
 def try_type(model_type: str, steps: int = 12, dtype: torch.dtype = torch.float32) -> Outcome:

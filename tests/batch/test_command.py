@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from app.cli import main
+from tests.architectures.trial import random_model, save
 from tests.batch.test_files import ids
 from tests.checkpoints import make_checkpoint
 from tests.selection import layered
@@ -112,6 +113,14 @@ def test_killed_ten_times(tmp_path: Path) -> None:
         process.kill()
         process.communicate()
     goes_on(tmp_path, count)
+
+
+def test_why_prompts_are_answered_one_at_a_time_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = save(random_model("inkling2_text"), tmp_path / "model")
+    prompts(tmp_path, 2)
+    assert main(words(tmp_path, "--model", str(model), "--context", "128", "--threads", "1")) == 0
+    assert "This model answers prompts one at a time: its code cannot" in capsys.readouterr().err
+    assert len(texts(tmp_path / "out")) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,167 @@
+"""Try what an engine does with a loaded model beside computing its logits: answers, kept KV, batches, predictors, the
+lab's recording and calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from transformers import DynamicCache
+
+from core.calibrate.gather import calibrate
+from core.engine import Engine
+from core.errors import MoestroError
+from core.hf.cached_pass import cached_pass, with_chosen_rows
+from core.profile import PARTS
+from core.session.batch_request import BatchRequest
+from core.session.batch_trial import TOGETHER
+from core.settings.registry import variants
+from core.settings.sampling import Sampling
+from core.types import Ids
+from tests.engine.profiles import drawn_profile
+from tests.switch import generated
+
+TITLES = ("answers", "kept KV", "batches", "prefetchers", "lab", "calibration")
+"""The columns, in order. Each trial finds `YES`, or words that say what happens instead."""
+YES = "yes"
+DRAW = torch.Generator().manual_seed(3)
+PROMPTS = [torch.randint(3, 250, (length,), generator=DRAW).tolist() for length in (24, 7, 1, 40)]
+STEPS = 4
+PIECES = 2e-3  # of the largest logit: what is computed in other pieces is rounded elsewhere; it is 0 without a kept KV
+TEXTS = ["Nothing is fetched that is there already.", "A text in another tongue: pane, pain, Brot."]
+NETWORKS = {"estimator", "path"}  # parts of a profile that are trained, which takes long
+
+Logits = list[torch.Tensor]
+Result = TypeVar("Result")
+
+
+def try_features(engine: Engine, plain: Any) -> dict[str, str]:
+    """What is found, by column. `plain` = transformers' own model.."""
+    trials: tuple[Callable[[], str], ...] = (
+        lambda: _answers(engine, plain),
+        lambda: _kept(engine),
+        lambda: _batches(engine),
+        lambda: _prefetchers(engine),
+        lambda: _lab(engine),
+        lambda: _calibration(engine),
+    )
+    return {title: _tried(trial) for title, trial in zip(TITLES, trials, strict=True)}
+
+
+def _tried(trial: Callable[[], str]) -> str:
+    try:
+        return trial()
+    except MoestroError as error:
+        return str(error)
+    except Exception as error:  # the page says what stops, whatever it is
+        return f"stops with {type(error).__name__}: {(str(error).splitlines() or [''])[0][:90]}"
+
+
+def _answers(engine: Engine, plain: Any) -> str:
+    got = _answer(engine, PROMPTS[0])[1]
+    if engine.text_to_text:
+        return _compared(torch.stack(got), generated(plain, PROMPTS[0], STEPS)[1], 0.0)
+    return _compared(torch.stack(got), torch.stack(_own(plain, PROMPTS[0])), engine.closeness)
+
+
+def _kept(engine: Engine) -> str:
+    """A chat that goes on, and one that is edited: from what is kept, and anew."""
+    if engine.text_to_text:
+        return "each text is read anew"
+    _, first = _answer(engine, PROMPTS[3], reuse=True)
+    more = [*PROMPTS[3], *[int(row.argmax()) for row in first], *PROMPTS[1]]
+    edited = [*PROMPTS[3][:20], *PROMPTS[1]]
+    found = []
+    for ids in (more, edited):
+        cached, logits = _answer(engine, ids, reuse=True)
+        found.append(_compared(torch.stack(logits), torch.stack(_answer(engine, ids)[1]), PIECES))
+        if not cached and ids is more:
+            return "nothing is taken over"
+    return next((one for one in found if one != YES), YES)
+
+
+def _batches(engine: Engine) -> str:
+    alone = [_answer(engine, prompt)[1] for prompt in PROMPTS]
+    together: list[Logits] = [[] for _ in PROMPTS]
+    draw, sampling = engine.batching._answering.draw, Sampling(max_new_tokens=STEPS)
+    lengths = [len(engine.prompt.encode(Ids(prompt), engine.context)) for prompt in PROMPTS]
+    engine.batching._answering.draw = lambda ids, sampling: _greedy(together[lengths.index(len(ids))])  # type: ignore[method-assign]
+    try:
+        requests = [BatchRequest(at, Ids(prompt), sampling) for at, prompt in enumerate(PROMPTS)]
+        for one in engine.generate_many(requests, len(PROMPTS)):
+            if one.error:
+                return one.error
+    finally:
+        engine.batching._answering.draw = draw  # type: ignore[method-assign]
+    own, others = [torch.cat([torch.stack(rows) for rows in texts]) for texts in (alone, together)]
+    found = _compared(others, own, TOGETHER)
+    return engine.one_at_a_time if found == YES and engine.one_at_a_time else found
+
+
+def _prefetchers(engine: Engine) -> str:
+    """Those that change a logit, or stop."""
+    engine.use_profile(drawn_profile(engine))
+    wanted, found = torch.stack(_answer(engine, PROMPTS[0])[1]), dict[str, list[str]]()
+
+    def same() -> str:
+        return _compared(torch.stack(_answer(engine, PROMPTS[0])[1]), wanted, 0.0)
+
+    for name in [one.name for one in variants("predictor")]:
+        what = _tried(partial(_with, engine, {"predictor": name}, same))
+        found.setdefault(what, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {what}" for what, names in found.items() if what != YES) or YES
+
+
+def _lab(engine: Engine) -> str:
+    wanted = torch.stack(_answer(engine, PROMPTS[0])[1])
+    got = _with(engine, {"record_lab": True}, lambda: torch.stack(_answer(engine, PROMPTS[0])[1]))
+    return _compared(got, wanted, 0.0)
+
+
+def _with(engine: Engine, settings: Mapping[str, object], trial: Callable[[], Result]) -> Result:
+    before = {name: engine.settings[name] for name in settings}
+    engine.change(settings)
+    try:
+        return trial()
+    finally:
+        engine.change(before)
+
+
+def _calibration(engine: Engine) -> str:
+    parts = {name for name in PARTS if name not in NETWORKS}
+    lacking = parts - set(calibrate(engine, TEXTS, parts=parts).parts())
+    return f"without {', '.join(sorted(lacking))}" if lacking else YES
+
+
+def _answer(engine: Engine, prompt: Sequence[int], *, reuse: bool = False) -> tuple[int, Logits]:
+    """(tokens that were taken over, the logits [V] of each token) of a greedy answer."""
+    logits, cached = Logits(), 0
+    for piece in engine.generate(Ids(prompt), Sampling(max_new_tokens=STEPS), draw=_greedy(logits), reuse=reuse):
+        cached = piece.stats.cached_tokens if piece.stats is not None else cached
+    return cached, logits
+
+
+@torch.inference_mode()
+def _own(plain: Any, prompt: list[int]) -> Logits:
+    """transformers' own."""
+    with_chosen_rows(plain)  # or the last row would be computed with all others
+    cache, ids, found = DynamicCache(config=plain.config), prompt, Logits()
+    for _ in range(STEPS):
+        found.append(cached_pass(plain, torch.tensor([ids]), cache, logits_to_keep=1).logits[0, -1].clone())
+        ids = [int(found[-1].argmax())]
+    return found
+
+
+def _greedy(logits: Logits) -> Callable[[list[int], torch.Tensor], int]:
+    def draw(ids: list[int], row: torch.Tensor) -> int:
+        logits.append(row[0].clone())
+        return int(row[0].argmax())
+
+    return draw
+
+
+def _compared(got: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
+    off = float((got - wanted).abs().max() / wanted.abs().max()) if got.shape == wanted.shape else float("inf")
+    return YES if off <= bound else f"other logits, by {off:.1g} of the largest"

@@ -25,10 +25,12 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 UNFINISHED = VENV / ".unfinished"  # there while an installation runs: an interrupted one is taken up again
 WINDOWS = os.name == "nt"
-WEB = ("gradio", "fastapi", "starlette", "uvicorn", "anyio", "pydantic", "plotly", "pandas")
-NO_MODEL = (*WEB, "llvmlite", "llguidance")
+API = ("fastapi", "starlette", "anyio", "pydantic", "httpx")  # whose forms a batch reads and sends
+PAGE = ("gradio", "uvicorn", "plotly", "pandas")
+NO_MODEL = (*API, *PAGE, "llvmlite", "llguidance")
 UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), NO_MODEL)}  # needed by none of these
-SPARE = (*NO_MODEL, "gguf")  # ... nor by any other
+SPARE = (*NO_MODEL, "gguf")  # ... nor by any other, but that
+UNUSED["batch"] = tuple(name for name in SPARE if name not in API)
 UV = "uv>=0.7,<1"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from core.errors import MoestroError
+from core.system.reading import open_regular, reason
 
 Kind = Literal["chat", "text"]
 KINDS: Mapping[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "text"}
@@ -38,17 +39,17 @@ class Line:
 
 def read(file: Path) -> Iterator[Line]:
     """The lines of a file that are not empty. One that holds no prompt, or has the id of an earlier one, has a
-    `problem`, and the id "line-N". Raises MoestroError when the file cannot be read."""
+    `problem`, and the id "line-N". Raises MoestroError when it is no regular file, or cannot be read."""
     seen: dict[str, int] = {}
     try:
-        with file.open("rb") as lines:
+        with open_regular(file, MoestroError) as lines:
             for number, raw in enumerate(iter(lambda: lines.readline(LONGEST + 1), b""), 1):
                 if len(raw) > LONGEST:
                     raise MoestroError(f"Line {number} of {file} is longer than {LONGEST >> 20} MB. Divide it.")
                 if raw.strip():
                     yield _line(number, raw, seen)
     except OSError as error:
-        raise MoestroError(f"{file} cannot be read: {error.strerror or error}.") from error
+        raise MoestroError(f"{file} cannot be read: {reason(error)}.") from error
 
 
 def _line(number: int, raw: bytes, seen: dict[str, int]) -> Line:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from app.batch.answers_file import AnswersFile, failed
+from app.batch.answers_file import Answers, AnswersFile
 from app.batch.lines import Line, read
-from app.batch.records import refused
+from app.batch.records import failed, refused
 from core.errors import MoestroError
 
 Put = Callable[[dict[str, Any]], None]
@@ -72,15 +72,15 @@ class Run:
         out: Path,
         drain: threading.Event,
         retry_errors: bool = False,
-        told: Put = lambda record: None,
+        on_record: Put = lambda record: None,
     ) -> None:
-        """`told` gets each record that was written."""
-        self._source, self._drain, self._told = source, drain, told
-        if out.resolve() == source.resolve():
-            raise MoestroError("The answers cannot go into the file of the prompts. Name another one.")
+        """`on_record` gets each record that was written."""
+        self._source, self._drain, self._on_record = source, drain, on_record
         self.total = sum(1 for _ in read(source))
         if not self.total:
             raise MoestroError(f"{source} holds no prompt: it is empty.")
+        if _same(source, out):
+            raise MoestroError("The answers cannot go into the file of the prompts. Name another one.")
         self._file = AnswersFile(out, retry_errors)
         known = sum(line.id in self._file.done for line in read(source))
         self.progress = Progress(self.total, known)
@@ -89,6 +89,11 @@ class Run:
     def left(self) -> int:
         """Lines without an answer."""
         return self.progress.left
+
+    @property
+    def answers(self) -> Answers:
+        """The file of answers, which is this run's own."""
+        return self._file.answers
 
     def answer(self, backend: Backend, shown: Callable[[Progress], None] = lambda progress: None) -> Progress:
         """Answer what is left. Raises MoestroError when that ends early; what was answered is in the file."""
@@ -121,4 +126,12 @@ class Run:
         self._file.append(record)
         self.progress.done += 1
         self.progress.errors += failed(record)
-        self._told(record)
+        self._on_record(record)
+
+
+def _same(source: Path, out: Path) -> bool:
+    """Whether both name one file, by whatever links."""
+    try:
+        return source.samefile(out)
+    except OSError:
+        return False  # there is no such file yet, or opening it says what is wrong

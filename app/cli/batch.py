@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,11 @@ from core.settings.registry import create, variants
 from core.system.paths import expanded
 
 if TYPE_CHECKING:
+    from app.batch.endpoint import Server
     from app.batch.run import Backend, Progress, Run
 
 KEY = "OPENAI_API_KEY"
-AT_ONCE = 256  # most
+AT_ONCE, RETRIES, LONGEST_S = 256, 100, 86_400  # most
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -46,7 +48,7 @@ def add_arguments(parser: CommandParser) -> None:
     files.add_argument("--retry-errors", action="store_true", help="ask lines that ended with an error again")
     files.add_argument(
         "--at-once",
-        type=number,
+        type=whole(1, AT_ONCE),
         default=BATCH,
         metavar="N",
         help=f"most prompts that are answered together (default: {BATCH})",
@@ -70,25 +72,46 @@ def add_arguments(parser: CommandParser) -> None:
     )
     server.add_argument("--api-key", type=secret, metavar="KEY", help=f"its key (default: {KEY} of the environment)")
     server.add_argument(
-        "--retries", type=int, default=5, metavar="N", help="how often a request is sent again (default: 5)"
+        "--retries",
+        type=whole(0, RETRIES),
+        default=5,
+        metavar="N",
+        help="how often a request is sent again (default: 5)",
     )
     server.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="seconds a request may take (default: 600)"
+        "--timeout", type=seconds, default=600.0, metavar="S", help="seconds a request may take (default: 600)"
     )
     options.add_settings(parser)
     options.add_sampling(parser)
 
 
-def number(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= AT_ONCE:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {AT_ONCE}.")
-    return int(text)
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """A converter for argparse."""
+
+    def convert(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}.")
+        return int(text)
+
+    return convert
+
+
+def seconds(text: str) -> float:
+    """A converter for argparse."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, up to {LONGEST_S}.")
+    return found
 
 
 def run(args: argparse.Namespace) -> int:
     from app.batch.run import Run
 
     spec, drain = options.spec(args), threading.Event()
+    server = _server(args) if args.endpoint is not None else None
     batch = Run(args.source, args.out, drain, args.retry_errors)
     try:
         if not batch.left:
@@ -96,11 +119,9 @@ def run(args: argparse.Namespace) -> int:
             return 0
         if batch.progress.before:
             print(f"{batch.progress.before} of {batch.total} lines are answered already.", file=sys.stderr)
-        if args.endpoint:
-            from app.batch.by_server import ByServer, Server
+        if server is not None:
+            from app.batch.by_server import ByServer
 
-            key = args.api_key if args.api_key is not None else from_environment(KEY)
-            server = Server(args.endpoint, key, args.model or "", args.retries, args.timeout)
             return _answered(batch, ByServer(server, args.at_once), drain, args.out)
         from app.server.v1.batch import ByEngine
 
@@ -116,6 +137,14 @@ def run(args: argparse.Namespace) -> int:
             engine.unload()
     finally:
         batch.close()
+
+
+def _server(args: argparse.Namespace) -> Server:
+    """Raises MoestroError for an address or a key that cannot be one."""
+    from app.batch.endpoint import Server
+
+    key = args.api_key if args.api_key is not None else from_environment(KEY)
+    return Server.checked(args.endpoint, key, args.model or "", args.retries, args.timeout)
 
 
 def _answered(batch: Run, backend: Backend, drain: threading.Event, out: Path) -> int:

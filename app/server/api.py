@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, BinaryIO
+from urllib.parse import quote
 
 from fastapi import FastAPI, Response
-from fastapi.responses import FileResponse, PlainTextResponse
+from fastapi.responses import FileResponse, PlainTextResponse, StreamingResponse
 from starlette.background import BackgroundTask
 
 from app.exports import archive
@@ -28,6 +30,8 @@ from core.errors import MoestroError
 from core.quality.report import Quality
 from core.system.template_worker import RENDERER
 
+PART_BYTES = 256 << 10  # of a file that is sent
+
 
 def _scored(quality: Quality | None) -> dict[str, Any] | None:
     """The figures of scored answers for the deck, with what may be said of their agreement."""
@@ -44,6 +48,25 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """When the server stops, no thread of a request stays behind in a chat template that never ends."""
     yield
     RENDERER.interrupt()
+
+
+def download(file: BinaryIO, name: str) -> Response:
+    """An open file of JSON lines as it is now, closed when it has been sent: it may grow while it is."""
+    size = os.fstat(file.fileno()).st_size
+
+    def parts() -> Iterator[bytes]:
+        left = size
+        with file:
+            while part := file.read(min(PART_BYTES, left)):
+                left -= len(part)
+                yield part
+
+    headers = {
+        "content-disposition": f"attachment; filename*=utf-8''{quote(name, errors='replace')}",
+        "content-length": str(size),
+        "cache-control": "no-store",
+    }
+    return StreamingResponse(parts(), media_type="application/jsonl", headers=headers)
 
 
 def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access: Access | None = None) -> FastAPI:
@@ -133,11 +156,15 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
 
     @app.get("/export/batch.jsonl")
     def answers() -> Response:
-        """The answers of the last batch."""
+        """The answers of the last batch, as far as they are written."""
         job = host.batcher.job
-        if job is None or not job.out.is_file():
+        if job is None or job.answers is None:
             return PlainTextResponse("No batch has been answered since the start.", 404)
-        return FileResponse(job.out, media_type="application/jsonl", filename=job.out.name)
+        try:
+            file = job.answers.open()
+        except MoestroError as error:
+            return PlainTextResponse(str(error), 404)  # opened through a link: the browser shows this text
+        return download(file, job.answers.path.name)
 
     @app.get("/export/{chat}.zip")
     def chat(chat: RowId) -> Response:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from app.batch.answers_file import Answers
 from app.batch.figures import BatchFigures
 from app.batch.run import Backend, Progress, Run
 from app.services.engine_protocol import EngineProtocol
@@ -23,7 +24,7 @@ from core.policy.batching import Scheduler
 from core.session.batch_request import BATCH
 from core.settings.registry import create
 from core.settings.sampling import Sampling
-from core.system.paths import expanded
+from core.system.reading import open_regular, reason
 from core.types import StepRecord
 
 MOST = 256  # prompts at a time
@@ -32,38 +33,30 @@ LATEST = 12  # answers shown
 
 @dataclass(frozen=True, slots=True)
 class BatchForm:
-    """The values of the form."""
+    """The values of the form. `upload`: the file that was dropped on the page."""
 
-    source: str
-    upload: str = ""  # a file that was dropped on the page, in place of `source`
-    out: str = ""
+    upload: str = ""
     at_once: int = BATCH
     scheduler: str = "none"
     pipelined: bool = False
     retry_errors: bool = False
 
-    def files(self, own: Path) -> tuple[Path, Path]:
-        """The prompts and the answers: beside the prompts when nothing else is said, and those of an uploaded file in
-        the folder `own`, under a name that the same file finds again. Raises MoestroError for what is wrong at once."""
+    def files(self, folder: Path) -> tuple[Path, Path]:
+        """The prompts, and the answers in `folder`, under a name that the same file finds again. Raises MoestroError
+        for what is wrong at once."""
         if not 1 <= self.at_once <= MOST:
             raise MoestroError(f"Answer from 1 to {MOST} prompts at a time.")
-        named, out = self.source.strip() or self.upload, self.out.strip()
-        if not named:
-            raise MoestroError("Name the file of prompts, or drop one.")
-        source = expanded(named)
+        if not self.upload:
+            raise MoestroError("Drop a file of prompts first.")
+        source = Path(self.upload)
         if not source.is_file():
-            raise MoestroError(f"There is no file {source}.")
-        if out:
-            return source, expanded(out)
-        if self.source.strip():
-            return source, source.with_name(f"{source.stem}.answers.jsonl")
-        try:
-            folder = private_folder(own)
-            with source.open("rb") as file:
+            raise MoestroError(f"{source.name} is not there any more. Drop it again.")
+        with open_regular(source, MoestroError) as file:
+            try:
                 mark = hashlib.file_digest(file, "sha256").hexdigest()[:8]
-        except OSError as error:
-            raise MoestroError(f"{source.name} cannot be taken: {error.strerror or error}.") from error
-        return source, folder / f"{source.stem}-{mark}.answers.jsonl"
+                return source, private_folder(folder) / f"{source.stem}-{mark}.answers.jsonl"
+            except OSError as error:
+                raise MoestroError(f"{source.name} cannot be answered: {reason(error)}.") from error
 
 
 class Answerer(Protocol):
@@ -90,9 +83,10 @@ class BatchJob(ModelJob):
     done, undone = "All answered", "Not all answered"
     unexpected = "The batch broke off because of an error inside Moestro. Its details are in the log."
 
-    def __init__(self, model: Loaded, out: Path) -> None:
+    def __init__(self, model: Loaded) -> None:
         super().__init__("Reading the file", model.spec.model)
-        self.out, self.drain = out, threading.Event()
+        self.drain = threading.Event()
+        self.answers: Answers | None = None  # the file, once the run has verified it as its own
         self.answered: Progress | None = None
         self.figures = BatchFigures(model.engine.shape)
         self.latest: deque[Mapping[str, Any]] = deque(maxlen=LATEST)  # records, as they are in the file
@@ -121,8 +115,7 @@ class Batcher:
         sampling: Callable[[], Sampling],
         heard: Callable[[StepRecord], None],
     ) -> None:
-        """`folder` = where answers to uploaded files go; `sampling()` = what lines do not say; `heard` is told each
-        pass."""
+        """`folder` = where answers go; `sampling()` = what lines do not say; `heard` gets each pass."""
         self._folder = folder
         self._models, self._jobs, self._sampling, self._heard = models, jobs, sampling, heard
 
@@ -141,13 +134,13 @@ class Batcher:
         return f"{id(job)} {job.state} {known.done if known else 0} {job.drain.is_set()} {job.seconds}"
 
     def start(self, asked: BatchForm, answerer: Answerer) -> BatchJob:
-        """Start answering; no other answers are written meanwhile, settings may be turned. Raises MoestroError for what
-        is wrong at once; later errors are reported in the returned job."""
+        """Start answering; until it ends the model answers nothing else, and settings may be changed. Raises
+        MoestroError for what is wrong at once; later errors are reported in the returned job."""
         source, out = asked.files(self._folder)
         with self._models.idle("answer a batch"):
             model = self._models.ready()
-            job = BatchJob(model, out)
-            return self._jobs.start(job, lambda: self._run(job, model, source, asked, answerer))
+            job = BatchJob(model)
+            return self._jobs.start(job, lambda: self._run(job, model, source, out, asked, answerer))
 
     def stop(self) -> None:
         """Begin no further prompt; when that was said before, give up what is being written, too."""
@@ -158,7 +151,7 @@ class Batcher:
         else:
             self._jobs.cancel(BatchJob)
 
-    def _run(self, job: BatchJob, model: Loaded, source: Path, asked: BatchForm, answerer: Answerer) -> None:
+    def _run(self, job: BatchJob, model: Loaded, source: Path, out: Path, asked: BatchForm, answerer: Answerer) -> None:
         engine, sampling = model.engine, self._sampling()
         scheduler = create("scheduler", asked.scheduler, {}) if asked.scheduler != "none" else None
         job.figures.regrouped = engine.regrouped
@@ -177,8 +170,8 @@ class Batcher:
                 text += f". {engine.one_at_a_time}"
             job.update(text=text, share=progress.share, left_s=progress.left_s)
 
-        run = Run(source, job.out, job.drain, asked.retry_errors, job.latest.append)
-        job.answered = run.progress
+        run = Run(source, out, job.drain, asked.retry_errors, job.latest.append)
+        job.answers, job.answered = run.answers, run.progress
         try:
             backend = answerer(
                 engine,

@@ -165,6 +165,13 @@ def reason(problem: Exception) -> str:
     return (problem.strerror if isinstance(problem, OSError) else None) or str(problem) or type(problem).__name__
 
 
+def irregular(mode: int) -> str:
+    """What a thing of this `st_mode` is, as "a pipe"; "" = a regular file."""
+    if stat.S_ISREG(mode):
+        return ""
+    return next((words for test, words in KINDS if test(mode)), "something else")
+
+
 def _whole(text: str) -> bool:
     try:
         text.encode("utf-8")
@@ -174,8 +181,7 @@ def _whole(text: str) -> bool:
 
 
 def _require_regular(found: os.stat_result, path: Path | str, error: Refusal) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        kind = next((words for test, words in KINDS if test(found.st_mode)), "something else")
+    if kind := irregular(found.st_mode):
         raise error(f"{shown(path)} is not a file but {kind}, and is not read. Put the real file in its place.")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -115,7 +114,7 @@ def _csv_rows(rows: Iterable[list[str]]) -> Iterator[Row]:
             ids = [_number(word) for cell in cells[2:] for word in WORD.findall(cell)]
             yield _number(cells[0]), _number(cells[1]), ids
         except (ValueError, IndexError):
-            raise TraceError(f"Line {number} is not token, layer, expert ids: {','.join(cells)[:80]!r}.") from None
+            raise TraceError(f"Line {number} is not token, layer, expert ids.") from None
 
 
 def _json_rows(text: str) -> Iterator[Row]:
@@ -138,7 +137,7 @@ def _json_rows(text: str) -> Iterator[Row]:
                 token, layer, ids = row[0], row[1], row[2] if len(row) == 3 else row[2:]
             yield _number(token), _number(layer), [_number(e) for e in (ids if isinstance(ids, list) else [ids])]
         except (KeyError, StopIteration, TypeError, ValueError, IndexError):
-            raise TraceError(f"Entry {number} is not token, layer, expert ids: {json.dumps(row)[:80]}.") from None
+            raise TraceError(f"Entry {number} is not token, layer, expert ids.") from None
 
 
 def _lines(text: str) -> Iterator[Any]:

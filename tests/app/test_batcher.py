@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
+from app.batch.answers_file import AnswersFile
 from app.server.api import build_app
 from app.server.live_state import jobs_state
 from app.server.v1.batch import ByEngine
@@ -22,6 +25,7 @@ from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine
 from tests.fake_models import fake_estimate
 
 PIECES = 5  # of an answer
+SECRET = "the private key of somebody"
 
 
 @pytest.fixture
@@ -63,15 +67,27 @@ def over(job: BatchJob) -> BatchJob:
     return job
 
 
+def place(job: BatchJob) -> Path:
+    """The file of its answers."""
+    assert job.answers is not None
+    return job.answers.path
+
+
+def download(host: Host) -> Any:
+    return TestClient(build_app(host), base_url="http://localhost").get("/export/batch.jsonl")
+
+
 def test_every_line_is_answered_and_can_be_downloaded(host: Host, tmp_path: Path) -> None:
-    client = TestClient(build_app(host), base_url="http://localhost")
-    assert client.get("/export/batch.jsonl").status_code == 404
+    assert download(host).status_code == 404
     stamp, file = jobs_state(host)["batch"]["stamp"], prompts(tmp_path, 20, "no json\n")
     job = over(host.batcher.start(BatchForm(str(file), at_once=3, scheduler="similarity"), ByEngine))
     assert (job.state, job.error, job.share) == ("done", "", 1.0)
-    found = answers(tmp_path / "prompts.answers.jsonl")
+    found = answers(place(job))
     assert len(found) == 21 and sum("error" in one for one in found.values()) == 1
-    assert client.get("/export/batch.jsonl").text.count("\n") == 21
+    assert {*tmp_path.iterdir()} == {file, host.store.folder}, "nothing is written beside the prompts"
+    reply = download(host)
+    assert reply.content == place(job).read_bytes() and reply.headers["content-length"] == str(len(reply.content))
+    assert reply.headers["content-disposition"] == f"attachment; filename*=utf-8''{place(job).name}"
     assert jobs_state(host)["batch"]["stamp"] != stamp and not host.busy
     shown = batch_views.cards(job)
     assert "21 of 21" in shown and "1 with an error" in shown and "12.0 → 9.5" in shown
@@ -85,8 +101,7 @@ def test_every_line_is_answered_and_can_be_downloaded(host: Host, tmp_path: Path
 def test_the_model_is_its_own_and_stopping_keeps_what_is_whole(
     gated: Host, gate: threading.Semaphore, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out.jsonl"
-    form = BatchForm(str(prompts(tmp_path, 6)), out=str(out), at_once=2)
+    form = BatchForm(str(prompts(tmp_path, 6)), at_once=2)
     job = gated.batcher.start(form, ByEngine)
     gate.release(2 * PIECES)
     while job.answered is None or job.answered.done < 2:
@@ -94,16 +109,16 @@ def test_the_model_is_its_own_and_stopping_keeps_what_is_whole(
     with pytest.raises(BusyError, match=r"being used for a batch .*tab Batch"):
         gated.chats.ask(None, "Hi")
     with pytest.raises(BusyError, match="used for a batch already"):
-        gated.jobs.start(BatchJob(gated.models.loaded, out), lambda: None)  # type: ignore[arg-type]
+        gated.jobs.start(BatchJob(gated.models.loaded), lambda: None)  # type: ignore[arg-type]
     assert gated.models.change_many({"eviction": "lfu"}) == "", "settings may be turned"
     gated.batcher.stop()
     assert not job.finished, "what is being written ends"
     gated.batcher.stop()
     assert over(job).state == "cancelled"
-    assert len(answers(out)) == 2, "nothing half is written"
+    assert len(answers(place(job))) == 2, "nothing half is written"
     again = gated.batcher.start(form, ByEngine)
     gate.release(4 * PIECES)
-    assert over(again).state == "done" and len(answers(out)) == 6
+    assert over(again).state == "done" and len(answers(place(again))) == 6
     assert again.answered is not None and again.answered.before == 2
 
 
@@ -115,14 +130,15 @@ def test_drained_it_ends_with_what_was_begun(gated: Host, gate: threading.Semaph
     gated.batcher.stop()
     gate.release(2 * PIECES)
     assert over(job).state == "cancelled"
-    assert sorted(answers(tmp_path / "prompts.answers.jsonl")) == ["0", "1"]
+    assert sorted(answers(place(job))) == ["0", "1"]
 
 
 @pytest.mark.parametrize(
     ("form", "said"),
     [
-        (BatchForm(""), "Name the file of prompts"),
-        (BatchForm("/nowhere/x.jsonl"), "There is no file"),
+        (BatchForm(), "Drop a file of prompts"),
+        (BatchForm("/nowhere/x.jsonl"), "x.jsonl is not there any more"),
+        (BatchForm("."), "is not there any more"),
         (BatchForm("here", at_once=0), "from 1 to 256"),
     ],
 )
@@ -132,19 +148,111 @@ def test_what_is_wrong_at_once_is_said_at_once(host: Host, form: BatchForm, said
     assert host.batcher.job is None
 
 
-def test_an_empty_file_and_a_folder_that_is_not_there(host: Host, tmp_path: Path) -> None:
-    empty = tmp_path / "empty.jsonl"
-    empty.write_text("")
-    assert "holds no prompt" in over(host.batcher.start(BatchForm(str(empty)), ByEngine)).error
-    form = BatchForm(str(prompts(tmp_path, 1)), out=str(tmp_path / "not" / "there.jsonl"))
-    assert "there is no folder" in over(host.batcher.start(form, ByEngine)).error
+def test_an_empty_file_has_no_answers_to_download(host: Host, tmp_path: Path) -> None:
+    job = over(host.batcher.start(BatchForm(str(prompts(tmp_path, 0))), ByEngine))
+    assert "holds no prompt" in job.error and job.answers is None
+    assert download(host).status_code == 404
 
 
-def test_an_uploaded_file_is_answered_in_the_data_folder(host: Host, tmp_path: Path) -> None:
-    """Uploads are deleted at the next start; the same file goes on, another one of its name begins anew."""
-    first = over(host.batcher.start(BatchForm("", upload=str(prompts(tmp_path, 3))), ByEngine))
-    assert first.out.parent == host.store.folder / "batches" and len(answers(first.out)) == 3
-    again = over(host.batcher.start(BatchForm("", upload=str(prompts(tmp_path, 3))), ByEngine))
-    assert again.out == first.out and again.answered is not None and again.answered.before == 3
-    other = over(host.batcher.start(BatchForm("", upload=str(prompts(tmp_path, 2))), ByEngine))
-    assert other.out != first.out and len(answers(other.out)) == 2
+def test_the_same_file_continues_and_another_one_of_its_name_begins_anew(host: Host, tmp_path: Path) -> None:
+    first = over(host.batcher.start(BatchForm(str(prompts(tmp_path, 3))), ByEngine))
+    assert place(first).parent == host.store.folder / "batches" and len(answers(place(first))) == 3
+    again = over(host.batcher.start(BatchForm(str(prompts(tmp_path, 3))), ByEngine))
+    assert place(again) == place(first) and again.answered is not None and again.answered.before == 3
+    other = over(host.batcher.start(BatchForm(str(prompts(tmp_path, 2))), ByEngine))
+    assert place(other) != place(first) and len(answers(place(other))) == 2
+
+
+def test_a_file_that_another_run_writes_or_that_is_not_a_batchs_is_not_served(host: Host, tmp_path: Path) -> None:
+    file = prompts(tmp_path, 2)
+    out = place(over(host.batcher.start(BatchForm(str(file)), ByEngine)))
+    elsewhere = AnswersFile(out)
+    job = over(host.batcher.start(BatchForm(str(file)), ByEngine))
+    assert "Another run is writing" in job.error and download(host).status_code == 404
+    elsewhere.close()
+    out.write_text(SECRET, "utf-8")
+    job = over(host.batcher.start(BatchForm(str(file)), ByEngine))
+    assert "is not the answer of a batch" in job.error and out.read_text("utf-8") == SECRET
+    assert download(host).status_code == 404
+
+
+def swap_symlink(out: Path, secret: Path) -> None:
+    out.unlink()
+    out.symlink_to(secret)
+
+
+def swap_hard_link(out: Path, secret: Path) -> None:
+    out.unlink()
+    os.link(secret, out)
+
+
+def swap_pipe(out: Path, secret: Path) -> None:
+    out.unlink()
+    os.mkfifo(out)
+
+
+def swap_folder(out: Path, secret: Path) -> None:
+    out.unlink()
+    out.mkdir()
+
+
+def swap_loop(out: Path, secret: Path) -> None:
+    out.unlink()
+    out.symlink_to(out)
+
+
+def swap_device(out: Path, secret: Path) -> None:
+    out.unlink()
+    out.symlink_to("/dev/zero")
+
+
+def remove(out: Path, secret: Path) -> None:
+    out.unlink()
+
+
+def replace(out: Path, secret: Path) -> None:
+    secret.replace(out)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "swap",
+    [
+        replace,
+        remove,
+        *(
+            pytest.param(
+                swap, marks=pytest.mark.skipif(os.name != "posix", reason="Windows has none, or needs a right")
+            )
+            for swap in (swap_symlink, swap_hard_link, swap_pipe, swap_folder, swap_loop, swap_device)
+        ),
+    ],
+)
+def test_what_took_the_place_of_the_answers_is_not_served(
+    host: Host, tmp_path: Path, swap: Callable[[Path, Path], None]
+) -> None:
+    job = over(host.batcher.start(BatchForm(str(prompts(tmp_path, 2))), ByEngine))
+    assert download(host).status_code == 200
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET, "utf-8")
+    swap(place(job), secret)
+    reply = download(host)
+    assert reply.status_code == 404 and SECRET not in reply.text and place(job).name in reply.text
+
+
+def test_answers_can_be_downloaded_while_they_are_written(
+    gated: Host, gate: threading.Semaphore, tmp_path: Path
+) -> None:
+    job = gated.batcher.start(BatchForm(str(prompts(tmp_path, 4)), at_once=2), ByEngine)
+    gate.release(2 * PIECES)
+    while job.answered is None or job.answered.done < 2:
+        assert job.wait(job.version, WAIT_S)
+    reply = download(gated)
+    if os.name == "posix":
+        assert reply.status_code == 200 and reply.content.count(b"\n") == 2
+    else:
+        assert reply.status_code == 404 and "Try again later" in reply.text
+    gated.batcher.stop()
+    gated.batcher.stop()
+    assert over(job).state == "cancelled"
+    assert download(gated).content.count(b"\n") == 2

@@ -106,7 +106,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         Run(good, tmp_path / "no" / "out", threading.Event())
     other = tmp_path / "letter.txt"
     other.write_text("Dear reader,\nhow are you?\n")
-    with pytest.raises(MoestroError, match="not of a batch"):
+    with pytest.raises(MoestroError, match="not the answer of a batch"):
         Run(good, other, threading.Event())
     assert other.read_text() == "Dear reader,\nhow are you?\n"
 
@@ -123,7 +123,7 @@ def test_errors_are_asked_again_when_that_is_wanted(tmp_path: Path) -> None:
     file, out = written(tmp_path, {"prompt": "a", "id": "a"}, {"prompt": "b", "id": "b"}), tmp_path / "out"
     answers = AnswersFile(out)
     answers.append(refused(Line(1, "a", plain=True), "no"))
-    answers.append({"id": "b", "text": "yes"})
+    answers.append(answered(Line(2, "b", plain=True), {"choices": [{"message": {"content": "yes"}}]}))
     answers.close()
     run = Run(file, out, threading.Event())
     assert run.left == 0
@@ -188,6 +188,11 @@ def test_any_part_of_a_file_of_answers_can_be_gone_on_from(cut: int, forms: list
         run.close()
         whole = out.read_bytes()
         out.write_bytes(whole[:cut])
+        if 0 < cut < whole.index(b"\n"):
+            with pytest.raises(MoestroError, match="a part of an answer"):
+                Run(file, out, threading.Event())
+            assert out.read_bytes() == whole[:cut], "nothing before it says that it is a batch's"
+            return
         run = Run(file, out, threading.Event())
         run.answer(Echo())
         run.close()

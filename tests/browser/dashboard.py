@@ -144,6 +144,16 @@ class Dashboard:
             [element_id, text],
         )
 
+    def limit_answers(self, tokens: str) -> None:
+        """Set the longest answer. Ends when the host has it, so that what is asked next finds it."""
+
+        def is_taken(response: Any) -> bool:
+            asked = response.request.post_data if response.request.method == "POST" else None
+            return f'"data":[{tokens}]' in (asked or "")
+
+        with self.page.expect_response(is_taken):
+            self.type_in("set-sampling-max_new_tokens", tokens)
+
     def expect_mark(self, turn: Callable[[], None], name: str) -> None:
         """Turning this control while an answer is written puts one more mark on the deck, and the engine names the
         setting. What was turned just before may come first."""

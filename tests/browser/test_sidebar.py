@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -226,21 +225,10 @@ def test_a_second_tab_sees_the_settings_as_they_are(dashboard: Dashboard, open_p
 
 def test_sampling_takes_effect_with_the_next_answer(dashboard: Dashboard) -> None:
     before = dashboard.value("#set-sampling-max_new_tokens input")
-
-    def take(value: str) -> None:
-        """Ends when the host has answered, so that what is asked next finds the value."""
-
-        def is_answer(response: Any) -> bool:
-            asked = response.request.post_data if response.request.method == "POST" else None
-            return f'"data":[{value}]' in (asked or "")
-
-        with dashboard.page.expect_response(is_answer):
-            dashboard.type_in("set-sampling-max_new_tokens", value)
-
-    take("7")
+    dashboard.limit_answers("7")
     dashboard.ask("Seven tokens").answered()
     assert "7 tokens" in dashboard.answers()[-1]
-    take(before)
+    dashboard.limit_answers(before)
     dashboard.ask("Many tokens").streaming(80)
 
 

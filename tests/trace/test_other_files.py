@@ -71,6 +71,27 @@ def test_what_cannot_be_read_is_refused_in_words(tmp_path: Path, name: str, cont
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "token,layer,ids\nSECRET,0,1\n"),
+        ("a.csv", "0,0,SECRET\n"),
+        ("a.json", '{"key": "SECRET"}'),
+        ("a.json", '["SECRET"]'),
+        ("a.jsonl", '[0, 0, "SECRET"]\n[0, 0, "SECRET"]\n'),
+        ("a.json", "SECRET"),
+        ("a.txt", "SECRET"),
+        ("a.npz", "SECRET"),
+    ],
+)
+def test_what_is_in_a_file_that_is_no_trace_is_not_repeated(tmp_path: Path, name: str, content: str) -> None:
+    """The dashboard shows the message to a user who named any file that its server may read."""
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(TraceError) as refused:
+        open_trace(tmp_path / name)
+    assert "SECRET" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("arrays", "why"),
     [
         ({"other": np.zeros(3)}, "no array `experts`"),

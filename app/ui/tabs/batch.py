@@ -11,7 +11,7 @@ from app.server.v1.batch import ByEngine
 from app.services.batcher import MOST, BatchForm
 from app.services.host import Host
 from app.ui.carried import Renewed
-from app.ui.controls import LIVE, html, whole
+from app.ui.controls import html, whole
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
 from app.ui.tabs import batch_views as views
@@ -38,30 +38,19 @@ class BatchTab:
         self.outputs = [tab.news, tab.alert, *answer]
         tab.on_news(self._renew, [], answer)
         tab.on_start(self._start)
-        self.upload.upload(lambda: "", None, self.path, **LIVE)
 
     def _build_form(self) -> list[Component]:
         html(
-            "<p class='minor'>Nothing else is answered until it is done; settings may be turned. What a line does not "
-            "say, like its temperature, is as in the sidebar.</p>"
+            "<p class='minor'>The model answers nothing else until the batch ends; settings may be changed. Lines that "
+            "give no temperature or length use those of the sidebar.</p>"
         )
-        self.path = gr.Textbox(
-            "",
-            label="File of prompts",
-            max_lines=1,
-            elem_id="batch-path",
-            info='A line of JSON each: OpenAI\'s batch lines, {"messages": [...]} or {"prompt": "..."}.',
+        html(
+            "<p class='minor'>A file of at most 64 MB, a line of JSON each: OpenAI's batch lines, "
+            '<code>{"messages": [...]}</code> or <code>{"prompt": "..."}</code>. The same file continues where '
+            "its last run ended.</p>"
         )
-        html("<p class='minor'>Or a file of this browser's machine, at most 64 MB:</p>")
         self.upload = gr.File(
             label="A file of prompts", show_label=False, file_types=[".jsonl"], height=118, elem_id="batch-upload"
-        )
-        self.out = gr.Textbox(
-            "",
-            label="File of answers",
-            max_lines=1,
-            elem_id="batch-out",
-            info="Empty: beside the prompts. Lines that it answers already are not asked again.",
         )
         self.retry = gr.Checkbox(
             False, label="Ask lines that ended with an error again", elem_id="batch-retry", container=False
@@ -93,7 +82,7 @@ class BatchTab:
                 elem_id="batch-pipelined",
                 info="With a scheduler: four batches are at work, and two are divided while the others are computed.",
             )
-        return [self.path, self.upload, self.out, self.at_once, self.scheduler, self.pipelined, self.retry]
+        return [self.upload, self.at_once, self.scheduler, self.pipelined, self.retry]
 
     def _build_answer(self) -> None:
         self.empty = html(views.EMPTY, elem_id="batch-empty")
@@ -107,17 +96,8 @@ class BatchTab:
             self.plot = gr.Plot(show_label=False, elem_id="batch-plot")
             self.latest = html(elem_id="batch-latest")
 
-    def _start(
-        self,
-        path: str,
-        upload: str | None,
-        out: str,
-        at_once: float | None,
-        scheduler: str,
-        pipelined: bool,
-        retry: bool,
-    ) -> None:
-        form = BatchForm(path or "", upload or "", out or "", whole(at_once), scheduler, pipelined, retry)
+    def _start(self, upload: str | None, at_once: float | None, scheduler: str, pipelined: bool, retry: bool) -> None:
+        form = BatchForm(upload or "", whole(at_once), scheduler, pipelined, retry)
         self.host.batcher.start(form, ByEngine)
 
     def _renew(self, now: Shown, event: Renewed) -> list[Any]:

@@ -92,8 +92,8 @@ def latest(job: BatchJob) -> str:
 
 def about(job: BatchJob) -> str:
     """Where the answers are."""
-    where = escape(str(job.out))
-    return f"<p class='minor'>Answers are in <code>{where}</code>. A run that was stopped goes on there.</p>"
+    where = escape(str(job.answers.path)) if job.answers is not None else ""
+    return f"<p class='minor'>Answers are in <code>{where}</code>. A run that was stopped continues there.</p>"
 
 
 def _row(record: Mapping[str, Any]) -> str:

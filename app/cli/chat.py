@@ -19,6 +19,7 @@ from app.cli.target import require_new_file
 from app.services.engine_protocol import EngineProtocol
 from app.services.profiles import stored
 from app.services.secret import secret
+from app.store.home import PRODUCTS, data_dir
 from app.words import lossy, scored
 from core.errors import MoestroError
 from core.quality.report import Quality
@@ -76,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
 def load(spec: LoadSpec) -> EngineProtocol:
     """Load the engine with its progress on stderr; imported here, so that `launch.py --help` does not import torch."""
     from core.engine import Engine
+    from core.memory.codec.native.choice import keep_in
 
+    keep_in(data_dir() / PRODUCTS)
     cancel = threading.Event()
     try:
         with stoppable(cancel):

@@ -12,7 +12,7 @@ from typing import Any
 
 import launch
 from app.cli import browser, probes
-from app.store.home import data_dir
+from app.store.home import PRODUCTS, data_dir
 from core import __version__
 from core.system.paths import expanded
 
@@ -111,6 +111,7 @@ def examine(folder: Path) -> dict[str, Any]:
         "executable": sys.executable,
         "packages": packages(),
         "cpu": probes.cpu(),
+        "products": probes.products(folder / PRODUCTS),
         "memory": {"total_bytes": memory.total, "free_bytes": memory.available},
         "gpus": gpus,
         "kernels": probes.kernels() if any(gpu["usable"] for gpu in gpus) else None,
@@ -171,6 +172,7 @@ def report(found: dict[str, Any]) -> str:
     rows += [
         ("CPU", f"{cpu['name']}, {cpu['cores'] or '?'} cores, {cpu['threads']} threads"),
         ("CPU vectors", f"torch uses {cpu['torch_uses']}; has {' '.join(cpu['flags']) or 'no known flags'}"),
+        *(("Products", product(one)) for one in found["products"]),
         ("Memory", f"{memory['free_bytes'] / GB:.1f} GB free of {memory['total_bytes'] / GB:.1f} GB"),
     ]
     rows += [("GPU", describe(gpu)) for gpu in found["gpus"]] or [("GPU", "none: experts are cached in main memory")]
@@ -188,6 +190,12 @@ def report(found: dict[str, Any]) -> str:
     ]
     rows += [("Problem", text) for text in found["problems"]]
     return "\n".join(f"{name:14} {text}" for name, text in rows)
+
+
+def product(one: dict[str, Any]) -> str:
+    """The ways of one product for a number of rows, on one line."""
+    times = ", ".join(f"{way} {ms:.2f}" for way, ms in one["ms"].items())
+    return f"{one['kind']}, {one['rows']} rows: {times} ms; {one['taken']} is taken"
 
 
 def describe(gpu: dict[str, Any]) -> str:

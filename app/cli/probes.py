@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 MB = 10**6
+TRIED = (512, 512)  # of the matrix whose products are timed where no model has been loaded
 
 
 def cpu() -> dict[str, Any]:
@@ -76,6 +77,33 @@ def remarks() -> list[str]:
     if not_built := why_not_built_for(device):
         return [f"The GPU cannot be used: {not_built}."]
     return [text for text in (notice(device), remark(device, torch.bfloat16)) if text]
+
+
+def products(file: Path) -> list[dict[str, Any]]:
+    """Of each kind of product on the CPU the milliseconds of every way by rows, and the way that is taken: as kept in
+    `file` of earlier loads, else timed now for a small expert in two formats."""
+    import torch
+
+    from core.memory.codec import PartSpec, make_codec
+    from core.memory.codec.native import choice
+    from core.memory.codec.ways import choose
+
+    timed = choice.kept_in(file)
+    if not timed:
+        specs = {"down_proj": PartSpec(TRIED, torch.bfloat16)}
+        for name in ("checkpoint", "int4-g64"):
+            choose(make_codec(name, specs=specs, dtype=torch.bfloat16, device=torch.device("cpu")))
+        timed = choice.known()
+    return [
+        {
+            "kind": kind,
+            "rows": rows,
+            "ms": {way: 1e3 * seconds[i] for way, seconds in one.seconds.items() if i < len(seconds)},
+            "taken": one.fastest(rows),
+        }
+        for kind, one in sorted(timed.items())
+        for i, rows in enumerate(choice.ROWS)
+    ]
 
 
 def attention() -> str | None:

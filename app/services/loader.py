@@ -10,6 +10,7 @@ from app.services.model_manager import ModelManager
 from app.services.own_answers import OwnAnswers
 from app.services.remembered import Remembered
 from app.store import Store
+from app.store.home import PRODUCTS, data_dir
 from app.words import short_name
 from core.errors import BudgetError
 from core.settings.loading import LoadSpec
@@ -137,6 +138,9 @@ class Loader:
     def _type(self) -> type[EngineProtocol]:
         if self._engine is None:
             from core.engine import Engine
+            from core.memory.codec.native.choice import keep_in
+
+            keep_in(data_dir() / PRODUCTS)
 
             self._engine = Engine
         return self._engine

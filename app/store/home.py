@@ -9,6 +9,8 @@ from pathlib import Path
 
 from core.system.paths import expanded
 
+PRODUCTS = "products.json"  # in it: how long each way of computing a product takes here
+
 
 def data_dir(env: Mapping[str, str] | None = None, platform: str = sys.platform) -> Path:
     """The user's data directory (not created here). MOESTRO_HOME, when set, takes precedence on every system."""

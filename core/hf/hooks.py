@@ -2,9 +2,9 @@
 
 Every experts module gets an instance `forward` that shadows its class's: the same call as transformers' experts
 interface would make, without its overhead. The name registered with that interface is used to load a model without
-experts. Norms get a `forward` too, where that is faster (core.hf.fast_rmsnorm, core.hf.fused_rmsnorm), and so does
-attention, in which rotary embeddings are then computed at once (core.hf.rotary). State is kept on the modules and in
-`Installed`; this module has none.
+experts. Norms get a `forward` too, where that is faster (core.hf.fast_rmsnorm, core.hf.fused_rmsnorm), and so do dense
+layers (core.hf.fast_linear) and attention, in which rotary embeddings are then computed at once (core.hf.rotary). State
+is kept on the modules and in `Installed`; this module has none.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from core.errors import ModelError
 from core.hf.adapters.marks import ASCENDING
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
+from core.hf.fast_linear import quicken_linears
 from core.hf.fast_rmsnorm import quicken, restore
 from core.hf.fused_rmsnorm import Norms, fuse
 from core.hf.rotary import replace
@@ -66,7 +67,7 @@ class Installed:
             if router_observer is not None:
                 hook = _observe(site.index, router_observer)
                 self._handles.append(site.router.register_forward_hook(hook, with_kwargs=True))
-        self._quick = [*quicken(model), *fuse(model, norms), *replace(model)]
+        self._quick = [*quicken(model), *fuse(model, norms), *replace(model), *quicken_linears(model)]
 
     def uninstall(self) -> None:
         """Remove the hooks and restore the model's former experts implementation."""

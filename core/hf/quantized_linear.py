@@ -94,7 +94,7 @@ class QuantizedLinear(nn.Module):
         with torch.inference_mode(False):
             self._raw = torch.empty(codec.slot_bytes, dtype=torch.uint8, device=codec.device)
             codec.place(codec.encode(given), self._raw)
-        self._codec, self._parts = codec, codec.views(self._raw)
+        self.codec, self._parts = codec, codec.views(self._raw)
         self._bias = self._parts.plain.get(BIAS)
         self._kernels = _kernels(codec, self._raw) if codec.device.type == "cuda" else None
 
@@ -104,7 +104,7 @@ class QuantizedLinear(nn.Module):
             rows = x.reshape(-1, self.in_features)
             y = self._kernels.multiply(WEIGHT, [self._raw] * len(rows), rows).view(*x.shape[:-1], self.out_features)
         else:
-            y = self._codec.linear(self._parts, WEIGHT, x)
+            y = self.codec.linear(self._parts, WEIGHT, x)
             if self._bias is not None:
                 y.add_(self._bias)
         return y
@@ -116,7 +116,7 @@ class QuantizedLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """[out, in]: dequantised at each access, for code that reads a layer's weights."""
-        return self._codec.dequantize(self._parts, WEIGHT)
+        return self.codec.dequantize(self._parts, WEIGHT)
 
     @property
     def bias(self) -> torch.Tensor | None:

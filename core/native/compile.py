@@ -6,8 +6,11 @@ import ctypes
 import functools
 import importlib.util
 import logging
+import platform
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from core.native.ir import Code
 
@@ -21,7 +24,8 @@ CPUS = {64: "x86-64-v4", 32: "x86-64-v3"}  # by vector bytes: the instruction se
 
 @functools.cache
 def widths() -> tuple[int, ...]:
-    """Vector widths in bytes that kernels can be compiled for here, widest first; () = none (logged once)."""
+    """Vector widths in bytes that kernels can be compiled for here, widest first; () = none (logged once). Where torch
+    is kept to AVX2 (by ATEN_CPU_CAPABILITY), so are they."""
     reason = ""
     if importlib.util.find_spec("llvmlite") is None:
         reason = "the package llvmlite is not installed"
@@ -30,7 +34,8 @@ def widths() -> tuple[int, ...]:
             llvm = _llvm()
             llvm.check_jit_execution()
             features = llvm.get_host_cpu_features()
-            found = tuple(width for width, needed in NEEDS.items() if all(features.get(name) for name in needed))
+            most = 32 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 64
+            found = tuple(w for w, needed in NEEDS.items() if w <= most and all(features.get(name) for name in needed))
             if found:
                 return found
             reason = "this CPU has no AVX2"
@@ -48,6 +53,12 @@ def widths() -> tuple[int, ...]:
 def multiplies_pairs() -> bool:
     """Whether this CPU multiplies pairs of bfloat16 numbers into sums of fp32."""
     return widths()[:1] == (64,) and bool(_llvm().get_host_cpu_features().get(PAIRS[1:]))
+
+
+@functools.cache
+def processor() -> str:
+    """What tells this CPU from others as far as speed goes: its kind, as LLVM knows it, and the vectors used."""
+    return f"{_llvm().get_host_cpu_name()} {widths()}" if widths() else platform.machine()
 
 
 @functools.cache

@@ -13,12 +13,14 @@ from core.capacity.free_memory import free_bytes
 from core.capacity.memory_accounting import Ledger
 from core.capacity.sizes import SHORT_CHUNK
 from core.hf import install
+from core.hf.fast_linear import dense_codecs
 from core.hf.hooks import Installed
 from core.hf.norms import find_contexts
 from core.hf.packed_texts import packing_of
 from core.hf.text_to_text import decoder_shape, decoder_sites
 from core.hf.weighing import rules_of
 from core.memory.arena import Arena
+from core.memory.codec.ways import choose
 from core.memory.link_emulation import LinkEmulation
 from core.memory.transfer import TransferEngine
 from core.policy.eviction import policy_maker
@@ -150,6 +152,9 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     expert_cache.pin(controller.placed.pinned)
     expert_cache.fill()
     choose_products(math, expert_cache.sample(shape.top_k), shape.hidden, plan.dtype)
+    whole = [plan.codec.whole[0]] if plan.codec.whole is not None else []
+    for codec in (plan.codec, *whole, *dense_codecs(model)) if device.type == "cpu" else ():
+        choose(codec)
     coded = plan.codec.direct or plan.spec.dense != "checkpoint"
 
     def time_one() -> float:

@@ -14,9 +14,12 @@ import torch
 
 from app import cli
 from app.cli import doctor, probes
+from app.store.home import PRODUCTS
 from core.capacity import device as devices
 from core.memory.codec import kernels
+from core.memory.codec.native import choice
 from core.memory.cuda_driver import CudaDriver, DriverError
+from core.native.compile import widths
 from core.system.nvidia import nvidia_gpus
 from tests import fake_nvml
 from tests.fake_driver import FakeDriver
@@ -51,6 +54,24 @@ def test_it_reports_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert ("GPU" in found["link"]["kind"] and bool(found["gpus"])) or "no GPU" in found["link"]["kind"]
     assert found["disk"]["write_gbps"] > 0 and found["data_dir"] == str(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+def test_it_shows_which_way_of_a_product_is_taken(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.main(["doctor"])
+    assert "int4-g64 512 x 512 bfloat16, 16 rows: codes " in capsys.readouterr().out, "timed now, for a small matrix"
+    monkeypatch.setattr(choice, "_choices", {})
+    choice.keep_in(tmp_path / PRODUCTS)
+    ways = {"codes": lambda rows: None, "torch": lambda rows: None}
+    seconds = iter(range(10**6))
+    choice.choose("int8 8 x 8 bfloat16", ways, 3, clock=lambda: float(next(seconds)))
+    choice.keep_in(None)
+    cli.main(["doctor"])
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Products")]
+    assert len(shown) == len(choice.ROWS) and all("int8 8 x 8 bfloat16, 3 threads, " in line for line in shown)
+    assert "codes 1000.00, torch 1000.00 ms; codes is taken" in shown[0]
 
 
 def test_the_text_shows_a_gpu_and_its_link(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

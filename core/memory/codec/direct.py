@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from core.memory.codec.base import Codec, SlotParts
+from core.memory.codec.base import Codec, LinearWay, SlotParts
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.matrix import matrix
 from core.memory.codec.native import plain
+from core.memory.codec.native.choice import CODES, Choice, choice_of
 from core.memory.codec.native.plain import PlainProducts
-from core.memory.codec.native.products import FEW, STATES, Products, serves
+from core.memory.codec.native.products import STATES, Products, serves
 from core.memory.codec.plain import Plain
+from core.memory.codec.ways import kind
+
+
+def _by(way: Callable[[int, torch.Tensor], torch.Tensor], parts: SlotParts, x: torch.Tensor) -> torch.Tensor:
+    return way(parts.at, x)
 
 
 class FusedCodec(Grouped):
@@ -27,12 +33,17 @@ class FusedCodec(Grouped):
         """Compiled at the first product, because imports and estimates create codecs too."""
         return {part: Products(matrix(self, part), self.dtype) for part in self.weights}
 
-    def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
-        return (self.unpacked if x.numel() > FEW * x.shape[-1] else self.coded)(parts, part, x)
+    @functools.cached_property
+    def _choices(self) -> dict[str, Choice]:
+        return {part: choice_of(kind(self, part), CODES) for part in self.weights}
 
-    def coded(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
-        """`linear` computed directly from the codes."""
-        return self._products[part].many(parts.at, x)
+    def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
+        products = self._products[part]
+        way = self._choices[part].way(x.numel() // products.matrix.inputs)
+        return products.ways[way](parts.at, x)
+
+    def ways(self, part: str) -> dict[str, LinearWay]:
+        return {name: functools.partial(_by, way) for name, way in self._products[part].ways.items()}
 
     def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
         """Multiply one state by the part's matrix of each expert in `many`: x [many, in], or [1, in] shared -> [many,
@@ -43,9 +54,6 @@ class FusedCodec(Grouped):
         """Multiply consecutive states by the part's matrix of each expert: of each run (states, experts) so many rows
         of x [all, in] for every expert -> [all, out]. A row's result is the one that `stacked` has."""
         return self._products[part].several([(count, [one.at for one in many]) for count, many in runs], x)
-
-    def unpacked(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
-        return self._products[part].wide(parts.at, x)
 
     @property
     def unpacked_bytes(self) -> int:

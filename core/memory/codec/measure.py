@@ -2,9 +2,8 @@
 
 Prints, for one gated expert: bytes of its blob and slot, error of its output against fp32, milliseconds to encode and
 to place, and the time of its matrix products for 1..128 rows, relative to torch.mm on unquantised weights of the same
-dtype. Calls cycle through 32 MB or more of slots, as in a running engine. Single-threaded. native.products.FEW was
-chosen from this table: it compares the lines marked >, which compute from codes for any number of rows, with those
-marked *, which dequantise first.
+dtype: as chosen for this machine, and below by each way that it has (`core.memory.codec.native.choice`). Calls cycle
+through 32 MB or more of slots, as in a running engine. Single-threaded.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from core.memory.codec import Codec, PartSpec, SlotParts, make_codec
-from core.memory.codec.direct import FusedCodec
+from core.memory.codec.native.choice import TORCH
+from core.memory.codec.ways import choose
 from core.settings.formats import LOADABLE
 
 Linear = Callable[[SlotParts, str, torch.Tensor], torch.Tensor]
@@ -99,22 +99,28 @@ def main(hidden: int = 2048, inner: int = 768, dtype: str = "bfloat16") -> None:
     base: list[float] = []
     for name in LOADABLE:
         codec = make_codec(name, specs=specs_of(parts), dtype=number, device=torch.device("cpu"))
+        choose(codec)
         blob, slot = codec.encode(parts), torch.empty(codec.slot_bytes, dtype=torch.uint8)
         slots = [fill(codec, parts) for _ in range(max(2, (32 << 20) // codec.slot_bytes))]
         inputs = [torch.randn(r, hidden).to(number) for r in ROWS]
         times = [products(codec.linear, slots, x) for x in inputs]
-        base = base or times
+        if not base:  # of unquantised weights, the first
+            plain = functools.partial(_by, codec, TORCH) if codec.ways("gate_up_proj") else codec.linear
+            base = [products(plain, slots, x) for x in inputs]
         encode = milliseconds(functools.partial(codec.encode, parts))
         place = milliseconds(functools.partial(codec.place, blob, slot))
         print(
             f"{name:<15}{codec.blob_bytes / 1e6:>8.2f}{codec.slot_bytes / 1e6:>8.2f}{ffn_error(codec, parts):>8.4f}"
             f"{encode:>8.1f}{place:>6.2f} |       {_relative(times, base)}"
         )
-        if isinstance(codec, FusedCodec):
-            for mark, linear in ((">", codec.coded), ("*", codec.unpacked)):
-                times = [products(linear, slots, x) for x in inputs]
-                print(f"{f'{name} {mark}':<53}|       {_relative(times, base)}")
+        for way in codec.ways("gate_up_proj"):
+            times = [products(functools.partial(_by, codec, way), slots, x) for x in inputs]
+            print(f"{f'{name}, {way}':<53}|       {_relative(times, base)}")
     print("torch.mm, ms                                         |       " + " ".join(f"{b:>5.2f}" for b in base))
+
+
+def _by(codec: Codec, way: str, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
+    return codec.ways(part)[way](parts, x)
 
 
 def _relative(times: list[float], base: list[float]) -> str:

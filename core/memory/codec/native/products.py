@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
 from core.memory.codec.matrix import Matrix
-from core.memory.codec.native import codes
+from core.memory.codec.native import choice, codes
 from core.memory.codec.native.dequantize import dequantize
 from core.memory.codec.native.product import Product
 from core.memory.codec.native.states import BLOCK, StateLayout, prepare
-from core.memory.codec.native.threads import claim
-from core.memory.codec.native.tile_products import TileProducts, shared
+from core.memory.codec.native.threads import Team, claim
+from core.memory.codec.native.tile_products import TileProducts
 from core.memory.codec.native.tile_products import serves as tiles_serve
 from core.native.compile import address, compiled, widths
 
 ROWS = 2  # rows of a matrix, and ...
-STATES = 4  # ... states multiplied at once
-FEW = 24  # states: above this, weights are dequantised first
+STATES = 4  # ... states multiplied at once, ...
+WIDE = 6  # ... and of those of a prompt, where they are as many: codes are then read fewer times
 KEPT = 16 << 20  # bytes: a matrix up to this size is dequantised into memory that its thread keeps
-# measured: python -m core.memory.codec.measure
 
 
 def serves(matrix: Matrix, dtype: torch.dtype) -> bool:
@@ -120,7 +119,6 @@ class Products:
         """`width` = bytes of a vector; 0 = the widest that this CPU supports."""
         self.matrix, self._dtype = matrix, dtype
         self._kernels = _kernels(matrix, dtype, width or widths()[0])
-        self._tiles = TileProducts(matrix) if width in (0, 64) and tiles_serve(matrix, dtype) else None
         self._row_bytes = matrix.inputs * matrix.bits // 8
         self._in_bytes, self._out_bytes = matrix.inputs * dtype.itemsize, matrix.outputs * dtype.itemsize
 
@@ -139,55 +137,57 @@ class Products:
     def many(self, slot: int, x: torch.Tensor) -> torch.Tensor:
         """Multiply states by the matrix of one slot: x [..., in] -> [..., out]."""
         assert x.dtype == self._dtype and x.shape[-1] == self.matrix.inputs
-        outputs, kernels, state_bytes = self.matrix.outputs, self._kernels, self._kernels.state_bytes
-        out = x.new_empty(*x.shape[:-1], outputs)
-        x = x.contiguous()
-        count, into = x.numel() // self.matrix.inputs, out.data_ptr()
-        whole, rest = divmod(count, STATES)
+        out = x.new_empty(*x.shape[:-1], self.matrix.outputs)
+        x, count = x.contiguous(), x.numel() // self.matrix.inputs
+        size = WIDE if count >= WIDE else STATES if count >= STATES else 1
+        tiles, rest = divmod(count, size)
         team = claim()
         try:
-            states = team.memory(kernels, state_bytes * count)
-            if whole:
-                team.run(
-                    [slot] * whole,
-                    outputs,
-                    self._row_bytes,
-                    kernels.some,
-                    states,
-                    STATES * state_bytes,
-                    into,
-                    STATES * self._out_bytes,
-                    kernels.prepare,
-                    x.data_ptr(),
-                    self._in_bytes,
-                    whole * STATES,
-                    state_bytes,
-                )
-            if rest:
-                done = whole * STATES
-                team.run(
-                    [slot] * rest,
-                    outputs,
-                    self._row_bytes,
-                    kernels.one,
-                    states + done * state_bytes,
-                    state_bytes,
-                    into + done * self._out_bytes,
-                    self._out_bytes,
-                    kernels.prepare,
-                    x.data_ptr() + done * self._in_bytes,
-                    self._in_bytes,
-                    rest,
-                    state_bytes,
-                )
+            states = team.memory(self._kernels, self._kernels.state_bytes * count)
+            # the last states fill a tile together with some of those before, whose results are written once more
+            for first, times in ((0, tiles), (count - size, 1 if rest else 0)):
+                if times:
+                    self._tiled(team, slot, x, out, states, first, times, size)
         finally:
             team.release()
         return out
 
-    def wide(self, slot: int, x: torch.Tensor) -> torch.Tensor:
-        """As `many`, by dequantised weights: x [..., in] -> [..., out]."""
-        if self._tiles is not None and shared():
-            return self._tiles.many(slot, x)
+    def _tiled(
+        self, team: Team, slot: int, x: torch.Tensor, out: torch.Tensor, states: int, first: int, tiles: int, size: int
+    ) -> None:
+        """Multiply `tiles` times `size` states from the `first` on; they are prepared at `states`."""
+        kernels, state_bytes = self._kernels, self._kernels.state_bytes
+        team.run(
+            [slot] * tiles,
+            self.matrix.outputs,
+            self._row_bytes,
+            kernels.many(size),
+            states + first * state_bytes,
+            size * state_bytes,
+            out.data_ptr() + first * self._out_bytes,
+            size * self._out_bytes,
+            kernels.prepare,
+            x.data_ptr() + first * self._in_bytes,
+            self._in_bytes,
+            tiles * size,
+            state_bytes,
+        )
+
+    @functools.cached_property
+    def ways(self) -> dict[str, Callable[[int, torch.Tensor], torch.Tensor]]:
+        """All ways of multiplying any number of states, as `many` does, by name: see `choice`. All are as exact as
+        torch's product of the dequantised matrix; their last bits differ."""
+        found = {choice.CODES: self.many}
+        if tiles_serve(self.matrix, self._dtype):
+            found[choice.TILES] = lambda slot, x: self._tiles.many(slot, x)  # compiled when first used
+        return {**found, choice.TORCH: self.unpacked}
+
+    @functools.cached_property
+    def _tiles(self) -> TileProducts:
+        return TileProducts(self.matrix)
+
+    def unpacked(self, slot: int, x: torch.Tensor) -> torch.Tensor:
+        """As `many`, by torch's product of the dequantised matrix: x [..., in] -> [..., out]."""
         return torch.matmul(x, self._dequantized(slot, _room(self.matrix, self._dtype)).t())
 
     def dequantized(self, slot: int) -> torch.Tensor:

@@ -1,0 +1,205 @@
+"""Which way of computing a product is taken for how many rows: the one that was fastest when this machine tried them.
+
+A way is taken by the rows of one expert (or of a dense layer) alone, so that nothing else changes the bits of a result.
+Until a model was loaded, or where a matrix is too small to be worth it, there is one way for all rows. What was timed
+holds for the process, and is kept in a file, where one is named, for later ones on the same machine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from core import __version__
+from core.native.compile import processor
+
+log = logging.getLogger("moestro.kernels")
+
+ROWS = (4, 16, 64)  # that are timed; between them times are taken to grow evenly
+REPEATS = 3  # of which the least counts: other programs only ever add to it
+HOPELESS = 3.0  # times the least: a way that is further off is not repeated, nor tried for more rows if it falls behind
+VERSION = 1  # of the ways: to be raised when one of them is computed in another manner
+CODES, TILES, TORCH = "codes", "tiles", "torch"  # the ways
+
+Way = Callable[[int], object]
+"""Computes the product of so many rows."""
+Clock = Callable[[], float]
+CLOCK = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-6 else time.perf_counter
+"""Seconds: where the system counts them well, those that the thread had the processor, whatever else runs."""
+
+
+class Timed(NamedTuple):
+    """Seconds of each way for the ROWS, or for the first of them where it was given up."""
+
+    seconds: Mapping[str, tuple[float, ...]]
+
+    def estimate(self, way: str, rows: int) -> float:
+        """Seconds for any number of rows; infinite beyond those that it was given up at."""
+        known = self.seconds[way]
+        if rows <= ROWS[0]:
+            return known[0]
+        for i in range(1, len(known)):
+            if rows <= ROWS[i]:
+                share = (rows - ROWS[i - 1]) / (ROWS[i] - ROWS[i - 1])
+                return known[i - 1] + share * (known[i] - known[i - 1])
+        return known[-1] * rows / ROWS[-1] if len(known) == len(ROWS) else float("inf")
+
+    def fastest(self, rows: int) -> str:
+        """The way for so many rows; of equal ones the first."""
+        return min(self.seconds, key=lambda way: self.estimate(way, rows))
+
+
+def measure(ways: Mapping[str, Way], clock: Clock = CLOCK) -> Timed:
+    """Time the ways, by turns. No two calls have the same number of rows, as in a prompt few experts have: what a
+    library makes for each number is part of its time."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    left = list(ways)
+    for way in ways.values():
+        way(1)  # compiles what is used for any number
+    for rows in ROWS:
+        best = dict.fromkeys(left, float("inf"))
+        for turn in range(REPEATS):
+            for name in left:
+                if best[name] == float("inf") or best[name] <= HOPELESS * min(best.values()):
+                    began_s = clock()
+                    ways[name](rows - turn)
+                    best[name] = min(best[name], (clock() - began_s) * rows / (rows - turn))
+        for name, seconds in best.items():
+            found[name].append(seconds)
+        first = min(left, key=lambda name: best[name])
+        left = [name for name in left if best[name] <= HOPELESS * best[first] or not _falls_behind(found, name, first)]
+    return Timed({name: tuple(seconds) for name, seconds in found.items()})
+
+
+def _falls_behind(found: Mapping[str, list[float]], name: str, first: str) -> bool:
+    """Whether a way also takes longer for each further row than the fastest one."""
+    one, other = found[name], found[first]
+    return len(one) > 1 and one[-1] - one[-2] > other[-1] - other[-2]
+
+
+class Choice:
+    """The way of one kind of product, by rows."""
+
+    def __init__(self, usual: str) -> None:
+        """`usual`: for a single row, whose time the load measures as part of a token's, and while nothing is timed."""
+        self.usual = usual
+        self.timed: Timed | None = None
+        self._ways: dict[int, str] = {}
+
+    def way(self, rows: int) -> str:
+        """The way for so many rows."""
+        if rows <= 1 or self.timed is None:
+            return self.usual
+        if rows not in self._ways:
+            self._ways[rows] = self.timed.fastest(rows)
+        return self._ways[rows]
+
+    def use(self, timed: Timed | None) -> None:
+        """Choose by these times from now on; None = the usual way for all rows."""
+        self.timed = timed
+        self._ways.clear()
+
+
+_choices: dict[str, Choice] = {}
+_file: Path | None = None
+
+
+def choice_of(kind: str, usual: str) -> Choice:
+    """The choice for a kind of product: the same object for all that have this kind."""
+    return _choices.setdefault(kind, Choice(usual))
+
+
+def known() -> dict[str, Timed]:
+    """What was timed, by kind."""
+    return {kind: one.timed for kind, one in _choices.items() if one.timed is not None}
+
+
+def kept_in(file: Path) -> dict[str, Timed]:
+    """What a file has for this machine, by kind and threads."""
+    return {place: timed for place, kept in _kept(file).items() if (timed := _timed(kept, kept)) is not None}
+
+
+def keep_in(file: Path | None) -> None:
+    """Keep times in this file, and take those that are there; None = in this process only."""
+    global _file
+    _file = file
+
+
+def choose(kind: str, ways: Mapping[str, Way], threads: int, share: int = 1, clock: Clock = CLOCK) -> None:
+    """Time the ways of a kind of product, the usual one first, unless that is known. They compute with one thread,
+    which tells them apart as well as the `threads` of a prompt, and on a busy machine better. `share`: by how much
+    torch's own way is then faster than the others, where only torch's products have all threads."""
+    one = choice_of(kind, next(iter(ways)))
+    if one.timed is None:
+        place, kept = f"{kind}, {threads} threads", _kept(_file)
+        timed = _timed(kept.get(place), ways)
+        if timed is None:
+            timed = measure(ways, clock)
+            if share > 1 and TORCH in timed.seconds:
+                shared = tuple(seconds / share for seconds in timed.seconds[TORCH])
+                timed = Timed({**timed.seconds, TORCH: shared})
+            _keep({**kept, place: timed.seconds})
+        one.use(timed)
+
+
+def machine() -> dict[str, object]:
+    """All that times depend on besides a product's kind and threads."""
+    return {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "system": platform.system(),
+        "torch": torch.__version__,
+        "torch_uses": torch.backends.cpu.get_cpu_capability(),
+        "onednn_limit": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
+        "moestro": __version__,
+        "version": VERSION,
+        "rows": list(ROWS),
+    }
+
+
+def _kept(file: Path | None) -> dict[str, Any]:
+    """What a file has for this machine, by kind and threads; nothing where it cannot be used."""
+    if file is None:
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        log.info("%s is not used, and products are timed anew: %s", file, error)
+        return {}
+    same = isinstance(content, dict) and content.get("machine") == machine()
+    products = content.get("products") if same else None
+    return products if isinstance(products, dict) else {}
+
+
+def _timed(kept: object, ways: Iterable[str]) -> Timed | None:
+    """Times out of a file; None where they are not those of these ways."""
+    if not isinstance(kept, dict) or list(kept) != list(ways):
+        return None
+    for seconds in kept.values():
+        whole = isinstance(seconds, list) and 0 < len(seconds) <= len(ROWS)
+        if not whole or not all(type(one) is float and 0.0 < one < float("inf") for one in seconds):
+            return None
+    found = Timed({name: tuple(seconds) for name, seconds in kept.items()})
+    return found if any(len(seconds) == len(ROWS) for seconds in kept.values()) else None
+
+
+def _keep(products: Mapping[str, object]) -> None:
+    """Write the file anew; another process's at the same moment may be lost, which is then timed again."""
+    if _file is None:
+        return
+    partial = _file.with_name(f"{_file.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps({"machine": machine(), "products": products}, indent=1), encoding="utf-8")
+        partial.replace(_file)
+    except OSError as error:
+        log.info("Times of products are not kept in %s: %s", _file, error)

@@ -1,0 +1,178 @@
+"""The way of a product is the fastest of those that were timed, and times are kept for the same machine alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.memory.codec.native import choice
+from core.memory.codec.native.choice import ROWS, Choice, Timed, choice_of, choose, keep_in, known, measure
+
+KIND = "int4-g64 64 x 64 bfloat16"
+
+
+class Fake:
+    """Ways that take a + b * rows seconds on a clock of their own."""
+
+    def __init__(self, **ways: tuple[float, float]) -> None:
+        self.now, self.calls = 0.0, list[tuple[str, int]]()
+        self.ways: Mapping[str, Callable[[int], None]] = {n: self._way(n, a, b) for n, (a, b) in ways.items()}
+
+    def _way(self, name: str, a: float, b: float) -> Callable[[int], None]:
+        def compute(rows: int) -> None:
+            self.calls.append((name, rows))
+            self.now += a + b * rows
+
+        return compute
+
+    def clock(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(choice, "_choices", {})
+    monkeypatch.setattr(choice, "_file", None)
+    return
+
+
+def best(fake: Fake, rows: int) -> str:
+    return min(fake.ways, key=lambda name: time_of(fake, name, rows))
+
+
+def time_of(fake: Fake, name: str, rows: int) -> float:
+    before = fake.now
+    fake.ways[name](rows)
+    took, fake.now = fake.now - before, before
+    return took
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        {"codes": (0.0, 1.0), "tiles": (20.0, 0.5), "torch": (100.0, 5.0)},
+        {"codes": (0.0, 1.0), "tiles": (9.0, 2.0), "torch": (15.0, 0.1)},
+        {"codes": (5.0, 0.3), "tiles": (1.0, 0.4)},
+        {"codes": (0.0, 9.0), "torch": (0.0, 1.0)},
+    ],
+)
+def test_the_fastest_is_taken_for_any_number_of_rows(ways: dict[str, tuple[float, float]]) -> None:
+    fake = Fake(**ways)
+    timed = measure(fake.ways, fake.clock)
+    for rows in (*ROWS, 30, 48, 100, 1000):
+        chosen = timed.fastest(rows)
+        assert time_of(fake, chosen, rows) <= 1.02 * time_of(fake, best(fake, rows), rows), rows
+
+
+def test_a_hopeless_way_costs_little() -> None:
+    fake = Fake(codes=(0.0, 1.0), torch=(10.0, 20.0))
+    timed = measure(fake.ways, fake.clock)
+    assert len(timed.seconds["torch"]) < len(timed.seconds["codes"]) == len(ROWS)
+    assert max(rows for name, rows in fake.calls if name == "torch") < ROWS[-1]
+    assert {timed.fastest(rows) for rows in range(1, 999)} == {"codes"}
+
+
+def test_a_slow_way_that_catches_up_is_not_given_up() -> None:
+    fake = Fake(codes=(0.0, 1.0), tiles=(50.0, 0.1))
+    timed = measure(fake.ways, fake.clock)
+    assert (timed.fastest(ROWS[0]), timed.fastest(ROWS[-1])) == ("codes", "tiles")
+
+
+def test_a_single_row_and_what_was_never_timed_take_the_usual_way() -> None:
+    one = Choice("codes")
+    assert {one.way(rows) for rows in (1, 2, 500)} == {"codes"}
+    one.use(Timed({"codes": (9.0, 9.0, 9.0), "torch": (1.0, 1.0, 1.0)}))
+    assert [one.way(rows) for rows in (1, 2, 500)] == ["codes", "torch", "torch"]
+    one.use(None)
+    assert one.way(500) == "codes"
+
+
+def chosen(fake: Fake, threads: int = 2, share: int = 1) -> str:
+    """The way of many rows, after a load in a new process."""
+    choice._choices.clear()
+    fake.calls.clear()
+    choose(KIND, fake.ways, threads, share, fake.clock)
+    return choice_of(KIND, "codes").way(100)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    keep_in(tmp_path / "products.json")
+    return tmp_path / "products.json"
+
+
+def test_times_are_kept_for_the_next_process(file: Path) -> None:
+    fake, other = Fake(codes=(0.0, 1.0), torch=(0.0, 2.0)), Fake(codes=(0.0, 2.0), torch=(0.0, 1.0))
+    assert chosen(fake) == "codes" and fake.calls
+    assert chosen(other) == "codes" and not other.calls, "nothing is timed again"
+    assert [*known()] == [KIND]
+    choose(KIND, other.ways, 2, 1, other.clock)
+    assert not other.calls
+    file.unlink()
+    assert chosen(other) == "torch" and file.exists()
+
+
+def test_other_threads_are_timed_anew_and_the_old_times_stay(file: Path) -> None:
+    fake = Fake(codes=(0.0, 1.0), torch=(0.0, 2.0))
+    chosen(fake, 2)
+    assert chosen(fake, 4) == "codes" and fake.calls
+    for threads in (2, 4):
+        assert chosen(fake, threads) == "codes" and not fake.calls
+
+
+def test_torch_is_given_the_threads_that_only_it_has(file: Path) -> None:
+    fake = Fake(codes=(0.0, 1.0), torch=(0.0, 2.5))
+    assert chosen(fake, 4, share=4) == "torch"
+    assert chosen(fake, 4, share=4) == "torch" and not fake.calls
+
+
+@pytest.mark.parametrize("name", ["processor", "torch", "torch_uses", "onednn_limit", "cores", "moestro", "version"])
+def test_another_machine_is_timed_anew(file: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(codes=(0.0, 1.0), torch=(0.0, 2.0))
+    chosen(fake)
+    here = choice.machine()
+    monkeypatch.setattr(choice, "machine", lambda: {**here, name: "another"})
+    other = Fake(codes=(0.0, 2.0), torch=(0.0, 1.0))
+    assert chosen(other) == "torch" and other.calls
+    assert chosen(fake) == "torch" and not fake.calls, "the file is the other machine's now"
+
+
+def test_the_machine_is_told_by_what_kernels_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = choice.machine()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
+    monkeypatch.setattr(torch, "__version__", "0.0")
+    after = choice.machine()
+    assert {name for name in before if before[name] != after[name]} == {"onednn_limit", "torch"}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: text.replace('"codes"', '"cod"'),
+        lambda text: json.dumps({**json.loads(text), "products": {f"{KIND}, 2 threads": {"codes": [1.0]}}}),
+        lambda text: json.dumps(
+            {**json.loads(text), "products": {f"{KIND}, 2 threads": {"codes": [1.0], "torch": [True, -1.0, "x"]}}}
+        ),
+        lambda text: json.dumps({**json.loads(text), "products": {f"{KIND}, 2 threads": {"codes": [], "torch": []}}}),
+        lambda text: json.dumps({**json.loads(text), "products": [1]}),
+        lambda text: "\udcff",
+    ],
+)
+def test_a_damaged_file_is_timed_anew(file: Path, damage: Callable[[str], str]) -> None:
+    fake = Fake(codes=(0.0, 1.0), torch=(0.0, 2.0))
+    chosen(fake)
+    file.write_bytes(damage(file.read_text()).encode("utf-8", "surrogateescape"))
+    assert chosen(fake) == "codes" and fake.calls
+    assert chosen(fake) == "codes" and not fake.calls, "and whole again"
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    keep_in(tmp_path / "none" / "products.json")
+    fake = Fake(codes=(0.0, 1.0), torch=(0.0, 2.0))
+    assert chosen(fake) == "codes" and chosen(fake) == "codes" and fake.calls

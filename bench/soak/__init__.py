@@ -1,4 +1,4 @@
-"""`bench soak`: the real server under ten clients for any length of time; detects leaks, slowdowns and failures."""
+"""`bench soak`: the real server under ten clients and an attacker, for any length of time: leaks, slowdowns, failures."""
 
 from bench.soak.result import table
 from bench.soak.run import run

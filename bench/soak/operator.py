@@ -1,17 +1,21 @@
-"""A thread that loads, unloads, imports and deletes models from time to time."""
+"""A thread that loads, unloads, imports and deletes models from time to time; one of them has a hostile template."""
 
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.soak.attacker import ATTACK, hostile_model
 from bench.soak.page import Failed, Http, Page
 from bench.soak.score import Score
+from bench.soak.server import ROOT
 
 FORMATS = ("int8", "int8-g32", "int4-g32", "int4-g32-sym", "mxfp4", "iq4_nl")  # they divide the rows of the demo model
 LOADED_AS = ("checkpoint", "checkpoint", "int8", "int4-g32")
+DEMO = ROOT / "assets" / "demo"
 LONGEST_S = 300.0  # for a load, an import, or for answers to end; longer is a hang
 LOOK_S = 0.2
 
@@ -35,8 +39,15 @@ class Operator(threading.Thread):
         self._page = Page(self._http, dice)
 
     def run(self) -> None:
-        """Repeats: import, load the import, load the demo model again, delete the pack."""
-        steps: list[Callable[[], None]] = [self._import, self._load_pack, self._load_demo, self._delete]
+        """Repeats: import, load the import, load a model with a hostile template, load the demo model again, delete the
+        pack."""
+        steps: list[Callable[[], object]] = [
+            self._import,
+            self._load_pack,
+            self._attack_template,
+            self._load_demo,
+            self._delete,
+        ]
         at = 0
         while not self._ended.wait(self._dice.uniform(0.5, 1.5) * self._pause_s):
             try:
@@ -80,7 +91,24 @@ class Operator(threading.Thread):
     def _load_demo(self) -> None:
         self._load("demo", self._dice.choice(LOADED_AS))
 
-    def _load(self, model: str, format: str) -> None:
+    def _attack_template(self) -> None:
+        """Loads a model whose template never ends in one chat: that chat is refused, the next one is answered."""
+        folder = hostile_model(DEMO, self._home, self._dice)
+        try:
+            if not self._load(str(folder), "checkpoint"):
+                return
+            for text, wanted in ((ATTACK, 400), ("What does sorted return?", 200)):
+                chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
+                status, said = self._http.ask("/v1/chat/completions", chat)
+                if status != wanted:
+                    raise Failed(f"a hostile template: {text!r} was answered {status} {said[:200]!r}")
+            self._score.did("template stopped")
+            self._load_demo()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _load(self, model: str, format: str) -> bool:
+        """Whether it was loaded."""
         self._calm.clear()
         self._until(lambda: not self._http.json("/healthz")["busy"], "answers to end")
         page = self._page
@@ -92,15 +120,16 @@ class Operator(threading.Thread):
         page.set("set-format", format)
         page.fire("load", "click")
         if page.value("model-alert"):
-            return self._score.refused("load")
+            self._score.refused("load")
+            return False
         self._until(lambda: self._http.json("/healthz")["loading"] is None, "a load")
         loaded = self._http.json("/healthz")["model"]
         if str(loaded).partition("@")[0] != Path(model).name:
             self._page = Page(self._http, self._dice)
             self._score.error(f"load: {model} as {format} was not loaded, {loaded} is")
-        else:
-            self._score.did("load")
-        return None
+            return False
+        self._score.did("load")
+        return True
 
     def _delete(self) -> None:
         page = self._page

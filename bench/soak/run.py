@@ -1,4 +1,4 @@
-"""Starts the server and its clients, samples its resources, and ends on time, by Ctrl-C, or when the
+"""Starts the server, its clients and an attacker, samples its resources, and ends on time, by Ctrl-C, or when the
 server has died."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.soak.attacker import Attacker
 from bench.soak.clients import Client
 from bench.soak.operator import Operator
 from bench.soak.result import Seen, result
@@ -46,6 +47,7 @@ def run(
         everybody: list[threading.Thread] = [
             Client(server.url, random.Random(dice.random()), shape, score, calm, ended) for _ in range(CLIENTS)
         ]
+        everybody.append(Attacker(server.url, random.Random(dice.random()), score, calm, ended))
         everybody.append(
             Operator(
                 server.url, server.home, random.Random(dice.random()), score, calm, ended, 1.0 if small else OPERATOR_S

@@ -1,4 +1,4 @@
-"""`bench soak`: the real server under ten clients and an attacker, for any length of time: leaks, slowdowns, failures."""
+"""`bench soak`: the real server under ten clients and an attacker, for any time: leaks, slowdowns and failures."""
 
 from bench.soak.result import table
 from bench.soak.run import run

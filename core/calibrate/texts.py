@@ -110,10 +110,8 @@ def _chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, st
     if tokenizer.chat_template is not None:
         try:
             text = chat_template.render(tokenizer, messages, add_generation_prompt=opens)
-        except (
-            chat_template.Rejected
-        ):  # some require alternating roles, or have no system role: then it is read as plain text
-            pass
+        except chat_template.Rejected:
+            pass  # some require alternating roles, or have no system role: then it is read as plain text
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     return ids
 

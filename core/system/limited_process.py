@@ -48,7 +48,7 @@ class Limits:
     wall_s: float
     """A far backstop, for a worker that sleeps."""
     memory_bytes: int
-    """Beyond what the worker holds when the request begins."""
+    """Beyond what the worker holds when it is ready."""
     reply_bytes: int
     """Beyond twice the size of the request."""
 
@@ -115,11 +115,10 @@ class LimitedProcess:
         """End the worker, unless another owner holds it. A later request would start it again."""
         with self._holding:
             self._owners.pop(id(owner), None)
-            if self._owners:
-                return
-        self.interrupt()
-        with self._turn:
-            self._drop()
+            if not self._owners:
+                self.interrupt()
+                with self._turn:
+                    self._drop()
 
     def start(self) -> None:
         """Start the worker if none runs, and return at once: a request then waits less for it."""
@@ -239,7 +238,7 @@ class _Usage:
         return float(times.user + times.system)
 
     def memory_bytes(self) -> int:
-        """Memory beyond that at the start."""
+        """Memory beyond that when it became ready."""
         return int(self._process.memory_info().rss - self._ready_bytes)
 
 

@@ -102,7 +102,10 @@ def _begin(work: Callable[..., object], pipe: connection.Connection, niceness: i
     if niceness:
         with suppress(psutil.Error, OSError):
             own = psutil.Process()
-            own.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS if sys.platform == "win32" else max(own.nice(), niceness))
+            if sys.platform == "win32":
+                own.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
+            else:
+                own.nice(max(own.nice(), niceness))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):
         work(pipe, *arguments)

@@ -3,6 +3,8 @@ stopped there with a clear error, whatever they do."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from tests.hf.templates import CHATS, SHAPES, TOOL
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
+ROOT = Path(__file__).resolve().parents[2]
 CHAT = [{"role": "user", "content": "hi"}]
 N = "{% set n = messages | length + 8 %}"  # 9, which is not known when the template is compiled
 TIME, MEMORY, TEXT = (
@@ -159,6 +162,18 @@ def test_what_is_written_is_what_transformers_writes(tokenizer: PreTrainedTokeni
             except (chat_template.Rejected, ModelError) as error:
                 found = type(error)
             assert found == wanted
+
+
+def test_the_worker_imports_little() -> None:
+    """Four fifths of importing transformers is its table of models and its client of the hub."""
+    script = """
+import sys
+from core.system.template_worker import prepare, encode
+print(prepare()(encode([{"role": "user", "content": "hi"}], chat_template="{{ messages[0].content }}")).decode())
+print([one for one in ("torch", "transformers.models", "transformers.utils.hub") if one in sys.modules])
+"""
+    found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout == "text\nhi\n[]\n"
 
 
 def options_of(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

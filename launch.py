@@ -206,7 +206,7 @@ def main(arguments: list[str]) -> int:
 
 def end(code: int) -> NoReturn:
     """End the process now that all is closed: taking torch's and Gradio's modules apart would take a second more."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: started without
         try:
             stream.flush()
         except (OSError, ValueError):  # nobody reads it any more

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
+import select
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from importlib import import_module
 from keyword import iskeyword
+from typing import TextIO
 
 from app.cli.parser import CommandParser
 from app.cli.reference import PrintReference
@@ -20,6 +24,7 @@ from app.store.private import open_private, private_folder
 from core.errors import MoestroError
 
 MODULES = {name: import_module(f"{__name__}.{name}_" if iskeyword(name) else f"{__name__}.{name}") for name in COMMANDS}
+CLOSED = 141
 TALKS = {"chat", "eval", "calibrate", "profile"}  # commands whose options contain texts
 
 
@@ -73,12 +78,23 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command. Exit codes: 0 good, 1 failed, 2 not possible as asked, 130 stopped by Ctrl-C."""
+    """Run one command. Exit codes: 0 good, 1 failed, 2 not possible as asked, 130 stopped by Ctrl-C, 141 (as of
+    programs that SIGPIPE ends) nobody reads the output any more."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # a character missing from the console's encoding must not end an answer
             stream.reconfigure(errors="replace")
     hide_in_logs()
+    try:
+        code = _run(arguments)
+    except OSError as error:  # stderr is closed
+        if not reader_left(error):
+            raise
+        return CLOSED
+    return CLOSED if reader_left() else code
+
+
+def _run(arguments: Sequence[str]) -> int:
     args = argparse.Namespace()
     try:
         args = parse(arguments)
@@ -89,15 +105,46 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        return 1
     except Exception as error:
+        if isinstance(error, OSError) and reader_left(error):
+            return CLOSED
         given = list(vars(args).values())
         what = "" if any(isinstance(one, Secret) for one in given) else hide(str(error))
-        print(
-            f"Unexpected error: {what or type(error).__name__}\n{write_log(error, arguments, given)}", file=sys.stderr
-        )
+        where = write_log(error, arguments, given)
+        print(f"Unexpected error: {what or type(error).__name__}\n{where}", file=sys.stderr)
         return 1
+
+
+def reader_left(error: OSError | None = None) -> bool:
+    """Whether what was written to stdout or stderr did not arrive, as their other end is closed (`| head -1`), or
+    `error` is of that. What is written there afterwards, at the interpreter's end too, is thrown away."""
+    left = False
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: started without
+        try:
+            stream.flush()
+            if error is None or not _is_closed(stream, error):
+                continue
+        except OSError:
+            pass
+        left = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    return left
+
+
+def _is_closed(stream: TextIO, error: OSError) -> bool:
+    """Whether nobody reads a stream any more; a failed write of much text leaves nothing to flush."""
+    if error.errno not in (errno.EPIPE, errno.EINVAL):  # Windows has the latter
+        return False
+    if not hasattr(select, "poll"):
+        return not stream.isatty() and error.filename is None
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return any(flags & (select.POLLERR | select.POLLHUP) for _, flags in poll.poll(0))
+    except OSError:  # no file of the system
+        return False
 
 
 def write_log(error: Exception, words: Sequence[str] = (), given: Iterable[object] = ()) -> str:

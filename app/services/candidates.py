@@ -222,10 +222,10 @@ def _gguf(path: Path, entry: Entry) -> Entry | None:
         return None
     total, problem = stat.st_size, ""
     if part:
-        there = _parts(path.parent, path.parent.stat().st_mtime_ns).get((part.stem, part.count), frozenset())
+        there = _parts(path.parent, path.parent.stat().st_mtime_ns).get((part.stem, part.total), frozenset())
         total = sum(path.with_name(part.name(number)).stat().st_size for number in there)
-        if len(there) < part.count:
-            problem = f"{part.count - len(there)} of its {part.count} files are missing. Finish the download."
+        if len(there) < part.total:
+            problem = f"{part.total - len(there)} of its {part.total} files are missing. Finish the download."
     return replace(
         entry,
         kind=GGUF,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from app.services.candidates import DAMAGED, Entry
 from app.services.library import same_place
 from app.words import size
 from core.errors import MoestroError
-from core.system.reading import shown
+from core.system.reading import reason, shown
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from core.memory.pack.contents import Contents
 
 CACHE_PARTS = {"blobs", "refs", "snapshots", ".no_exist"}  # what huggingface_hub has in a repository's folder
+IGNORED = {".DS_Store"}  # what file managers put everywhere, and huggingface_hub ignores
 
 
 def removable(entry: Entry, busy: Iterable[str]) -> None:
@@ -37,7 +38,12 @@ def inspect(entry: Entry) -> Contents:
     from core.memory.pack.contents import contents
 
     removable(entry, ())
-    return _guarded(entry, _revision_files if entry.where == "cache" else contents)
+    try:
+        return (_revision_files if entry.where == "cache" else contents)(Path(entry.path))
+    except OSError as error:
+        raise MoestroError(
+            f"{entry.path} cannot be read: {reason(error)}. Check your permissions, and refresh the list."
+        ) from error
 
 
 def delete(entry: Entry, busy: Iterable[str] = (), from_cache: bool = False) -> Contents:
@@ -52,7 +58,13 @@ def delete(entry: Entry, busy: Iterable[str] = (), from_cache: bool = False) -> 
             f"{entry.name} is in the Hugging Face cache, which other programs use as well. Confirm "
             "that it is to be deleted there."
         )
-    return _guarded(entry, _delete_revision if entry.where == "cache" else _delete_pack)
+    try:
+        return (_delete_revision if entry.where == "cache" else _delete_pack)(Path(entry.path))
+    except OSError as error:
+        raise MoestroError(
+            f"{entry.name} was not deleted completely: {reason(error)}. Close what uses it, and check your "
+            "permissions, then delete it again."
+        ) from error
 
 
 def describe(what: Contents) -> str:
@@ -76,16 +88,6 @@ def _names(files: tuple[str, ...]) -> str:
     from core.memory.pack.contents import names
 
     return names(files)
-
-
-def _guarded(entry: Entry, work: Callable[[Path], Contents]) -> Contents:
-    try:
-        return work(Path(entry.path))
-    except OSError as error:
-        raise MoestroError(
-            f"{entry.name} was not deleted completely: {error.strerror or error}. Close what uses it, and check your "
-            "permissions, then delete it again."
-        ) from error
 
 
 def _delete_pack(path: Path) -> Contents:
@@ -144,7 +146,7 @@ def _revision(path: Path) -> tuple[HFCacheInfo, CachedRevisionInfo, tuple[str, .
             f"would be lost: {_names(tuple(foreign))}. Move them out of {shown(repo.repo_path)}, then delete the model "
             "again."
         )
-    own = tuple(sorted(file.file_path.relative_to(snapshot).as_posix() for file in revision.files))
+    own = tuple(sorted(file.file_path.relative_to(revision.snapshot_path).as_posix() for file in revision.files))
     return replace(info, repos=frozenset({repo})), revision, own
 
 
@@ -152,17 +154,17 @@ def _foreign(repo: CachedRepoInfo, revision: CachedRevisionInfo) -> Iterator[Pat
     """Files that huggingface_hub did not write but deletes together with a revision: links to other places, copies
     among links, and, with the last revision, everything else in the repository's folder."""
     blobs = repo.repo_path / "blobs"
-    gone = [revision] if len(repo.revisions) > 1 else list(repo.revisions)
-    for one in gone:
-        links = {file.file_path for file in one.files if file.blob_path.parent == blobs}
-        for file in one.files:
-            if file.file_path not in links and (links or file.file_path.is_symlink()):
-                yield file.file_path
-    if len(gone) == len(repo.revisions):
-        linked = {file.blob_path for one in gone for file in one.files}
-        yield from (part for part in repo.repo_path.iterdir() if part.name not in CACHE_PARTS)
+    everything = len(repo.revisions) == 1
+    links = {file.file_path for file in revision.files if same_place(file.blob_path.parent) == same_place(blobs)}
+    for file in revision.files:
+        apart = file.file_path not in links and (links or file.file_path.is_symlink())
+        if apart and file.file_name not in IGNORED:
+            yield file.file_path
+    if everything:
+        linked = {file.blob_path.name for file in revision.files}
+        yield from (part for part in repo.repo_path.iterdir() if part.name not in CACHE_PARTS | IGNORED)
         for blob in blobs.iterdir() if blobs.is_dir() else ():
-            if blob not in linked and not _is_hash(blob.name.split(".")[0]):
+            if blob.name not in linked | IGNORED and not _is_hash(blob.name.split(".")[0]):
                 yield blob
 
 

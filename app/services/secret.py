@@ -95,7 +95,8 @@ def hide_in_logs() -> None:
     a thread."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(HidingFormatter())
-    threading.excepthook = _ended_thread
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = _ended_thread
 
 
 def _ended_thread(error: threading.ExceptHookArgs) -> None:

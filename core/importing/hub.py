@@ -159,7 +159,7 @@ def cached(model: HubModel) -> Path | None:
         paths = [snapshot / name for name in choose(model, names)]
         if paths[-1].suffix == ".gguf":
             part = part_of(paths[0].name)
-            return paths[0] if len(paths) == (part.count if part else 1) else None
+            return paths[0] if len(paths) == (part.total if part else 1) else None
         check_files(snapshot)
     except ModelError:
         return None

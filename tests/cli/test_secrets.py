@@ -23,7 +23,7 @@ from app import cli
 from app.batch import run as batch_run
 from app.cli import MODULES, build_parser, options
 from app.services import secret as secrets
-from app.services.secret import address, hide, secret
+from app.services.secret import HidingFormatter, address, hide, secret
 from core.errors import MoestroError
 from core.importing import parse as parse_hub
 
@@ -184,7 +184,7 @@ def test_credentials_in_addresses_are_hidden(
 
 
 def test_a_thread_that_ends_with_an_error_hides_it(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     value = "a-secret-of-a-thread"
 
@@ -195,13 +195,11 @@ def test_a_thread_that_ends_with_an_error_hides_it(
         return 0
 
     monkeypatch.setattr(MODULES["ui"], "run", run)
-    hook = threading.excepthook
-    try:
-        assert cli.main(["ui", "--token", value]) == 0
-    finally:
-        threading.excepthook = hook
-    printed = capsys.readouterr()
-    unseen(value, home, printed)
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
+    assert cli.main(["ui", "--token", value]) == 0
+    unseen(value, home, capsys.readouterr())
+    [record] = caplog.records
+    assert record.exc_info and value not in HidingFormatter().format(record)
 
 
 def test_the_real_command_hides_it(home: Path) -> None:

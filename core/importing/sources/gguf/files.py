@@ -22,12 +22,12 @@ def find_files(path: Path) -> tuple[Path, ...]:
     part = part_of(path.name)
     if part is None:
         return (path,)
-    there = parts_in(path.parent).get((part.stem, part.count), frozenset())
-    if len(there) < part.count or not there:
+    there = parts_in(path.parent).get((part.stem, part.total), frozenset())
+    if len(there) < part.total or not there:
         absent = missing(part, there, 3)
         raise ModelError(
-            f"{part.count - len(there)} of the {part.count} parts of {path.name} are missing from {path.parent}: "
-            f"{', '.join(absent)}{' ...' if part.count - len(there) > 3 else ''}. Download them."
+            f"{part.total - len(there)} of the {part.total} parts of {path.name} are missing from {path.parent}: "
+            f"{', '.join(absent)}{' ...' if part.total - len(there) > 3 else ''}. Download them."
         )
     return tuple(path.with_name(part.name(number)) for number in sorted(there))
 

@@ -41,7 +41,7 @@ def try_features(engine: Engine, plain: Any) -> dict[str, str]:
     """What is found, by column. `plain` = transformers' own model.."""
     trials: tuple[Callable[[], str], ...] = (
         lambda: _answers(engine, plain),
-        lambda: _kept(engine),
+        lambda: _kept(engine, plain),
         lambda: _batches(engine),
         lambda: _prefetchers(engine),
         lambda: _lab(engine),
@@ -66,20 +66,25 @@ def _answers(engine: Engine, plain: Any) -> str:
     return _compared(torch.stack(got), torch.stack(_own(plain, PROMPTS[0])), engine.closeness)
 
 
-def _kept(engine: Engine) -> str:
+def _kept(engine: Engine, plain: Any) -> str:
     """A chat that goes on, and one that is edited: from what is kept, and anew."""
     if engine.text_to_text:
         return "each text is read anew"
     _, first = _answer(engine, PROMPTS[3], reuse=True)
-    more = [*PROMPTS[3], *[int(row.argmax()) for row in first], *PROMPTS[1]]
-    edited = [*PROMPTS[3][:20], *PROMPTS[1]]
-    found = []
-    for ids in (more, edited):
-        cached, logits = _answer(engine, ids, reuse=True)
-        found.append(_compared(torch.stack(logits), torch.stack(_answer(engine, ids)[1]), PIECES))
-        if not cached and ids is more:
-            return "nothing is taken over"
-    return next((one for one in found if one != YES), YES)
+    answer = [int(row.argmax()) for row in first]
+    more, edited = [*PROMPTS[3], *answer, *PROMPTS[1]], [*PROMPTS[3][:20], *PROMPTS[1]]
+    cached, got = _answer(engine, more, reuse=True)
+    if not cached:
+        return "nothing is taken over"
+    found = _compared(torch.stack(got), torch.stack(_answer(engine, more)[1]), PIECES)
+    pieces = [PROMPTS[3], *([token] for token in more[len(PROMPTS[3]) : cached]), more[cached:]]
+    if found != YES and _compared(got[0], _own(plain, *pieces)[0], PIECES) == YES:
+        found = "other logits than read anew, as in transformers reading the same pieces: other positions are selected"
+    if found != YES:
+        return found
+    return _compared(
+        torch.stack(_answer(engine, edited, reuse=True)[1]), torch.stack(_answer(engine, edited)[1]), PIECES
+    )
 
 
 def _batches(engine: Engine) -> str:
@@ -144,10 +149,12 @@ def _answer(engine: Engine, prompt: Sequence[int], *, reuse: bool = False) -> tu
 
 
 @torch.inference_mode()
-def _own(plain: Any, prompt: list[int]) -> Logits:
-    """transformers' own."""
+def _own(plain: Any, *pieces: list[int]) -> Logits:
+    """transformers' own of a prompt that it reads in pieces."""
     with_chosen_rows(plain)  # or the last row would be computed with all others
-    cache, ids, found = DynamicCache(config=plain.config), prompt, Logits()
+    cache, (*before, ids), found = DynamicCache(config=plain.config), pieces, Logits()
+    for piece in before:
+        cached_pass(plain, torch.tensor([piece]), cache)
     for _ in range(STEPS):
         found.append(cached_pass(plain, torch.tensor([ids]), cache, logits_to_keep=1).logits[0, -1].clone())
         ids = [int(found[-1].argmax())]

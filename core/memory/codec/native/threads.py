@@ -2,8 +2,9 @@
 
 A product takes microseconds, less than waking a thread. So helper threads spin for a while after each product, in
 native code and without the GIL, and sleep when none follows. The caller never waits for a sleeping helper: it computes
-the remaining rows itself, and all of them where other programs want the processors. In a prompt, where torch's operations come between, its own threads share them
-(`core.native.openmp`). Results do not depend on which thread computes a row.
+the remaining rows itself, and all of them where other programs want the processors (`core.native.contention`). In a
+prompt, where torch's operations come between, its own threads share them (`core.native.openmp`). Results do not depend
+on which thread computes a row.
 """
 
 from __future__ import annotations

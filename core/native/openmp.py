@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from pathlib import Path
 
 import torch
@@ -55,3 +56,11 @@ def rest() -> None:
     """End the threads that share the calling thread's torch operations, until there is one to share again."""
     if (library := _library()) is not None and hasattr(library, "omp_pause_resource_all"):  # since GCC 9
         library.omp_pause_resource_all(SOFT)
+
+
+def crowd() -> None:
+    """Give the calling thread a pool of its own with more threads than there are processors, which ends with `rest`:
+    until then no pool spins while it waits."""
+    if (library := _library()) is not None:
+        nothing = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p)
+        library.GOMP_parallel(nothing, None, (os.cpu_count() or 1) + 1, 0)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from core.memory.codec.native.threads import TORCHS, share
+from core.native.contention import watch
 from core.native.openmp import entry
 from core.runtime.batch import Batch, Share, compute
 from core.runtime.kv_cache import SequenceKV
@@ -52,6 +53,7 @@ class Threads:
     def use(self, phase: Phase, tokens: int = 0) -> None:
         """Set the calling thread's thread counts for a pass over `tokens` tokens, by default for one token or a long
         prompt. Tokens of several sequences are computed as those of a prompt are."""
+        watch.computing()
         prompt = self._short if 0 < tokens <= self._most else self._prompt
         wanted = self.token if phase == "decode" and tokens <= 1 else prompt
         if torch.get_num_threads() != wanted.plain:
@@ -93,6 +95,7 @@ def time_pass(model: Any, device: torch.device, kv: SequenceKV, recorder: Record
     only ever add to it and an emulated link, which is scaled to it, should be the same at every load. No more passes
     than `kv`, which is empty, has room for: a `context` of at least 2 tokens. Discards what these passes recorded."""
     batch, passes = Batch("decode", (Share([0], kv),)), list[float]()
+    watch.computing()
     while len(passes) < min(PASSES, context) and (len(passes) < 2 or sum(passes) < LONGEST_S):
         recorder.begin(batch)
         began_s = time.perf_counter()

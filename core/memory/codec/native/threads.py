@@ -2,8 +2,9 @@
 
 A product takes microseconds, less than waking a thread. So helper threads spin for a while after each product, in
 native code and without the GIL, and sleep when none follows. The caller never waits for a sleeping helper: it computes
-the remaining rows itself. In a prompt, where torch's operations come between, its own threads share them
-(`core.native.openmp`). Results do not depend on which thread computes a row.
+the remaining rows itself, and all of them where other programs want the processors (`core.native.contention`). In a
+prompt, where torch's operations come between, its own threads share them (`core.native.openmp`). Results do not depend
+on which thread computes a row.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 
 from core.native import openmp
 from core.native.compile import Function, compiled
+from core.native.contention import watch
 from core.native.ir import Code
 
 LINE = 64  # bytes: fields written by different threads lie in different cache lines
@@ -196,7 +198,7 @@ class Team:
         Strides are in bytes; arguments without another meaning are addresses. At most MOST slots. `unit`: rows that a
         thread takes at a time, 0 = by their bytes."""
         count, parallel = len(slots), openmp.entry() if _used == TORCHS else 0
-        threads = torch.get_num_threads() if parallel else _used
+        threads = torch.get_num_threads() if parallel else 1 if watch.contended else _used
         self._slots[:count] = slots  # type: ignore[call-overload]  # any sequence will do
         if threads > 1 and not self._alone and count * outputs * row_bytes >= WORTH_IT:
             rows = unit or min(max(MULTIPLE, PART // row_bytes & -MULTIPLE), outputs)

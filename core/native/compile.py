@@ -6,11 +6,10 @@ import ctypes
 import functools
 import importlib.util
 import logging
+import os
 import platform
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from core.native.ir import Code
 
@@ -24,8 +23,8 @@ CPUS = {64: "x86-64-v4", 32: "x86-64-v3"}  # by vector bytes: the instruction se
 
 @functools.cache
 def widths() -> tuple[int, ...]:
-    """Vector widths in bytes that kernels can be compiled for here, widest first; () = none (logged once). Where torch
-    is kept to AVX2 (by ATEN_CPU_CAPABILITY), so are they."""
+    """Vector widths in bytes that kernels can be compiled for here, widest first; () = none (logged once). Where
+    ATEN_CPU_CAPABILITY keeps torch to AVX2, so it does them."""
     reason = ""
     if importlib.util.find_spec("llvmlite") is None:
         reason = "the package llvmlite is not installed"
@@ -34,7 +33,7 @@ def widths() -> tuple[int, ...]:
             llvm = _llvm()
             llvm.check_jit_execution()
             features = llvm.get_host_cpu_features()
-            most = 32 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 64
+            most = 32 if os.environ.get("ATEN_CPU_CAPABILITY", "").lower() == "avx2" else 64
             found = tuple(w for w, needed in NEEDS.items() if w <= most and all(features.get(name) for name in needed))
             if found:
                 return found

@@ -92,7 +92,7 @@ class Times:
             wall_s = time.monotonic() - self._began_s
             terminalreporter.line(f"{'start and collection':<36} {rest_s:8.1f} CPU s")
             terminalreporter.line(f"{'all':<36} {all_s:8.1f} CPU s {wall_s:8.1f} s")
-            if self._config.cache is not None:
+            if getattr(self._config, "cache", None) is not None:  # absent with -p no:cacheprovider
                 files = {file: vars(spent) for file, spent in sorted(self._files.items())}
                 self._config.cache.set(KEPT, {"cpu_s": all_s, "wall_s": wall_s, "files": files})
 

@@ -6,6 +6,7 @@ Nothing heavy is imported before it is used: the process that hands tests to wor
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,3 +106,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
         return made[arch]
 
     return get
+
+
+@pytest.fixture(autouse=True)
+def _secrets_are_those_of_one_test() -> Iterator[None]:
+    """A process hides for its life what an option declared as a secret, in whatever a later test prints, too."""
+    yield
+    if (secret := sys.modules.get("app.services.secret")) is not None:
+        secret._declared.clear()

@@ -71,8 +71,8 @@ def test_what_is_close_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not known("minimax_m3_vl_text"), reason="the installed transformers has no minimax_m3_vl_text")
 def test_what_only_some_models_of_a_type_are_refused_for_is_named() -> None:
-    row = "| minimax_m3_vl_text |  | exact | refused with layers of sparse attention (minimax_m3_sparse) |"
-    assert row in page([try_type("minimax_m3_vl_text", 2)])
+    row = next(line for line in page([try_type("minimax_m3_vl_text", 2)]).splitlines() if "minimax_m3_vl_text" in line)
+    assert "| exact |" in row and row.endswith("| refused with layers of sparse attention (minimax_m3_sparse) |")
 
 
 @pytest.mark.skipif(not known("granitemoe_swa"), reason="the installed transformers has no granitemoe_swa")

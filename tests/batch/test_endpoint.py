@@ -34,7 +34,7 @@ def test_no_redirect_is_followed(tmp_path: Path, serve: Serve, status: int, caps
     said = capsys.readouterr().err
     assert other.asked == [], "neither the key nor a prompt went there"
     assert f"127.0.0.1:{other.server_address[1]}" in said and f"127.0.0.1:{server.server_address[1]}" in said
-    assert "hidden" not in said and KEY not in said and "Unexpected" not in said
+    assert "swordfish" not in said and KEY not in said and "Unexpected" not in said
     assert (tmp_path / "out").read_bytes() == b""
 
 
@@ -133,10 +133,10 @@ def test_numbers_and_keys_that_cannot_be_are_refused_before_anything(
 def test_a_proxy_that_cannot_be_used_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ALL_PROXY", "nonsense://me:hidden@127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "nonsense://me:swordfish@127.0.0.1:9")
     assert run(tmp_path, "https://127.0.0.1:9/v1", "--retries", "0") == 2
     said = capsys.readouterr().err
-    assert "Unexpected" not in said and "ALL_PROXY" in said and "hidden" not in said
+    assert "Unexpected" not in said and "ALL_PROXY" in said and "swordfish" not in said
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])

@@ -126,7 +126,8 @@ def test_any_profile_is_asked_on_the_command_line(tmp_path: Path, capsys: pytest
         answer = read(result)
         assert answer is not None and answer[1].endswith(".")
     assert f"{100 * result['busiest'][0]:.0f} %, " in buddymoe.uneven(result)[1]
-    assert cli.main([*words, "--model", "demo"]) == 2
+    again = [*words[:-1], str(tmp_path / "another.json"), "--model", "demo"]
+    assert cli.main(again) == 2
     assert "not both" in capsys.readouterr().err
 
 

@@ -69,7 +69,7 @@ def test_commands_and_claims_that_are_cited_exist(row: Row) -> None:
         assert args.command in ("bench", "eval")
         if args.command == "eval":
             chosen(args.modes)
-            assert args.save == ""
+            assert args.save == Path()
     known = {
         "methods": set(methods_claims.ORDERINGS),
         "lossy": {one.text for one in lossy.CLAIMS} | set(speculating.CLAIMS),

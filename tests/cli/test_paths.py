@@ -14,7 +14,6 @@ from app import cli
 from app.cli import MODULES, build_parser
 from app.services.analysis.question import Question
 from app.services.analysis.sources import RoutingSource
-from app.services.batcher import BatchForm
 from app.services.calibrator import Reading
 from app.services.candidates import is_pack
 from app.services.host import Host
@@ -82,7 +81,6 @@ FIELDS: dict[str, Callable[[Host], object]] = {
     "the source of an import": lambda host: import_model(NOBODY, Path("x")),
     "the target of an import": lambda host: host.importer.start("demo", out=NOBODY),
     "a trace": lambda host: host.analyst.start(Question(RoutingSource("file", path=NOBODY), ("lru",))),
-    "prompts": lambda host: BatchForm(source=NOBODY).files(Path("x")),
     "texts": lambda host: host.calibrator.characters(Reading(("path",), (), path=NOBODY)),
 }
 

@@ -75,7 +75,7 @@ def test_what_is_wrong_is_said(source: Path, capsys: pytest.CaptureFixture[str])
 def test_experts_are_imported_whole(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["import", str(source), "--split", "0.5"])
-    assert "import does not know --split" in capsys.readouterr().err
+    assert "There is no option --split" in capsys.readouterr().err
     assert not (tmp_path / "home").exists()
 
 

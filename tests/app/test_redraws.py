@@ -53,13 +53,14 @@ def test_a_redraw_of_the_library_leaves_what_was_said_of_the_import_s_form(host:
 def test_a_model_that_was_used_and_deleted_makes_way_in_the_form(host: Host, tmp_path: Path) -> None:
     folder = tmp_path / "pack"
     folder.mkdir()
+    (folder / "config.json").touch()
     assert host.loader.load(host.loader.plan(str(folder))).join(WAIT_S)
     with page():
         section = ModelSection(host, gr.HTML({}))
     host.models.unload()
     there = section.offer(str(folder))
     assert "value" not in there and str(folder) in [path for _, path in there["choices"]]
-    folder.rmdir()
+    (folder / "config.json").rename(folder / "left.txt")
     gone = section.offer(str(folder))
     assert gone["value"] == "demo" and str(folder) not in [path for _, path in gone["choices"]]
 

@@ -19,7 +19,7 @@ from core.system.paths import named_path
 
 log = logging.getLogger("moestro.app")
 CHOICES = ("auto", *FORMATS)
-AUTO = "auto: nearest to the source's own numbers"
+AUTO = "auto: nearest to the source's own"
 SPEED_S = 15.0  # window of the displayed speed
 
 

@@ -30,9 +30,9 @@ class Rejected(Exception):
 def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
     """Render a chat with the tokenizer's template, which must exist; `options` as in `apply_chat_template`.
 
-    Raises ModelError, worded for the user, when the template is invalid, fails, or exceeds a limit; Rejected with the
-    template's own message when it rejects the chat; PromptError for a chat that is empty or has values that are not
-    those of JSON.
+    Raises PromptError, worded for the user, when the template is invalid, fails, or exceeds a limit (with the same chat
+    it would again), and for a chat that is empty or has values that are not those of JSON; Rejected with the template's
+    own message when it rejects the chat; ModelError when there is no process to render it.
     """
     if not messages:
         raise PromptError("The chat is empty. Write something to answer.")
@@ -40,7 +40,7 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, A
     try:
         template = tokenizer.get_chat_template(None, options.get("tools"))
     except ValueError as error:  # it has several, and none for this
-        raise ModelError(f"The model's chat template fails: {reason(error)}. {ADVICE}") from None
+        raise PromptError(f"The model's chat template fails: {reason(error)}. {ADVICE}") from None
     try:
         request = encode([dict(one) for one in messages], chat_template=template, **{**special, **options})
     except (TypeError, ValueError, RecursionError) as error:
@@ -50,7 +50,7 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, A
     try:
         return _text(RENDERER.ask(request))
     except Stopped as error:
-        raise ModelError(f"The model's chat template was stopped: it {error}. {ADVICE}") from None
+        raise PromptError(f"The model's chat template was stopped: it {error}. {ADVICE}") from None
     except NotStarted as error:
         raise ModelError(
             f"The process for the model's chat template cannot be started: {error}. Close other programs and try again."
@@ -58,7 +58,7 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, A
 
 
 def _text(reply: bytes) -> str:
-    """The rendered chat. Raises Rejected, ModelError, or Stopped for a reply that the worker does not give."""
+    """The rendered chat. Raises Rejected, PromptError, or Stopped for a reply that the worker does not give."""
     kind, _, said = reply.partition(b"\n")
     if kind == b"text":
         try:
@@ -71,7 +71,7 @@ def _text(reply: bytes) -> str:
     words = WORDS.get(kind[:MOST].decode("utf-8", "replace"))
     if words is None:
         raise Stopped("broke the process that ran it")
-    raise ModelError(f"The model's chat template {words.format(why)}. {ADVICE}")
+    raise PromptError(f"The model's chat template {words.format(why)}. {ADVICE}")
 
 
 def prompt_of(
@@ -80,7 +80,7 @@ def prompt_of(
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The prompt text of a chat, ready for an answer; `tools` = those that the model is offered. A chat that the
-    template rejects because of where system messages stand is put in another form. Raises ModelError as `render` does,
+    template rejects because of where system messages stand is put in another form. Raises as `render` does,
     and PromptError with the template's message when it rejects the chat in every form."""
     offered: dict[str, Any] = {"tools": [dict(one) for one in tools]} if tools else {}
     rejected: Rejected | None = None

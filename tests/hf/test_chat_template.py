@@ -15,7 +15,7 @@ import psutil
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from core.errors import ModelError, PromptError
+from core.errors import PromptError
 from core.hf import chat_template
 from core.system.template_worker import RENDERER
 from tests.hf.templates import CHATS, SHAPES, TOOL
@@ -126,7 +126,7 @@ def test_a_hostile_template_is_answered_in_words(tokenizer: PreTrainedTokenizerB
     template, words = HOSTILE[name]
     tokenizer.chat_template = template
     before = psutil.Process().memory_info().rss
-    with pytest.raises(ModelError, match=rf"chat template .*{words}.*\. Download .* again"):
+    with pytest.raises(PromptError, match=rf"chat template .*{words}.*\. Download .* again"):
         chat_template.prompt_of(tokenizer, CHAT)
     assert psutil.Process().memory_info().rss - before < 50 << 20
     tokenizer.chat_template = "{{ messages[0].content }}"
@@ -154,12 +154,12 @@ def test_what_is_written_is_what_transformers_writes(tokenizer: PreTrainedTokeni
             try:
                 wanted: object = tokenizer.apply_chat_template(messages, tokenize=False, **given)
             except jinja2.TemplateError as error:
-                wanted = chat_template.Rejected if type(error) is jinja2.TemplateError else ModelError
+                wanted = chat_template.Rejected if type(error) is jinja2.TemplateError else PromptError
             except Exception:
-                wanted = ModelError
+                wanted = PromptError
             try:
                 found: object = chat_template.render(tokenizer, messages, **given)
-            except (chat_template.Rejected, ModelError) as error:
+            except (chat_template.Rejected, PromptError) as error:
                 found = type(error)
             assert found == wanted
 
@@ -214,7 +214,7 @@ def test_a_reply_that_the_worker_does_not_give_is_an_error_of_few_words(
     if reply == b"text":
         assert chat_template.render(tokenizer, CHAT) == ""
         return
-    with pytest.raises(ModelError, match=r"(was stopped: it broke|fails: )") as caught:
+    with pytest.raises(PromptError, match=r"(was stopped: it broke|fails: )") as caught:
         chat_template.render(tokenizer, CHAT)
     assert len(str(caught.value)) < 3000
 

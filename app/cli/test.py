@@ -26,7 +26,7 @@ CHECKS = (
 )
 SLOW_CHECKS = (
     ("import-linter", ("-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-logo")),
-    ("mypy", ("-m", "mypy", "--strict", "core", "app", "bench", "demo")),
+    ("mypy", ("-m", "mypy", "--strict", "core", "app", "bench", "demo", "examples")),
 )
 WORKERS = 4
 DASHBOARD = ROOT / "tests" / "browser"

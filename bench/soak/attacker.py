@@ -54,12 +54,13 @@ LINES: tuple[bytes, ...] = (
     b'{"prompt": "' + b"x" * 100_000 + b'"}',
     b"\xff\x00",
 )
-ATTACK = "attack"  # the chat in which a hostile template never ends, by computing one of these
-HOSTILE = (
-    "{{ 9 ** (9 ** (9 ** 9)) }}",
-    "{{ 'a' * 10000000000 }}",
-    "{% for i in range(10 ** 9) %}{{ ('x' * 1000) | wordwrap(1) | length }}{% endfor %}",
-    "{{ 'a' | center(10 ** 10) }}",
+ATTACK = "attack"  # the chat in which a hostile template never ends, by computing one of these; constants alone would
+HOSTILE = (  # be computed when it is compiled, and the model would be refused at load
+    "{% set n = messages | length + 8 %}{{ n ** (n ** (n ** n)) }}",
+    "{{ 'a' * (messages | length * 10000000000) }}",
+    "{% for i in range(10 ** 5) %}{% for j in range(10 ** 5) %}{{ ('x ' * 99) | wordwrap(i + 1) | length }}{% endfor %}"
+    "{% endfor %}",
+    "{{ messages[-1].content | center(10 ** 10) }}",
 )
 
 

@@ -96,14 +96,14 @@ class Operator(threading.Thread):
         folder = hostile_model(DEMO, self._home, self._dice)
         try:
             if not self._load(str(folder), "checkpoint"):
-                return
-            for text, wanted in ((ATTACK, 400), ("What does sorted return?", 200)):
+                return self._load_demo()  # at once: with no model, clients could choose what only some models have
+            for text, wanted in ((ATTACK, (400,)), ("What does sorted return?", (200, 409, 429))):  # a batch may run
                 chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
                 status, said = self._http.ask("/v1/chat/completions", chat)
-                if status != wanted:
+                if status not in wanted:
                     raise Failed(f"a hostile template: {text!r} was answered {status} {said[:200]!r}")
             self._score.did("template stopped")
-            self._load_demo()
+            return self._load_demo()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -61,7 +61,7 @@ class UploadLimit:
             if not share.take(size, bytes_in(self._folder)):
                 await PlainTextResponse(
                     f"There is no room for this upload: all files together may have {self._expected.most >> 20} "
-                    "MB until Moestro is started again. Give the path of the file instead.",
+                    "MB until Moestro is started again. Start it again, or use its command line, which takes paths.",
                     413,
                 )(scope, receive, send)
                 return

@@ -246,6 +246,7 @@ def test_ctrl_c_is_how_the_dashboard_ends(monkeypatch: pytest.MonkeyPatch, capsy
 @pytest.fixture(autouse=True)
 def no_browser_is_sought(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test.browser, "provide", lambda say: None)
+    monkeypatch.delenv(test.browser.NEEDED, raising=False)
 
 
 def test_one_failed_check_fails_the_run_and_pytest_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:

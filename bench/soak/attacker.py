@@ -137,16 +137,16 @@ class Attacker(threading.Thread):
         sizes = [self._dice.choice((1, 1000, MB, 20 * MB, 70 * MB)) for _ in range(self._dice.randint(1, 6))]
         status = dict[int, int]()
 
-        def upload(size: int) -> None:
+        def send(size: int) -> None:
             try:
-                found = self._upload("../../" + "x" * self._dice.randint(1, 300), b"x" * size)[0]
+                found = upload(self._http, "../../" + "x" * self._dice.randint(1, 300), b"x" * size)[0]
             except Failed as error:
                 if not self._ended.is_set():
                     self._score.error(f"upload of {size}: {error}")
                 return
             status[found] = status.get(found, 0) + 1
 
-        threads = [threading.Thread(target=upload, args=(size,)) for size in sizes]
+        threads = [threading.Thread(target=send, args=(size,)) for size in sizes]
         for one in threads:
             one.start()
         for one in threads:
@@ -155,44 +155,52 @@ class Attacker(threading.Thread):
             for _ in range(count):
                 self._note("upload", found)
 
-    def _upload(self, name: str, content: bytes) -> tuple[int, list[str]]:
-        edge = b"--edge"
-        head = f'\r\ncontent-disposition: form-data; name="files"; filename="{name}"\r\n\r\n'.encode()
-        connection = HTTPConnection(self._http.host, self._http.port, timeout=PATIENCE_S)
-        try:
-            kind = {"content-type": "multipart/form-data; boundary=edge"}
-            connection.request("POST", "/gradio_api/upload", edge + head + content + b"\r\n" + edge + b"--\r\n", kind)
-            reply = connection.getresponse()
-            said = reply.read()
-        except ConnectionError:
-            return 413, []  # refused while the body was on its way
-        except (OSError, HTTPException) as error:
-            raise Failed(f"upload of {len(content)} bytes: {type(error).__name__} {error}") from error
-        finally:
-            connection.close()
-        if reply.status >= 500 and reply.status != 503:
-            raise Failed(f"upload of {len(content)} bytes: {reply.status} {said[:200].decode(errors='replace')}")
-        return reply.status, json.loads(said) if reply.status == 200 else []
-
     def _batch(self) -> None:
-        """A batch of lines of which some are no prompts, stopped in the middle or not; then its answers."""
-        if not self._calm.is_set():
-            return None
-        lines = [self._dice.choice(LINES) for _ in range(self._dice.randint(1, 6))]
-        status, paths = self._upload(f"{self._dice.getrandbits(40):x}.jsonl", b"\n".join(lines))
-        if not paths:
-            return self._note("batch", status)
-        page = Page(self._http, self._dice)
-        page.set("batch-upload", {"path": paths[0], "meta": {"_type": "gradio.FileData"}})
-        page.fire("batch-go", "click")
-        self._ended.wait(self._dice.uniform(0.5, 8))
-        if self._dice.random() < 0.5:
-            page.fire("batch-cancel", "click")
-        status, answers = self._http.ask("/export/batch.jsonl")
-        if status == 200:
-            for line in answers.splitlines():
-                json.loads(line)
-        return self._note("batch", status)
+        """As a rule refused, since clients keep the model busy: the operator starts those that run."""
+        if self._calm.is_set():
+            status = batch(self._http, self._dice, lambda: self._ended.wait(self._dice.uniform(0.5, 8)))
+            self._note("batch", status)
+
+
+def batch(http: Http, dice: random.Random, wait: Callable[[], object]) -> int:
+    """A batch of lines of which some are no prompts, stopped after `wait` or not; then its answers, whose status is
+    returned, or that of the upload where it was refused."""
+    lines = [dice.choice(LINES) for _ in range(dice.randint(1, 6))]
+    status, paths = upload(http, f"{dice.getrandbits(40):x}.jsonl", b"\n".join(lines))
+    if not paths:
+        return status
+    page = Page(http, dice)
+    page.set("batch-upload", {"path": paths[0], "meta": {"_type": "gradio.FileData"}})
+    page.fire("batch-go", "click")
+    wait()
+    if dice.random() < 0.5:
+        page.fire("batch-cancel", "click")
+    status, answers = http.ask("/export/batch.jsonl")
+    if status == 200:
+        for line in answers.splitlines():
+            json.loads(line)
+    return status
+
+
+def upload(http: Http, name: str, content: bytes) -> tuple[int, list[str]]:
+    """An upload's status, and where the server keeps it."""
+    edge = b"--edge"
+    head = f'\r\ncontent-disposition: form-data; name="files"; filename="{name}"\r\n\r\n'.encode()
+    connection = HTTPConnection(http.host, http.port, timeout=PATIENCE_S)
+    try:
+        kind = {"content-type": "multipart/form-data; boundary=edge"}
+        connection.request("POST", "/gradio_api/upload", edge + head + content + b"\r\n" + edge + b"--\r\n", kind)
+        reply = connection.getresponse()
+        said = reply.read()
+    except ConnectionError:
+        return 413, []  # refused while the body was on its way
+    except (OSError, HTTPException) as error:
+        raise Failed(f"upload of {len(content)} bytes: {type(error).__name__} {error}") from error
+    finally:
+        connection.close()
+    if reply.status >= 500 and reply.status != 503:
+        raise Failed(f"upload of {len(content)} bytes: {reply.status} {said[:200].decode(errors='replace')}")
+    return reply.status, json.loads(said) if reply.status == 200 else []
 
 
 def hostile_model(demo: Path, folder: Path, dice: random.Random) -> Path:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from statistics import fmean, median
 
 WARM_UP = 1 / 3  # share of a run that is left out: caches fill, libraries load
 CERTAIN = 2.0  # standard errors
+SURE = 0.001  # the least error: a value that never changes has none
 MOST = 240  # points: the pairs of more take long and add nothing
 
 
@@ -25,26 +26,41 @@ class Slope:
         return self.per_minute > CERTAIN * self.error
 
 
-def slope(seconds: Sequence[float], values: Sequence[float]) -> Slope | None:
+def slope(seconds: Sequence[float], values: Sequence[float], alike: Sequence[int] = ()) -> Slope | None:
     """The median slope of all pairs (Theil and Sen), which is robust to single peaks. None for fewer than 4 points.
 
-    Its error is that of the least-squares line, widened for autocorrelated residuals (by their correlation from one
-    point to the next), which a server's memory has.
+    `alike`: one number for each point; only points of the same number are compared, so that steps from one number to
+    another are no growth. The error is that of the least-squares lines of one slope, widened for autocorrelated
+    residuals (by their correlation from one point to the next), which a server's memory has.
     """
     minutes, values = [s / 60 for s in thinned(seconds)], thinned(values)
-    if len(values) < 4 or minutes[0] == minutes[-1]:
+    kinds = thinned(alike) or [0.0] * len(values)
+    points = list(zip(minutes, values, kinds, strict=True))
+    found = [
+        (b - a) / (at - ago) for (ago, a, one), (at, b, other) in combinations(points, 2) if at > ago and one == other
+    ]
+    if len(values) < 4 or not found:
         return None
-    points = list(zip(minutes, values, strict=True))
-    found = median((b - a) / (at - before) for (before, a), (at, b) in combinations(points, 2) if at > before)
-    middle = fmean(minutes)
-    spread = sum((m - middle) ** 2 for m in minutes)
-    line = sum((m - middle) * v for m, v in points) / spread
-    mean = fmean(values)
-    rest = [v - mean - line * (m - middle) for m, v in points]
+    middles = {
+        kind: (fmean(m for m, _, of in points if of == kind), fmean(v for _, v, of in points if of == kind))
+        for kind in set(kinds)
+    }
+    beside = [(m - middles[kind][0], v - middles[kind][1]) for m, v, kind in points]
+    spread = sum(m * m for m, _ in beside)
+    line = sum(m * v for m, v in beside) / spread
+    rest = [v - line * m for m, v in beside]
     squares = sum(r * r for r in rest)
     follows = sum(a * b for a, b in pairwise(rest)) / squares if squares else 0.0
     follows = min(0.98, max(0.0, follows))
-    return Slope(found, (squares / (len(rest) - 2) / spread * (1 + follows) / (1 - follows)) ** 0.5)
+    free = max(1, len(rest) - 1 - len(middles))
+    return Slope(median(found), (squares / free / spread * (1 + follows) / (1 - follows)) ** 0.5)
+
+
+def together(slopes: Iterable[Slope]) -> Slope | None:
+    """The mean of several slopes, each weighted by its certainty; None for none."""
+    weighted = [(one.per_minute, 1 / max(one.error, SURE) ** 2) for one in slopes]
+    whole = sum(weight for _, weight in weighted)
+    return Slope(sum(growth * weight for growth, weight in weighted) / whole, (1 / whole) ** 0.5) if weighted else None
 
 
 def thinned(values: Sequence[float]) -> list[float]:

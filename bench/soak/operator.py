@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.soak.attacker import ATTACK, hostile_model
+from bench.soak.attacker import ATTACK, batch, hostile_model
 from bench.soak.page import Failed, Http, Page
 from bench.soak.score import Score
 from bench.soak.server import ROOT
@@ -39,11 +39,12 @@ class Operator(threading.Thread):
         self._page = Page(self._http, dice)
 
     def run(self) -> None:
-        """Repeats: import, load the import, load a model with a hostile template, load the demo model again, delete the
-        pack."""
+        """Repeats: import, load the import, answer a batch, load a model with a hostile template, load the demo model
+        again, delete the pack."""
         steps: list[Callable[[], object]] = [
             self._import,
             self._load_pack,
+            self._batch,
             self._attack_template,
             self._load_demo,
             self._delete,
@@ -91,6 +92,13 @@ class Operator(threading.Thread):
     def _load_demo(self) -> None:
         self._load("demo", self._dice.choice(LOADED_AS))
 
+    def _batch(self) -> None:
+        """A batch with the model to itself: the attacker's own are refused as long as clients are answered."""
+        self._quiet()
+        status = batch(self._http, self._dice, lambda: self._ended.wait(self._dice.uniform(0.5, 4)))
+        self._score.did("batch") if status == 200 else self._score.refused("batch of the operator")
+        self._until(lambda: not self._http.json("/healthz")["busy"], "a batch")
+
     def _attack_template(self) -> None:
         """Loads a model whose template never ends in one chat: that chat is refused, the next one is answered."""
         folder = hostile_model(DEMO, self._home, self._dice)
@@ -107,10 +115,14 @@ class Operator(threading.Thread):
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _load(self, model: str, format: str) -> bool:
-        """Whether it was loaded."""
+    def _quiet(self) -> None:
+        """Clients start nothing from here to the end of the step, and what they had started has ended."""
         self._calm.clear()
         self._until(lambda: not self._http.json("/healthz")["busy"], "answers to end")
+
+    def _load(self, model: str, format: str) -> bool:
+        """Whether it was loaded."""
+        self._quiet()
         page = self._page
         if self._dice.random() < 0.5:
             page.fire("unload", "click")

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from bench.soak.figures import WARM_UP, Slope, after_warm_up, quantiles, slope
+from bench.soak.figures import WARM_UP, Slope, after_warm_up, quantiles, slope, together
 from bench.soak.score import Score
 from bench.soak.server import ResourceUse
 
 GOAL_MS = 50.0
 KEPT_LINES = 20
 MINUTE_S = 60.0
+LIFE = 20  # samples after the warm-up of a child process that is followed
 
 
 @dataclass
@@ -33,17 +34,7 @@ class Seen:
 def result(seen: Seen, score: Score, complaints: Sequence[str], finished: bool) -> dict[str, Any]:
     """Everything as plain data. `complaints`: what the server logged; each line of an error in it counts
     as an error."""
-    held = seen.held[after_warm_up([one.seconds for one in seen.held]) :]
-    at = [one.seconds for one in held]
-    slopes = {
-        name: slope(at, values)
-        for name, values in (
-            ("own_mb", [one.own / 1e6 for one in held]),
-            ("rss_mb", [one.rss / 1e6 for one in held]),
-            ("handles", [float(one.handles) for one in held]),
-            ("threads", [float(one.threads) for one in held]),
-        )
-    }
+    slopes = slopes_of(seen.held)
     took = {path: quantiles(values) for path, values in seen.took_ms.items()}
     logged = [line for line in complaints if line.startswith("Traceback") or "ERROR" in line or "CRITICAL" in line]
     summary = score.summary()
@@ -53,6 +44,7 @@ def result(seen: Seen, score: Score, complaints: Sequence[str], finished: bool) 
         "memory does not grow": _still(slopes["own_mb"]),
         "handles do not grow": _still(slopes["handles"]),
         "threads do not grow": _still(slopes["threads"]),
+        "memory of child processes does not grow": _still(slopes["child_own_mb"]),
         "no error": errors == 0,
         **{f"p95 of {path} under {GOAL_MS:.0f} ms": of["p95"] < GOAL_MS for path, of in took.items() if of},
     }
@@ -86,12 +78,42 @@ def result(seen: Seen, score: Score, complaints: Sequence[str], finished: bool) 
     }
 
 
+def slopes_of(held: Sequence[ResourceUse]) -> dict[str, Slope | None]:
+    """Growth a minute of the server process, and of its child processes' own memory.
+
+    Settings start and end child processes, each with pipes and threads in the server: only moments with equally many
+    of them are compared. A child process is followed over its own life, without its first third.
+    """
+    after = held[after_warm_up([one.seconds for one in held]) :]
+    at, alike = [one.seconds for one in after], [len(one.children) for one in after]
+    server: dict[str, list[float]] = {
+        "own_mb": [one.server.own / 1e6 for one in after],
+        "rss_mb": [one.server.rss / 1e6 for one in after],
+        "handles": [float(one.server.handles) for one in after],
+        "threads": [float(one.server.threads) for one in after],
+    }
+    lives: dict[int, tuple[list[float], list[float]]] = {}
+    for one in held:
+        for pid, use in one.children.items():
+            seconds, own = lives.setdefault(pid, ([], []))
+            seconds.append(one.seconds)
+            own.append(use.own / 1e6)
+    children = (
+        slope(seconds[since:], own[since:])
+        for seconds, own in lives.values()
+        if (since := after_warm_up(seconds)) >= LIFE
+    )
+    return {name: slope(at, values, alike) for name, values in server.items()} | {
+        "child_own_mb": together(one for one in children if one)
+    }
+
+
 def _still(found: Slope | None) -> bool | None:
     return None if found is None else not found.is_growth
 
 
 def course(held: Sequence[ResourceUse]) -> list[dict[str, float]]:
-    """Medians of all held resources, minute by minute."""
+    """Medians of all resources, minute by minute."""
     if not held:
         return []
     minutes: dict[int, list[ResourceUse]] = {}
@@ -100,11 +122,13 @@ def course(held: Sequence[ResourceUse]) -> list[dict[str, float]]:
     return [
         {
             "minute": minute,
-            "rss_mb": round(median(o.rss for o in of) / 1e6, 1),
-            "own_mb": round(median(o.own for o in of) / 1e6, 1),
-            "handles": median(o.handles for o in of),
-            "threads": median(o.threads for o in of),
-            "processes": median(o.processes for o in of),
+            "own_mb": round(median(o.server.own for o in of) / 1e6, 1),
+            "rss_mb": round(median(o.server.rss for o in of) / 1e6, 1),
+            "handles": median(o.server.handles for o in of),
+            "threads": median(o.server.threads for o in of),
+            "children": median(len(o.children) for o in of),
+            "with_children_own_mb": round(median(o.together.own for o in of) / 1e6, 1),
+            "with_children_handles": median(o.together.handles for o in of),
             "database_mb": round(median(o.database for o in of) / 1e6, 2),
         }
         for minute, of in minutes.items()
@@ -114,16 +138,17 @@ def course(held: Sequence[ResourceUse]) -> list[dict[str, float]]:
 def table(found: dict[str, Any]) -> str:
     """The result as short text."""
     units = {
-        "own_mb": "MB, memory of its own, without files",
-        "rss_mb": "MB, resident (RSS)",
-        "handles": "open handles",
-        "threads": "threads",
+        "own_mb": "MB, the server's own memory, without files",
+        "rss_mb": "MB, resident in the server (RSS)",
+        "handles": "open handles of the server",
+        "threads": "threads of the server",
+        "child_own_mb": "MB, own memory of a child process",
     }
     lines = [
         f"{found['minutes']:g} minutes, {found['clients']} clients, seed {found['seed']}, {found['tokens']} "
         f"tokens, {found['cpus']} CPU cores",
         "",
-        "growth a minute after the first third",
+        "growth a minute after the first third, at equal numbers of child processes",
     ]
     for name, unit in units.items():
         one = found["slopes"][name]

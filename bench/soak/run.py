@@ -104,9 +104,10 @@ def _watch(
             written = now
             seen.recorded = server.recorded()
             so_far(result(seen, score, server.complaints(), finished=False))
+            use = held.server
             say(
-                f"{(now - began) / 60:5.1f} min  {held.own / 1e6:6.0f} MB  {held.handles} handles  {held.threads} "
-                f"threads  {seen.recorded[0]} tokens  {score.errors} errors"
+                f"{(now - began) / 60:5.1f} min  {use.own / 1e6:6.0f} MB  {use.handles} handles  {use.threads} "
+                f"threads  {len(held.children)} child processes  {seen.recorded[0]} tokens  {score.errors} errors"
             )
         time.sleep(min(pause_s, max(0.0, seconds - (now - began))))
 

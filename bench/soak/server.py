@@ -9,12 +9,12 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -25,19 +25,41 @@ ROOT = Path(__file__).resolve().parents[2]
 START_S, END_S = 180.0, 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceUse:
-    """Resources of the server and its child processes at one moment. `own`: memory not backed by files, where the
-    system tells, else memory not shared with other processes, including libraries' code. `handles`: open descriptors,
-    on Windows handles."""
+class ProcessUse(NamedTuple):
+    """Resources of one process. `own`: bytes of memory not backed by files, where the system tells, else not shared
+    with other processes, including libraries' code; `rss`: resident bytes. `handles`: open descriptors, on Windows
+    handles."""
 
-    seconds: float
-    rss: int
     own: int
+    rss: int
     handles: int
     threads: int
-    processes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUse:
+    """Resources of the server and of each of its child processes, by process id, at one moment; `database` in bytes."""
+
+    seconds: float
+    server: ProcessUse
+    children: Mapping[int, ProcessUse]
     database: int
+
+    @property
+    def together(self) -> ProcessUse:
+        """The sum over all processes."""
+        return ProcessUse(*map(sum, zip(self.server, *self.children.values(), strict=True)))
+
+
+def used_by(process: psutil.Process) -> ProcessUse | None:
+    """What it has now; None where it has ended."""
+    try:
+        memory = process.memory_info()
+        own = memory.rss - memory.shared if hasattr(memory, "shared") else process.memory_full_info().uss
+        handles = process.num_fds() if hasattr(process, "num_fds") else getattr(process, "num_handles", int)()
+        return ProcessUse(own, memory.rss, handles, process.num_threads())
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return None
 
 
 class Server:
@@ -85,23 +107,16 @@ class Server:
 
     def held(self) -> ResourceUse | None:
         """Its resources now; None when it has died."""
-        found = (0, 0, 0, 0, 0)
         try:
             server = psutil.Process(self.process.pid)
-            everybody = [server, *server.children(recursive=True)]
+            children = {one.pid: used_by(one) for one in server.children(recursive=True)}
         except psutil.NoSuchProcess:
             return None
-        for one in everybody:
-            try:
-                memory = one.memory_info()
-                own = memory.rss - memory.shared if hasattr(memory, "shared") else one.memory_full_info().uss
-                handles = one.num_fds() if hasattr(one, "num_fds") else getattr(one, "num_handles", int)()
-                now = (memory.rss, own, handles, one.num_threads(), 1)
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue  # a child that has just ended
-            found = tuple(a + b for a, b in zip(found, now, strict=True))  # type: ignore[assignment]
-        rss, own, handles, threads, processes = found
-        return ResourceUse(time.monotonic() - self._began, rss, own, handles, threads, processes, self.database())
+        own = used_by(server)
+        if own is None:
+            return None
+        there = {pid: use for pid, use in children.items() if use is not None}
+        return ResourceUse(time.monotonic() - self._began, own, there, self.database())
 
     def database(self) -> int:
         """Bytes of the database, including its log."""

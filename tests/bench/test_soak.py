@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.soak.figures import after_warm_up, at_share, quantiles, slope, thinned
+from bench.soak.figures import Slope, after_warm_up, at_share, quantiles, slope, thinned, together
 from bench.soak.result import Seen, course, result, table
 from bench.soak.score import Score
-from bench.soak.server import ResourceUse
+from bench.soak.server import ProcessUse, ResourceUse
 from bench.soak.values import value
 from core.settings.config import Settings, params
 from core.types import ModelShape
@@ -66,6 +66,25 @@ def test_what_follows_itself_has_a_wider_error() -> None:
     assert following.error > 2.5 * independent.error
 
 
+def test_steps_between_what_is_not_alike_are_no_growth() -> None:
+    dice, at = random.Random(4), [5.0 * i for i in range(200)]
+    alike = [(i // 60) % 4 for i in range(200)]  # mostly upwards
+    steps = [30.0 * of + dice.gauss(0, 1) for of in alike]
+    mixed, apart = slope(at, steps), slope(at, steps, alike)
+    assert mixed is not None and mixed.is_growth
+    assert apart is not None and abs(apart.per_minute) < 3 * apart.error and apart.error < mixed.error / 2
+    grown = slope(at, [step + t / 60 for step, t in zip(steps, at, strict=True)], alike)
+    assert grown is not None and grown.is_growth and grown.per_minute == pytest.approx(1.0, abs=0.1)
+    assert slope(at[:5], steps[:5], range(5)) is None, "nothing to compare"
+
+
+def test_several_slopes_are_weighted_by_their_certainty() -> None:
+    whole = together([Slope(1.0, 0.1), Slope(1.0, 0.1), Slope(9.0, 10.0)])
+    assert whole is not None and whole.per_minute == pytest.approx(1.0, abs=0.01)
+    assert whole.error == pytest.approx(0.1 / 2**0.5, rel=0.01)
+    assert together([]) is None
+
+
 def test_too_few_points_have_no_slope() -> None:
     assert slope([0, 1, 2], [1, 2, 3]) is None
     assert slope([], []) is None
@@ -93,7 +112,10 @@ def test_random_values_are_valid_and_every_knob_moves() -> None:
         assert len(drawn) > 1, f"{name} never moves"
 
 
-def seen_for(minutes: int, growth_mb: float) -> Seen:
+CHILDREN = ((7,), (7, 8))  # process ids: one that a setting starts and ends beside one that stays
+
+
+def seen_for(minutes: int, growth_mb: float, child_growth_mb: float = 0.0) -> Seen:
     seen = Seen(
         minutes,
         1,
@@ -104,7 +126,12 @@ def seen_for(minutes: int, growth_mb: float) -> Seen:
     dice = random.Random(1)
     for at in range(0, minutes * 60, 5):
         size = int(3e8 + 1e6 * (growth_mb * at / 60 + dice.gauss(0, 2)))
-        seen.held.append(ResourceUse(at, size + 10**8, size, 60, 40 + dice.randrange(2), 3, at * 1000))
+        children = {
+            of: ProcessUse(4 * 10**7 + round(1e6 * child_growth_mb * at / 60), 10**8, 11, 2)
+            for of in CHILDREN[at // 60 % 2]
+        }
+        threads, handles = 40 + dice.randrange(2), 60 + 3 * len(children)
+        seen.held.append(ResourceUse(at, ProcessUse(size, size + 10**8, handles, threads), children, at * 1000))
     return seen
 
 
@@ -117,6 +144,7 @@ def test_goals_are_kept_and_missed() -> None:
         "memory does not grow": True,
         "handles do not grow": True,
         "threads do not grow": True,
+        "memory of child processes does not grow": True,
         "no error": True,
         "p95 of /healthz under 50 ms": True,
         "p95 of /live/frame under 50 ms": False,
@@ -128,6 +156,11 @@ def test_goals_are_kept_and_missed() -> None:
     grown = result(seen_for(12, 2.0), score, [], finished=True)
     assert grown["goals"]["memory does not grow"] is False
     assert grown["slopes"]["own_mb"]["per_minute"] == pytest.approx(2.0, abs=0.5)
+    assert grown["goals"]["memory of child processes does not grow"] is True
+    grown = result(seen_for(12, 0.0, 1.5), score, [], finished=True)
+    assert grown["goals"]["memory of child processes does not grow"] is False
+    assert grown["goals"]["memory does not grow"] is True
+    assert grown["slopes"]["child_own_mb"]["per_minute"] == pytest.approx(1.5, abs=0.1)
 
 
 def test_errors_of_clients_and_of_the_log_are_counted() -> None:

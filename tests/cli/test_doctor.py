@@ -132,7 +132,9 @@ def test_a_gpu_that_torch_cannot_use_is_a_problem(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)  # a CPU build
-    monkeypatch.setattr(devices, "_why_none", devices._why_none.__wrapped__)  # another test's answer is not kept, nor this one's
+    monkeypatch.setattr(
+        devices, "_why_none", devices._why_none.__wrapped__
+    )  # another test's answer is not kept, nor this one's
     fake_nvml.with_gpu(monkeypatch)
     assert cli.main(["doctor"]) == 1
     printed = capsys.readouterr().out

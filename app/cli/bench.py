@@ -45,6 +45,7 @@ BENCHES = (
     "split",
     "batch",
     "dispatch",
+    "busy",
     "soak",
 )
 PICTURED = "systems"  # the bench that also has a picture
@@ -74,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="NAME",
         help="quick, regret, predictors, estimator, methods, expert_maps, buddies, training, overhead, super_experts, "
-        'lossy, systems, turns, split, batch: "demo", or a folder with a model (default: demo); systems, split, '
+        'lossy, systems, turns, split, batch, busy: "demo", or a folder with a model (default: demo); systems, split, '
         'batch: or "generated", which the bench writes itself',
     )
     asked.add_argument(
@@ -84,7 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         metavar="TEXT",
         type=options.checked(params()["budget"]),
-        help="quick, regret, split: memory budget of the configurations that cache (default: 50%%, split: 20%%)",
+        help="quick, regret, split, busy: memory budget of the configurations that cache (default: 50%%, split: 20%%, "
+        "busy: 100%%)",
     )
     asked.add_argument(
         "--budgets",

@@ -53,6 +53,11 @@ class Watch:
         self._contention, self._until_s, self._lock = contention, 0.0, threading.Lock()
         self._thread: threading.Thread | None = None
 
+    @property
+    def looks(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread is not None
+
     def computing(self) -> None:
         """A pass begins."""
         self._until_s = time.monotonic() + REST_S

@@ -53,6 +53,7 @@ def test_the_table_of_metrics_is_current() -> None:
     assert written == metrics.reference() + "\n", "run: python launch.py metrics > docs/metrics.md"
 
 
+@pytest.mark.long(0.1)
 def test_the_policy_example_is_short_and_keeps_the_contract_of_all_policies() -> None:
     assert len(POLICY.read_text(encoding="utf-8").splitlines()) <= 40
     plugins = ["-p", "examples.second_chance", "-p", "no:cacheprovider", "-p", "no:xdist", "--noconftest"]

@@ -87,11 +87,13 @@ def selected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.long(0.2)
 @pytest.mark.parametrize("options", EXPECTED)
 def test_only_what_was_asked_for_is_selected(selected: dict[str, list[str]], options: str) -> None:
     assert selected[options] == EXPECTED[options]
 
 
+@pytest.mark.long(0.2)
 def test_without_time_long_tests_are_skipped_by_name(selected: dict[str, list[str]]) -> None:
     assert selected["in time"] == ["gpu", "long, about 1 min", "long_gpu, about 1 min", "plain"]
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from bench.dispatch import _passes, _stubbed, _through
 from bench.generate import Sizes, checkpoint
 from core.engine import Engine
@@ -61,6 +63,7 @@ def instructions(path: Path, experts: int) -> Counter[str]:
     return found
 
 
+@pytest.mark.long(0.2)
 def test_a_token_of_residents_takes_as_many_instructions_with_eight_times_the_experts(tmp_path: Path) -> None:
     few, many = (instructions(tmp_path, experts) for experts in (FEW, MANY))
     assert few["moe_step.MoEStep.__call__"] > 0 < few["recorder.Recorder.end"]

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tokenize
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -148,6 +149,15 @@ def test_the_commands_of_the_documents_exist() -> None:
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`([\w./]+/|[\w./]+\.(?:py|md))`", ARCHITECTURE))))
 def test_the_paths_of_the_architecture_exist(name: str) -> None:
     assert any((ROOT / folder / name).exists() for folder in ("", "core", "app", "docs")), name
+
+
+def test_the_floors_of_the_architecture_are_those_of_the_import_contract() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    [layers] = [one["layers"] for one in tools["importlinter"]["contracts"] if one["id"] == "floors"]
+    table = ARCHITECTURE.partition("| Floor |")[2].partition("\n\n")[0].splitlines()[2:]
+    named = [re.findall(r"`([\w./]+?)/?`", row.split("|")[1]) for row in table]
+    floors = [{path.removesuffix(".py").replace("/", ".") for path in paths} for paths in named]
+    assert floors == [{"launch"}, *({room.strip() for room in layer.split("|")} for layer in layers)]
 
 
 NOT_OURS = {"core/policy/eviction/second_chance.py", "gguf-py/gguf/constants.py"}  # to be written; llama.cpp's

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # it takes seconds to import, and most cases need no engine
 # interpreter cuts bf16 off where GPUs round
 BOUNDS = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 CODED = [name for name, one in FORMATS.items() if not one.is_plain]
+FEW = ("int8", "int4-g64", "iq4_nl", "int3")  # one of each kind of code: bytes, pairs, a table, three bits
 
 
 def codec_of(

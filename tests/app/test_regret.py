@@ -154,6 +154,7 @@ def test_another_policy_begins_a_new_count_and_another_budget_new_shadows(host: 
     )
 
 
+@pytest.mark.long(0.1)
 def test_off_ends_the_process_and_on_begins_again(host: Host) -> None:
     ask(host)
     figures(host, 40)

@@ -96,6 +96,7 @@ def unseen(value: str, home: Path, printed: Any) -> None:
         assert form not in printed.err
 
 
+@pytest.mark.long(0.1)
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

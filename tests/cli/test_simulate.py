@@ -226,6 +226,7 @@ def test_a_profile_of_another_model_is_refused(
     assert "layers of 16 experts" in capsys.readouterr().err
 
 
+@pytest.mark.long(0.1)
 def test_prefetchers_beside_what_perfect_prefetching_would_reach(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,9 +11,11 @@ from core.memory.codec import PartSpec, grouped, make_codec
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import portable
 from tests.fake_cuda import FakeCuda
+from tests.selection import layered
 
 OUT, IN = 4096, 512
 CHUNK = 1 << 16
+FORMATS = layered(["int4-g64", "int8", "int3", "nf4"], quick=lambda format: format in ("int8", "nf4"))
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +30,7 @@ def codec_of(format: str) -> Grouped:
     return codec
 
 
-@pytest.mark.parametrize("format", ["int4-g64", "int8", "int3", "nf4"])
+@pytest.mark.parametrize("format", FORMATS)
 def test_rounding_a_layer_takes_little_more_than_its_codes(fake_cuda: FakeCuda, format: str) -> None:
     linear = nn.Linear(IN, OUT, bias=False, dtype=torch.bfloat16)
     codec = codec_of(format)
@@ -41,7 +43,7 @@ def test_rounding_a_layer_takes_little_more_than_its_codes(fake_cuda: FakeCuda, 
     assert torch.equal(layer._raw.cpu(), want)
 
 
-@pytest.mark.parametrize("format", ["int4-g64", "int8", "int3", "nf4"])
+@pytest.mark.parametrize("format", FORMATS)
 def test_unpacking_a_layer_takes_what_is_counted(fake_cuda: FakeCuda, format: str) -> None:
     linear = nn.Linear(IN, OUT, bias=False, dtype=torch.bfloat16)
     codec = codec_of(format)

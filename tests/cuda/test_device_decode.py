@@ -132,6 +132,7 @@ def test_the_host_waits_once_a_token(model: Path, fake_kernels: FakeCuda) -> Non
         assert waits_of(engine, fake_kernels) == {1}
 
 
+@pytest.mark.long(0.1)
 def test_a_token_stopped_between_its_layers_leaves_nothing_that_races(
     model: Path, fake_kernels: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ def test_residents_are_launched_before_looking_ahead_and_the_missing_ones_togeth
     assert any(len(some) > 1 and some[0].ticket is not None for layer in layers for _, some in layer if some)
 
 
+@pytest.mark.long(0.1)
 def test_a_pass_waits_for_its_own_stream_alone(
     fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, model: Path
 ) -> None:

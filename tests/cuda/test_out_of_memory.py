@@ -80,6 +80,7 @@ def test_it_is_told_how_to_go_on_when_that_does_not_help(engine: Engine, refusin
     engine.expert_cache.check_integrity()
 
 
+@pytest.mark.long(0.1)
 def test_with_the_fewest_slots_there_is_nothing_to_give_up(
     fake_cuda: FakeCuda, model: Path, refusing: Refusing
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_same_logits_in_one_launch_a_layer(
     assert {device.type for device in launches} == {"cuda"}
 
 
+@pytest.mark.long(0.1)
 def test_nobody_waits_for_it(model: Path, fake_kernels: FakeCuda, launches: list[torch.device]) -> None:
     with engine_on(model, {**SETTINGS, "gpu_decode": "host"}) as engine:
         layers = engine.shape.layers

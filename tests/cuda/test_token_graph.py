@@ -197,6 +197,7 @@ def test_it_is_tried_again_when_settings_change(
         assert graphs_of(engine).reason == "" and graphs_of(engine).replays > 2
 
 
+@pytest.mark.long(0.1)
 def test_a_graph_with_an_old_table_is_found(model: Path) -> None:
     """Kernels of a replay read slots that others are copied into meanwhile."""
     with installed(FakeCuda(), kernels=True) as fake, engine_on(model, SETTINGS) as engine:

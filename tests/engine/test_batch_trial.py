@@ -102,6 +102,7 @@ def test_what_layers_hand_on_is_divided(model_type: str, tmp_path: Path, monkeyp
         assert (together.closeness, engine.one_at_a_time) == ({TOGETHER}, "")
 
 
+@pytest.mark.long(0.1)
 def test_a_model_that_cannot_be_divided_answers_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(random_model("inkling2_text"), tmp_path)
     with loaded(path) as engine:

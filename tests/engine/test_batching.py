@@ -216,6 +216,7 @@ def test_settings_change_between_passes(engine: Engine) -> None:
     assert found.tokens == wanted
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_two_units_are_divided_in_turn_beside_the_computation(engine: Engine, scheduler: Scheduler) -> None:
     """Four batches are at work; answers are those of each alone, and only the first division is waited for."""

@@ -61,6 +61,7 @@ def test_the_answer_is_json_of_the_schema_and_ends(ending: Engine, sampling: dic
     assert pieces[-1].stats is not None and pieces[-1].stats.reason == "stop"
 
 
+@pytest.mark.long(0.1)
 def test_a_tool_that_has_to_be_called_is(ending: Engine) -> None:
     tools = [
         {"function": {"name": "look", "parameters": {"properties": {"at": {"enum": ["it"]}}, "required": ["at"]}}},

@@ -49,6 +49,7 @@ def test_suggested_questions_are_answered_right_under_any_policy(demo: Engine, s
     demo.expert_cache.check_integrity()
 
 
+@pytest.mark.long(0.1)
 def test_the_link_of_the_demo_is_emulated_and_says_so(demo: Engine) -> None:
     demo.change(dict(Settings({"budget": "50%"})))
     _, stats = ask(demo, "What does json.dumps do?")

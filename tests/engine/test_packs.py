@@ -135,6 +135,7 @@ def test_misses_from_a_host_cache_come_from_both(packs: dict[str, Path]) -> None
     engine.unload()
 
 
+@pytest.mark.long(0.1)
 def test_the_policy_of_the_host_cache_acts_at_once(packs: dict[str, Path]) -> None:
     with PackReader(packs["whole"]) as reader:
         engine = load(packs["whole"], "25%", host=str(20 * reader.padded_bytes))  # room for 20 of the 24 experts

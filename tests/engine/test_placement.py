@@ -144,6 +144,7 @@ def test_another_profile_divides_anew(engine: Engine) -> None:
     assert capacities(engine)[0] > capacities(engine)[-1]
 
 
+@pytest.mark.long(0.1)
 def test_pins_are_there_at_once_and_stay(engine: Engine) -> None:
     expected, shape = said(engine), engine.shape
     pins = [(layer, shape.experts - 1) for layer in range(shape.layers)]

@@ -304,6 +304,7 @@ def test_the_profile_says_what_the_estimator_is_fed(
     exact.change({"predictor": "none"})
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("name", BESIDE)
 def test_what_works_beside_is_heard_and_ends_with_its_predictor(exact: Engine, name: str) -> None:
     exact.change({"predictor": name})

@@ -158,6 +158,7 @@ def test_whole_experts_have_the_bits_of_one_block(model: Path, format: str, dtyp
         one.unload()
 
 
+@pytest.mark.long(0.1)
 def test_a_part_is_read_from_disk_alone(tmp_path: Path) -> None:
     path = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path / "wide", moe_intermediate_size=256, hidden_size=128))
     pack = import_model(str(path), tmp_path / "cut", blocks=4)

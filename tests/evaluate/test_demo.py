@@ -52,6 +52,7 @@ def test_exact_match_is_that_of_an_independent_scoring(demo: Engine) -> None:
     assert drop.decoded < exact.decoded  # it stops at the first wrong token
 
 
+@pytest.mark.long(0.1)
 def test_what_lacks_in_the_profile_is_calibrated_and_the_rest_stays(
     demo: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,6 +149,7 @@ def test_every_mode_begins_with_the_same_cache(changes: dict[str, object], engin
     engine.change(dict(before))
 
 
+@pytest.mark.long(0.1)
 def test_modes_beside_each_other(engine: Engine) -> None:
     before, told, rows = engine.settings, list[tuple[str, float]](), list[EvaluationRow]()
     material = gather(

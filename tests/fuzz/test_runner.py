@@ -55,6 +55,7 @@ def one_of_each() -> list[Asked]:
     ]
 
 
+@pytest.mark.long(0.1)
 def test_a_seed_is_one_mutant(tmp_path: Path) -> None:
     asked = [{"kind": "planted", "seed": seed} for seed in (1, 2, 3)] * 2
     drawn: dict[int | None, set[str]] = {}

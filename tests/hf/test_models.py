@@ -39,7 +39,10 @@ class Case(NamedTuple):
     meta: Any
 
 
-@pytest.fixture(scope="module", params=[*ARCHITECTURES, *EXTRA])
+QUICK = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "minimax_m2")
+
+
+@pytest.fixture(scope="module", params=layered([*ARCHITECTURES, *EXTRA], quick=lambda arch: arch in QUICK))
 def case(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Case:
     path = checkpoint(request.param)
     full = AutoModelForCausalLM.from_pretrained(path, dtype="auto", experts_implementation="grouped_mm").eval()

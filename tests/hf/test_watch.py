@@ -16,8 +16,11 @@ from tests.architectures.tiny import tiny
 from tests.architectures.trial import known, random_model
 from tests.checkpoints import ARCHITECTURES, EXTRA
 from tests.conftest import Checkpoint
+from tests.selection import layered
 
 IDS = torch.arange(3, 27).view(2, 12)
+EVERY = [*ARCHITECTURES, *EXTRA, "flex_olmo", "jamba", "nemotron_h", "inkling_text"]
+QUICK = ("qwen3_moe", "gpt_oss", "deepseek_v3", "flex_olmo", "nemotron_h")
 AFTER_ITS_NORM = ["flex_olmo"]  # the router is given the residual stream itself
 
 
@@ -27,7 +30,7 @@ class Case(NamedTuple):
     sites: list[ExpertsSite]
 
 
-@pytest.fixture(scope="module", params=[*ARCHITECTURES, *EXTRA, "flex_olmo", "jamba", "nemotron_h", "inkling_text"])
+@pytest.fixture(scope="module", params=layered(EVERY, quick=lambda arch: arch in QUICK))
 def case(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Case:
     path = checkpoint(request.param)
     model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", experts_implementation="grouped_mm").eval()

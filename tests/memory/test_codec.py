@@ -15,6 +15,7 @@ from core.memory.codec import ALIGN, FORMATS, Codec, Numbers, PartSpec, SlotPart
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.measure import ffn_error, fill, random_expert, specs_of
 from core.settings.formats import LOADABLE
+from tests.kernel_cases import FEW
 from tests.selection import layered
 
 CPU = torch.device("cpu")
@@ -77,7 +78,7 @@ def reference(codec: Codec, parts: SlotParts, part: str, x: torch.Tensor, transp
     return x.double() @ (weight if transposed else weight.t())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", layered(DTYPES, quick=lambda dtype: dtype == torch.bfloat16))
 @pytest.mark.parametrize("transposed", [False, True])
 def test_plain_equals_grouped_mm_bit_for_bit(dtype: torch.dtype, transposed: bool) -> None:
     for inputs, outputs in ((16, 32), (48, 192), (64, 128), (256, 96), (1024, 256)):
@@ -194,7 +195,7 @@ def test_a_blob_depends_on_its_numbers_alone(name: str, transposed: bool) -> Non
     assert all(torch.equal(blob, blobs[0]) for blob in blobs)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", layered(FORMATS, quick=lambda name: name in FEW))
 @pytest.mark.parametrize("dtype", layered(DTYPES, quick=lambda dtype: dtype == torch.bfloat16))
 def test_error_of_a_whole_expert(name: str, dtype: torch.dtype) -> None:
     parts = random_expert(256, 128)

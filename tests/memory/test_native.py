@@ -20,6 +20,7 @@ from core.memory.codec.native import products
 from core.memory.codec.native.products import Products
 from core.native import compile
 from core.native.compile import widths
+from tests.kernel_cases import FEW
 from tests.memory.test_codec import HALF, gpt_oss_like, make, portable, reference, relative
 from tests.memory.test_codec_coded import codes_like
 from tests.selection import layered
@@ -36,13 +37,16 @@ WIDTHS = [
 
 def by_turns(cases: Iterable[Any]) -> list[Any]:
     """Each case with vectors of one width, the next with those of the other; with the other one they are long, where
-    this CPU has both."""
-    long = [pytest.mark.long(0.1)] if len(widths()) > 1 else []
+    this CPU has both. Of cases that are formats, all but FEW are long."""
+    both = len(widths()) > 1
     return [
         pytest.param(
             *(case if type(case) is tuple else (case,)),
             *width.values,
-            marks=[*width.marks, *(long if (at + turn) % 2 else [])],
+            marks=[
+                *width.marks,
+                *([pytest.mark.long(0.1)] if (both and (at + turn) % 2) or (case in CODED and case not in FEW) else []),
+            ],
         )
         for at, case in enumerate(cases)
         for turn, width in enumerate(WIDTHS)
@@ -181,7 +185,9 @@ def test_rows_that_fill_no_vector(name: str, outputs: int, inputs: int, width: i
     made.near(made.products.few(made.at[1:], x[:1]), x[:1].double() @ made.weights[1].t())
 
 
-@pytest.mark.parametrize("name", ["int8", "int4-g32", "int3", "iq4_nl"])
+@pytest.mark.parametrize(
+    "name", layered(["int8", "int4-g32", "int3", "iq4_nl"], quick=lambda name: name in ("int8", "iq4_nl"))
+)
 @pytest.mark.parametrize(
     "stored",
     [Numbers(BF16, FP16, FP16), Numbers(BF16, FP32, FP32), Numbers(FP16, FP16, FP32)],
@@ -210,7 +216,9 @@ def test_exponents_from_the_smallest_to_no_number(width: int) -> None:
     torch.testing.assert_close(wide, plain, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4-g64", "nf4", "mxfp4", "int2"])
+@pytest.mark.parametrize(
+    "name", layered(["int8", "int4-g64", "nf4", "mxfp4", "int2"], quick=lambda name: name in ("int8", "nf4"))
+)
 @needs_kernels
 def test_a_codec_multiplies_as_the_model_stores_it_and_without_biases(name: str) -> None:
     parts = gpt_oss_like()

@@ -20,6 +20,7 @@ from core.memory.codec.native.states import BLOCK, LINE, CodeRun, CodeRunOffsets
 from core.memory.codec.native.threads import _functions
 from core.native import compile
 from core.native.compile import compiled, widths
+from tests.kernel_cases import FEW
 from tests.memory.test_codec import make, portable
 from tests.memory.test_native import case, states
 from tests.selection import examples, layered
@@ -135,7 +136,7 @@ def test_pieces_cover_every_input_once_and_in_order(blocks: int, bits: int, widt
     assert all(run.turns == 1 for run in cut[1:])
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", layered(KINDS, quick=lambda name: name in FEW or name == "nf4"))
 @pytest.mark.parametrize("odd", [float("inf"), float("nan")])
 def test_what_is_not_finite_spoils_its_own_state_alone(name: str, odd: float) -> None:
     made = case(name, 2, 192, torch.bfloat16, 0)

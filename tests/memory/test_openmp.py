@@ -99,6 +99,7 @@ def found() -> dict[str, Any]:
     return result
 
 
+@pytest.mark.long(0.2)
 @pytest.mark.skipif(not entry(), reason="torch uses another runtime than GNU's OpenMP")
 class TestTorchsThreads:
     def test_a_thread_has_none_alone_and_none_after_it_rested(self, found: dict[str, Any]) -> None:

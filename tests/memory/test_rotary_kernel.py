@@ -40,6 +40,7 @@ def contracted(text: str) -> list[str]:
     return [line for line in text.splitlines() if "fma" in line and not constants & set(re.findall(r"%\w+", line))]
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize(
     ("capability", "file"),
     layered(

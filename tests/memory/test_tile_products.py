@@ -13,10 +13,12 @@ from core.memory.codec.native import tile_products
 from core.memory.codec.native.threads import TORCHS, share, shared_by
 from core.memory.codec.native.tile_products import ExactTiles, TileProducts, by_onednn, serves
 from core.native.compile import multiplies_pairs, widths
+from tests.kernel_cases import FEW
 from tests.memory.test_codec import relative
 from tests.memory.test_native import CODED, case, inputs_of
 from tests.memory.test_native import states as random_states
 from tests.memory.test_plain_products import FIRST, described, slots
+from tests.selection import layered
 
 BF16 = torch.bfloat16
 SHAPES = [(64, 32), (128, 96), (192, 768), (1024, 512), (64, 2048)]
@@ -75,7 +77,7 @@ def test_a_trial_tells_orders_of_additions_apart(monkeypatch: pytest.MonkeyPatch
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", CODED)
+@pytest.mark.parametrize("name", layered(CODED, quick=lambda name: name in FEW))
 def test_codes_are_as_near_as_their_numbers_in_bfloat16(name: str) -> None:
     inputs = max(inputs_of(name), 1024)
     made = case(name, 128, inputs, BF16, 0)

@@ -158,7 +158,7 @@ def test_a_bench_prints_its_table_and_saves_its_data(
     assert capsys.readouterr() == ("a table of demo\n", f"round 1 of 2\nWritten to {file}\n")
     saved = json.loads(file.read_text(encoding="utf-8"))
     assert (saved["bench"], saved["asked"]) == ("quick", ["demo", "25%", 2])
-    monkeypatch.setattr("app.cli.bench.RESULTS", tmp_path / "results")
+    monkeypatch.setattr("bench.stored.FOLDERS", [tmp_path / "results"])
     assert cli.main(["bench", "--json"]) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [json.loads(f.read_text(encoding="utf-8")) for f in (tmp_path / "results").iterdir()] == [last]

@@ -2,6 +2,11 @@
 
 import sys
 
-_started_as = sys.argv[0].replace("\\", "/").rpartition("/")[2].removesuffix(".exe")
-COMMAND = "moestro" if _started_as == "moestro" else "python launch.py"
-"""What stands before a command's name: of an installed copy, and of a clone."""
+
+def called(started_as: str) -> str:
+    """What stands before a command's name, by the program that was started: that of an installed copy, or a clone's."""
+    name = started_as.replace("\\", "/").rpartition("/")[2].removesuffix(".exe")
+    return "moestro" if name == "moestro" else "python launch.py"
+
+
+COMMAND = called(sys.argv[0])

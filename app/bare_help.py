@@ -36,7 +36,9 @@ def unknown(word: str) -> str:
 
 def version() -> str:
     """The version of Moestro, without an import of the engine."""
-    return re.findall(r'^__version__ = "(.*)"$', (ROOT / "core" / "__init__.py").read_text(encoding="utf-8"), re.M)[0]
+    found = re.search(r'^__version__ = "(.*)"$', (ROOT / "core" / "__init__.py").read_text(encoding="utf-8"), re.M)
+    assert found
+    return found[1]
 
 
 def answer(command: str, words: Sequence[str]) -> tuple[int, str] | None:

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tokenize
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -128,13 +129,18 @@ def test_the_readme_answers_a_newcomer_on_its_first_screen() -> None:
         assert wanted in first
 
 
-def test_the_commands_of_the_documents_exist() -> None:
-    lines = {
-        line
-        for document in DOCUMENTS
-        for line in re.findall(r"^python launch\.py.*$", document.read_text(encoding="utf-8"), re.MULTILINE)
+def commands(text: str) -> set[str]:
+    """The commands of a page: lines of its code blocks, and in its prose those with an option or a bench's name."""
+    in_prose = re.findall(r"`(python launch\.py [a-z]+ [^`]*)`", text)
+    joined = (" ".join(command.split()) for command in in_prose)
+    return set(re.findall(r"^python launch\.py.*$", text, re.MULTILINE)) | {
+        command for command in joined if re.search(r" --| bench [a-z]", command)
     }
-    assert len(lines) > 50
+
+
+def test_the_commands_of_the_documents_exist() -> None:
+    lines = {line for document in DOCUMENTS for line in commands(document.read_text(encoding="utf-8"))}
+    assert len(lines) > 60
     for line in lines:
         words = shlex.split(line.partition("  #")[0])[2:]
         assert cli.parse([word for word in words if word not in (">", "|")]).command in cli.MODULES, line
@@ -143,6 +149,15 @@ def test_the_commands_of_the_documents_exist() -> None:
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`([\w./]+/|[\w./]+\.(?:py|md))`", ARCHITECTURE))))
 def test_the_paths_of_the_architecture_exist(name: str) -> None:
     assert any((ROOT / folder / name).exists() for folder in ("", "core", "app", "docs")), name
+
+
+def test_the_floors_of_the_architecture_are_those_of_the_import_contract() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    [layers] = [one["layers"] for one in tools["importlinter"]["contracts"] if one["id"] == "floors"]
+    table = ARCHITECTURE.partition("| Floor |")[2].partition("\n\n")[0].splitlines()[2:]
+    named = [re.findall(r"`([\w./]+?)/?`", row.split("|")[1]) for row in table]
+    floors = [{path.removesuffix(".py").replace("/", ".") for path in paths} for paths in named]
+    assert floors == [{"launch"}, *({room.strip() for room in layer.split("|")} for layer in layers)]
 
 
 NOT_OURS = {"core/policy/eviction/second_chance.py", "gguf-py/gguf/constants.py"}  # to be written; llama.cpp's
@@ -201,11 +216,42 @@ def test_what_comments_and_documents_cite_is_there() -> None:
     assert not found
 
 
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, by GitHub's rule: lower case, no punctuation, a hyphen for each space."""
+    headings = re.findall(r"^#+ (.*)", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(text: str, page: Path) -> list[str]:
+    """Links of a page's text to files that do not exist, and to headings that their page does not have."""
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = page.parent / name if name else page
+        exists = target.exists() and (not anchor or anchor in anchors(target.read_text(encoding="utf-8")))
+        broken += [] if exists else [link]
+    return broken
+
+
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in DOCUMENTS:
-        text = document.read_text(encoding="utf-8")
-        for target in re.findall(r"(?<!!)\[[^\]]*\]\(([^)#]+)\)", text):
-            assert "://" in target or (document.parent / target).exists(), f"{document.name}: {target}"
+    page = ROOT / "docs" / "gpu.md"
+    assert anchors("# A `launch.py` page, 2\n```\n# no heading\n```\n") == {"a-launchpy-page-2"}
+    assert broken_links("[a](nowhere.md) [b](pack.md#nowhere) ![c](images/library.png) [d](pack.md)", page) == [
+        "nowhere.md",
+        "pack.md#nowhere",
+    ]
+    found = {path.name: links for path in DOCUMENTS if (links := broken_links(path.read_text(encoding="utf-8"), path))}
+    assert not found
+
+
+def test_the_results_that_documents_cite_are_there() -> None:
+    cited = {
+        name for path in DOCUMENTS for name in re.findall(r"\b[a-z_]+-\d{8}-\d{6}\b", path.read_text(encoding="utf-8"))
+    }
+    assert len(cited) > 20
+    assert not {name for name in cited if not (ROOT / "bench" / "results" / f"{name}.json").is_file()}
 
 
 def test_no_package_index_and_no_machine_path_is_named() -> None:

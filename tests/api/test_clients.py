@@ -196,6 +196,7 @@ def test_without_tools_the_model_s_template_need_not_take_any(
         assert "takes no tools" in reply.json()["error"]["message"]
 
 
+@pytest.mark.long(0.1)
 def test_any_tool_of_theirs_can_be_required() -> None:
     llguidance = pytest.importorskip("llguidance", reason="the package llguidance is not installed")
     tokenizer = llguidance.LLTokenizer(str(Path(__file__).parents[2] / "assets" / "demo" / "tokenizer.json"))

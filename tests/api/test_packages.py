@@ -13,6 +13,8 @@ from tests.api.conftest import saying
 from tests.app.conftest import WAIT_S, open_host
 from tests.app.served import serving
 
+pytestmark = pytest.mark.long(0.1)  # test_clients.py repeats requests that programs built on them have sent
+
 TOKEN = "a-token_of.this~test"
 SAID = '<think>Why not.</think>Let me look.\n<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}

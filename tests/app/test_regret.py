@@ -129,6 +129,7 @@ def test_the_deck_gets_the_figures_with_its_frames(host: Host) -> None:
         assert frames.decode(off.content)[0]["regret"] is None
 
 
+@pytest.mark.long(0.1)
 def test_another_policy_begins_a_new_count_and_another_budget_new_shadows(host: Host) -> None:
     chat = ask(host).chat_id
     figures(host, 40)
@@ -240,6 +241,7 @@ class Slow(Process):
         return super().ask(head, passes)
 
 
+@pytest.mark.long(0.1)
 def test_a_process_that_falls_behind_delays_nobody_and_the_oldest_are_left_out() -> None:
     slow = Slow()
     meter, settings = Regret(start=lambda: slow), Settings({"regret_tokens": 4096})
@@ -264,6 +266,7 @@ def test_a_stuck_process_does_not_keep_the_application_from_closing() -> None:
     assert not any(thread.name == "moestro-regret" for thread in set(threading.enumerate()) - others)
 
 
+@pytest.mark.long(0.1)
 def test_a_process_that_is_lost_is_replaced_and_too_many_losses_are_told(host: Host) -> None:
     chat = ask(host).chat_id
     figures(host, 40)

@@ -18,7 +18,6 @@ from app.cli import main
 from tests.architectures.trial import random_model, save
 from tests.batch.test_files import ids
 from tests.checkpoints import make_checkpoint
-from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +78,8 @@ def goes_on(folder: Path, count: int, *more: str) -> None:
 WINDOWS = sys.platform == "win32"  # where SIGINT cannot be sent to another process
 
 
-@pytest.mark.parametrize("killed", layered([False, True], quick=lambda killed: killed == WINDOWS, minutes=0.3))
+@pytest.mark.long(0.3)
+@pytest.mark.parametrize("killed", [False, True])
 def test_whatever_stopped_it_every_line_has_one_answer(tmp_path: Path, tiny: str, killed: bool) -> None:
     """What was `killed` is taken up by a process that is interrupted, which ends with whole answers and says how to go
     on; what both left is answered last. Whatever a kill leaves of the file, test_files.py goes on from."""
@@ -115,6 +115,7 @@ def test_killed_ten_times(tmp_path: Path) -> None:
     goes_on(tmp_path, count)
 
 
+@pytest.mark.long(0.1)
 def test_why_prompts_are_answered_one_at_a_time_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = save(random_model("inkling2_text"), tmp_path / "model")
     prompts(tmp_path, 2)

@@ -141,6 +141,7 @@ def test_a_profile_that_lacks_a_part_says_so(tmp_path: Path) -> None:
         buddies.run("demo", tmp_path / "no")
 
 
+@pytest.mark.long(0.1)
 def test_the_whole_of_it_on_the_demo_model() -> None:
     result: Any = buddies.run(small=True, say=lambda text: None)
     assert result["model"] == "demo" and result["profile_tokens"] >= 100 and result["device"]

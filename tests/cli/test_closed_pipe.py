@@ -14,6 +14,7 @@ import pytest
 from app import cli
 from app.cli import CLOSED, MODULES
 from tests.pack.packs import write_pack
+from tests.selection import layered
 
 ROOT = Path(__file__).resolve().parents[2]
 NOISE = ("Exception ignored", "Traceback", "BrokenPipe", "Errno")
@@ -67,7 +68,11 @@ def test_another_pipe_that_breaks_is_an_error(
 
 
 @pytest.mark.parametrize(
-    ("words", "unbuffered"), [(["models"], ""), (["models"], "1"), (["settings"], ""), (["eval", "--help"], "")]
+    ("words", "unbuffered"),
+    layered(
+        [(["models"], ""), (["models"], "1"), (["settings"], ""), (["eval", "--help"], "")],
+        quick=lambda case: case == (["models"], ""),
+    ),
 )
 def test_the_process_ends_without_noise(words: list[str], unbuffered: str) -> None:
     reads, writes = os.pipe()

@@ -168,6 +168,7 @@ def test_a_preset_replays_its_cache_and_its_prefetcher(
     assert alone["layer_slots"] == "adapmoe" and list(alone["hit_rate"]) == ["lru"] and "prefetching" not in alone
 
 
+@pytest.mark.long(0.1)
 def test_a_presets_settings_of_prefetching_act_and_give_way(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "--trace", trace, "--slots", "25%", *TIMES, "--preset", "auto", "--predictors", "transitions"
     for name, predictor in (("prefetch_deadline", "transitions"), ("prefetch_guard", "all_next")):
@@ -263,6 +264,7 @@ def test_prefetchers_beside_what_perfect_prefetching_would_reach(
     assert "prefetching" not in result(capsys, *words[:4])[0]
 
 
+@pytest.mark.long(0.1)
 def test_settings_of_prefetchers_act_and_times_may_come_from_a_profile(
     tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,6 +98,7 @@ def test_without_room_for_all_experts_the_rest_is_measured(
     assert "left_out" in found["all"] and found["35%"]["ms"] > 0 and "do not all fit" in found["all_ms"]
 
 
+@pytest.mark.long(0.1)
 def test_memory_that_unloading_leaves_is_found(toy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     left = []
     monkeypatch.setattr("core.engine.release_weights", lambda model: left.append(model))
@@ -151,6 +152,7 @@ def _spoil(requests: DeferredRequests) -> None:
         requests._expert_cache.core.table[eid][0].raw.zero_()
 
 
+@pytest.mark.long(0.1)
 def test_without_kernels_the_gpu_leads_no_token(toy: Subject) -> None:
     assert "Triton kernels do not run here" in decode.led_by_the_gpu(toy)["left_out"]
 
@@ -168,6 +170,7 @@ def test_an_answer_without_a_compiler(toy: Subject, monkeypatch: pytest.MonkeyPa
         engines.no_compiler(toy)
 
 
+@pytest.mark.long(0.1)
 def test_an_answer_without_a_compiler_with_the_kernels(
     tmp_path: Path, fake_kernels: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +179,7 @@ def test_an_answer_without_a_compiler_with_the_kernels(
     assert found["launched_by"] == "the CUDA driver, as Triton's own launcher needs a C compiler"
 
 
+@pytest.mark.long(0.1)
 def test_launches_in_both_ways(toy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that write one number, in each way: their bits are compared, and a launch is timed."""
     assert "not a real one" in launches.launches(toy)["left_out"]

@@ -20,6 +20,7 @@ from core.settings.sampling import Sampling
 from tests.cuda.conftest import CONTEXT, engine_on
 from tests.fake_cuda import FakeCuda
 from tests.fake_cuda.memory import MIB
+from tests.selection import layered
 
 pytestmark = pytest.mark.usefixtures("whole_trials")
 GPU = torch.device("cuda")
@@ -33,7 +34,7 @@ SLOTS = (  # bytes of a slot
 )
 
 
-@pytest.mark.parametrize("budget", ["45%", "100%"])
+@pytest.mark.parametrize("budget", layered(["45%", "100%"], quick=lambda budget: budget == "45%"))
 def test_what_is_reserved_stays_within_the_budget(fake_cuda: FakeCuda, model: Path, budget: str) -> None:
     fake_cuda.tensors.product_bytes = 96 * MIB  # more than was reckoned with
     with engine_on(model, {"budget": budget, "eviction": "lru"}) as engine:

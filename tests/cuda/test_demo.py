@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from core.engine import Engine
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -10,6 +12,7 @@ from tests.cuda.conftest import CONTEXT
 from tests.fake_cuda import FakeCuda
 
 
+@pytest.mark.long(0.1)
 def test_a_miss_is_felt_and_marked(fake_cuda: FakeCuda) -> None:
     spec = LoadSpec.checked("demo", Settings({"budget": "50%", "eviction": "lru"}), device="cuda", context=CONTEXT)
     engine = Engine.load(spec)

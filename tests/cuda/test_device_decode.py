@@ -52,7 +52,7 @@ CASES = (
 
 
 @pytest.mark.parametrize(
-    "case", layered(CASES, quick=lambda case: case.packed or case.bypass), ids=lambda case: "-".join(map(str, case))
+    "case", layered(CASES, quick=lambda case: case.bypass), ids=lambda case: "-".join(map(str, case))
 )
 def test_the_same_bits_routing_and_cache_as_led_by_the_host(
     case: Case, model: Path, pack: Path, fake_kernels: FakeCuda
@@ -182,6 +182,7 @@ def test_settings_that_need_the_host_are_named(
         assert engine.parts.device_decode.reason == ""
 
 
+@pytest.mark.long(0.1)
 def test_loads_that_cannot_have_it_say_so(
     model: Path, pack: Path, fake_kernels: FakeCuda, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -296,7 +297,11 @@ def logits_of(
         return answer(engine, 24).logits
 
 
-@pytest.mark.parametrize("fault", [too_early, not_waited_for], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    "fault",
+    layered([too_early, not_waited_for], quick=lambda fault: fault is too_early),
+    ids=lambda fault: fault.__name__,
+)
 def test_planted_races_are_found(
     fault: Callable[[pytest.MonkeyPatch, FakeCuda], None], model: Path, patch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +310,7 @@ def test_planted_races_are_found(
     assert fake.races.found
 
 
+@pytest.mark.long(0.1)
 def test_a_table_that_is_not_brought_up_gives_other_logits(model: Path, patch: pytest.MonkeyPatch) -> None:
     """What was in a slot has left it: by then the copy into it is mostly over, and no race."""
     with installed(FakeCuda(), kernels=True) as fake:

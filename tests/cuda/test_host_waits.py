@@ -127,6 +127,7 @@ def test_drawing_a_token_waits_once_whatever_shapes_the_probabilities(loaded: tu
         assert most(found).total() <= engine.shape.layers + 2 + more, dict(most(found))
 
 
+@pytest.mark.long(0.1)
 def test_several_answers_wait_as_often_as_one_and_once_for_each_token(fake_cuda: FakeCuda, model: Path) -> None:
     from core.session.batch_request import BatchRequest
 
@@ -146,6 +147,7 @@ def test_several_answers_wait_as_often_as_one_and_once_for_each_token(fake_cuda:
     assert usual.total() <= layers + 1 + 3, usual
 
 
+@pytest.mark.long(0.1)
 def test_torch_is_asked_for_its_memory_once_in_many_tokens(
     fake_cuda: FakeCuda, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +169,7 @@ def test_torch_is_asked_for_its_memory_once_in_many_tokens(
         assert asked[0] == before + 1 and used >= fake_cuda.memory.reserved, "who looks is told what is so now"
 
 
+@pytest.mark.long(0.1)
 def test_a_peak_between_two_questions_is_found_by_the_next(fake_cuda: FakeCuda, model: Path) -> None:
     from core.capacity.memory_accounting import EVERY
 

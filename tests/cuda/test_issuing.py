@@ -107,6 +107,7 @@ def test_a_pass_waits_for_its_own_stream_alone(
         assert text
 
 
+@pytest.mark.long(0.1)
 def test_asking_routers_ends_where_it_costs_more_than_it_saves(
     fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, model: Path
 ) -> None:

@@ -68,6 +68,7 @@ def test_the_pass_is_made_again_with_fewer_slots(engine: Engine, refusing: Refus
     engine.expert_cache.check_integrity()
 
 
+@pytest.mark.long(0.1)
 def test_it_is_told_how_to_go_on_when_that_does_not_help(engine: Engine, refusing: Refusing) -> None:
     want, slots = text(engine), engine.expert_cache.slots
     refusing.at = set(range(refusing.calls + 7, refusing.calls + 1000))
@@ -90,6 +91,7 @@ def test_with_the_fewest_slots_there_is_nothing_to_give_up(
         assert engine.expert_cache.slots == slots and text(engine) == want
 
 
+@pytest.mark.long(0.1)
 def test_a_copy_without_memory_is_made_again_too(engine: Engine, refusing: Refusing) -> None:
     want = text(engine)
     fetch, lock, left = engine.transfers._fetch, threading.Lock(), [1]
@@ -107,6 +109,7 @@ def test_a_copy_without_memory_is_made_again_too(engine: Engine, refusing: Refus
     engine.expert_cache.check_integrity()
 
 
+@pytest.mark.long(0.1)
 def test_a_state_that_cannot_be_taken_back_is_not_computed_twice(
     fake_cuda: FakeCuda, tmp_path: Path, refusing: Refusing
 ) -> None:

@@ -134,7 +134,7 @@ def wanted() -> dict[tuple[Path, int], str]:
 
 @pytest.mark.parametrize(
     "case",
-    layered(FEW, quick=lambda case: case not in FEW[:2]),
+    layered(FEW, quick=lambda case: case.beside),
     ids=lambda case: f"{case.predictor}-{case.host or 'checkpoint'}-{case.blocks}",
 )
 def test_no_access_races_and_no_answer_changes(
@@ -216,7 +216,11 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
         yield found
 
 
-@pytest.mark.parametrize(("fault", "case"), PLANTED, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("fault", "case"),
+    layered(PLANTED, quick=lambda case: case[0] in (no_wait, row_reused)),
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_planted_faults_are_found(
     fault: Callable[[pytest.MonkeyPatch, FakeCuda], None],
     case: Case,

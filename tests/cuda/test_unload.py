@@ -16,6 +16,7 @@ from tests.checkpoints import make_checkpoint
 from tests.cuda.conftest import CONTEXT
 from tests.fake_cuda import FakeCuda
 from tests.fake_cuda.memory import MIB
+from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 
@@ -25,7 +26,7 @@ def loaded(path: Path, **settings: object) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("predictor", ["none", "gate", "all_next"])
+@pytest.mark.parametrize("predictor", layered(["none", "gate", "all_next"], quick=lambda name: name == "gate"))
 def test_nothing_is_left_while_the_engine_is_still_referenced(fake_cuda: FakeCuda, model: Path, predictor: str) -> None:
     fake_cuda.tensors.product_bytes = 8 * MIB
     engine = loaded(model, budget="45%", predictor=predictor)
@@ -36,6 +37,7 @@ def test_nothing_is_left_while_the_engine_is_still_referenced(fake_cuda: FakeCud
     assert held
 
 
+@pytest.mark.long(0.1)
 def test_a_model_is_loaded_in_the_place_of_another(fake_cuda: FakeCuda, tmp_path: Path) -> None:
     """Each takes four fifths of the device."""
     path = save_tokenizer(

@@ -71,6 +71,7 @@ def said(engine: Engine, tokens: int = 6) -> str:
     return "".join(piece.text for piece in engine.generate(CHAT, Sampling(max_new_tokens=tokens)))
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("name", layered(["profile", "adapmoe"], quick=lambda name: name == "profile"))
 def test_slots_move_to_the_layers_that_gain_most_and_follow_the_budget(engine: Engine, name: str) -> None:
     expected, shape = said(engine), engine.shape
@@ -208,6 +209,7 @@ def test_bypass_acts_live_within_the_budget_and_changes_no_answer(engine: Engine
     engine.expert_cache.check_integrity()
 
 
+@pytest.mark.long(0.1)
 def test_what_is_prefetched_beside_the_cache_displaces_nobody_and_changes_no_answer(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

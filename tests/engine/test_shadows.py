@@ -20,6 +20,7 @@ from core.types import StepRecord
 from tests.architectures.trial import known, random_model, save
 from tests.engine.profiles import drawn_profile
 from tests.engine.test_trace_capture import answered
+from tests.selection import layered
 from tests.simulate.test_engine import restart
 
 ASKED = {"gate", "stride", "expert_map"}  # of those that routing alone does not tell, the ones that need no profile
@@ -102,7 +103,10 @@ def test_what_was_named_in_a_pass_that_broke_off_is_not_the_next_one_s(engine: E
     assert not np.isin(empty.ranked["at"], range(engine.shape.layers)).any()
 
 
-@pytest.mark.parametrize("model_type", [name for name in ("hy_v4", "qwen4_exp_text") if known(name)])
+@pytest.mark.parametrize(
+    "model_type",
+    layered([name for name in ("hy_v4", "qwen4_exp_text") if known(name)], quick=lambda name: name == "hy_v4"),
+)
 def test_a_model_with_several_residual_streams_is_recorded_in_the_middle_of_an_answer(
     model_type: str, tmp_path: Path
 ) -> None:

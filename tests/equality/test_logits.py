@@ -18,7 +18,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from tests.checkpoints import ARCHITECTURES
-from tests.equality.conftest import Reference
+from tests.equality.conftest import EVERYWHERE, Reference
 from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.selection import layered
 
@@ -31,7 +31,6 @@ CASES = {
     "no cache": {"budget": "50%", "eviction": "none"},
     "emulated link": {"budget": "50%", "link": "emulated", "link_gbps": 1.0, "link_latency_us": 5},
 }
-EVERYWHERE = ("qwen3_moe", "gpt_oss", "deepseek_v3")  # plain; biases and a transposed layout; shared experts
 OFTEN = {("gpt_oss", "top_k slots in all"), ("deepseek_v3", "half"), ("gpt_oss", "half, one pool")}
 
 

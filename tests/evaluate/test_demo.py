@@ -38,6 +38,7 @@ def demo() -> Iterator[Engine]:
     engine.unload()
 
 
+@pytest.mark.long(0.1)
 def test_exact_match_is_that_of_an_independent_scoring(demo: Engine) -> None:
     material = gather(demo, 4, 0)
     plain, tokenizer = load(FOLDER, device="cpu")

@@ -51,6 +51,7 @@ def representative(files: list[tuple[Path, Mutant]]) -> list[Mutant]:
 FILES = [kind for kind in KINDS if kind != "page"]
 
 
+@pytest.mark.long(0.5)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("kinds", "every"),  # what builds the page takes as long to start as all others to run

@@ -32,6 +32,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.long(0.1)
 def test_planted_defects_are_found_kept_and_replayed(tmp_path: Path) -> None:
     said: list[str] = []
     session = Session(["planted"], 2, SECONDS, folder=tmp_path, say=said.append)

@@ -23,7 +23,7 @@ from tests.architectures.trial import known, random_model, save, try_type
 from tests.selection import layered
 
 COMPOSITE = ["qwen3_5_moe", "qwen4_exp", "gemma4", "glm4v_moe", "qwen3_vl_moe", "kimi_k25"]
-QUICK = ("qwen3_5_moe", "gemma4", "kimi_k25")  # the others nest as one of these does
+QUICK = ("kimi_k25",)  # the others nest as it does, or as those of a test below
 
 
 def test_the_text_config_is_found_wherever_it_is_nested() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import torch
 
 from core.hf import load_skeleton, meta_skeleton, outline
 from tests.checkpoints import make_checkpoint
 
 
+@pytest.mark.long(0.1)
 def test_looking_at_models_in_parallel_mixes_nothing_up(tmp_path: Path) -> None:
     """transformers sets the number type of new tensors for the whole process while it builds a model."""
     dtypes = (torch.float32, torch.bfloat16)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from core.native.compile import widths
+from tests.selection import layered
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
@@ -80,7 +81,7 @@ print("whole")
 """
 
 
-@pytest.mark.parametrize("capability", ["avx2", "default"])
+@pytest.mark.parametrize("capability", layered(["avx2", "default"], quick=lambda capability: capability == "avx2"))
 def test_products_where_torch_has_avx2_at_most(capability: str) -> None:
     limits = {"ATEN_CPU_CAPABILITY": capability, "ONEDNN_MAX_CPU_ISA": "AVX2" if capability == "avx2" else "SSE41"}
     ended = subprocess.run(

@@ -11,7 +11,7 @@ from core.memory.codec import FORMATS, Format, Numbers
 from core.memory.codec.coded import QuantizedTensor, dequantize, scales
 from core.memory.codec.quantize import CLIPS, EXTREMES, quantize
 from core.memory.codec.tables import TABLES, grid
-from tests.selection import examples
+from tests.selection import examples, layered
 
 FULL = Numbers(torch.float32, torch.float32, torch.float32)
 CODED = [f for f in FORMATS.values() if not f.is_plain]
@@ -59,7 +59,9 @@ def brute_force(weight: torch.Tensor, format: Format) -> float:
     return best
 
 
-@pytest.mark.parametrize("format", GROUPED, ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "format", layered(GROUPED, quick=lambda f: f.name in ("int4-g64", "iq4_nl", "int3")), ids=lambda f: f.name
+)
 def test_near_the_best_that_any_scale_can_do(format: Format) -> None:
     """On heavy-tailed groups, against a brute-force search: mxfp4 finds the best power, the others nearly the best."""
     groups = heavy(24, format.group, seed=5)

@@ -76,6 +76,7 @@ print(spun, gave_up, waited())
 """
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.skipif(not entry(), reason="torch uses another runtime than GNU's OpenMP")
 def test_no_thread_of_torch_spins_in_a_crowd() -> None:
     ended = subprocess.run([sys.executable, "-c", WAITING], cwd=ROOT, capture_output=True, text=True, check=True)

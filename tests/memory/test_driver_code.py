@@ -14,7 +14,6 @@ from core.memory.codec import FORMATS
 from core.memory.codec.kernels.build import compiled, kinds_of
 from core.memory.codec.kernels.products import LANES, SlotKernels
 from tests import kernel_cases as cases
-from tests.selection import layered
 
 CAPABILITY = 80
 
@@ -55,7 +54,8 @@ class BothWays:
         return Starter()
 
 
-@pytest.mark.parametrize("name", layered(FORMATS, quick=lambda name: name == "mxfp4"))
+@pytest.mark.long(0.1)
+@pytest.mark.parametrize("name", FORMATS)
 def test_it_is_the_jit_s(name: str) -> None:
     """Of arguments that are multiples of 16, and of some that are not: odd strides, and tensors that begin anywhere.
 

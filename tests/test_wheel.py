@@ -133,7 +133,7 @@ def pip(*words: str) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
-@pytest.mark.long(0.5)
+@pytest.mark.long(1)
 def test_its_files_are_those_declared(installed: Installed) -> None:
     folder = installed.packages / "moestro"
     assert {Path(path).relative_to(folder) for path in installed.files()} == declared()
@@ -157,7 +157,7 @@ def test_it_knows_itself_and_has_no_tests(installed: Installed) -> None:
     assert "comes without the tests" in installed.run("test", code=2).stderr
 
 
-@pytest.mark.long(0.5)
+@pytest.mark.long(1)
 def test_it_answers_and_simulates_in_further_processes(installed: Installed, tmp_path: Path) -> None:
     trace = tmp_path / "talk.trace"
     words = ("--prompt", "What does heapq.heappush do?", "--max-new-tokens", "24", "--record", str(trace))
@@ -166,7 +166,7 @@ def test_it_answers_and_simulates_in_further_processes(installed: Installed, tmp
     assert "belady" in table.lower()
 
 
-@pytest.mark.long(1)
+@pytest.mark.long(2)
 def test_a_bench_starts_its_processes_and_keeps_its_result_among_the_data(installed: Installed) -> None:
     """It starts launch.py by its path, and a module of its own by its name."""
     installed.run("bench", "soak", "--small")
@@ -176,7 +176,7 @@ def test_a_bench_starts_its_processes_and_keeps_its_result_among_the_data(instal
     assert "holds" in installed.run("papers").stdout  # from the results in the wheel
 
 
-@pytest.mark.long(0.3)
+@pytest.mark.long(1)
 def test_the_dashboard_opens_with_the_demo_model(installed: Installed) -> None:
     program = [str(installed.command)]
     with Server(installed.home, program=program, folder=installed.empty) as server:

@@ -6,6 +6,9 @@ to list its options.
 # Standard library only. When this Python lacks what a command needs, the command goes on inside `.venv` beside this
 # file, which is made and filled first. Only the requirements are installed, not the project: it runs from the checkout,
 # so nothing but `.venv` is written in the tree, and what is edited is what runs.
+#
+# A wheel installs this file, app/, core/, bench/ and assets/ as one folder, moestro/. There `command_line` is the
+# command `moestro`, and nothing is made, installed or written: the requirements came with the wheel.
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 UNFINISHED = VENV / ".unfinished"  # there while an installation runs: an interrupted one is taken up again
+INSTALLED = any(ROOT.parent.glob("moestro-*.dist-info"))  # which an installer leaves beside the folder of a wheel
 WINDOWS = os.name == "nt"
 API = ("fastapi", "starlette", "anyio", "pydantic", "httpx")  # whose forms a batch reads and sends
 PAGE = ("gradio", "uvicorn", "plotly", "pandas")
@@ -186,11 +190,20 @@ def main(arguments: list[str]) -> int:
         return fail(f"Moestro needs Python 3.11 or newer; this is {sys.version.split()[0]}. Start it with a newer one.")
     from app import bare_help
 
+    if arguments[:1] == ["--version"]:
+        print(f"Moestro {bare_help.version()}")
+        return 0
     command = arguments[0] if arguments and not arguments[0].startswith("-") else "ui"
     if not bare_help.known(command):
         return fail(bare_help.unknown(command), 2)
     inside = Path(sys.prefix).resolve() == VENV.resolve()
-    if missing(command) or (inside and UNFINISHED.exists()):
+    lacking = missing("ui" if INSTALLED else command)
+    if INSTALLED and lacking:
+        return fail(
+            f"This copy of Moestro was installed without what it needs: {', '.join(lacking)}. Install it again, with "
+            "the program that you installed it with."
+        )
+    if lacking or (inside and UNFINISHED.exists()):
         answered = bare_help.answer(command, arguments)
         if answered:
             code, text = answered
@@ -215,7 +228,9 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-if __name__ == "__main__":
+def command_line() -> NoReturn:
+    """Run the command that this process was started with, and end the process."""
+    sys.path.insert(0, str(ROOT))  # before anything else of these names in the environment
     try:
         code = main(sys.argv[1:])
     except SystemExit as error:  # of argparse
@@ -224,3 +239,7 @@ if __name__ == "__main__":
         print("\nStopped.", file=sys.stderr)
         code = 130
     end(code)
+
+
+if __name__ == "__main__":
+    command_line()

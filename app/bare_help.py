@@ -11,7 +11,8 @@ from pathlib import Path
 from app.commands import ALIASES, COMMANDS
 from app.other_words import UnknownOptionError, command_meant, translated
 
-REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "commands.md"
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = ROOT / "docs" / "commands.md"
 HELPS = {"-h", "--help", "--help-all"}
 HEAD = """Run Mixture-of-Experts models larger than GPU memory. Without a command, the dashboard opens; --help behind a
 command lists its options.
@@ -29,8 +30,15 @@ def unknown(word: str) -> str:
     if meant:
         text += f" Did you mean {meant}?"
     elif Path(word).exists():
-        text += f" To open a model: python launch.py --model {word}."
+        text += f" A model is opened by --model {word}."
     return f"{text} Commands: {', '.join(COMMANDS)}."
+
+
+def version() -> str:
+    """The version of Moestro, without an import of the engine."""
+    found = re.search(r'^__version__ = "(.*)"$', (ROOT / "core" / "__init__.py").read_text(encoding="utf-8"), re.M)
+    assert found
+    return found[1]
 
 
 def answer(command: str, words: Sequence[str]) -> tuple[int, str] | None:

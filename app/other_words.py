@@ -43,7 +43,7 @@ INSTEAD: dict[str, str] = {
     **dict.fromkeys(("-mg", "--main-gpu"), _ONE_GPU),
     **dict.fromkeys(
         ("-hf", "-hfr", "--hf-repo"),
-        "Import the model first: `python launch.py import org/name --download`; --model opens the pack that it writes.",
+        "Import the model first, with the command `import org/name --download`; --model opens the pack that it writes.",
     ),
     "--trust-remote-code": "Moestro runs no code that comes with a model. Leave it out.",
 }

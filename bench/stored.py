@@ -1,19 +1,27 @@
-"""The results that benches and evaluations have written: `bench/results/NAME-DATE-TIME.json`, each one JSON object.
-Standard library only."""
+"""The results that benches and evaluations have written: `NAME-DATE-TIME.json`, each one JSON object, in
+`bench/results`; an installed copy adds a folder of the user's data. Standard library only."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results"
+FOLDERS = [Path(__file__).resolve().parent / "results"]
+"""All are read; new results are written to the last."""
+
+
+def new_file(name: str, began: datetime) -> Path:
+    """The file for a result of a bench that began at this time."""
+    return FOLDERS[-1] / f"{name}-{began:%Y%m%d-%H%M%S}.json"
 
 
 def files(name: str, folder: Path | None = None) -> list[Path]:
     """The result files of a bench, oldest first, by the date in their names."""
-    return sorted((folder or RESULTS).glob(f"{name}-*.json"))
+    found = [file for one in ([folder] if folder else FOLDERS) for file in one.glob(f"{name}-*.json")]
+    return sorted(found, key=lambda file: file.name)
 
 
 def read(file: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ import launch
 from app import bare_help
 from app.cli import MODULES
 from app.commands import COMMANDS
+from core import __version__
 
 NUMBERS = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda ns: ".".join(map(str, ns)))
 
@@ -74,7 +76,7 @@ def test_an_unknown_command_installs_nothing(venv: Path, capsys: pytest.CaptureF
         assert launch.main([word]) == 2
         assert says in capsys.readouterr().err
     assert launch.main([str(venv)]) == 2
-    assert f"python launch.py --model {venv}" in capsys.readouterr().err
+    assert f"--model {venv}" in capsys.readouterr().err
     assert not list(venv.iterdir())
 
 
@@ -155,6 +157,30 @@ def test_with_everything_there_nothing_is_made(venv: Path, monkeypatch: pytest.M
     assert ran == [["doctor", "--json"]]
     assert not launch.subprocess.call.commands
     assert not list(venv.iterdir())
+
+
+def test_the_version_needs_no_packages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(launch, "installed", lambda name: "")
+    assert launch.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"Moestro {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["chat", "ui", "test"])
+def test_an_installed_copy_installs_nothing(
+    command: str, venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[list[str]] = []
+    found = {"gradio": "", "pytest": ""}
+    monkeypatch.setattr(launch, "INSTALLED", True)
+    monkeypatch.setattr(launch, "installed", lambda name: found.get(name, metadata.version(name)))
+    monkeypatch.setattr(launch.subprocess, "call", Calls())
+    monkeypatch.setattr("app.cli.main", lambda arguments: ran.append(arguments) or 0)
+    assert launch.main([command]) == 1 and not ran
+    said = capsys.readouterr().err
+    assert "installed without what it needs: gradio" in said and "pytest" not in said and "Install it again" in said
+    found.pop("gradio")
+    assert launch.main([command]) == 0 and ran == [[command]]
+    assert not launch.subprocess.call.commands and not list(venv.iterdir())
 
 
 def test_outside_it_hands_over_and_inside_it_installs(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:

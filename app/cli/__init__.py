@@ -14,6 +14,7 @@ from importlib import import_module
 from keyword import iskeyword
 from typing import TextIO
 
+import launch
 from app.cli.parser import CommandParser
 from app.cli.reference import PrintReference
 from app.commands import ALIASES, COMMANDS
@@ -21,6 +22,8 @@ from app.services.crash import describe
 from app.services.secret import Secret, hide, hide_in_logs, hide_words
 from app.store.home import data_dir
 from app.store.private import open_private, private_folder
+from bench import stored
+from core.command import COMMAND
 from core.errors import MoestroError
 
 MODULES = {name: import_module(f"{__name__}.{name}_" if iskeyword(name) else f"{__name__}.{name}") for name in COMMANDS}
@@ -31,9 +34,9 @@ TALKS = {"chat", "eval", "calibrate", "profile"}  # commands whose options conta
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command; options for settings are generated from the registry."""
     parser = argparse.ArgumentParser(
-        prog="launch.py",
-        epilog="Without a command, the dashboard opens. Chats, figures, profiles and settings are kept in "
-        f"{data_dir()}; the environment variable MOESTRO_HOME names another folder.",
+        prog=COMMAND,
+        epilog="Without a command, the dashboard opens; --version prints the version. Chats, figures, profiles and "
+        f"settings are kept in {data_dir()}; the environment variable MOESTRO_HOME names another folder.",
         description="Run Mixture-of-Experts models larger than GPU memory.",
     )
     parsers: dict[str, CommandParser] = {}
@@ -53,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
             help=what,
             description=what,
             allow_abbrev=False,
-            usage=f"launch.py {name} [options]",
+            usage=f"{COMMAND} {name} [options]",
         )
         module.add_arguments(command)
         command.close()
@@ -73,7 +76,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     elif rest:
         # names alone: a value may be a secret, given to an option that is misspelt
         unknown = [word.partition("=")[0] for word in rest if word.startswith("-")] or rest
-        parser.error(f"{args.command} does not know {' '.join(unknown)}. See launch.py {args.command} --help.")
+        parser.error(f"{args.command} does not know {' '.join(unknown)}. See {COMMAND} {args.command} --help.")
     return args
 
 
@@ -98,6 +101,8 @@ def _run(arguments: Sequence[str]) -> int:
     args = argparse.Namespace()
     try:
         args = parse(arguments)
+        if launch.INSTALLED:
+            stored.FOLDERS[1:] = [data_dir() / "bench" / "results"]
         return int(args.run(args))
     except MoestroError as error:
         print(hide(str(error)), file=sys.stderr)
@@ -163,7 +168,7 @@ def write_log(error: Exception, words: Sequence[str] = (), given: Iterable[objec
             known = hide_words(words, given) if given else [word for word in words[:1] if word in COMMANDS]
             command = " ".join(known)
             file.write(
-                f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S%z}  launch.py {command}\n{text}".encode(
+                f"--- {datetime.now().astimezone():%Y-%m-%d %H:%M:%S%z}  {COMMAND} {command}\n{text}".encode(
                     "utf-8", "replace"
                 )
             )

@@ -11,6 +11,7 @@ from app.cli.target import require_new_file
 from app.store.home import data_dir
 from app.store.private import data_folder
 from bench.accept.checks import checks
+from core.command import COMMAND
 from core.errors import MoestroError
 from core.system.paths import expanded
 
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not torch.cuda.is_available():
         raise MoestroError(
-            "There is no GPU here that torch can use, so nothing was run. `launch.py doctor` shows what Moestro sees "
+            f"There is no GPU here that torch can use, so nothing was run. `{COMMAND} doctor` shows what Moestro sees "
             "of this machine."
         )
     file: Path = args.save or data_folder(data_dir()) / f"accept-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"

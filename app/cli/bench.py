@@ -15,7 +15,7 @@ from typing import Any
 from app.cli import options
 from app.cli.target import require_new_file
 from app.store.home import data_dir
-from bench.stored import RESULTS, write
+from bench.stored import new_file, write
 from core.errors import MoestroError
 from core.settings.config import params
 from core.settings.loading import LoadSpec
@@ -132,7 +132,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
     parser.add_argument(
-        "--save", type=expanded, metavar="FILE", help="where to write the result (default: a new file in bench/results)"
+        "--save",
+        type=expanded,
+        metavar="FILE",
+        help="where to write the result (default: a new file in bench/results; of an installed copy, in the "
+        "folder of that name in Moestro's data folder)",
     )
 
 
@@ -154,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
     if "meter" in has:
         asked["meter"] = importlib.import_module("app.services.regret").Regret
     began = datetime.now(UTC)
-    file: Path = args.save or RESULTS / f"{args.name}-{began:%Y%m%d-%H%M%S}.json"
+    file: Path = args.save or new_file(args.name, began)
     head: dict[str, Any] = {"bench": args.name, "date": began.isoformat(timespec="seconds")}
     if asked.get("small"):
         head["small"] = True

@@ -21,6 +21,7 @@ from app.services.profiles import stored
 from app.services.secret import secret
 from app.store.home import PRODUCTS, data_dir
 from app.words import lossy, scored
+from core.command import COMMAND
 from core.errors import MoestroError
 from core.quality.report import Quality
 from core.settings.loading import LoadSpec
@@ -48,7 +49,7 @@ def add_arguments(parser: CommandParser) -> None:
         "--record",
         type=expanded,
         metavar="FILE",
-        help="write the experts of every token to a new file, for `launch.py simulate`",
+        help=f"write the experts of every token to a new file, for `{COMMAND} simulate`",
     )
     for name, what in EXTRAS.items():
         parser.add_argument(f"--record-{name}", action="store_true", help=f"record {what} as well")

@@ -14,14 +14,20 @@ import launch
 from app.cli import browser, probes
 from app.store.home import PRODUCTS, data_dir
 from core import __version__
+from core.command import COMMAND
 from core.system.paths import expanded
 
 GB = 1e9
 CUDNN = "CUDNN_ATTENTION"
+FITTING = (
+    "install Moestro again, with the program that you installed it with."
+    if launch.INSTALLED
+    else "run `python launch.py`, which installs what fits."
+)
 ATTENTION = (
     "torch takes {} for a decoded token",
     "torch takes {} for a decoded token. Whether it plans anew for every length of a text is measured by "
-    "`python launch.py accept --only attention`",
+    f"`{COMMAND} accept --only attention`",
 )
 
 
@@ -144,7 +150,7 @@ def packages() -> list[dict[str, Any]]:
 def problems(found: dict[str, Any]) -> list[str]:
     """What to fix, as display text."""
     wrong = [
-        f"{p['name']} {p['version']} is not {p['wanted']}: run `python launch.py`, which installs what fits."
+        f"{p['name']} {p['version']} is not {p['wanted']}: {FITTING}"
         for p in found["packages"]
         if p["version"] and not p["fits"]
     ]

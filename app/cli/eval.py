@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     result["seconds"] = round(time.perf_counter() - began_s, 1)
     print(table(result))
     if args.save is not None:
-        file = args.save if args.save != Path() else stored.RESULTS / f"eval-{began:%Y%m%d-%H%M%S}.json"
+        file = args.save if args.save != Path() else stored.new_file("eval", began)
         stored.write(file, {"bench": "eval", "date": began.isoformat(timespec="seconds"), **result})
         print(f"Written to {file}", file=sys.stderr)
     if args.json:

@@ -14,6 +14,7 @@ from app.services.deletion import delete, describe, inspect, outcome, stays
 from app.services.library import peek, same_place, scan
 from app.store.home import data_dir
 from app.words import size
+from core.command import COMMAND
 from core.errors import MoestroError
 
 HEADS = ("NAME", "KIND", "FORMAT", "SIZE", "EXPERTS", "LAST USED")
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     elif found:
         print(listed(found))
     else:
-        print("No models found yet. Import one with `python launch.py import`, or name a folder with --folder.")
+        print(f"No models found yet. Import one with `{COMMAND} import`, or name a folder with --folder.")
     return 0
 
 
@@ -62,7 +63,7 @@ def pick(found: Iterable[Entry], name: str) -> Entry:
     same = [e for e in found if name in (e.name, e.path) or same_place(Path(name)) == Path(e.path)]
     if len(same) != 1:
         raise MoestroError(
-            f"There is no model {name!r}. `python launch.py models` lists them."
+            f"There is no model {name!r}. `{COMMAND} models` lists them."
             if not same
             else f"{len(same)} models are called {name!r}. Give the path of one: {', '.join(e.path for e in same)}."
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from app.cli.parser import CommandParser
+from core.command import COMMAND
 from core.errors import SettingError
 from core.settings.calibration import CalibrationSettings
 from core.settings.config import Settings, general, params
@@ -44,7 +45,7 @@ def add_settings(parser: CommandParser) -> None:
         type=pair,
         dest="pairs",
         help="set any setting by its full name, for example eviction.lfu.half_life=64; "
-        "`launch.py settings` lists the names",
+        f"`{COMMAND} settings` lists the names",
     )
 
 

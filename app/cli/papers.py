@@ -11,6 +11,7 @@ from dataclasses import asdict
 from bench.papers import PAPERS
 from bench.papers.document import StoredResults, answers, markdown, text
 from bench.papers.parts import Paper
+from core.command import COMMAND
 from core.errors import SettingError
 
 NAMES = [paper.name for paper in PAPERS]
@@ -85,9 +86,9 @@ def asked_again(papers: list[Paper], listed: bool) -> bool:
         print("Nothing is missing.", file=sys.stderr)
     for at, command in enumerate(commands, 1):
         if listed:
-            print(f"python launch.py {command}")
+            print(f"{COMMAND} {command}")
             continue
-        print(f"{at} of {len(commands)}: python launch.py {command}", file=sys.stderr, flush=True)
+        print(f"{at} of {len(commands)}: {COMMAND} {command}", file=sys.stderr, flush=True)
         if code := main(shlex.split(command)):
             print(f"It ended with {code}. Run it by itself, then go on with papers --run.", file=sys.stderr)
             return False

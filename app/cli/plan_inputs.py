@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from app.cli import options
 from app.cli.simulate import profile_for, say
 from app.services.profiles import stored
+from core.command import COMMAND
 from core.errors import SettingError
 from core.policy.allocation.curves import Curves, curves_of
 from core.policy.allocation.expert_split import LayerTimes
@@ -62,7 +63,7 @@ def statistics(args: argparse.Namespace, trace: Trace | None, profile: Profile |
         basis = f"uses of {profile.tokens} tokens in the profile, as if the most used experts were cached"
     else:
         raise SettingError(
-            "There is nothing to plan from. Name a --trace, or calibrate the model (python launch.py calibrate)."
+            f"There is nothing to plan from. Name a --trace, or calibrate the model ({COMMAND} calibrate)."
         )
     if profile is not None and profile.gate_recall is not None:
         curves = curves.with_recall(profile.gate_recall)
@@ -85,7 +86,7 @@ def times_of(args: argparse.Namespace, profile: Profile | None) -> tuple[LayerTi
     measured = profile.times if profile is not None and profile.times is not None else {}
     if lacks := [f"--{name}-ms" for name in TIMES if name not in own and name not in measured]:
         raise SettingError(
-            f"Without measured times, give {', '.join(lacks)}. They are measured by python launch.py calibrate."
+            f"Without measured times, give {', '.join(lacks)}. They are measured by {COMMAND} calibrate."
         )
     said = []
     if measured and profile is not None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from app.cli.parser import CommandParser
 from app.other_words import described
+from core.command import COMMAND
 
 HEAD = """# Commands
 
@@ -30,7 +31,7 @@ def reference(parsers: Mapping[str, CommandParser]) -> str:
 
 
 def _section(parser: CommandParser) -> str:
-    parts = [parser.description or "", f"    python {parser.usage}"]
+    parts = [parser.description or "", f"    {parser.usage}"]
     for group in parser._action_groups:
         lines = [_line(action) for action in group._group_actions if action not in parser.rare]
         if lines:
@@ -44,7 +45,7 @@ def _section(parser: CommandParser) -> str:
 def _line(action: argparse.Action) -> str:
     values = _values(action)
     names = [f"`{f'{name} {values}'.strip()}`" for name in action.option_strings] or [f"`{values}`"]
-    text = (action.help or "") % (vars(action) | {"prog": "launch.py"})
+    text = (action.help or "") % (vars(action) | {"prog": COMMAND})
     return f"- {', '.join(names)}: {text}"
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from app.cli import browser
 from app.cli.parser import CommandParser
+from core.command import COMMAND
+from core.errors import MoestroError
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = (
@@ -29,13 +31,14 @@ SLOW_CHECKS = (
     ("mypy", ("-m", "mypy", "--strict", "core", "app", "bench", "demo", "examples")),
 )
 WORKERS = 4
-DASHBOARD = ROOT / "tests" / "browser"
+TESTS = ROOT / "tests"
+DASHBOARD = TESTS / "browser"
 
 
 def add_arguments(parser: CommandParser) -> None:
     """Options that pytest understands are passed on to it."""
     parser.passes_on = True
-    parser.usage = "launch.py test [--all | --long | --fuzz MINUTES] [--minutes N] [anything pytest understands]"
+    parser.usage = f"{COMMAND} test [--all | --long | --fuzz MINUTES] [--minutes N] [anything pytest understands]"
     parser.add_argument("--all", action="store_true", help="also run the tests that take long (marked `long`)")
     parser.add_argument("--long", action="store_true", help="run what --all adds, and nothing else")
     parser.add_argument(
@@ -51,7 +54,13 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 when a check or a test failed; every check runs in any case, so that one run shows all failures."""
+    """1 when a check or a test failed; every check runs in any case, so that one run shows all failures. Raises
+    MoestroError where there are no tests."""
+    if not TESTS.is_dir():
+        raise MoestroError(
+            "An installed copy comes without the tests. Clone the repository of Moestro, and run python launch.py test "
+            "there."
+        )
     if args.fuzz is not None:
         return call("fuzz", ("-m", "tests.fuzz", "--minutes", str(args.fuzz), *args.pytest))
     if drives_browser(args.pytest):

@@ -15,6 +15,7 @@ from app.store.check import LOGS, NAME, backups, find_damage
 from app.store.database import Database, claim
 from app.store.private import private_folder, touch_private
 from app.store.schema import MIGRATIONS, StoreError
+from core.command import COMMAND
 
 log = logging.getLogger("moestro.store")
 KEPT = 2
@@ -67,7 +68,7 @@ class Backups:
             if damage := find_damage(part, self._stop):
                 raise StoreError(
                     f"The copy of the chats is damaged, and so may they be: {damage}. The older copies "
-                    "are kept; run `python launch.py data --check` when Moestro has ended."
+                    f"are kept; run `{COMMAND} data --check` when Moestro has ended."
                 )
             _flush(part)
             made = _free_name(into, "moestro-{}.sqlite3")

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from app.store.schema import DamagedError, StoreError
+from core.command import COMMAND
 
 NAME = "moestro.sqlite3"
 LOGS = ("-wal", "-journal")  # SQLite's files beside the database that hold commits not yet in it
@@ -87,13 +88,13 @@ def damaged(path: Path, how: str) -> str:
     """The error message for a damaged database, with instructions."""
     saved = backups(path.parent)
     back = (
-        f"`python launch.py data --restore` brings back the copy of {_when(saved[0])}, and "
+        f"`{COMMAND} data --restore` brings back the copy of {_when(saved[0])}, and "
         if saved
         else "There is no copy of it to go back to. "
     )
     return (
         f"The chats and figures in {path} are damaged ({how.splitlines()[0] if how else 'unreadable'}). Nothing "
-        f"was changed. {back}`python launch.py data --move-aside` starts afresh. Either keeps the damaged file "
+        f"was changed. {back}`{COMMAND} data --move-aside` starts afresh. Either keeps the damaged file "
         "under another name; end Moestro before."
     )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 WINDOWS = os.name == "nt"
+TESTS = Path(__file__).resolve().parents[2] / "tests"
 PROMPT = "What does heapq.heappush do?"
 
 
@@ -40,12 +41,14 @@ def _pytest(*words: str) -> Callable[[Path], list[str]]:
     return lambda folder: [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *words]
 
 
-def _without_pytest() -> str:
+def _without_tests() -> str:
+    if not TESTS.is_dir():
+        return "an installed copy comes without the tests"
     return "" if importlib.util.find_spec("pytest") else "pytest is not installed; `python launch.py test` installs it"
 
 
 def _without_sanitizer() -> str:
-    return _without_pytest() or ("" if shutil.which("compute-sanitizer") else "compute-sanitizer is not on the path")
+    return _without_tests() or ("" if shutil.which("compute-sanitizer") else "compute-sanitizer is not on the path")
 
 
 def _sanitized(folder: Path) -> list[str]:
@@ -58,7 +61,7 @@ def checks(small: bool = False) -> tuple[Check, ...]:
     return (
         Check("machine", "hardware, versions, what products keep for themselves", 120, _own("machine", small)),
         Check("doctor", "what Moestro sees of this machine", 180, _launch("doctor", "--json"), good=(0, 1)),
-        Check("tests", "the tests that need a GPU", 600, _pytest(), without=_without_pytest),
+        Check("tests", "the tests that need a GPU", 600, _pytest(), without=_without_tests),
         Check("copies", "the link: large copies, experts, and the wait for one", 180, _own("copies", small)),
         Check("zerocopy", "kernels that read experts out of host memory", 180, _own("zerocopy", small)),
         Check(
@@ -77,7 +80,7 @@ def checks(small: bool = False) -> tuple[Check, ...]:
             "how near the kernels come to the memory's speed",
             300,
             _pytest("-s", "tests/gpu/test_kernels.py", "-k", "how_fast"),
-            without=_without_pytest,
+            without=_without_tests,
         ),
         Check("sanitizer", "no kernel reads or writes beside its slots", 300, _sanitized, without=_without_sanitizer),
         Check(

@@ -9,6 +9,7 @@ from typing import Any
 
 from bench import stored
 from bench.papers.parts import NEVER, VERDICTS, Answer, Paper, Row
+from core.command import COMMAND
 
 HEAD = """# The papers
 
@@ -92,7 +93,7 @@ def _line(row: Row, answer: Answer) -> str:
         row.asks,
         answer.verdict,
         " ".join(part for part in (answer.text, remarks(row, answer)) if part),
-        f"`python launch.py {row.command}`" if row.command else "",
+        f"`{COMMAND} {row.command}`" if row.command else "",
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -104,7 +105,7 @@ def text(paper: Paper, results: StoredResults, width: int = 110) -> str:
     for row, answer in found:
         lines.append(f"  {row.where:32s} {answer.verdict.upper() if answer.verdict != NEVER else answer.verdict}")
         said = [row.asks, answer.text, remarks(row, answer).replace("**", "").replace("`", "")]
-        said += [f"Asked again by: python launch.py {row.command}"] if row.command else []
+        said += [f"Asked again by: {COMMAND} {row.command}"] if row.command else []
         lines += [
             line
             for one in said

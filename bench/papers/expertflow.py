@@ -7,6 +7,7 @@ from typing import Any
 
 from bench.papers.parts import HOLDS, NO, PART, Paper, Part, Row
 from bench.papers.sources import DRAWING, Claims, Reading, Readings, Systems, never
+from core.command import COMMAND
 
 METHODS, SYSTEMS = "bench methods", "bench systems"
 PATH = ("path_predictor", "residents")
@@ -159,8 +160,8 @@ PAPER = Paper(
             "Table 2",
             "Memory saved against everything resident.",
             never(
-                "The budget is set by the user and held to the byte, so that there is nothing to find; python "
-                "launch.py bench systems prints the bytes of each budget."
+                "The budget is set by the user and held to the byte, so that there is nothing to find; "
+                f"{COMMAND} bench systems prints the bytes of each budget."
             ),
         ),
         Row(

@@ -9,6 +9,7 @@ from typing import Any
 from bench.papers.over_budgets import hits_save_time, least_memory
 from bench.papers.parts import HOLDS, NO, PART, Paper, Part, Row
 from bench.papers.sources import DRAWING, Claims, Reading, Systems, SystemsReading, never
+from core.command import COMMAND
 
 METHODS, SYSTEMS = "bench methods", "bench systems"
 RIVALS = ("pre_gated", "mixtral_offloading", "adapmoe", "moe_infinity")
@@ -210,7 +211,7 @@ PAPER = Paper(
         Row(
             "Figure 2d",
             "Loading an expert takes longer than computing a layer, on several GPUs.",
-            never("It compares GPUs. Of one machine, python launch.py calibrate measures both times."),
+            never(f"It compares GPUs. Of one machine, {COMMAND} calibrate measures both times."),
         ),
         Row(
             "Figure 4a",

@@ -22,6 +22,7 @@ from bench.soak.page import Failed, Http
 from core.errors import MoestroError
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = (sys.executable, str(ROOT / "launch.py"))
 START_S, END_S = 180.0, 60.0
 
 
@@ -63,21 +64,28 @@ def used_by(process: psutil.Process) -> ProcessUse | None:
 
 
 class Server:
-    """Starts at once; a context manager that ends it like Ctrl-C. Raises MoestroError when it does not start."""
+    """Starts `program` at once, in `folder`; a context manager that ends it like Ctrl-C. Raises MoestroError when it
+    does not start."""
 
-    def __init__(self, home: Path, arguments: Sequence[str] = ("--model", "demo")) -> None:
+    def __init__(
+        self,
+        home: Path,
+        arguments: Sequence[str] = ("--model", "demo"),
+        program: Sequence[str] = PROGRAM,
+        folder: Path = ROOT,
+    ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
         self.home, self.log, self.url = home, home / "server.log", f"http://127.0.0.1:{self.port}"
         self.http = Http(self.url)
-        self._arguments = arguments
+        self._program, self._arguments, self._folder = program, arguments, folder
         self._began = time.monotonic()
         self.start()
 
     def start(self) -> None:
         """Returns when the model is loaded."""
-        command = [sys.executable, str(ROOT / "launch.py"), "ui", "--no-browser", "--port", str(self.port)]
+        command = [*self._program, "ui", "--no-browser", "--port", str(self.port)]
         apart: dict[str, Any] = {"start_new_session": True}
         if sys.platform == "win32":
             apart = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
@@ -85,7 +93,7 @@ class Server:
         with self.log.open("a") as out:
             self.process = subprocess.Popen(
                 [*command, *self._arguments],
-                cwd=ROOT,
+                cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

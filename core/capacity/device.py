@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import torch
 
+from core.command import COMMAND
 from core.errors import BudgetError
 from core.system.nvidia import nvidia_gpus
 
 BF16 = (8, 0)  # from this compute capability on a GPU has bfloat16 arithmetic of its own
-MEND = "`python launch.py doctor --mend` replaces it by one that can"
+MEND = f"`{COMMAND} doctor --mend` replaces it by one that can"
 
 
 def choose_device(name: str) -> torch.device:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.command import COMMAND
 from core.errors import ModelError
 from core.hf.bounds import wrong
 from core.hf.quantization import quantization
@@ -77,7 +78,7 @@ def check_model(path: ModelPath) -> ModelFiles:
     if kind := quantization(files.path, files.config):
         raise NotImported(
             f"The checkpoint in {files.path} is quantized ({kind}), so it is imported once before it is "
-            f"used: python launch.py import {files.path}, or Import in the Model tab."
+            f"used: {COMMAND} import {files.path}, or Import in the Model tab."
         )
     return files
 
@@ -90,7 +91,7 @@ def check_files(root: Path) -> ModelFiles:
         if not root.is_dir():
             where = "Give the directory that holds config.json and *.safetensors."
             if root.suffix == ".gguf":
-                raise NotImported(f"{root} is a file. {where} A GGUF file is imported: python launch.py import {root}.")
+                raise NotImported(f"{root} is a file. {where} A GGUF file is imported: {COMMAND} import {root}.")
             raise ModelError(f"{root} is a file. {where}")
         config = _config(root)
         _check_beside(root)
@@ -106,7 +107,7 @@ def _config(root: Path) -> dict[str, Any]:
     if not os.path.lexists(file):
         text = f"{root} has no config.json, so it is not a model directory. Give the directory that holds config.json "
         if any(root.glob("*.gguf")):
-            raise NotImported(f"{text}and *.safetensors. GGUF files are imported: python launch.py import {root}.")
+            raise NotImported(f"{text}and *.safetensors. GGUF files are imported: {COMMAND} import {root}.")
         raise ModelError(f"{text}and *.safetensors.")
     config = read_json(file, nonfinite=True)  # some models have Infinity as a limit
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str) or not config["model_type"]:

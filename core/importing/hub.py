@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
+from core.command import COMMAND
 from core.errors import ModelError
 from core.hf.files import check_files
 from core.importing.download import Remote, Unreachable, cache_folder, download, endpoint, list_files
@@ -186,8 +187,8 @@ def by_hand(model: HubModel, why: str) -> str:
         what = f"config.json, generation_config.json, all tokenizer files, model.safetensors.index.json and {weights}"
     start = folder if not model.wanted else folder / "FILE.gguf"
     return (
-        f"{why}To fetch the model by hand, get {what} from {page}, put them into {folder}, and run: python "
-        f"launch.py import {start}"
+        f"{why}To fetch the model by hand, get {what} from {page}, put them into {folder}, and run: "
+        f"{COMMAND} import {start}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from core.command import COMMAND
 from core.settings.param import Param
 
 
@@ -67,7 +68,7 @@ class LinkSettings:
             "bits, as attention passes over masked positions. Both need the Triton kernels, every expert whole in "
             "pinned host memory, no prefetcher, nothing lossy and no emulated link; where that is not so, tokens are "
             "computed as with host, and the log says why. Prompts, and passes over several texts, always are. What it "
-            "gains was never measured on a GPU: `launch.py accept` measures it on yours.",
+            f"gains was never measured on a GPU: `{COMMAND} accept` measures it on yours.",
             title="Decoding led by",
             name="gpu_decode",
             advanced=True,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from core.command import COMMAND
 from core.errors import SettingError
 
 # Setting -> the meaning of `top` by a profile.
@@ -62,7 +63,7 @@ class Pins:
             if counts is None:
                 raise SettingError(
                     f"{name} top:{self.top} needs a profile of this model, which says which experts are "
-                    f"{MOST[name]}. Run `python launch.py calibrate`, or open the Calibrate tab."
+                    f"{MOST[name]}. Run `{COMMAND} calibrate`, or open the Calibrate tab."
                 )
             most = np.argsort(-counts, 1, kind="stable")[:, : self.top]
             found.update((most + np.arange(layers)[:, None] * experts).ravel().tolist())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from core.command import COMMAND
 from core.errors import SettingError
 from core.settings.cache import CacheSettings
 from core.settings.config import KINDS, Settings, general, params
@@ -201,7 +202,7 @@ PRESETS: tuple[Preset, ...] = (
         "ExpertFlow",
         "A trained network tells the experts of all layers before a pass begins, and "
         "one cache for all layers keeps what is ahead, in the place of what is passed. The paper also "
-        "regroups the tokens of a batch by the experts they need: launch.py batch --scheduler similarity.",
+        f"regroups the tokens of a batch by the experts they need: {COMMAND} batch --scheduler similarity.",
         "ExpertFlow section 3",
         {"eviction": "plec", "scope": "global", "predictor": "routing_path", "prefetch_guard": False},
     ),

@@ -42,7 +42,7 @@ def test_no_row_is_without_an_answer_or_a_reason() -> None:
             assert (answer.verdict != NEVER) or not row.command, row.where
             assert bool(answer.date) == bool(answer.file)
             for file in answer.file.split(", ") if answer.file else ():
-                assert (stored.RESULTS / file).is_file()
+                assert (stored.FOLDERS[0] / file).is_file()
             assert answer.date[:10].replace("-", "") in answer.file
 
 
@@ -198,7 +198,7 @@ def test_the_command_prints_all_tables_and_runs_what_is_missing(
     assert '"moepic"' in (found := capsys.readouterr().out) and '"finemoe"' not in found
     assert cli.main(["papers", "nobody"]) == 2 and "Choose some of" in capsys.readouterr().err
     assert cli.main(["papers", "--list"]) == 2
-    monkeypatch.setattr(stored, "RESULTS", tmp_path)  # nothing was measured yet
+    monkeypatch.setattr(stored, "FOLDERS", [tmp_path])  # nothing was measured yet
     assert cli.main(["papers", "--run", "expertflow", "--list"]) == 0
     listed = capsys.readouterr().out.splitlines()[-4:]
     assert {"python launch.py bench methods", "python launch.py bench systems"} <= set(listed)

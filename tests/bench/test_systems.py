@@ -106,10 +106,10 @@ def test_the_picture_has_a_line_for_every_system_and_bound(tmp_path: Path, monke
     for dark in (True, False):
         drawn = tpot_over_budgets(result, dark)
         assert [one.name for one in drawn.data] == ["FineMoE", "BuddyMoE" + LOSSY, *BOUNDS.values()]
-    monkeypatch.setattr(stored, "RESULTS", tmp_path)
+    monkeypatch.setattr(stored, "FOLDERS", [tmp_path])
     shown = SystemsAnswer().values(True)
     assert "systems-20260102-030405.json" in shown[2] and len(shown[3].data) == 7
-    monkeypatch.setattr(stored, "RESULTS", tmp_path / "none")
+    monkeypatch.setattr(stored, "FOLDERS", [tmp_path / "none"])
     assert [update.get("visible") for update in SystemsAnswer().values(True)[:2]] == [True, False]
 
 

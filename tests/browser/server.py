@@ -90,5 +90,5 @@ def host() -> Host:
 
 
 if __name__ == "__main__":
-    stored.RESULTS = Path(os.environ["MOESTRO_HOME"]) / "results"  # of benches: what a test puts there
+    stored.FOLDERS = [Path(os.environ["MOESTRO_HOME"]) / "results"]  # of benches: what a test puts there
     serve(StartOptions(), port=int(sys.argv[1]), browser=False, host=host())

@@ -84,7 +84,7 @@ def test_the_command_prints_one_object(
     model: Path, facts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(calibrated, "READ", 40)
-    monkeypatch.setattr(stored, "RESULTS", tmp_path)
+    monkeypatch.setattr(stored, "FOLDERS", [tmp_path])
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path / "home"))
     (tmp_path / "text.txt").write_text("Some words that it can read, and some more of them.", encoding="utf-8")
     assert (

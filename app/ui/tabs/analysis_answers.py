@@ -19,9 +19,10 @@ from app.ui.tabs.analysis_figures import budget_curve, compared
 from app.ui.tabs.analysis_views import EMPTY, budgets, legend, listing, nearest, summary
 from app.ui.tabs.systems_figures import tpot_over_budgets
 from bench import stored
+from core.command import COMMAND
 
 SYSTEMS_EMPTY = (
-    "<div class='empty-note'><b>No systems measured yet</b><span>Run <code>python launch.py bench systems</code> on a "
+    f"<div class='empty-note'><b>No systems measured yet</b><span>Run <code>{COMMAND} bench systems</code> on a "
     "machine that does nothing else: every preset at several budgets, live, beside what none can beat.</span></div>"
 )
 

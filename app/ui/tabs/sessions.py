@@ -15,6 +15,7 @@ from app.ui.controls import LIVE, ONCE, html
 from app.ui.tabs.chat_live import ChatLive
 from app.ui.text import notice
 from app.words import name_of, size
+from core.command import COMMAND
 from core.errors import MoestroError
 
 EMPTY = (
@@ -156,7 +157,7 @@ def link(chat: Chat, trace: StoredTrace, several: bool) -> str:
     of = f" of {escape(name_of(trace.model))}" if several else ""
     return (
         f"<p><a href='/export/{chat.id}.trace?load={trace.loads[-1]}' download class='session-trace' "
-        f"title='The experts of every token, for launch.py simulate'>Download routing{of} (trace)</a> "
+        f"title='The experts of every token, for {COMMAND} simulate'>Download routing{of} (trace)</a> "
         f"<span class='minor'>{trace.tokens} tokens, prompts included, {size(trace.size)}</span></p>"
     )
 

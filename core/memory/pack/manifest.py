@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from core.command import COMMAND
 from core.errors import ModelError
 from core.memory.codec import FORMATS, Codec, Layout, PartSpec, in_blocks
 from core.memory.codec.formats import Numbers
@@ -268,7 +269,7 @@ def layer_file(layer: int) -> str:
     return f"experts-{layer:05}.bin"
 
 
-REPAIR = "Delete this pack in the library (`launch.py models --delete`), and import the model again."
+REPAIR = f"Delete this pack in the library (`{COMMAND} models --delete`), and import the model again."
 
 
 def unusable(file: Path, how: str = "") -> str:

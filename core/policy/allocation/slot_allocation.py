@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from core.command import COMMAND
 from core.errors import SettingError
 from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.slots import proportional
@@ -19,8 +20,8 @@ from core.settings.cache import CacheSettings
 from core.settings.config import KINDS, Settings, general
 from core.settings.registry import create, variant
 
-HOW = "run python launch.py calibrate, or open the Calibrate tab"
-HOW_PLANNED = "run python launch.py plan --save"
+HOW = f"run {COMMAND} calibrate, or open the Calibrate tab"
+HOW_PLANNED = f"run {COMMAND} plan --save"
 
 
 class AllocationProfile(Protocol):

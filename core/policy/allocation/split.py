@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
+from core.command import COMMAND
 from core.policy.allocation.cache_plan import CachePlan
 from core.settings.param import Param
 from core.settings.registry import register
@@ -74,7 +75,7 @@ class UniformTops(Tops):
     "split",
     "moepic",
     title="MoEpic's plan",
-    help="Each layer keeps the part of its experts that `launch.py plan --save` found for it.",
+    help=f"Each layer keeps the part of its experts that `{COMMAND} plan --save` found for it.",
     source="MoEpic section 3.4, its algorithm 1",
 )
 class PlannedTops(Tops):

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from core.command import COMMAND
 from core.policy.allocation.slots import proportional, shares
 from core.settings.registry import register
 
@@ -198,7 +199,7 @@ class AdapMoE(Division):
     "layer_slots",
     "moepic",
     title="MoEpic's plan",
-    help="As `launch.py plan --save` divided them: by the waiting that a model of the machine's times and of the "
+    help=f"As `{COMMAND} plan --save` divided them: by the waiting that a model of the machine's times and of the "
     "layers' hit rates expects. Another budget is divided in the same proportions.",
     source="MoEpic section 3.4, its algorithm 1",
 )

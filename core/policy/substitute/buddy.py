@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
+from core.command import COMMAND
 from core.errors import ProfileError
 from core.policy.substitute.base import Ask, Substitute, SubstituteProfile
 from core.policy.substitute.buddies import MOST, Lists, alpha_of, alphas, cut, rank
@@ -118,7 +119,7 @@ class Buddy(Substitute):
             weights = " with weights" if profile is not None and profile.pairs is not None else ""
             raise ProfileError(
                 f"Substituting buddies needs a profile that says which experts are chosen together"
-                f"{weights}. Run python launch.py calibrate, or open the Calibrate tab."
+                f"{weights}. Run {COMMAND} calibrate, or open the Calibrate tab."
             )
         self._take(cut(rank(pairs, self._most), alpha_of(self._alpha, layers), self._most, self._smoothing), device)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from core.command import COMMAND
 from core.errors import ProfileError
 from core.policy.substitute.base import SubstituteProfile
 from core.policy.substitute.table import ScoreTable
@@ -31,6 +32,6 @@ class Similar(ScoreTable):
         if profile is None or profile.likeness is None:
             raise ProfileError(
                 "Substituting the most alike expert needs a profile that says how alike experts are. "
-                "Run python launch.py calibrate, or open the Calibrate tab."
+                f"Run {COMMAND} calibrate, or open the Calibrate tab."
             )
         self.hold((1.0 + np.asarray(profile.likeness, np.float32)) / 2.0, device)

@@ -1,0 +1,189 @@
+"""The wheel: it declares what the code reads, and installed into an environment of its own it is a working `moestro`.
+
+The environment sees the packages of this one, so that nothing is downloaded; it does not see the repository.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launch
+from bench.soak.server import Server
+from core import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+FOLDERS = ("app", "assets", "bench", "core")
+BY_A_CLONE = {"tests", "docs", ".venv"}  # read only by `test`, and where packages are missing
+BUILDS = ("README.md", "LICENSE", "launch.py", "pyproject.toml")
+
+
+def declared() -> set[Path]:
+    """The files that pyproject.toml puts into a wheel, relative to the root."""
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["moestro"]
+    found = {path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()}
+    return {path.relative_to(ROOT) for path in (*found, *ROOT.glob("*.py"))}
+
+
+def test_the_wheel_has_every_file_of_its_folders_and_nothing_else() -> None:
+    there = {path for name in FOLDERS for path in (ROOT / name).rglob("*") if path.is_file()}
+    own = {path.relative_to(ROOT) for path in there if path.parent.name != "__pycache__"}
+    assert declared() == own | {Path("launch.py"), Path("pyproject.toml")}
+
+
+def test_what_is_read_beside_the_code_is_in_the_wheel() -> None:
+    joined = re.compile(r'(?:\bROOT|\.parents\[\d\]) / "([^"]+)"')
+    files = [ROOT / "launch.py", *(path for name in FOLDERS for path in (ROOT / name).rglob("*.py"))]
+    read = {name for path in files for name in joined.findall(path.read_text(encoding="utf-8"))}
+    assert {"assets", "app", "core", "launch.py", "pyproject.toml"} <= read
+    assert read <= {path.parts[0] for path in declared()} | BY_A_CLONE
+
+
+def test_version_changelog_and_tag_agree() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert next(name for name in headings if name != "Unreleased").split()[0] == __version__
+    command = ["git", "tag", "--points-at", "HEAD", "v*"]
+    if shutil.which("git"):
+        tags = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+        assert tags in ([], [f"v{__version__}"])
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment with the wheel. `run` starts its command in an empty folder."""
+
+    python: Path
+    command: Path
+    packages: Path
+    empty: Path
+    home: Path
+
+    def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [str(self.command), *words], cwd=self.empty, capture_output=True, encoding="utf-8", check=False
+        )
+        assert done.returncode == code, done.stdout[-2000:] + done.stderr[-2000:]
+        return done
+
+    def files(self) -> set[str]:
+        """The files of the installed folder, but for Python's compiled modules."""
+        found = (self.packages / "moestro").rglob("*")
+        return {str(path) for path in found if path.is_file() and path.parent.name != "__pycache__"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy of what it is built from: building writes beside its sources."""
+    for needed in ("pip>=22.3", *PROJECT["build-system"]["requires"]):
+        if not launch.fits(launch.installed(launch.name_of(needed)), needed):
+            pytest.skip(f"{needed} is not installed, and nothing is downloaded")
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in BUILDS:
+        shutil.copy(ROOT / name, source)
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(built), str(source))
+    (found,) = built.iterdir()
+    assert found.name == f"moestro-{__version__}-py3-none-any.whl"
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+    """The wheel in an environment that also has the packages of this one."""
+    place = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place / "venv")], check=True)
+    scripts = place / "venv" / ("Scripts" if os.name == "nt" else "bin")
+    python = scripts / ("python.exe" if os.name == "nt" else "python")
+    pip("--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages, ours = (
+        Path(subprocess.run([one, "-c", where], capture_output=True, text=True, check=True).stdout.strip())
+        for one in (str(python), sys.executable)
+    )
+    assert {path.name for path in packages.iterdir()} == {"moestro", f"moestro-{__version__}.dist-info"}
+    (packages / "other.pth").write_text(f"{ours}\n", encoding="utf-8")
+    empty = place / "empty"
+    empty.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONPATH", raising=False)
+        patch.setenv("MOESTRO_HOME", str(place / "home"))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        one = Installed(python, scripts / "moestro", packages, empty, place / "home")
+        before = one.files()
+        yield one
+        assert one.files() == before, "an installed copy writes nothing into its own folder"
+        assert not list(empty.iterdir())
+
+
+def pip(*words: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+@pytest.mark.long(1)
+def test_its_files_are_those_declared(installed: Installed) -> None:
+    folder = installed.packages / "moestro"
+    assert {Path(path).relative_to(folder) for path in installed.files()} == declared()
+    assert installed.run("--version").stdout == f"Moestro {__version__}\n"
+
+
+@pytest.mark.long(0.2)
+def test_its_texts_name_its_own_command(installed: Installed) -> None:
+    text = installed.run("--help").stdout + installed.run("models").stdout + installed.run("ui", "--help").stdout
+    text += installed.run("chat", "--bugdet", "5", code=2).stderr
+    assert "usage: moestro" in text and "`moestro import`" in text and "launch.py" not in text
+
+
+@pytest.mark.long(0.2)
+def test_it_knows_itself_and_has_no_tests(installed: Installed) -> None:
+    done = subprocess.run([str(installed.command), "doctor", "--json"], cwd=installed.empty, capture_output=True)
+    found = json.loads(done.stdout)
+    assert done.returncode == (1 if found["problems"] else 0)
+    assert found["moestro"] == __version__ and Path(found["executable"]).parent == installed.python.parent
+    assert all(one["fits"] for one in found["packages"])
+    assert "comes without the tests" in installed.run("test", code=2).stderr
+
+
+@pytest.mark.long(1)
+def test_it_answers_and_simulates_in_further_processes(installed: Installed, tmp_path: Path) -> None:
+    trace = tmp_path / "talk.trace"
+    words = ("--prompt", "What does heapq.heappush do?", "--max-new-tokens", "24", "--record", str(trace))
+    assert "heap" in installed.run("chat", "--model", "demo", *words).stdout
+    table = installed.run("simulate", "--trace", str(trace), "--slots", "25%,50%", "--processes", "2").stdout
+    assert "belady" in table.lower()
+
+
+@pytest.mark.long(2)
+def test_a_bench_starts_its_processes_and_keeps_its_result_among_the_data(installed: Installed) -> None:
+    """It starts launch.py by its path, and a module of its own by its name."""
+    installed.run("bench", "soak", "--small")
+    (result,) = (installed.home / "bench" / "results").iterdir()
+    found = json.loads(result.read_text(encoding="utf-8"))
+    assert found["bench"] == "soak" and found["finished"] and found["took_ms"]["/healthz"]
+    assert "holds" in installed.run("papers").stdout  # from the results in the wheel
+
+
+@pytest.mark.long(1)
+def test_the_dashboard_opens_with_the_demo_model(installed: Installed) -> None:
+    program = [str(installed.command)]
+    with Server(installed.home, program=program, folder=installed.empty) as server:
+        assert server.http.json("/healthz")["model"] == "demo"
+        status, page = server.http.ask("/")
+        assert status == 200
+        own = set(re.findall(r"/ui/[\w/]+\.css", page.decode()))
+        assert {server.http.ask(path)[0] for path in (*own, "/ui/chat/view.js", "/ui/deck/js/main.js")} == {200}
+        assert len(own) >= 7 and not server.complaints()
+        assert server.end() == ""

@@ -47,6 +47,13 @@ class BusyError(MoestroError):
     """The one model is answering somebody else, or is being loaded."""
 
 
+class ClosingError(BusyError):
+    """The application ends and starts nothing any more."""
+
+    def __init__(self) -> None:
+        super().__init__("Moestro is closing.")
+
+
 class TraceError(MoestroError):
     """A routing trace cannot be read, is damaged, or does not say what is needed."""
 

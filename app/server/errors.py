@@ -19,6 +19,7 @@ from app.services.answer_times import QueueFullError
 from app.services.crash import log_crash
 from core.errors import (
     BusyError,
+    ClosingError,
     ContextError,
     DeviceError,
     DeviceFullError,
@@ -105,7 +106,7 @@ def _described(error: Exception, path: str) -> ApiError:
         return ApiError(text, code="queue_full", status=429, retry_s=error.retry_s)
     if isinstance(error, ContextError):
         return ApiError(text, "messages" if path.startswith(API) else None, TOO_LONG)
-    if isinstance(error, DeviceError | DeviceFullError):
+    if isinstance(error, ClosingError | DeviceError | DeviceFullError):
         return ApiError(text, status=503)
     busy = isinstance(error, BusyError | ModelError) and not isinstance(error, PromptError)
     return ApiError(text, status=409 if busy else 400)

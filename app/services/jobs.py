@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from app.services.progress import Live
-from core.errors import BusyError, MoestroError
+from core.errors import BusyError, ClosingError, MoestroError
 from core.settings.config import Settings
 
 log = logging.getLogger("moestro.app")
-CLOSING = "Moestro is closing."
 State = Literal["running", "done", "error", "cancelled"]
 J = TypeVar("J", bound="Job")
 
@@ -114,7 +113,7 @@ class JobRunner:
         kind = type(job)
         with self._lock:
             if self._closed:
-                raise BusyError(CLOSING)
+                raise ClosingError
             for other in self._last.values():
                 if not other.finished and (
                     type(other) is kind or (isinstance(job, ModelJob) and isinstance(other, ModelJob))

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 from app.services.answer_queue import AnswerQueue
 from app.services.engine_protocol import Asked
-from app.services.jobs import CLOSING, JobRunner
+from app.services.jobs import JobRunner
 from app.services.loading import Loaded, Loading
 from app.services.remembered import Remembered
 from app.store import Store
 from app.words import model_id
-from core.errors import BusyError, ModelError, MoestroError
+from core.errors import BusyError, ClosingError, ModelError, MoestroError
 from core.profile import Profile
 from core.quality.report import Quality
 from core.settings.config import Settings
@@ -182,7 +182,7 @@ class ModelManager:
     def ready(self) -> Loaded:
         """The loaded model, ready for a request. Raises BusyError or ModelError."""
         if self._closed:
-            raise BusyError(CLOSING)
+            raise ClosingError
         if (job := self._jobs.exclusive) is not None:
             raise BusyError(job.no_answer())
         if self._loaded is None:
@@ -202,7 +202,7 @@ class ModelManager:
         """
         with self._lock:
             if self._closed:
-                raise BusyError(CLOSING)
+                raise ClosingError
             if (job := self._jobs.exclusive) is not None:
                 raise BusyError(job.refusal(what))
             if self._answers.busy:

@@ -40,10 +40,14 @@ class QuickEngine(FakeEngine):
         kind = type(self)
         kind.together += 1
         kind.most_together = max(kind.most_together, kind.together)
+        counted = True
         try:
-            yield from super().generate(messages, sampling, cancel)
+            for piece in super().generate(messages, sampling, cancel):
+                if piece.kind == "end":  # who reads it may begin the next answer before this generator is closed
+                    kind.together, counted = kind.together - 1, False
+                yield piece
         finally:
-            kind.together -= 1
+            kind.together -= counted
 
 
 class GatedEngine(QuickEngine):

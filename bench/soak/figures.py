@@ -33,17 +33,15 @@ def slope(seconds: Sequence[float], values: Sequence[float], alike: Sequence[int
     another are no growth. The error is that of the least-squares lines of one slope, widened for autocorrelated
     residuals (by their correlation from one point to the next), which a server's memory has.
     """
-    minutes, values = [s / 60 for s in thinned(seconds)], thinned(values)
-    kinds = thinned(alike) or [0.0] * len(values)
-    points = list(zip(minutes, values, kinds, strict=True))
+    points = thinned(seconds, values, alike or [0] * len(values))
     found = [
         (b - a) / (at - ago) for (ago, a, one), (at, b, other) in combinations(points, 2) if at > ago and one == other
     ]
-    if len(values) < 4 or not found:
+    if len(points) < 4 or not found:
         return None
     middles = {
         kind: (fmean(m for m, _, of in points if of == kind), fmean(v for _, v, of in points if of == kind))
-        for kind in set(kinds)
+        for kind in {kind for _, _, kind in points}
     }
     beside = [(m - middles[kind][0], v - middles[kind][1]) for m, v, kind in points]
     spread = sum(m * m for m, _ in beside)
@@ -63,10 +61,15 @@ def together(slopes: Iterable[Slope]) -> Slope | None:
     return Slope(sum(growth * weight for growth, weight in weighted) / whole, (1 / whole) ** 0.5) if weighted else None
 
 
-def thinned(values: Sequence[float]) -> list[float]:
-    """At most MOST values: medians of neighbours."""
-    size = -(-len(values) // MOST)
-    return [median(values[at : at + size]) for at in range(0, len(values), size)] if values else []
+def thinned(seconds: Sequence[float], values: Sequence[float], alike: Sequence[int]) -> list[tuple[float, float, int]]:
+    """At most MOST points (minute, value, number): medians of neighbours, where these have the same number."""
+    size = max(1, -(-len(values) // MOST))
+    blocks = [slice(at, at + size) for at in range(0, len(values), size)]
+    return [
+        (median(seconds[block]) / 60, median(values[block]), alike[block.start])
+        for block in blocks
+        if len({*alike[block]}) == 1
+    ]
 
 
 def after_warm_up(seconds: Sequence[float]) -> int:

@@ -81,11 +81,14 @@ def result(seen: Seen, score: Score, complaints: Sequence[str], finished: bool) 
 def slopes_of(held: Sequence[ResourceUse]) -> dict[str, Slope | None]:
     """Growth a minute of the server process, and of its child processes' own memory.
 
-    Settings start and end child processes, each with pipes and threads in the server: only moments with equally many
-    of them are compared. A child process is followed over its own life, without its first third.
+    Settings start and end child processes, each with pipes and threads in the server, and models differ in size: only
+    moments with the same model and equally many child processes are compared. A child process is followed over its own
+    life, without its first third.
     """
     after = held[after_warm_up([one.seconds for one in held]) :]
-    at, alike = [one.seconds for one in after], [len(one.children) for one in after]
+    at, states = [one.seconds for one in after], [(one.model, len(one.children)) for one in after]
+    numbers = {state: number for number, state in enumerate(dict.fromkeys(states))}
+    alike = [numbers[state] for state in states]
     server: dict[str, list[float]] = {
         "own_mb": [one.server.own / 1e6 for one in after],
         "rss_mb": [one.server.rss / 1e6 for one in after],
@@ -148,7 +151,7 @@ def table(found: dict[str, Any]) -> str:
         f"{found['minutes']:g} minutes, {found['clients']} clients, seed {found['seed']}, {found['tokens']} "
         f"tokens, {found['cpus']} CPU cores",
         "",
-        "growth a minute after the first third, at equal numbers of child processes",
+        "growth a minute after the first third, with the same model and as many child processes",
     ]
     for name, unit in units.items():
         one = found["slopes"][name]

@@ -39,9 +39,11 @@ class ProcessUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResourceUse:
-    """Resources of the server and of each of its child processes, by process id, at one moment; `database` in bytes."""
+    """Resources of the server and of each of its child processes, by process id, at one moment; `database` in bytes.
+    `model`: the one that is loaded, as the server names it, "" for none."""
 
     seconds: float
+    model: str
     server: ProcessUse
     children: Mapping[int, ProcessUse]
     database: int
@@ -124,7 +126,13 @@ class Server:
         if own is None:
             return None
         there = {pid: use for pid, use in children.items() if use is not None}
-        return ResourceUse(time.monotonic() - self._began, own, there, self.database())
+        return ResourceUse(time.monotonic() - self._began, self._loaded(), own, there, self.database())
+
+    def _loaded(self) -> str:
+        try:
+            return str(self.http.json("/healthz")["model"] or "")
+        except (Failed, ValueError):
+            return ""
 
     def database(self) -> int:
         """Bytes of the database, including its log."""

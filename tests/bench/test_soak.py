@@ -88,7 +88,9 @@ def test_several_slopes_are_weighted_by_their_certainty() -> None:
 def test_too_few_points_have_no_slope() -> None:
     assert slope([0, 1, 2], [1, 2, 3]) is None
     assert slope([], []) is None
-    assert len(thinned(list(range(1000)))) <= 240
+    alike = [i // 7 % 2 for i in range(1000)]
+    points = thinned(range(1000), range(1000), alike)
+    assert 50 < len(points) <= 240 and all(alike[round(60 * minute)] == kind for minute, _, kind in points)
 
 
 def test_the_first_third_is_warm_up() -> None:
@@ -131,7 +133,7 @@ def seen_for(minutes: int, growth_mb: float, child_growth_mb: float = 0.0) -> Se
             for of in CHILDREN[at // 60 % 2]
         }
         threads, handles = 40 + dice.randrange(2), 60 + 3 * len(children)
-        seen.held.append(ResourceUse(at, ProcessUse(size, size + 10**8, handles, threads), children, at * 1000))
+        seen.held.append(ResourceUse(at, "demo", ProcessUse(size, size + 10**8, handles, threads), children, at * 1000))
     return seen
 
 

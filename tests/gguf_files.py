@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from tests.checkpoints import make_checkpoint
 from tests.gguf_blocks import blocks
 from tests.gguf_metadata import ARCH, add_metadata
+from tests.gguf_others import OTHERS, keys, make_other
+from tests.gguf_others import convert as convert_other
 
 T = gguf.GGMLQuantizationType
 ARCHITECTURES: dict[str, dict[str, Any]] = {  # transformers' name -> ggml's, and what the checkpoint is made with
@@ -91,12 +93,15 @@ def make_gguf(
     **overrides: Any,
 ) -> tuple[Path, Path]:
     """Write a random checkpoint of `arch` and the same model as GGUF. Returns (checkpoint directory, GGUF file)."""
-    made = {**ARCHITECTURES[arch], **overrides}
-    ggml = made.pop("ggml")
-    checkpoint = make_checkpoint(arch, directory / "checkpoint", max_shard_size="1GB", **made)
+    made = {**(ARCHITECTURES | OTHERS)[arch], **overrides}
+    ggml, tokenizer = made.pop("ggml"), {**made.pop("more", {}), **(tokenizer or {})}
+    if arch in OTHERS:
+        checkpoint = make_other(arch, directory / "checkpoint", **made)
+    else:
+        checkpoint = make_checkpoint(arch, directory / "checkpoint", max_shard_size="1GB", **made)
     config = json.loads((checkpoint / "config.json").read_text())
     return checkpoint, write_gguf(
-        directory, ggml, config, load_file(checkpoint / "model.safetensors"), choice, tokenizer or {}, parts
+        directory, ggml, config, load_file(checkpoint / "model.safetensors"), choice, tokenizer, parts
     )
 
 
@@ -112,16 +117,20 @@ def write_gguf(
 ) -> Path:
     """Write weights under transformers' names as a GGUF model of architecture `ggml`, with `more` metadata. Without
     `convert_names` the weights are GGUF's already."""
-    tensors = weights
+    tensors, other = weights, config["model_type"] in OTHERS
     if convert_names:
-        tensors = {name: tensor for key, value in weights.items() for name, tensor in convert(ggml, config, key, value)}
+        how = convert_other if other else convert
+        tensors = {name: tensor for key, value in weights.items() for name, tensor in how(ggml, config, key, value)}
         tensors = stack(tensors, config["num_hidden_layers"])
     groups = [list(tensors)[i::parts] for i in range(parts)]
     for number, names in enumerate(groups):
         path = directory / (f"model-{number + 1:05}-of-{parts:05}.gguf" if parts > 1 else "model.gguf")
         writer = gguf.GGUFWriter(path, ggml)
-        if number == 0:
+        if number == 0 and other:
+            more = keys(ggml, config) | more
+        elif number == 0:
             add_metadata(writer, ggml, config)
+        if number == 0:
             for key, value in more.items():
                 add(writer, key, value)
         if parts > 1:
@@ -197,7 +206,7 @@ def stack(tensors: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tens
     rest = {name: tensor for name, tensor in tensors.items() if not re.search(r"\.experts\.\d+\.", name)}
     for layer in range(layers):
         for part, kinds in (("gate", "gate_proj|w1"), ("up", "up_proj|w3"), ("down", "down_proj|w2")):
-            pattern = re.compile(rf"model\.layers\.{layer}\..*\.experts\.(\d+)\.({kinds})\.weight")
+            pattern = re.compile(rf"\w+\.layers\.{layer}\..*\.experts\.(\d+)\.({kinds})\.weight")
             found = sorted((int(m[1]), name) for name in tensors if (m := pattern.fullmatch(name)))
             if found:
                 rest[f"blk.{layer}.ffn_{part}_exps.weight"] = torch.stack([tensors[name] for _, name in found])

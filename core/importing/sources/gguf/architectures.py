@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.importing.sources.gguf import configs
+from core.importing.sources.gguf import configs, configs_latent
 from core.importing.sources.gguf.facts import ModelMetadata
 from core.importing.sources.gguf.layout import (
     DENSE,
@@ -25,6 +25,7 @@ from core.importing.sources.gguf.layout import (
     as_row,
     heads_unpaired,
     joined,
+    same,
     turned,
     woven,
 )
@@ -48,8 +49,12 @@ MLA = {
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_kv_b": "self_attn.kv_b_proj",
 }
-
-
+INDEXER = {
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
+}
 LFM2 = {
     "attn_norm": "operator_norm",
     "ffn_norm": "ffn_norm",
@@ -67,10 +72,12 @@ LFM2 = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """`config` raises ModelError for models of this architecture that cannot be converted."""
+    """`config` raises ModelError for models of this architecture that cannot be converted. `settings`: those of
+    facts.BEYOND that it converts."""
 
     config: Callable[[ModelMetadata], dict[str, Any]]
     names: Callable[[ModelMetadata], Names]
+    settings: frozenset[str] = frozenset()
 
 
 def _unpaired(facts: ModelMetadata) -> dict[str, Any]:
@@ -101,6 +108,27 @@ def _kv_b(entries: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorRec
     heads, rank, nope = entries[stored[0]].shape
     shape = (heads * (nope + entries[stored[1]].shape[1]), rank)
     return {"self_attn.kv_b_proj.weight": TensorRecipe(tuple(TensorRows(s) for s in stored), shape, merge)}
+
+
+def _indexed(facts: ModelMetadata) -> Names:
+    """Latent attention with a part that selects tokens: names of DeepSeek-V3.2 and GLM-5."""
+    full = configs_latent.own_index(facts)
+
+    def more(entries: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorRecipe]:
+        made = _kv_b(entries, prefix)
+        if full[int(prefix.split(".")[1])]:
+            for stored, target in INDEXER.items():
+                for kind in ("weight", "bias"):
+                    if (name := f"{prefix}{stored}.{kind}") in entries:
+                        made[f"{target}.{kind}"] = TensorRecipe((TensorRows(name),), entries[name].shape, same)
+        return made
+
+    return Names(
+        DENSE | SHARED | CORRECTION | MLA,
+        biases=frozenset(CORRECTION),
+        more=more,
+        ignored=frozenset({"attn_k_b", "attn_v_b", *INDEXER}),
+    )
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -147,13 +175,25 @@ ARCHITECTURES: dict[str, Architecture] = {
         configs.dots1, lambda f: Names(DENSE | QK_NORM | SHARED | CORRECTION, biases=frozenset(CORRECTION))
     ),
     "deepseek2": Architecture(
-        configs.deepseek,
+        configs_latent.deepseek,
         lambda f: Names(
             DENSE | SHARED | CORRECTION | MLA,
             biases=frozenset(CORRECTION),
             more=_kv_b,
             ignored=frozenset({"attn_k_b", "attn_v_b"}),
         ),
+    ),
+    "deepseek32": Architecture(configs_latent.deepseek_v32, _indexed),
+    "glm-dsa": Architecture(configs_latent.glm_dsa, _indexed),
+    "mistral4": Architecture(
+        configs_latent.mistral4,
+        lambda f: Names(
+            DENSE | SHARED | MLA,
+            experts=ExpertLayout("mlp.experts.gate_up_proj", "", "mlp.experts.down_proj"),
+            more=_kv_b,
+            ignored=frozenset({"attn_k_b", "attn_v_b"}),
+        ),
+        frozenset({"attention.temperature_scale"}),
     ),
     "ernie4_5-moe": Architecture(
         configs.ernie,
@@ -188,7 +228,8 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-SCALED = frozenset({"glm4moe", "dots1", "deepseek2"})  # architectures with a routed_scaling_factor
+SCALED = frozenset({"glm4moe", "dots1", "deepseek2", "deepseek32", "glm-dsa", "mistral4"})
+"""Architectures with a routed_scaling_factor."""
 
 
 def architecture_of(facts: ModelMetadata) -> Architecture:
@@ -215,5 +256,5 @@ def architecture_of(facts: ModelMetadata) -> Architecture:
             "This GGUF model's router scales what experts give, which its architecture does not have in "
             "transformers. Import the model's safetensors version instead."
         )
-    facts.check()
+    facts.check(found.settings)
     return found

@@ -59,7 +59,7 @@ def special_token(metadata: Mapping[str, Any], key: str) -> int | None:
 
 def head_dim(facts: ModelMetadata) -> int:
     """Width of an attention head, from the query projection."""
-    rows, heads = facts.shape("blk.0.attn_q.weight")[0], int(facts.need("attention.head_count"))
+    rows, heads = facts.shape(facts.first("attn_q.weight"))[0], int(facts.need("attention.head_count"))
     if rows % heads:
         raise damaged(facts.file, f"its {rows} rows of queries are no multiple of {heads} heads")
     said = facts.get("attention.key_length")

@@ -105,7 +105,7 @@ def glm4_moe(facts: ModelMetadata) -> dict[str, Any]:
     width = c.head_dim(facts)
     config["rope_parameters"] |= {"partial_rotary_factor": facts.need("rope.dimension_count") / width}
     return config | {
-        **_grouped(facts),
+        **grouped(facts),
         "head_dim": width,
         "attention_bias": facts.has("attn_q.bias"),
         "use_qk_norm": facts.has("attn_q_norm.weight"),
@@ -116,16 +116,16 @@ def glm4_moe(facts: ModelMetadata) -> dict[str, Any]:
 def dots1(facts: ModelMetadata) -> dict[str, Any]:
     c.scored(facts, c.SIGMOID)
     return c.common(facts, "dots1", "Dots1ForCausalLM") | {
-        **_grouped(facts),
+        **grouped(facts),
         "head_dim": c.head_dim(facts),
         "sliding_window": None,
         "layer_types": ["full_attention"] * facts.layers,
     }
 
 
-def _grouped(facts: ModelMetadata) -> dict[str, Any]:
-    """Config of routed experts in the manner of DeepSeek-V3."""
-    known = GROUPS.get(c.experts(facts), (1, 1)) if facts.architecture == "deepseek2" else (1, 1)
+def grouped(facts: ModelMetadata, unsaid: tuple[int, int] = (1, 1)) -> dict[str, Any]:
+    """Config of routed experts in the manner of DeepSeek-V3. `unsaid`: groups and chosen groups where the file does not
+    say them."""
     return {
         "n_routed_experts": c.experts(facts),
         "moe_intermediate_size": facts.expert_size(),
@@ -134,39 +134,9 @@ def _grouped(facts: ModelMetadata) -> dict[str, Any]:
         "intermediate_size": c.dense_size(facts),
         "routed_scaling_factor": facts.get("expert_weights_scale") or 1.0,
         "norm_topk_prob": bool(facts.get("expert_weights_norm", False)),
-        "n_group": facts.get("expert_group_count") or known[0],
-        "topk_group": facts.get("expert_group_used_count") or known[1],
+        "n_group": facts.get("expert_group_count") or unsaid[0],
+        "topk_group": facts.get("expert_group_used_count") or unsaid[1],
     }
-
-
-GROUPS = {160: (8, 3), 256: (8, 4)}
-"""By number of experts: groups and chosen groups of DeepSeek-V2 and V3, whose files before October 2025 do not say."""
-
-
-def deepseek(facts: ModelMetadata) -> dict[str, Any]:
-    is_v3 = facts.has("exp_probs_b.bias") or facts.get("expert_gating_func") == c.SIGMOID
-    c.scored(facts, c.SIGMOID if is_v3 else c.SOFTMAX)
-    kind = ("deepseek_v3", "DeepseekV3ForCausalLM") if is_v3 else ("deepseek_v2", "DeepseekV2ForCausalLM")
-    config = c.common(facts, *kind) | _grouped(facts)
-    heads, rotated = config["num_attention_heads"], facts.need("rope.dimension_count")
-    key = facts.get("attention.key_length_mla") or facts.need("attention.key_length")
-    value = facts.get("attention.value_length_mla") or facts.need("attention.value_length")
-    q_rank = "blk.0.attn_q_a.weight"
-    config |= {
-        "num_key_value_heads": heads,
-        "kv_lora_rank": facts.need("attention.kv_lora_rank"),
-        "q_lora_rank": facts.shape(q_rank)[0] if q_rank in facts.entries else None,
-        "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": key - rotated,
-        "v_head_dim": value,
-    }
-    if config["rope_parameters"]["rope_type"] == "yarn" and (log := facts.get("rope.scaling.yarn_log_multiplier")):
-        scale = round(log * 10, 6)  # llama.cpp stores a tenth of mscale_all_dim, and takes mscale to be the same
-        config["rope_parameters"] |= {"mscale": scale, "mscale_all_dim": scale}
-    if is_v3:
-        return config | {"rope_interleave": True, "num_nextn_predict_layers": 0}
-    c.normed(facts, False)
-    return config | {"topk_method": "greedy" if config["n_group"] == 1 else "group_limited_greedy"}
 
 
 def ernie(facts: ModelMetadata) -> dict[str, Any]:

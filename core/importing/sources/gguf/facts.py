@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,14 @@ BEYOND = (
     "swiglu_clamp_exp",
     "expert_group_scale",
     "experts_per_group",
+    "attention.value_scale",
+    "moe_latent_size",
+    "swiglu_clamp_shexp",
     "pooling_type",
 )
-"""Settings that none of the supported architectures has in transformers."""
+"""Settings that only architectures which name them (Architecture.settings) have in transformers."""
 DIMENSIONS = {"_exps.weight": 3, "_exps.bias": 2, "_norm.weight": 1}
-"""By how a tensor's name ends."""
+"""By how a tensor's name ends. The norm of a state (ssm_norm) has one dimension, or two where it has groups."""
 BLOCK = re.compile(r"blk\.(?P<layer>\d{1,9})\.")
 
 
@@ -107,16 +110,20 @@ class ModelMetadata:
         piece = routed(self.entries, self.moe_layers[0])["down"][0]
         return self.entries[piece.name].shape[-1]
 
+    def first(self, name: str) -> str:
+        """The full name of the first layer's tensor of this name; that of layer 0 where no layer has it."""
+        return next((at for n in range(self.layers) if (at := f"blk.{n}.{name}") in self.entries), f"blk.0.{name}")
+
     def has(self, name: str) -> bool:
         """Whether any layer has a tensor of this name, such as "attn_q.bias"."""
         return any(stored.endswith(f".{name}") for stored in self.entries)
 
-    def check(self) -> None:
-        """Raises ModelError for settings that cannot be converted, and where settings and tensors contradict each
-        other."""
+    def check(self, known: Collection[str] = ()) -> None:
+        """Raises ModelError for settings that cannot be converted, except `known` ones, and where settings and tensors
+        contradict each other."""
         self._check_sizes()
         for key in BEYOND:
-            if self.get(key):
+            if key not in known and self.get(key):
                 raise ModelError(
                     f"This GGUF model uses {key}, which its architecture does not have in transformers. "
                     "Import the model's safetensors version instead."
@@ -149,6 +156,8 @@ class ModelMetadata:
             if (said := self.get(key)) and said != held:
                 raise damaged(self.file, f"its {self.architecture}.{key} is {said:,}, but its tensors have {held:,}")
         for name, entry in self.entries.items():
+            if name.endswith(".ssm_norm.weight"):
+                continue
             wanted = next((n for end, n in DIMENSIONS.items() if name.endswith(end)), len(entry.shape))
             if len(entry.shape) != wanted:
                 raise damaged(self.file, f"{name!r} has {len(entry.shape)} dimensions instead of {wanted}")

@@ -37,6 +37,17 @@ COUNTS: Mapping[str, tuple[int, int]] = {
     "rope.dimension_count": (1, WIDTH),
     "rope.scaling.original_context_length": (1, TOKENS),
     "shortconv.l_cache": (1, WIDTH),
+    "ssm.conv_kernel": (1, WIDTH),
+    "ssm.inner_size": (1, WIDTH),
+    "ssm.state_size": (1, WIDTH),
+    "ssm.time_step_rank": (1, WIDTH),
+    "ssm.group_count": (1, WIDTH),
+    "kda.head_dim": (1, WIDTH),
+    "attention.indexer.head_count": (1, WIDTH),
+    "attention.indexer.key_length": (1, WIDTH),
+    "attention.indexer.top_k": (1, TOKENS),
+    "attention.temperature_length": (0, TOKENS),
+    "moe_latent_size": (0, WIDTH),
     "expert_count": (0, EXPERTS),
     "expert_used_count": (1, EXPERTS),
     "expert_shared_count": (0, EXPERTS),
@@ -45,12 +56,14 @@ COUNTS: Mapping[str, tuple[int, int]] = {
     "expert_gating_func": (0, 255),
 }
 """Whole numbers: least and most."""
-POSITIVE = ("rope.freq_base", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
+POSITIVE = ("rope.freq_base", "rope.freq_base_swa", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
 NOT_NEGATIVE = (
     "attention.layer_norm_rms_epsilon",
     "rope.scaling.factor",
     "rope.scale_linear",
     "attention.scale",
+    "attention.value_scale",
+    "attention.temperature_scale",
     "rope.scaling.attn_factor",
     "rope.scaling.yarn_attn_factor",
     "embedding_scale",
@@ -59,6 +72,8 @@ NOT_NEGATIVE = (
     "expert_weights_scale",
 )
 NUMBERS = (*POSITIVE, *NOT_NEGATIVE, "rope.scaling.yarn_log_multiplier")
+PATTERNS = ("attention.sliding_window_pattern", "attention.indexer.types")
+"""Yes or no for each layer, as truth values or as 1 and 0."""
 FLAGS = ("expert_weights_norm", "rope.scaling.finetuned", "attention.causal")
 TEXTS = ("rope.scaling.type",)
 
@@ -78,6 +93,8 @@ def _wrong(key: str, value: Any) -> str:
         least, most = COUNTS[key]
         good = bool(values) and all(type(v) is int and least <= v <= most for v in values)
         return "" if good else f"a whole number from {least} to {most:,}"
+    if key in PATTERNS:
+        return "" if values and all(v in (0, 1) for v in values) else "true or false, or 1 or 0, for each layer"
     if key in FLAGS:
         return "" if isinstance(value, bool) else "true or false"
     if key in TEXTS:

@@ -30,7 +30,9 @@ SHARED = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
-STORED = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<name>.+)\.(?P<kind>weight|bias)")
+STORED = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<name>.+?)(\.(?P<kind>weight|bias))?")
+UNSUFFIXED = ("_bias", "sinks", "A_log", ".D")
+"""Ends of transformers' names of tensors that are no module's weight or bias."""
 
 
 def same(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -64,8 +66,8 @@ def as_row(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def as_kernel(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """[channels, width] -> [channels, 1, width]: a depthwise convolution."""
-    return pieces[0].unsqueeze(1)
+    """[channels, width], also with dimensions of 1 -> [channels, 1, width]: a depthwise convolution."""
+    return pieces[0].reshape(-1, 1, pieces[0].shape[-1])
 
 
 def heads_unpaired(heads: int) -> Merge:
@@ -75,8 +77,9 @@ def heads_unpaired(heads: int) -> Merge:
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """Where transformers stores routed experts below "model.layers.N.". With `{}` for the expert's number: separate
-    gate, up and down tensors. Without: stacked, gate and up in one tensor, built by `pair` and `single`."""
+    """Where transformers stores routed experts below a layer's prefix. With `{}` for the expert's number: separate
+    gate, up and down tensors. Without: stacked, gate and up in one tensor, built by `pair` and `single`. `gate` is ""
+    for experts without one."""
 
     gate: str = "mlp.experts.{}.gate_proj.weight"
     up: str = "mlp.experts.{}.up_proj.weight"
@@ -91,7 +94,7 @@ class Names:
 
     `layers` extends and overrides LAYER; `outer`: tensors outside the layers; `biases`: which tensors can have one;
     `merges`: the conversion of a tensor, by its GGUF name within a layer; `more`: further recipes of a layer, given its
-    prefix; `ignored`: tensors that transformers does not use.
+    prefix; `ignored`: tensors that transformers does not use; `below`: what all names of layers begin with.
     """
 
     layers: Mapping[str, str] = field(default_factory=dict)
@@ -101,6 +104,7 @@ class Names:
     merges: Mapping[str, Merge] = field(default_factory=dict)
     more: Callable[[Mapping[str, TensorInfo], str], dict[str, TensorRecipe]] = lambda entries, layer: {}
     ignored: frozenset[str] = frozenset()
+    below: str = "model.layers."
 
 
 def recipes(entries: Mapping[str, TensorInfo], names: Names, layers: int) -> dict[str, TensorRecipe]:
@@ -116,16 +120,17 @@ def recipes(entries: Mapping[str, TensorInfo], names: Names, layers: int) -> dic
         if at is None and outer in names.outer and kind == "weight":
             made[f"{names.outer[outer]}.{kind}"] = TensorRecipe((TensorRows(stored),), entry.shape, same)
         elif at is not None and int(at["layer"]) < layers and at["name"] in targets:
-            if at["kind"] == "bias" and at["name"] not in names.biases:
-                continue  # unknown: reported below
             target, merge = targets[at["name"]], names.merges.get(at["name"], same)
+            allowed = at["name"] in names.biases if at["kind"] == "bias" else at["kind"] or target.endswith(UNSUFFIXED)
+            if not allowed:
+                continue  # unknown: reported below
             shape = tuple(merge([torch.empty(entry.shape, device="meta")]).shape)
-            suffix = "" if target.endswith(("_bias", "sinks")) else f".{at['kind']}"
-            made[f"model.layers.{at['layer']}.{target}{suffix}"] = TensorRecipe((TensorRows(stored),), shape, merge)
+            suffix = "" if target.endswith(UNSUFFIXED) else f".{at['kind']}"
+            made[f"{names.below}{at['layer']}.{target}{suffix}"] = TensorRecipe((TensorRows(stored),), shape, merge)
     for layer in range(layers):
-        made |= _experts(entries, names.experts, layer)
+        made |= _experts(entries, names.experts, layer, f"{names.below}{layer}.")
         extra = names.more(entries, f"blk.{layer}.")
-        made |= {f"model.layers.{layer}.{name}": recipe for name, recipe in extra.items()}
+        made |= {f"{names.below}{layer}.{name}": recipe for name, recipe in extra.items()}
     _refuse_unknown(entries, made, names.ignored, layers)
     return made
 
@@ -151,8 +156,8 @@ def _refuse_unknown(
 
 
 def routed(entries: Mapping[str, TensorInfo], layer: int) -> dict[str, list[TensorRows]]:
-    """Storage of one layer's routed experts: "gate", "up", "down" -> one stacked piece, or one per expert. Empty for a
-    layer without experts."""
+    """Storage of one layer's routed experts: "gate", "up", "down" -> one stacked piece, or one per expert. Without
+    "gate" where stacked experts have none; empty for a layer without experts."""
     prefix = f"blk.{layer}.ffn_"
     if f"{prefix}down_exps.weight" in entries:
         pieces = {part: [TensorRows(f"{prefix}{part}_exps.weight")] for part in ("gate", "up", "down")}
@@ -160,6 +165,8 @@ def routed(entries: Mapping[str, TensorInfo], layer: int) -> dict[str, list[Tens
         if both is not None:
             half, name = both.shape[1] // 2, f"{prefix}gate_up_exps.weight"
             pieces |= {"gate": [TensorRows(name, (0, half))], "up": [TensorRows(name, (half, 2 * half))]}
+        elif f"{prefix}gate_exps.weight" not in entries:
+            del pieces["gate"]
     else:  # before April 2024 each expert was a separate tensor
         count = sum(re.fullmatch(re.escape(prefix) + r"down\.\d+\.weight", name) is not None for name in entries)
         pieces = (
@@ -173,12 +180,17 @@ def routed(entries: Mapping[str, TensorInfo], layer: int) -> dict[str, list[Tens
     return pieces
 
 
-def _experts(entries: Mapping[str, TensorInfo], target: ExpertLayout, layer: int) -> dict[str, TensorRecipe]:
+def _experts(
+    entries: Mapping[str, TensorInfo], target: ExpertLayout, layer: int, prefix: str
+) -> dict[str, TensorRecipe]:
     parts = routed(entries, layer)
     if not parts:
         return {}
-    prefix = f"model.layers.{layer}."
-    if "{}" not in target.gate:
+    if not target.gate:
+        parts.pop("gate", None)  # reported as unknown
+    elif "gate" not in parts:
+        raise ModelError(f"This GGUF model lacks blk.{layer}.ffn_gate_exps.weight. Download it again.")
+    if "{}" not in target.down:
         return _stacked(entries, parts, target, prefix)
     count = len(parts["down"]) if len(parts["down"]) > 1 else entries[parts["down"][0].name].shape[0]
     made: dict[str, TensorRecipe] = {}

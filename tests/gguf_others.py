@@ -1,0 +1,182 @@
+"""What llama.cpp's converter writes for models of latent attention, of states and of sliding windows: keys and tensors.
+
+After conversion/*.py (base, deepseek, glm, mistral3, mamba, granite, nemotron, jamba, kimi_linear, mimo); names come
+from gguf's own map.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+
+from tests.architectures.trial import random_model
+from tests.gguf_metadata import ARCH
+
+Tensors = list[tuple[str, torch.Tensor]]
+Config = dict[str, Any]
+YARN = dict(
+    rope_type="yarn",
+    rope_theta=10000.0,
+    factor=16.0,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    original_max_position_embeddings=32,
+    mscale=1.0,
+    mscale_all_dim=1.0,
+)
+OTHERS: dict[str, dict[str, Any]] = {  # transformers' name -> ggml's, and what the checkpoint is made with
+    "glm_moe_dsa": dict(ggml="glm-dsa", indexer_types=["full", "full", "shared", "full"], routed_scaling_factor=2.5),
+    "deepseek_v32": dict(ggml="deepseek32", rope_parameters=YARN),
+    "glm4_moe_lite": dict(ggml="deepseek2", more={"tokenizer.ggml.pre": "glm4"}),
+    "mistral4": dict(
+        ggml="mistral4",
+        n_group=1,
+        first_k_dense_replace=0,
+        rope_parameters=dict(YARN, llama_4_scaling_beta=0.1),
+    ),
+}
+TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
+MAPPED = {"deepseek32": "glm-dsa"}
+"""Architectures that the installed gguf package does not know -> one with the same names."""
+
+
+def make_other(arch: str, directory: Path, **overrides: Any) -> Path:
+    """Write a random checkpoint of a key of OTHERS: every tensor has values of its own."""
+    model = random_model(arch, **overrides)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 and "bias" not in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(directory, max_shard_size="1GB")
+    return directory
+
+
+def keys(ggml: str, config: Config) -> dict[str, Any]:
+    """Metadata of sizes and settings, and special tokens."""
+    found = {f"{ggml}.{key}": value for key, value in (_base(config) | OWN[ggml](config)).items()}
+    for token, name in TOKENS.items():
+        if config.get(f"{token}_token_id") is not None:
+            found[f"tokenizer.ggml.{name}_token_id"] = config[f"{token}_token_id"]
+    return found
+
+
+def convert(ggml: str, config: Config, key: str, tensor: torch.Tensor) -> Tensors:
+    """One checkpoint tensor as llama.cpp stores it; experts still one by one."""
+    if re.search(r"\.experts\.\d+\.", key):
+        return [(key, tensor)]
+    if key.endswith("kv_b_proj.weight"):
+        return _split_keys_and_values(config, key, tensor)
+    if key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        key += ".weight"
+    key = key.replace("e_score_correction_bias", "e_score_correction.bias")
+    return [(_mapped(ggml, config, key), tensor)]
+
+
+def _mapped(ggml: str, config: Config, key: str) -> str:
+    names = gguf.get_tensor_name_map(ARCH[MAPPED.get(ggml, ggml)], config["num_hidden_layers"])
+    name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+    assert name is not None, key
+    return name
+
+
+def _split_keys_and_values(config: Config, key: str, tensor: torch.Tensor) -> Tensors:
+    layer = key.split(".")[2]
+    parts = tensor.view(config["num_attention_heads"], -1, tensor.shape[-1])
+    k, v = parts.split([config["qk_nope_head_dim"], config["v_head_dim"]], dim=1)
+    return [(f"blk.{layer}.attn_k_b.weight", k.transpose(1, 2)), (f"blk.{layer}.attn_v_b.weight", v)]
+
+
+def _first(config: Config, *names: str) -> Any:
+    return next((config[name] for name in names if config.get(name) is not None), None)
+
+
+def _base(config: Config) -> dict[str, Any]:
+    """TextModel.set_gguf_parameters."""
+    rope = config.get("rope_parameters") or {}
+    found = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": _first(config, "max_position_embeddings", "model_max_length"),
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config.get("intermediate_size"),
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "rope.freq_base": rope.get("rope_theta"),
+        "attention.layer_norm_rms_epsilon": _first(config, "rms_norm_eps", "norm_eps"),
+        "attention.layer_norm_epsilon": config.get("layer_norm_epsilon"),
+        "expert_count": _first(config, "num_local_experts", "num_experts"),
+        "expert_used_count": _first(config, "num_experts_per_tok", "num_experts_per_token"),
+        "expert_group_count": config.get("n_group"),
+        "expert_group_used_count": config.get("topk_group"),
+        "attention.key_length": config.get("head_dim"),
+        "attention.value_length": config.get("head_dim"),
+    }
+    if rope.get("rope_type") == "yarn":
+        found |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": rope["factor"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+            "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+        }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _dense_lead(config: Config) -> int:
+    kinds: list[str] = config.get("mlp_layer_types") or []
+    return config.get("first_k_dense_replace", kinds.index("sparse") if kinds else 0)
+
+
+def _latent(config: Config) -> dict[str, Any]:
+    """DeepseekV2Model.set_gguf_parameters."""
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    found = {
+        "attention.head_count_kv": 1,
+        "leading_dense_block_count": _dense_lead(config),
+        "vocab_size": config["vocab_size"],
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + rotated,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+        "attention.value_length_mla": config["v_head_dim"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_count": config["n_routed_experts"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "rope.dimension_count": rotated,
+    }
+    if config["norm_topk_prob"]:
+        found["expert_weights_norm"] = True
+    if config["model_type"] != "mistral4":  # config.json of the others says "scoring_func": "sigmoid"
+        found["expert_gating_func"] = int(gguf.ExpertGatingFuncType.SIGMOID)
+    if "mscale_all_dim" in config["rope_parameters"]:
+        found["rope.scaling.yarn_log_multiplier"] = 0.1 * config["rope_parameters"]["mscale_all_dim"]
+    return found
+
+
+def _indexed(config: Config) -> dict[str, Any]:
+    found = _latent(config) | {
+        "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk"],
+    }
+    if "indexer_types" in config:
+        found["attention.indexer.types"] = [kind == "full" for kind in config["indexer_types"]]
+    return found
+
+
+def _mistral(config: Config) -> dict[str, Any]:
+    return _latent(config) | {"attention.temperature_scale": config["rope_parameters"]["llama_4_scaling_beta"]}
+
+
+OWN: dict[str, Callable[[Config], dict[str, Any]]] = {
+    "deepseek2": _latent,
+    "deepseek32": _indexed,
+    "glm-dsa": _indexed,
+    "mistral4": _mistral,
+}

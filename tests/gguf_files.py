@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.checkpoints import make_checkpoint
 from tests.gguf_blocks import blocks
 from tests.gguf_metadata import ARCH, add_metadata
-from tests.gguf_others import OTHERS, keys, make_other
+from tests.gguf_others import OTHERS, keys, layer_count, make_other
 from tests.gguf_others import convert as convert_other
 
 T = gguf.GGMLQuantizationType
@@ -121,7 +121,7 @@ def write_gguf(
     if convert_names:
         how = convert_other if other else convert
         tensors = {name: tensor for key, value in weights.items() for name, tensor in how(ggml, config, key, value)}
-        tensors = stack(tensors, config["num_hidden_layers"])
+        tensors = stack(tensors, layer_count(config))
     groups = [list(tensors)[i::parts] for i in range(parts)]
     for number, names in enumerate(groups):
         path = directory / (f"model-{number + 1:05}-of-{parts:05}.gguf" if parts > 1 else "model.gguf")

@@ -39,6 +39,25 @@ OTHERS: dict[str, dict[str, Any]] = {  # transformers' name -> ggml's, and what 
         first_k_dense_replace=0,
         rope_parameters=dict(YARN, llama_4_scaling_beta=0.1),
     ),
+    "nemotron_h": dict(
+        ggml="nemotron_h_moe",
+        chunk_size=128,  # transformers' default: no file says it
+        routed_scaling_factor=2.5,
+        sliding_window=None,
+        moe_latent_size=32,
+    ),
+    "granitemoehybrid": dict(
+        ggml="granitehybrid",
+        attention_multiplier=0.22,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.3,
+        logits_scaling=6.0,
+        mamba_chunk_size=256,
+        mamba_n_groups=2,
+        tie_word_embeddings=True,
+    ),
+    "jamba": dict(ggml="jamba"),
+    "kimi_linear": dict(ggml="kimi-linear", q_lora_rank=None, n_group=1),
 }
 TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
 MAPPED = {"deepseek32": "glm-dsa"}
@@ -69,16 +88,45 @@ def convert(ggml: str, config: Config, key: str, tensor: torch.Tensor) -> Tensor
     """One checkpoint tensor as llama.cpp stores it; experts still one by one."""
     if re.search(r"\.experts\.\d+\.", key):
         return [(key, tensor)]
+    if key.endswith("input_linear.weight"):
+        layer, kind = key.split(".")[2], "exps" if "sparse" in key else "shexp"
+        gate, up = tensor.chunk(2, dim=-2)
+        return [(f"blk.{layer}.ffn_gate_{kind}.weight", gate), (f"blk.{layer}.ffn_up_{kind}.weight", up)]
     if key.endswith("kv_b_proj.weight"):
         return _split_keys_and_values(config, key, tensor)
     if key.endswith(("experts.gate_up_proj", "experts.down_proj")):
         key += ".weight"
     key = key.replace("e_score_correction_bias", "e_score_correction.bias")
-    return [(_mapped(ggml, config, key), tensor)]
+    key = re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", key)  # as Kimi's own checkpoint has it
+    key = re.sub(r"\.dt_bias$", ".dt.bias" if ggml == "nemotron_h_moe" else ".dt_proj.bias", key)
+    if ggml == "granitehybrid" and re.search(r"self_attn\.[qk]_proj", key):  # halves to pairs
+        heads = config["num_attention_heads" if ".q_proj" in key else "num_key_value_heads"]
+        tensor = tensor.reshape(heads, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
+    return [(_mapped(ggml, config, key), _state(ggml, config, key, tensor))]
+
+
+def _state(ggml: str, config: Config, key: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of a layer that keeps a state, as it is stored."""
+    if key.endswith("_log"):
+        tensor = -torch.exp(tensor)
+    if ggml == "kimi-linear" and "_conv1d" in key:
+        return tensor.reshape(1, tensor.shape[0], 1, tensor.shape[-1])
+    if "conv1d.weight" in key:
+        return tensor.squeeze()
+    if ggml in ("nemotron_h_moe", "granitehybrid"):
+        if key.endswith((".A_log", ".D")):
+            return tensor.reshape(-1, 1)
+        if key.endswith(("mixer.norm.weight", "mamba.norm.weight")):
+            return tensor.reshape(_first(config, "n_groups", "mamba_n_groups"), -1)
+    return tensor
+
+
+def layer_count(config: Config) -> int:
+    return config.get("num_hidden_layers") or len(config["layers_block_type"])
 
 
 def _mapped(ggml: str, config: Config, key: str) -> str:
-    names = gguf.get_tensor_name_map(ARCH[MAPPED.get(ggml, ggml)], config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(ARCH[MAPPED.get(ggml, ggml)], layer_count(config))
     name = names.get_name(key, try_suffixes=(".weight", ".bias"))
     assert name is not None, key
     return name
@@ -99,7 +147,7 @@ def _base(config: Config) -> dict[str, Any]:
     """TextModel.set_gguf_parameters."""
     rope = config.get("rope_parameters") or {}
     found = {
-        "block_count": config["num_hidden_layers"],
+        "block_count": layer_count(config),
         "context_length": _first(config, "max_position_embeddings", "model_max_length"),
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config.get("intermediate_size"),
@@ -174,9 +222,89 @@ def _mistral(config: Config) -> dict[str, Any]:
     return _latent(config) | {"attention.temperature_scale": config["rope_parameters"]["llama_4_scaling_beta"]}
 
 
+def _nemotron(config: Config) -> dict[str, Any]:
+    """GraniteHybridModel's, then NemotronHModel's."""
+    kinds = config["layers_block_type"]
+    heads, width = config["mamba_num_heads"], config["moe_intermediate_size"]
+    return {
+        "context_length": 1 << 20,
+        "rope.scaling.finetuned": False,
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],  # config.json says it as norm_eps, too
+        "attention.head_count_kv": [config["num_key_value_heads"] * (kind == "full_attention") for kind in kinds],
+        "feed_forward_length": [width * (kind == "moe") for kind in kinds],
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.state_size": config["ssm_state_size"],
+        "ssm.group_count": config["n_groups"],
+        "ssm.inner_size": heads * config["mamba_head_dim"],
+        "ssm.time_step_rank": heads,
+        "expert_count": config["n_routed_experts"],
+        "expert_feed_forward_length": width,
+        "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "moe_latent_size": config["moe_latent_size"],
+    }
+
+
+def _granite(config: Config) -> dict[str, Any]:
+    kinds = config["layer_types"]
+    return {
+        "context_length": 1 << 20,
+        "rope.scaling.finetuned": False,
+        "attention.scale": config["attention_multiplier"],
+        "embedding_scale": config["embedding_multiplier"],
+        "residual_scale": config["residual_multiplier"],
+        "logit_scale": config["logits_scaling"],
+        "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+        "attention.head_count_kv": [config["num_key_value_heads"] * (kind == "full_attention") for kind in kinds],
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.group_count": config["mamba_n_groups"],
+        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+        "ssm.time_step_rank": config["mamba_n_heads"],
+    }
+
+
+def _jamba(config: Config) -> dict[str, Any]:
+    offset, period = config["attn_layer_offset"], config["attn_layer_period"]
+    attends = [n >= offset and (n - offset) % period == 0 for n in range(config["num_hidden_layers"])]
+    return {
+        "attention.head_count_kv": [config["num_key_value_heads"] * here for here in attends],
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.time_step_rank": config["mamba_dt_rank"],
+    }
+
+
+def _kimi(config: Config) -> dict[str, Any]:
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    return {
+        "vocab_size": config["vocab_size"],
+        "attention.head_count_kv": [int(kind == "full_attention") for kind in config["layer_types"]],
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "kda.head_dim": config["linear_head_dim"],
+        "attention.kv_lora_rank": rank,
+        "rope.dimension_count": rotated,
+        "attention.key_length": rank + rotated,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+        "attention.value_length_mla": config["v_head_dim"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["num_shared_experts"],
+        "leading_dense_block_count": _dense_lead(config),
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+    }
+
+
 OWN: dict[str, Callable[[Config], dict[str, Any]]] = {
     "deepseek2": _latent,
     "deepseek32": _indexed,
     "glm-dsa": _indexed,
     "mistral4": _mistral,
+    "nemotron_h_moe": _nemotron,
+    "granitehybrid": _granite,
+    "jamba": _jamba,
+    "kimi-linear": _kimi,
 }

@@ -17,7 +17,10 @@ from tests.gguf_files import make_gguf
 from tests.gguf_others import OTHERS
 from tests.selection import layered
 
-UNSAID: dict[str, set[str]] = {}
+UNSAID = {
+    "granitemoehybrid": {"max_position_embeddings"},
+    "nemotron_h": {"max_position_embeddings", "intermediate_size"},
+}
 """Fields that a file does not say, or says otherwise."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.importing.sources.gguf import configs, configs_latent
+from core.importing.sources.gguf import configs, configs_latent, configs_states, states
 from core.importing.sources.gguf.facts import ModelMetadata
 from core.importing.sources.gguf.layout import (
     DENSE,
@@ -29,7 +29,7 @@ from core.importing.sources.gguf.layout import (
     turned,
     woven,
 )
-from core.importing.sources.gguf.tensors import TensorRecipe, TensorRows
+from core.importing.sources.gguf.tensors import Merge, TensorRecipe, TensorRows
 from core.system.gguf import TensorInfo
 
 BLOCK_SPARSE = {"ffn_gate_inp": "block_sparse_moe.gate"}
@@ -38,6 +38,8 @@ BY_NUMBER = ExpertLayout(
     "block_sparse_moe.experts.{}.w3.weight",
     "block_sparse_moe.experts.{}.w2.weight",
 )
+GRANITE = {"ffn_gate_inp": "block_sparse_moe.router.layer", "ffn_down_shexp": "shared_mlp.output_linear"}
+GRANITE_EXPERTS = ExpertLayout("block_sparse_moe.input_linear.weight", "", "block_sparse_moe.output_linear.weight")
 CORRECTION = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
 QKV = frozenset({"attn_q", "attn_k", "attn_v"})
 ONE_SHARED = {name: target.replace("experts", "expert") for name, target in SHARED.items()}
@@ -80,9 +82,10 @@ class Architecture:
     settings: frozenset[str] = frozenset()
 
 
-def _unpaired(facts: ModelMetadata) -> dict[str, Any]:
+def _unpaired(facts: ModelMetadata) -> dict[str, Merge]:
     heads = facts.need("attention.head_count")
-    return {"attn_q": heads_unpaired(heads), "attn_k": heads_unpaired(facts.get("attention.head_count_kv", heads))}
+    shared = max(facts.by_layer("attention.head_count_kv", heads))  # 0 in layers without attention
+    return {"attn_q": heads_unpaired(heads), "attn_k": heads_unpaired(shared)}
 
 
 def _granite_shared(entries: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorRecipe]:
@@ -146,8 +149,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granitemoe": Architecture(
         configs.granite,
         lambda f: Names(
-            {"ffn_gate_inp": "block_sparse_moe.router.layer", "ffn_down_shexp": "shared_mlp.output_linear"},
-            experts=ExpertLayout("block_sparse_moe.input_linear.weight", "", "block_sparse_moe.output_linear.weight"),
+            GRANITE,
+            experts=GRANITE_EXPERTS,
             merges=_unpaired(f),
             more=_granite_shared,
         ),
@@ -195,6 +198,53 @@ ARCHITECTURES: dict[str, Architecture] = {
         ),
         frozenset({"attention.temperature_scale"}),
     ),
+    "nemotron_h_moe": Architecture(
+        configs_states.nemotron_h,
+        lambda f: Names(
+            states.mamba2("mixer") | states.NEMOTRON,
+            states.NEMOTRON_OUTER,
+            ExpertLayout("", "mixer.experts.{}.up_proj.weight", "mixer.experts.{}.down_proj.weight"),
+            states.MAMBA2_BIASES | set(CORRECTION),
+            states.MAMBA2_MERGES,
+            below="backbone.layers.",
+        ),
+        frozenset({"moe_latent_size"}),
+    ),
+    "granitehybrid": Architecture(
+        configs_states.granite_hybrid,
+        lambda f: Names(
+            GRANITE | states.mamba2("mamba"),
+            experts=GRANITE_EXPERTS,
+            biases=states.MAMBA2_BIASES,
+            merges={**states.MAMBA2_MERGES, **_unpaired(f)},
+            more=_granite_shared,
+        ),
+    ),
+    "jamba": Architecture(
+        configs_states.jamba,
+        lambda f: Names(
+            states.JAMBA,
+            {**OUTER, "output_norm": "model.final_layernorm"},
+            ExpertLayout(*(f"feed_forward.experts.{{}}.{part}_proj.weight" for part in ("gate", "up", "down"))),
+            states.MAMBA2_BIASES,
+            {"ssm_conv1d": as_kernel, "ssm_a": states.as_log},
+        ),
+    ),
+    "kimi-linear": Architecture(
+        configs_states.kimi_linear,
+        lambda f: Names(
+            MLA | states.KIMI,
+            experts=BY_NUMBER,
+            biases=frozenset({"exp_probs_b", "ssm_dt"}),
+            merges={
+                "ssm_a": states.log_of_kimi,
+                "ssm_norm": states.flat,
+                **{f"ssm_conv1d_{part}": as_kernel for part in ("q", "k", "v")},
+            },
+            more=_kv_b,
+            ignored=frozenset({"attn_k_b", "attn_v_b"}),
+        ),
+    ),
     "ernie4_5-moe": Architecture(
         configs.ernie,
         lambda f: Names(
@@ -228,7 +278,9 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-SCALED = frozenset({"glm4moe", "dots1", "deepseek2", "deepseek32", "glm-dsa", "mistral4"})
+SCALED = frozenset(
+    {"glm4moe", "dots1", "deepseek2", "deepseek32", "glm-dsa", "mistral4", "nemotron_h_moe", "kimi-linear"}
+)
 """Architectures with a routed_scaling_factor."""
 
 

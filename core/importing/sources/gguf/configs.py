@@ -72,15 +72,22 @@ def granite(facts: ModelMetadata) -> dict[str, Any]:
     return (
         c.common(facts, *kind)
         | {
+            **multipliers(facts),
             "num_local_experts": c.experts(facts),
             "intermediate_size": facts.expert_size(),
-            "attention_multiplier": facts.get("attention.scale", c.head_dim(facts) ** -0.5),
-            "embedding_multiplier": facts.get("embedding_scale", 1.0),
-            "residual_multiplier": facts.get("residual_scale", 1.0),
-            "logits_scaling": facts.get("logit_scale", 1.0),
         }
         | ({"shared_intermediate_size": shared} if shared else {})
     )
+
+
+def multipliers(facts: ModelMetadata) -> dict[str, Any]:
+    """Granite's scales."""
+    return {
+        "attention_multiplier": facts.get("attention.scale", c.head_dim(facts) ** -0.5),
+        "embedding_multiplier": facts.get("embedding_scale", 1.0),
+        "residual_multiplier": facts.get("residual_scale", 1.0),
+        "logits_scaling": facts.get("logit_scale", 1.0),
+    }
 
 
 def gpt_oss(facts: ModelMetadata) -> dict[str, Any]:
@@ -132,6 +139,13 @@ def grouped(facts: ModelMetadata, unsaid: tuple[int, int] = (1, 1)) -> dict[str,
         "n_shared_experts": c.shared_experts(facts),
         "first_k_dense_replace": facts.dense_lead,
         "intermediate_size": c.dense_size(facts),
+        **routing(facts, unsaid),
+    }
+
+
+def routing(facts: ModelMetadata, unsaid: tuple[int, int] = (1, 1)) -> dict[str, Any]:
+    """How experts are chosen and weighed, in the manner of DeepSeek-V3. `unsaid` as for `grouped`."""
+    return {
         "routed_scaling_factor": facts.get("expert_weights_scale") or 1.0,
         "norm_topk_prob": bool(facts.get("expert_weights_norm", False)),
         "n_group": facts.get("expert_group_count") or unsaid[0],

@@ -66,8 +66,10 @@ def as_row(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def as_kernel(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """[channels, width], also with dimensions of 1 -> [channels, 1, width]: a depthwise convolution."""
-    return pieces[0].reshape(-1, 1, pieces[0].shape[-1])
+    """[channels, width], also with dimensions of 1 -> [channels, 1, width]: a depthwise convolution. A bias stays
+    unchanged."""
+    stored = pieces[0]
+    return stored if stored.dim() == 1 else stored.reshape(-1, 1, stored.shape[-1])
 
 
 def heads_unpaired(heads: int) -> Merge:

@@ -1,0 +1,138 @@
+"""Configs of the supported GGUF architectures some of whose layers keep a state, as `configs` has those of the others.
+
+What a file does not say, and what therefore has transformers' default: the length of the pieces in which a state is
+computed (chunk_size), and the bounds of its time steps (time_step_min).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from core.errors import ModelError
+from core.importing.sources.gguf import config_parts as c
+from core.importing.sources.gguf.configs import multipliers, routing
+from core.importing.sources.gguf.configs_latent import latent
+from core.importing.sources.gguf.facts import ModelMetadata
+from core.system.gguf import damaged
+
+
+def _kinds(facts: ModelMetadata) -> list[str]:
+    """By layer, as transformers calls them: those without heads of keys keep a state."""
+    heads = facts.by_layer("attention.head_count_kv")
+    return ["full_attention" if count else "linear_attention" for count in heads]
+
+
+def _without(config: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in names}
+
+
+def _divided(facts: ModelMetadata, key: str, parts: int) -> int:
+    """A size in metadata over a number of parts. Raises ModelError where it is no multiple."""
+    whole = int(facts.need(key))
+    if whole % parts:
+        raise damaged(facts.file, f"its {key} of {whole:,} is no multiple of {parts:,}")
+    return whole // parts
+
+
+def nemotron_h(facts: ModelMetadata) -> dict[str, Any]:
+    c.scored(facts, c.SIGMOID)
+    config, moe = c.common(facts, "nemotron_h", "NemotronHForCausalLM"), facts.moe_layers
+    shared, narrow = (f"blk.{moe[0]}.ffn_{part}.weight" for part in ("down_shexp", "latent_down"))
+    heads = facts.need("ssm.time_step_rank")
+    return _without(config, "rope_parameters", "hidden_act", "rms_norm_eps") | {
+        **routing(facts),
+        "layers_block_type": ["moe" if n in moe else kind for n, kind in enumerate(_kinds(facts))],
+        "layer_norm_epsilon": config["rms_norm_eps"],
+        "head_dim": c.head_dim(facts),
+        "n_routed_experts": c.experts(facts),
+        "n_shared_experts": facts.get("expert_shared_count", 1),
+        "moe_intermediate_size": facts.expert_size(),
+        "moe_shared_expert_intermediate_size": facts.shape(shared)[-1],
+        "moe_latent_size": facts.shape(narrow)[0] if narrow in facts.entries else None,
+        "mamba_num_heads": heads,
+        "mamba_head_dim": _divided(facts, "ssm.inner_size", heads),
+        "n_groups": facts.need("ssm.group_count"),
+        "ssm_state_size": facts.need("ssm.state_size"),
+        "conv_kernel": facts.need("ssm.conv_kernel"),
+        "use_conv_bias": facts.has("ssm_conv1d.bias"),
+    }
+
+
+def granite_hybrid(facts: ModelMetadata) -> dict[str, Any]:
+    heads = facts.need("ssm.time_step_rank")
+    config = c.common(facts, "granitemoehybrid", "GraniteMoeHybridForCausalLM")
+    return config | {
+        **multipliers(facts),
+        "num_local_experts": c.experts(facts),
+        "intermediate_size": facts.expert_size(),
+        "shared_intermediate_size": facts.shape(facts.first("ffn_down_shexp.weight"))[-1],
+        "layer_types": _kinds(facts),
+        "position_embedding_type": "rope" if facts.get("rope.scaling.finetuned", True) else None,
+        "mamba_n_heads": heads,
+        "mamba_d_head": _divided(facts, "ssm.inner_size", heads),
+        "mamba_expand": _divided(facts, "ssm.inner_size", config["hidden_size"]),
+        "mamba_n_groups": facts.need("ssm.group_count"),
+        "mamba_d_state": facts.need("ssm.state_size"),
+        "mamba_d_conv": facts.need("ssm.conv_kernel"),
+        "mamba_conv_bias": facts.has("ssm_conv1d.bias"),
+    }
+
+
+def jamba(facts: ModelMetadata) -> dict[str, Any]:
+    c.scored(facts, c.SOFTMAX)
+    c.normed(facts, False)
+    config = c.common(facts, "jamba", "JambaForCausalLM")
+    attends = [n for n, kind in enumerate(_kinds(facts)) if kind == "full_attention"]
+    (attention_period, attention_offset), (period, offset) = (
+        _spaced(facts, layers) for layers in (attends, facts.moe_layers)
+    )
+    return _without(config, "rope_parameters") | {
+        "num_experts": c.experts(facts),
+        "intermediate_size": facts.expert_size(),
+        "attn_layer_period": attention_period,
+        "attn_layer_offset": attention_offset,
+        "expert_layer_period": period,
+        "expert_layer_offset": offset,
+        "mamba_expand": _divided(facts, "ssm.inner_size", config["hidden_size"]),
+        "mamba_d_state": facts.need("ssm.state_size"),
+        "mamba_d_conv": facts.need("ssm.conv_kernel"),
+        "mamba_dt_rank": facts.need("ssm.time_step_rank"),
+        "mamba_conv_bias": facts.has("ssm_conv1d.bias"),
+    }
+
+
+def _spaced(facts: ModelMetadata, layers: Sequence[int]) -> tuple[int, int]:
+    """(period, offset) of evenly spaced layers. Raises ModelError when they are not."""
+    period = layers[1] - layers[0] if len(layers) > 1 else facts.layers
+    if not layers or layers[0] >= period or list(layers) != list(range(layers[0], facts.layers, period)):
+        raise ModelError(
+            "This GGUF model's layers with attention or with experts are not evenly spaced, as its architecture has "
+            "them in transformers. Import the model's safetensors version instead."
+        )
+    return period, layers[0]
+
+
+def kimi_linear(facts: ModelMetadata) -> dict[str, Any]:
+    c.scored(facts, c.SIGMOID)
+    c.normed(facts, True)  # no key; llama.cpp does it for all
+    config = c.common(facts, "kimi_linear", "KimiLinearForCausalLM")
+    moe, route = set(facts.moe_layers), routing(facts)
+    return _without(config, "rope_parameters", "max_position_embeddings", "num_experts_per_tok") | {
+        **latent(facts),
+        "model_max_length": config["max_position_embeddings"],
+        "num_experts": c.experts(facts),
+        "num_experts_per_token": config["num_experts_per_tok"],
+        "num_shared_experts": c.shared_experts(facts),
+        "moe_intermediate_size": facts.expert_size(),
+        "intermediate_size": c.dense_size(facts),
+        "routed_scaling_factor": route["routed_scaling_factor"],
+        "moe_renormalize": True,
+        "num_expert_group": route["n_group"],
+        "topk_group": route["topk_group"],
+        "layer_types": _kinds(facts),
+        "mlp_layer_types": ["sparse" if n in moe else "dense" for n in range(facts.layers)],
+        "linear_head_dim": facts.need("kda.head_dim"),
+        "linear_num_heads": facts.shape(facts.first("ssm_beta.weight"))[0],
+        "linear_conv_kernel_dim": facts.need("ssm.conv_kernel"),
+    }

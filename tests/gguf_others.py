@@ -57,6 +57,17 @@ OTHERS: dict[str, dict[str, Any]] = {  # transformers' name -> ggml's, and what 
         tie_word_embeddings=True,
     ),
     "jamba": dict(ggml="jamba"),
+    "mimo_v2_flash": dict(
+        ggml="mimo2",
+        v_head_dim=8,
+        n_group=1,
+        attention_value_scale=0.612,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        rope_parameters=dict(
+            full_attention=dict(rope_type="default", rope_theta=5e6, partial_rotary_factor=0.5),
+            sliding_attention=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5),
+        ),
+    ),
     "kimi_linear": dict(ggml="kimi-linear", q_lora_rank=None, n_group=1),
 }
 TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
@@ -97,6 +108,7 @@ def convert(ggml: str, config: Config, key: str, tensor: torch.Tensor) -> Tensor
     if key.endswith(("experts.gate_up_proj", "experts.down_proj")):
         key += ".weight"
     key = key.replace("e_score_correction_bias", "e_score_correction.bias")
+    key += ".weight" if key.endswith("attention_sink_bias") else ""
     key = re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", key)  # as Kimi's own checkpoint has it
     key = re.sub(r"\.dt_bias$", ".dt.bias" if ggml == "nemotron_h_moe" else ".dt_proj.bias", key)
     if ggml == "granitehybrid" and re.search(r"self_attn\.[qk]_proj", key):  # halves to pairs
@@ -145,7 +157,8 @@ def _first(config: Config, *names: str) -> Any:
 
 def _base(config: Config) -> dict[str, Any]:
     """TextModel.set_gguf_parameters."""
-    rope = config.get("rope_parameters") or {}
+    parts = config.get("rope_parameters") or {}
+    rope = parts.get("full_attention", parts)
     found = {
         "block_count": layer_count(config),
         "context_length": _first(config, "max_position_embeddings", "model_max_length"),
@@ -154,6 +167,7 @@ def _base(config: Config) -> dict[str, Any]:
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
         "rope.freq_base": rope.get("rope_theta"),
+        "rope.freq_base_swa": parts.get("sliding_attention", {}).get("rope_theta"),
         "attention.layer_norm_rms_epsilon": _first(config, "rms_norm_eps", "norm_eps"),
         "attention.layer_norm_epsilon": config.get("layer_norm_epsilon"),
         "expert_count": _first(config, "num_local_experts", "num_experts"),
@@ -278,6 +292,25 @@ def _jamba(config: Config) -> dict[str, Any]:
     }
 
 
+def _mimo(config: Config) -> dict[str, Any]:
+    ahead = 3
+    slides = [*(int(kind == "sliding_attention") for kind in config["layer_types"]), *[1] * ahead]
+    part = config["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+    return {
+        "block_count": config["num_hidden_layers"] + ahead,
+        "nextn_predict_layers": ahead,
+        "attention.head_count_kv": [config["num_key_value_heads"] * (1 + here) for here in slides],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": slides,
+        "attention.value_length": config["v_head_dim"],
+        "attention.value_scale": config["attention_value_scale"],
+        "expert_count": config["n_routed_experts"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+        "rope.dimension_count": int(config["head_dim"] * part),
+    }
+
+
 def _kimi(config: Config) -> dict[str, Any]:
     rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
     return {
@@ -306,5 +339,6 @@ OWN: dict[str, Callable[[Config], dict[str, Any]]] = {
     "nemotron_h_moe": _nemotron,
     "granitehybrid": _granite,
     "jamba": _jamba,
+    "mimo2": _mimo,
     "kimi-linear": _kimi,
 }

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.importing.sources.gguf import configs, configs_latent, configs_states, states
+from core.importing.sources.gguf import configs, configs_latent, configs_states, configs_windowed, states
 from core.importing.sources.gguf.facts import ModelMetadata
 from core.importing.sources.gguf.layout import (
     DENSE,
@@ -230,6 +230,13 @@ ARCHITECTURES: dict[str, Architecture] = {
             {"ssm_conv1d": as_kernel, "ssm_a": states.as_log},
         ),
     ),
+    "mimo2": Architecture(
+        configs_windowed.mimo_v2,
+        lambda f: Names(
+            DENSE | CORRECTION | {"attn_sinks": "self_attn.attention_sink_bias"}, biases=frozenset(CORRECTION)
+        ),
+        frozenset({"attention.value_scale"}),
+    ),
     "kimi-linear": Architecture(
         configs_states.kimi_linear,
         lambda f: Names(
@@ -279,9 +286,11 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 SCALED = frozenset(
-    {"glm4moe", "dots1", "deepseek2", "deepseek32", "glm-dsa", "mistral4", "nemotron_h_moe", "kimi-linear"}
+    {"glm4moe", "dots1", "deepseek2", "deepseek32", "glm-dsa", "mistral4", "nemotron_h_moe", "kimi-linear", "mimo2"}
 )
 """Architectures with a routed_scaling_factor."""
+WINDOWED = frozenset({"gpt-oss", "mimo2"})
+"""Architectures with a sliding window."""
 
 
 def architecture_of(facts: ModelMetadata) -> Architecture:
@@ -298,7 +307,7 @@ def architecture_of(facts: ModelMetadata) -> Architecture:
             f"This GGUF model ({facts.architecture}) has no experts: it is not a Mixture-of-Experts "
             "model. Choose another model."
         )
-    if facts.architecture != "gpt-oss" and facts.get("attention.sliding_window"):
+    if facts.architecture not in WINDOWED and facts.get("attention.sliding_window"):
         raise ModelError(
             "This GGUF model uses a sliding window, which its architecture does not have in transformers. "
             "Import the model's safetensors version instead."

@@ -17,11 +17,12 @@ SOFTMAX, SIGMOID = 1, 2  # ggml's ids of router scoring functions
 TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
-def common(facts: ModelMetadata, model_type: str, kind: str) -> dict[str, Any]:
-    """The config values common to all decoders. `kind` is the model class."""
+def common(facts: ModelMetadata, model_type: str, kind: str, shared: int | None = None) -> dict[str, Any]:
+    """The config values common to all decoders. `kind` is the model class; `shared`: the heads of keys and values to
+    state, where layers may differ in them."""
     heads = facts.need("attention.head_count")
-    shared = {count for count in facts.by_layer("attention.head_count_kv", heads) if count}  # 0: no attention there
-    if len(shared) != 1:
+    counts = {count for count in facts.by_layer("attention.head_count_kv", heads) if count}  # 0: no attention there
+    if shared is None and len(counts) != 1:
         raise ModelError(
             "The layers of this GGUF model differ in their heads, which Moestro does not support. Import "
             "the model's safetensors version instead."
@@ -34,7 +35,7 @@ def common(facts: ModelMetadata, model_type: str, kind: str) -> dict[str, Any]:
         "vocab_size": vocab,
         "num_hidden_layers": facts.layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": shared.pop(),
+        "num_key_value_heads": shared or counts.pop(),
         "max_position_embeddings": facts.need("context_length"),
         "rms_norm_eps": facts.need("attention.layer_norm_rms_epsilon"),
         "rope_parameters": rope(facts),

@@ -11,11 +11,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from core.hf import CheckpointReader, meta_skeleton
+from core.importing import import_model
 from core.importing.sources import open_source
+from core.memory.pack import Manifest
 from tests.architectures.trial import writers
-from tests.gguf_files import make_gguf
+from tests.gguf_files import experts_in, make_gguf
 from tests.gguf_others import OTHERS
 from tests.selection import layered
+from tests.sources.test_imported import ours, theirs
 
 UNSAID = {
     "granitemoehybrid": {"max_position_embeddings"},
@@ -85,3 +88,12 @@ def test_the_config_says_what_the_model_was_made_with(arch: str, tmp_path: Path)
     differing = {name: (found.get(name), value) for name, value in wanted.items() if found.get(name) != value}
     del differing["_name_or_path"]
     assert set(differing) <= UNSAID.get(arch, set()), differing
+
+
+@pytest.mark.long(0.3)
+@pytest.mark.parametrize("arch", ["nemotron_h", "glm_moe_dsa", "kimi_linear"])
+def test_imported_and_loaded_it_has_the_logits_of_its_dequantised_weights(arch: str, tmp_path: Path) -> None:
+    _, file = make_gguf(arch, tmp_path, experts_in("Q8_0"))
+    pack = import_model(str(file), tmp_path / "pack")
+    assert Manifest.load(pack).format == "int8-g32"
+    assert torch.equal(ours(pack), theirs(file, tmp_path / "reference"))

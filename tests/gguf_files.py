@@ -10,13 +10,15 @@ from typing import Any
 
 import gguf
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import make_checkpoint
 from tests.gguf_blocks import blocks
+from tests.gguf_converters import CONVERT
 from tests.gguf_metadata import ARCH, add_metadata
 
 T = gguf.GGMLQuantizationType
+PERIOD = ["linear_attention"] * 3 + ["full_attention"]
 ARCHITECTURES: dict[str, dict[str, Any]] = {  # transformers' name -> ggml's, and what the checkpoint is made with
     "mixtral": dict(ggml="llama"),
     "qwen2_moe": dict(ggml="qwen2moe"),
@@ -63,6 +65,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {  # transformers' name -> ggml's, an
     ),
     "ernie4_5_moe": dict(ggml="ernie4_5-moe", tie_word_embeddings=True),
     "lfm2_moe": dict(ggml="lfm2moe"),
+    "qwen3_5_moe_text": dict(ggml="qwen35moe", layer_types=PERIOD, num_hidden_layers=4, linear_num_value_heads=6),
+    "qwen3_next": dict(ggml="qwen3next", layer_types=PERIOD, num_hidden_layers=4),
     "minimax_m2": dict(
         ggml="minimax-m2",
         rotary_dim=8,
@@ -95,9 +99,13 @@ def make_gguf(
     ggml = made.pop("ggml")
     checkpoint = make_checkpoint(arch, directory / "checkpoint", max_shard_size="1GB", **made)
     config = json.loads((checkpoint / "config.json").read_text())
-    return checkpoint, write_gguf(
-        directory, ggml, config, load_file(checkpoint / "model.safetensors"), choice, tokenizer or {}, parts
-    )
+    weights = load_file(checkpoint / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    for tensor in weights.values():
+        if tensor.dim() == 1:  # norms would be all ones; so small a number of steps is exact when 1 is added
+            tensor += torch.randint(-96, 96, tensor.shape, generator=generator) / 1024
+    save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    return checkpoint, write_gguf(directory, ggml, config, weights, choice, tokenizer or {}, parts)
 
 
 def write_gguf(
@@ -154,6 +162,12 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def convert(ggml: str, config: dict[str, Any], key: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     """One checkpoint tensor as llama.cpp stores it; experts still one by one, as "...experts.E.gate_proj.weight"."""
+    if ggml in CONVERT:
+        layer = re.search(r"\.(?:layers|blocks)\.(\d+)\.", key)
+        changed = CONVERT[ggml](config, key, f"blk.{layer[1]}." if layer else "", tensor)
+        if isinstance(changed, list):
+            return changed
+        tensor = changed
     heads = config["num_attention_heads"]
     if ggml in ("llama", "granitemoe") and re.search(r"self_attn\.[qk]_proj", key):
         count = heads if ".q_proj" in key else config["num_key_value_heads"]
@@ -189,7 +203,7 @@ def convert(ggml: str, config: dict[str, Any], key: str, tensor: torch.Tensor) -
     names = gguf.get_tensor_name_map(ARCH[ggml], config["num_hidden_layers"])
     name = names.get_name(key, try_suffixes=(".weight", ".bias"))
     assert name is not None, key
-    return [(name, tensor.reshape(-1) if "shexp" in name and tensor.shape[0] == 1 else tensor.squeeze(0))]
+    return [(name, tensor[0] if tensor.dim() > 1 and tensor.shape[0] == 1 else tensor)]
 
 
 def stack(tensors: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tensor]:

@@ -51,6 +51,7 @@ def add_metadata(writer: gguf.GGUFWriter, ggml: str, config: dict[str, Any]) -> 
         "deepseek2": config.get("qk_rope_head_dim"),
         "minimax-m2": config.get("rotary_dim"),
         "glm4moe": int(dim * rope.get("partial_rotary_factor", 0.5)),
+        **dict.fromkeys(("qwen35moe", "qwen3next"), int(dim * rope.get("partial_rotary_factor", 0.25))),
     }
     writer.add_rope_dimension_count(turned.get(ggml) or dim)
     for token in ("bos", "eos", "pad"):
@@ -119,6 +120,18 @@ def _lfm2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_shortconv_l_cache(config["conv_L_cache"])
 
 
+def _linear(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+    writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
+    writer.add_full_attention_interval(4)
+    if config["model_type"] == "qwen3_5_moe_text":
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
 OWN: dict[str, Callable[[gguf.GGUFWriter, dict[str, Any]], None]] = {
     "qwen2moe": _qwen2,
     "granitemoe": _granite,
@@ -129,4 +142,6 @@ OWN: dict[str, Callable[[gguf.GGUFWriter, dict[str, Any]], None]] = {
     "gpt-oss": _gpt_oss,
     "minimax-m2": _minimax,
     "lfm2moe": _lfm2,
+    "qwen35moe": _linear,
+    "qwen3next": _linear,
 }

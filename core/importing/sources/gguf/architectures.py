@@ -12,10 +12,14 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.importing.sources.gguf import configs
+from core.importing.sources.gguf import configs, family_linear
 from core.importing.sources.gguf.facts import ModelMetadata
 from core.importing.sources.gguf.layout import (
+    BLOCK_SPARSE,
+    BY_NUMBER,
+    CORRECTION,
     DENSE,
+    ONE_SHARED,
     OUTER,
     QK_NORM,
     SHARED,
@@ -31,15 +35,8 @@ from core.importing.sources.gguf.layout import (
 from core.importing.sources.gguf.tensors import TensorRecipe, TensorRows
 from core.system.gguf import TensorInfo
 
-BLOCK_SPARSE = {"ffn_gate_inp": "block_sparse_moe.gate"}
-BY_NUMBER = ExpertLayout(
-    "block_sparse_moe.experts.{}.w1.weight",
-    "block_sparse_moe.experts.{}.w3.weight",
-    "block_sparse_moe.experts.{}.w2.weight",
-)
-CORRECTION = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
 QKV = frozenset({"attn_q", "attn_k", "attn_v"})
-ONE_SHARED = {name: target.replace("experts", "expert") for name, target in SHARED.items()}
+SCALED = frozenset({"expert_weights_scale"})
 MLA = {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -67,10 +64,12 @@ LFM2 = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """`config` raises ModelError for models of this architecture that cannot be converted."""
+    """`config` raises ModelError for models of this architecture that cannot be converted; `handled`: those of
+    `facts.BEYOND` that it converts."""
 
     config: Callable[[ModelMetadata], dict[str, Any]]
     names: Callable[[ModelMetadata], Names]
+    handled: frozenset[str] = frozenset()
 
 
 def _unpaired(facts: ModelMetadata) -> dict[str, Any]:
@@ -108,11 +107,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2moe": Architecture(
         configs.qwen2_moe,
         lambda f: Names(
-            DENSE | ONE_SHARED | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"},
+            DENSE | ONE_SHARED,
             biases=QKV,
             merges={"ffn_gate_inp_shexp": as_row},
         ),
     ),
+    "qwen35moe": Architecture(family_linear.qwen35, family_linear.qwen35_names),
+    "qwen3next": Architecture(family_linear.qwen3_next, family_linear.qwen3_next_names),
     "qwen3moe": Architecture(configs.qwen3_moe, lambda f: Names(DENSE | QK_NORM)),
     "olmoe": Architecture(configs.olmoe, lambda f: Names(QK_NORM)),
     "granitemoe": Architecture(
@@ -123,6 +124,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             merges=_unpaired(f),
             more=_granite_shared,
         ),
+        frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"}),
     ),
     "gpt-oss": Architecture(
         configs.gpt_oss,
@@ -135,6 +137,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             experts=ExpertLayout("mlp.experts.gate_up_proj", "", "mlp.experts.down_proj", woven, turned),
             biases=QKV | {"attn_output", "ffn_gate_inp"},
         ),
+        frozenset({"attention.sliding_window"}),
     ),
     "glm4moe": Architecture(
         configs.glm4_moe,
@@ -142,9 +145,10 @@ ARCHITECTURES: dict[str, Architecture] = {
             DENSE | QK_NORM | SHARED | CORRECTION | {"post_attention_norm": "post_attention_layernorm"},
             biases=QKV | set(CORRECTION),
         ),
+        SCALED,
     ),
     "dots1": Architecture(
-        configs.dots1, lambda f: Names(DENSE | QK_NORM | SHARED | CORRECTION, biases=frozenset(CORRECTION))
+        configs.dots1, lambda f: Names(DENSE | QK_NORM | SHARED | CORRECTION, biases=frozenset(CORRECTION)), SCALED
     ),
     "deepseek2": Architecture(
         configs.deepseek,
@@ -154,6 +158,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             more=_kv_b,
             ignored=frozenset({"attn_k_b", "attn_v_b"}),
         ),
+        SCALED,
     ),
     "ernie4_5-moe": Architecture(
         configs.ernie,
@@ -188,9 +193,6 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-SCALED = frozenset({"glm4moe", "dots1", "deepseek2"})  # architectures with a routed_scaling_factor
-
-
 def architecture_of(facts: ModelMetadata) -> Architecture:
     """Raises ModelError for an unsupported architecture, and for a model without experts."""
     found = ARCHITECTURES.get(facts.architecture)
@@ -205,15 +207,5 @@ def architecture_of(facts: ModelMetadata) -> Architecture:
             f"This GGUF model ({facts.architecture}) has no experts: it is not a Mixture-of-Experts "
             "model. Choose another model."
         )
-    if facts.architecture != "gpt-oss" and facts.get("attention.sliding_window"):
-        raise ModelError(
-            "This GGUF model uses a sliding window, which its architecture does not have in transformers. "
-            "Import the model's safetensors version instead."
-        )
-    if facts.architecture not in SCALED and facts.get("expert_weights_scale", 1) not in (0, 1):
-        raise ModelError(
-            "This GGUF model's router scales what experts give, which its architecture does not have in "
-            "transformers. Import the model's safetensors version instead."
-        )
-    facts.check()
+    facts.check(found.handled)
     return found

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.importing.sources.gguf import configs, family_linear
+from core.importing.sources.gguf import configs, configs_gemma, configs_linear, configs_more, configs_windowed
 from core.importing.sources.gguf.facts import ModelMetadata
 from core.importing.sources.gguf.layout import (
     BLOCK_SPARSE,
@@ -37,6 +37,7 @@ from core.system.gguf import TensorInfo
 
 QKV = frozenset({"attn_q", "attn_k", "attn_v"})
 SCALED = frozenset({"expert_weights_scale"})
+WINDOW = frozenset({"attention.sliding_window"})
 MLA = {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -112,8 +113,17 @@ ARCHITECTURES: dict[str, Architecture] = {
             merges={"ffn_gate_inp_shexp": as_row},
         ),
     ),
-    "qwen35moe": Architecture(family_linear.qwen35, family_linear.qwen35_names),
-    "qwen3next": Architecture(family_linear.qwen3_next, family_linear.qwen3_next_names),
+    "qwen35moe": Architecture(configs_linear.qwen35, configs_linear.qwen35_names),
+    "qwen3next": Architecture(configs_linear.qwen3_next, configs_linear.qwen3_next_names),
+    "gemma4": Architecture(configs_gemma.gemma4, configs_gemma.gemma4_names, WINDOW | {"final_logit_softcapping"}),
+    "qwen3vlmoe": Architecture(configs.qwen3_moe, lambda f: Names(DENSE | QK_NORM)),  # for text it computes the same
+    "llama4": Architecture(configs_windowed.llama4, configs_windowed.llama4_names),
+    "hunyuan-moe": Architecture(configs_more.hunyuan, configs_more.hunyuan_names),
+    "bailingmoe2": Architecture(configs_more.bailing2, configs_more.bailing2_names, SCALED),
+    "exaone-moe": Architecture(configs_windowed.exaone, configs_windowed.exaone_names, WINDOW | SCALED),
+    "phimoe": Architecture(configs_more.phi, configs_more.phi_names, WINDOW),
+    "afmoe": Architecture(configs_windowed.afmoe, configs_windowed.afmoe_names, WINDOW | SCALED),
+    "dbrx": Architecture(configs_more.dbrx, configs_more.dbrx_names, frozenset({"attention.clamp_kqv"})),
     "qwen3moe": Architecture(configs.qwen3_moe, lambda f: Names(DENSE | QK_NORM)),
     "olmoe": Architecture(configs.olmoe, lambda f: Names(QK_NORM)),
     "granitemoe": Architecture(
@@ -137,7 +147,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             experts=ExpertLayout("mlp.experts.gate_up_proj", "", "mlp.experts.down_proj", woven, turned),
             biases=QKV | {"attn_output", "ffn_gate_inp"},
         ),
-        frozenset({"attention.sliding_window"}),
+        WINDOW,
     ),
     "glm4moe": Architecture(
         configs.glm4_moe,

@@ -20,6 +20,7 @@ from core.system.gguf import Header, TensorInfo, damaged
 BEYOND = (
     "attention.sliding_window",
     "attention.scale",
+    "attention.shared_kv_layers",
     "expert_weights_scale",
     "attention.temperature_scale",
     "attention.max_alibi_bias",

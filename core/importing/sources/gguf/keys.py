@@ -31,10 +31,15 @@ COUNTS: Mapping[str, tuple[int, int]] = {
     "attention.value_length": (1, WIDTH),
     "attention.key_length_mla": (0, WIDTH),
     "attention.value_length_mla": (0, WIDTH),
+    "attention.key_length_swa": (1, WIDTH),
+    "attention.value_length_swa": (1, WIDTH),
+    "attention.shared_kv_layers": (0, LAYERS),
+    "embedding_length_per_layer_input": (0, WIDTH),
     "attention.kv_lora_rank": (1, WIDTH),
     "attention.q_lora_rank": (0, WIDTH),
     "attention.sliding_window": (0, TOKENS),
     "rope.dimension_count": (1, WIDTH),
+    "rope.dimension_count_swa": (1, WIDTH),
     "rope.dimension_sections": (0, WIDTH),
     "rope.scaling.original_context_length": (1, TOKENS),
     "full_attention_interval": (1, LAYERS),
@@ -52,9 +57,12 @@ COUNTS: Mapping[str, tuple[int, int]] = {
     "expert_gating_func": (0, 255),
 }
 """Whole numbers: least and most."""
-POSITIVE = ("rope.freq_base", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
+POSITIVE = ("rope.freq_base", "rope.freq_base_swa", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
 NOT_NEGATIVE = (
+    "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon",
+    "attention.clamp_kqv",
+    "final_logit_softcapping",
     "rope.scaling.factor",
     "rope.scale_linear",
     "attention.scale",

@@ -13,6 +13,8 @@ from core.errors import ModelError
 from core.importing.sources.gguf.tensors import Merge, TensorRecipe, TensorRows
 from core.system.gguf import TensorInfo
 
+ROPE_FACTORS = frozenset(f"rope_{name}.weight" for name in ("freqs", "factors_long", "factors_short"))
+"""Tensors that become part of the config: divisors of the rotary embedding's frequencies."""
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
     "attn_norm": "input_layernorm",
@@ -166,7 +168,7 @@ def _refuse_unknown(
     unknown: list[str] = []
     for stored in entries:
         at = STORED.fullmatch(stored)
-        known = stored in used or stored in ignored
+        known = stored in used or stored in ignored or stored in ROPE_FACTORS
         if at is not None:
             known = known or int(at["layer"]) >= layers or at["name"] in ignored
         if not known:

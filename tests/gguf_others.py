@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gguf
 import torch
 
-from tests.architectures.trial import random_model
-from tests.gguf_metadata import ARCH
+from tests.gguf_metadata import ARCH, layers_of
 
 Tensors = list[tuple[str, torch.Tensor]]
 Config = dict[str, Any]
@@ -75,17 +73,6 @@ MAPPED = {"deepseek32": "glm-dsa"}
 """Architectures that the installed gguf package does not know -> one with the same names."""
 
 
-def make_other(arch: str, directory: Path, **overrides: Any) -> Path:
-    """Write a random checkpoint of a key of OTHERS: every tensor has values of its own."""
-    model = random_model(arch, **overrides)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1 and "bias" not in name:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(directory, max_shard_size="1GB")
-    return directory
-
-
 def keys(ggml: str, config: Config) -> dict[str, Any]:
     """Metadata of sizes and settings, and special tokens."""
     found = {f"{ggml}.{key}": value for key, value in (_base(config) | OWN[ggml](config)).items()}
@@ -133,12 +120,8 @@ def _state(ggml: str, config: Config, key: str, tensor: torch.Tensor) -> torch.T
     return tensor
 
 
-def layer_count(config: Config) -> int:
-    return config.get("num_hidden_layers") or len(config["layers_block_type"])
-
-
 def _mapped(ggml: str, config: Config, key: str) -> str:
-    names = gguf.get_tensor_name_map(ARCH[MAPPED.get(ggml, ggml)], layer_count(config))
+    names = gguf.get_tensor_name_map(ARCH[MAPPED.get(ggml, ggml)], layers_of(config))
     name = names.get_name(key, try_suffixes=(".weight", ".bias"))
     assert name is not None, key
     return name
@@ -160,7 +143,7 @@ def _base(config: Config) -> dict[str, Any]:
     parts = config.get("rope_parameters") or {}
     rope = parts.get("full_attention", parts)
     found = {
-        "block_count": layer_count(config),
+        "block_count": layers_of(config),
         "context_length": _first(config, "max_position_embeddings", "model_max_length"),
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config.get("intermediate_size"),

@@ -6,11 +6,26 @@ function raises ModelError for models that cannot be converted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from core.errors import ModelError
 from core.importing.sources.gguf import config_parts as c
 from core.importing.sources.gguf.facts import ModelMetadata
+from core.importing.sources.gguf.layout import BLOCK_SPARSE, BY_NUMBER, ExpertLayout, Names, heads_unpaired, joined
+from core.importing.sources.gguf.tensors import Merge, TensorRecipe, TensorRows
+from core.system.gguf import TensorInfo
+
+
+def unpaired(facts: ModelMetadata) -> dict[str, Merge]:
+    """Conversions of queries and keys whose rows llama.cpp's converter permutes."""
+    heads = facts.need("attention.head_count")
+    shared = max(facts.by_layer("attention.head_count_kv", heads))  # 0 in layers without attention
+    return {"attn_q": heads_unpaired(heads), "attn_k": heads_unpaired(shared)}
+
+
+def mixtral_names(facts: ModelMetadata) -> Names:
+    return Names(BLOCK_SPARSE, experts=BY_NUMBER, merges=unpaired(facts))
 
 
 def mixtral(facts: ModelMetadata) -> dict[str, Any]:
@@ -78,6 +93,25 @@ def granite(facts: ModelMetadata) -> dict[str, Any]:
         }
         | ({"shared_intermediate_size": shared} if shared else {})
     )
+
+
+def granite_names(facts: ModelMetadata) -> Names:
+    return Names(
+        {"ffn_gate_inp": "block_sparse_moe.router.layer", "ffn_down_shexp": "shared_mlp.output_linear"},
+        experts=ExpertLayout("block_sparse_moe.input_linear.weight", "", "block_sparse_moe.output_linear.weight"),
+        merges=unpaired(facts),
+        more=_granite_shared,
+    )
+
+
+def _granite_shared(entries: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorRecipe]:
+    stored = [f"{prefix}ffn_{part}_shexp.weight" for part in ("gate", "up")]
+    if stored[0] not in entries:
+        return {}
+    out, columns = entries[stored[0]].shape
+    return {
+        "shared_mlp.input_linear.weight": TensorRecipe(tuple(TensorRows(s) for s in stored), (2 * out, columns), joined)
+    }
 
 
 def multipliers(facts: ModelMetadata) -> dict[str, Any]:

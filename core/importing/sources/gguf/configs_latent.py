@@ -2,23 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from core.errors import ModelError
 from core.importing.sources.gguf import config_parts as c
 from core.importing.sources.gguf.configs import grouped
 from core.importing.sources.gguf.facts import ModelMetadata
-from core.system.gguf import damaged
+from core.importing.sources.gguf.layout import CORRECTION, DENSE, SHARED, ExpertLayout, Names, same
+from core.importing.sources.gguf.tensors import TensorRecipe, TensorRows
+from core.system.gguf import TensorInfo, damaged
+
+MLA = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+}
+APART = frozenset({"attn_k_b", "attn_v_b"})
+INDEXER = {
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
+}
 
 GROUPS = {160: (8, 3), 256: (8, 4)}
 """By number of experts: groups and chosen groups of DeepSeek-V2 and V3, whose files before October 2025 do not say."""
-INDEX_KEYS = "indexer.attn_k"  # a tensor that each layer with such a part has
+INDEX_KEYS = "indexer.attn_k"
 GLM_5_2 = 1 << 20
 """The context of GLM-5.2. Early files of it do not say which layers select tokens themselves, some have weights for
 that in every layer, and llama.cpp takes its own pattern (src/models/glm-dsa.cpp)."""
 SMALL_4 = (8192, 0.1)
 """Mistral Small 4: the context before stretching, by which it is known, and the strength of its scaling of queries by
 position, which llama.cpp's converter leaves out (conversion/mistral3.py)."""
+
+
+def deepseek_names(facts: ModelMetadata) -> Names:
+    return Names(DENSE | SHARED | CORRECTION | MLA, biases=frozenset(CORRECTION), more=kv_b, ignored=APART)
+
+
+def kv_b(entries: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorRecipe]:
+    """Up-projections of keys and values, which newer files store separately: k [heads, rank, nope],
+    v [heads, v, rank]."""
+    stored = [f"{prefix}attn_{part}_b.weight" for part in ("k", "v")]
+    if f"{prefix}attn_kv_b.weight" in entries or not all(name in entries for name in stored):
+        return {}
+
+    def merge(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat((pieces[0].transpose(1, 2), pieces[1]), dim=1).flatten(0, 1)
+
+    heads, rank, nope = entries[stored[0]].shape
+    shape = (heads * (nope + entries[stored[1]].shape[1]), rank)
+    return {"self_attn.kv_b_proj.weight": TensorRecipe(tuple(TensorRows(s) for s in stored), shape, merge)}
+
+
+def indexed_names(facts: ModelMetadata) -> Names:
+    """Of DeepSeek-V3.2 and GLM-5, which have a part that selects the tokens that attention reads."""
+    full = own_index(facts)
+
+    def more(entries: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorRecipe]:
+        made = kv_b(entries, prefix)
+        if full[int(prefix.split(".")[1])]:
+            for stored, target in INDEXER.items():
+                for kind in ("weight", "bias"):
+                    if (name := f"{prefix}{stored}.{kind}") in entries:
+                        made[f"{target}.{kind}"] = TensorRecipe((TensorRows(name),), entries[name].shape, same)
+        return made
+
+    return Names(
+        DENSE | SHARED | CORRECTION | MLA, biases=frozenset(CORRECTION), more=more, ignored=APART | INDEXER.keys()
+    )
+
+
+def mistral4_names(facts: ModelMetadata) -> Names:
+    experts = ExpertLayout("mlp.experts.gate_up_proj", "", "mlp.experts.down_proj")
+    return Names(DENSE | SHARED | MLA, experts=experts, more=kv_b, ignored=APART)
 
 
 def latent(facts: ModelMetadata) -> dict[str, Any]:
@@ -88,6 +151,8 @@ def own_index(facts: ModelMetadata) -> list[bool]:
     layers = range(facts.layers)
     held = [f"blk.{n}.{INDEX_KEYS}.weight" in facts.entries for n in layers]
     said = facts.by_layer("attention.indexer.types")
+    if any(one not in (0, 1, None) for one in said):
+        raise damaged(facts.file, f"its attention.indexer.types is {said!r:.60}")
     if None not in said:
         full = [bool(one) for one in said]
     elif all(held) and facts.need("context_length") >= GLM_5_2:
@@ -114,9 +179,8 @@ def mistral4(facts: ModelMetadata) -> dict[str, Any]:
     config = _common(facts, "mistral4", "Mistral4ForCausalLM")
     rope = config["rope_parameters"]
     if rope["rope_type"] != "yarn":
-        raise ModelError(
-            "This GGUF model does not stretch its rotary embedding with YaRN, which its architecture always does in "
-            "transformers. Import the model's safetensors version instead."
+        raise c.refusal(
+            "does not stretch its rotary embedding with YaRN, as its architecture always does in transformers"
         )
     short, beta = rope["original_max_position_embeddings"], facts.get("attention.temperature_scale")
     if beta is None and short == SMALL_4[0]:

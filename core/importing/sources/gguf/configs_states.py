@@ -1,20 +1,127 @@
-"""Configs of the supported GGUF architectures some of whose layers keep a state, as `configs` has those of the others.
+"""Nemotron 3, Granite 4.0 H, Jamba and Kimi Linear: layers that keep a state between those that attend.
 
-What a file does not say, and what therefore has transformers' default: the length of the pieces in which a state is
-computed (chunk_size), and the bounds of its time steps (time_step_min).
+llama.cpp's converter stores A_log as -exp(A_log), gives A and D of Mamba-2 a second dimension of 1, and divides the
+norm of a state into groups. A file does not say in how long pieces a state is computed (chunk_size), nor the least time
+step (time_step_min): they have transformers' defaults.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from core.errors import ModelError
 from core.importing.sources.gguf import config_parts as c
-from core.importing.sources.gguf.configs import multipliers, routing
-from core.importing.sources.gguf.configs_latent import latent
+from core.importing.sources.gguf.configs import granite_names, multipliers, routing
+from core.importing.sources.gguf.configs_latent import APART, MLA, kv_b, latent
 from core.importing.sources.gguf.facts import ModelMetadata
+from core.importing.sources.gguf.layout import (
+    BY_NUMBER,
+    CORRECTION,
+    OUTER,
+    ExpertLayout,
+    Names,
+    as_kernel,
+    flat,
+    logarithm,
+)
+from core.importing.sources.gguf.tensors import Merge
 from core.system.gguf import damaged
+
+NEMOTRON = {
+    "attn_norm": "norm",
+    **{f"attn_{part}": f"mixer.{part}_proj" for part in ("q", "k", "v")},
+    "attn_output": "mixer.o_proj",
+    "ffn_gate_inp": "mixer.gate",
+    "exp_probs_b": "mixer.gate.e_score_correction_bias",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+}
+JAMBA = {
+    "ffn_norm": "pre_ff_layernorm",
+    **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+    "ffn_gate_inp": "feed_forward.router",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_conv1d": "mamba.conv1d",
+    **{f"ssm_{part}": f"mamba.{part}_proj" for part in ("in", "x", "dt", "out")},
+    **{f"ssm_{part}_norm": f"mamba.{part}_layernorm" for part in ("dt", "b", "c")},
+}
+KIMI = {
+    **{f"ffn_{part}": f"block_sparse_moe.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"ffn_{part}_shexp": f"block_sparse_moe.shared_experts.{part}_proj" for part in ("gate", "up", "down")},
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "exp_probs_b": "block_sparse_moe.gate.e_score_correction_bias",
+    **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in ("q", "k", "v")},
+    **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_a": "self_attn.A_log",
+    "ssm_dt": "self_attn.dt_bias",
+    "ssm_norm": "self_attn.o_norm",
+}
+
+
+def _log_of_heads(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """-exp(A_log), one number a head -> A_log [heads]."""
+    return logarithm(pieces).flatten()
+
+
+def _log_of_kimi(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """-exp(A_log), one number a head -> A_log [1, 1, heads, 1]."""
+    return logarithm(pieces).reshape(1, 1, -1, 1)
+
+
+def _mamba2(module: str) -> dict[str, str]:
+    """Names of a Mamba-2 layer, whose `module` it is."""
+    parts = {"in": "in_proj", "conv1d": "conv1d", "dt": "dt_bias", "a": "A_log", "d": "D", "norm": "norm"}
+    return {f"ssm_{stored}": f"{module}.{target}" for stored, target in (parts | {"out": "out_proj"}).items()}
+
+
+MAMBA2: Mapping[str, Merge] = {"ssm_conv1d": as_kernel, "ssm_a": _log_of_heads, "ssm_d": flat, "ssm_norm": flat}
+BIASED = frozenset({"ssm_conv1d", "ssm_dt"})
+
+
+def nemotron_h_names(facts: ModelMetadata) -> Names:
+    return Names(
+        _mamba2("mixer") | NEMOTRON,
+        {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"},
+        ExpertLayout("", "mixer.experts.{}.up_proj.weight", "mixer.experts.{}.down_proj.weight"),
+        BIASED | CORRECTION.keys(),
+        MAMBA2,
+        prefix="backbone.layers.",
+    )
+
+
+def granite_hybrid_names(facts: ModelMetadata) -> Names:
+    plain = granite_names(facts)
+    return replace(plain, layers={**plain.layers, **_mamba2("mamba")}, biases=BIASED, merges={**plain.merges, **MAMBA2})
+
+
+def jamba_names(facts: ModelMetadata) -> Names:
+    return Names(
+        JAMBA,
+        OUTER | {"output_norm": "model.final_layernorm"},
+        ExpertLayout(*(f"feed_forward.experts.{{}}.{part}_proj.weight" for part in ("gate", "up", "down"))),
+        BIASED,
+        {"ssm_conv1d": as_kernel, "ssm_a": logarithm},
+    )
+
+
+def kimi_linear_names(facts: ModelMetadata) -> Names:
+    kernels: dict[str, Merge] = {f"ssm_conv1d_{part}": as_kernel for part in ("q", "k", "v")}
+    return Names(
+        MLA | KIMI,
+        experts=BY_NUMBER,
+        biases=frozenset({"exp_probs_b", "ssm_dt"}),
+        merges={"ssm_a": _log_of_kimi, "ssm_norm": flat, **kernels},
+        more=kv_b,
+        ignored=APART,
+    )
 
 
 def _kinds(facts: ModelMetadata) -> list[str]:

@@ -31,17 +31,24 @@ COUNTS: Mapping[str, tuple[int, int]] = {
     "attention.value_length": (1, WIDTH),
     "attention.key_length_mla": (0, WIDTH),
     "attention.value_length_mla": (0, WIDTH),
+    "attention.key_length_swa": (1, WIDTH),
+    "attention.value_length_swa": (1, WIDTH),
+    "attention.shared_kv_layers": (0, LAYERS),
+    "embedding_length_per_layer_input": (0, WIDTH),
     "attention.kv_lora_rank": (1, WIDTH),
     "attention.q_lora_rank": (0, WIDTH),
     "attention.sliding_window": (0, TOKENS),
     "rope.dimension_count": (1, WIDTH),
+    "rope.dimension_count_swa": (1, WIDTH),
+    "rope.dimension_sections": (0, WIDTH),
     "rope.scaling.original_context_length": (1, TOKENS),
-    "shortconv.l_cache": (1, WIDTH),
+    "full_attention_interval": (1, LAYERS),
     "ssm.conv_kernel": (1, WIDTH),
     "ssm.inner_size": (1, WIDTH),
     "ssm.state_size": (1, WIDTH),
     "ssm.time_step_rank": (1, WIDTH),
     "ssm.group_count": (1, WIDTH),
+    "shortconv.l_cache": (1, WIDTH),
     "kda.head_dim": (1, WIDTH),
     "attention.indexer.head_count": (1, WIDTH),
     "attention.indexer.key_length": (1, WIDTH),
@@ -58,7 +65,10 @@ COUNTS: Mapping[str, tuple[int, int]] = {
 """Whole numbers: least and most."""
 POSITIVE = ("rope.freq_base", "rope.freq_base_swa", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
 NOT_NEGATIVE = (
+    "attention.layer_norm_epsilon",
     "attention.layer_norm_rms_epsilon",
+    "attention.clamp_kqv",
+    "final_logit_softcapping",
     "rope.scaling.factor",
     "rope.scale_linear",
     "attention.scale",
@@ -72,8 +82,6 @@ NOT_NEGATIVE = (
     "expert_weights_scale",
 )
 NUMBERS = (*POSITIVE, *NOT_NEGATIVE, "rope.scaling.yarn_log_multiplier")
-PATTERNS = ("attention.sliding_window_pattern", "attention.indexer.types")
-"""Yes or no for each layer, as truth values or as 1 and 0."""
 FLAGS = ("expert_weights_norm", "rope.scaling.finetuned", "attention.causal")
 TEXTS = ("rope.scaling.type",)
 
@@ -93,8 +101,6 @@ def _wrong(key: str, value: Any) -> str:
         least, most = COUNTS[key]
         good = bool(values) and all(type(v) is int and least <= v <= most for v in values)
         return "" if good else f"a whole number from {least} to {most:,}"
-    if key in PATTERNS:
-        return "" if values and all(v in (0, 1) for v in values) else "true or false, or 1 or 0, for each layer"
     if key in FLAGS:
         return "" if isinstance(value, bool) else "true or false"
     if key in TEXTS:

@@ -13,6 +13,8 @@ from core.errors import ModelError
 from core.importing.sources.gguf.tensors import Merge, TensorRecipe, TensorRows
 from core.system.gguf import TensorInfo
 
+ROPE_FACTORS = frozenset(f"rope_{name}.weight" for name in ("freqs", "factors_long", "factors_short"))
+"""Tensors that become part of the config: divisors of the rotary embedding's frequencies."""
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
     "attn_norm": "input_layernorm",
@@ -30,9 +32,13 @@ SHARED = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
-STORED = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<name>.+?)(\.(?P<kind>weight|bias))?")
-UNSUFFIXED = ("_bias", "sinks", "A_log", ".D")
-"""Ends of transformers' names of tensors that are no module's weight or bias."""
+ONE_SHARED = {name: target.replace("experts", "expert") for name, target in SHARED.items()} | {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate"
+}
+CORRECTION = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
+BLOCK_SPARSE = {"ffn_gate_inp": "block_sparse_moe.gate"}
+STORED = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<name>.+?)(?:\.(?P<kind>weight|bias))?")
+BARE = ("_bias", "sinks", "A_log", ".D", "scale", "layer_scalar")  # how names end that transformers gives no ".weight"
 
 
 def same(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -72,6 +78,24 @@ def as_kernel(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     return stored if stored.dim() == 1 else stored.reshape(-1, 1, stored.shape[-1])
 
 
+def flat(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """As one dimension."""
+    return pieces[0].flatten()
+
+
+def less_one(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The weight of a norm that multiplies by 1 + weight, of which the converter stored the sum."""
+    return pieces[0] - 1
+
+
+def logarithm(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A_log of a state-space layer, of which the converter stored -exp(A_log). Close, not exact. Raises ModelError for
+    what that cannot be."""
+    if not pieces[0].is_meta and not bool((pieces[0] < 0).all()):
+        raise ModelError("This GGUF model has states that would not decay (ssm_a). Download it again.")
+    return torch.log(-pieces[0])
+
+
 def heads_unpaired(heads: int) -> Merge:
     """Undo llama.cpp's row order of q and k: rotated pairs are adjacent there, transformers expects halves."""
     return lambda pieces: pieces[0].unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(pieces[0].shape)
@@ -79,9 +103,9 @@ def heads_unpaired(heads: int) -> Merge:
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """Where transformers stores routed experts below a layer's prefix. With `{}` for the expert's number: separate
-    gate, up and down tensors. Without: stacked, gate and up in one tensor, built by `pair` and `single`. `gate` is ""
-    for experts without one."""
+    """Where transformers stores a layer's routed experts. With `{}` for the expert's number: separate
+    gate, up and down tensors. Without: stacked; gate and up in one tensor, built by `pair`, unless `up` has a name of
+    its own; down built by `single`. `gate` is "" for experts without one."""
 
     gate: str = "mlp.experts.{}.gate_proj.weight"
     up: str = "mlp.experts.{}.up_proj.weight"
@@ -90,13 +114,21 @@ class ExpertLayout:
     single: Merge = same
 
 
+BY_NUMBER = ExpertLayout(
+    "block_sparse_moe.experts.{}.w1.weight",
+    "block_sparse_moe.experts.{}.w3.weight",
+    "block_sparse_moe.experts.{}.w2.weight",
+)
+
+
 @dataclass(frozen=True)
 class Names:
     """Tensor names of one architecture, in addition to those common to all.
 
     `layers` extends and overrides LAYER; `outer`: tensors outside the layers; `biases`: which tensors can have one;
-    `merges`: the conversion of a tensor, by its GGUF name within a layer; `more`: further recipes of a layer, given its
-    prefix; `ignored`: tensors that transformers does not use; `below`: what all names of layers begin with.
+    `merges`: the conversion of a tensor, by its GGUF name (within its layer); `more`: further recipes of a layer, given
+    its prefix; `ignored`: tensors that are no weights of transformers' model, or are used by `more`; `prefix`: what a
+    layer's names begin with in transformers.
     """
 
     layers: Mapping[str, str] = field(default_factory=dict)
@@ -106,7 +138,7 @@ class Names:
     merges: Mapping[str, Merge] = field(default_factory=dict)
     more: Callable[[Mapping[str, TensorInfo], str], dict[str, TensorRecipe]] = lambda entries, layer: {}
     ignored: frozenset[str] = frozenset()
-    below: str = "model.layers."
+    prefix: str = "model.layers."
 
 
 def recipes(entries: Mapping[str, TensorInfo], names: Names, layers: int) -> dict[str, TensorRecipe]:
@@ -119,20 +151,22 @@ def recipes(entries: Mapping[str, TensorInfo], names: Names, layers: int) -> dic
     for stored, entry in entries.items():
         outer, _, kind = stored.rpartition(".")
         at = STORED.fullmatch(stored)
-        if at is None and outer in names.outer and kind == "weight":
-            made[f"{names.outer[outer]}.{kind}"] = TensorRecipe((TensorRows(stored),), entry.shape, same)
+        if at is None and outer in names.outer and (kind == "weight" or (kind == "bias" and outer in names.biases)):
+            merge = names.merges.get(outer, same)
+            made[f"{names.outer[outer]}.{kind}"] = TensorRecipe((TensorRows(stored),), entry.shape, merge)
         elif at is not None and int(at["layer"]) < layers and at["name"] in targets:
-            target, merge = targets[at["name"]], names.merges.get(at["name"], same)
-            allowed = at["name"] in names.biases if at["kind"] == "bias" else at["kind"] or target.endswith(UNSUFFIXED)
-            if not allowed:
+            if at["kind"] == "bias" and at["name"] not in names.biases:
                 continue  # unknown: reported below
+            target, merge = targets[at["name"]], names.merges.get(at["name"], same)
+            if at["kind"] is None and not target.endswith(BARE):
+                continue
             shape = tuple(merge([torch.empty(entry.shape, device="meta")]).shape)
-            suffix = "" if target.endswith(UNSUFFIXED) else f".{at['kind']}"
-            made[f"{names.below}{at['layer']}.{target}{suffix}"] = TensorRecipe((TensorRows(stored),), shape, merge)
+            suffix = "" if target.endswith(BARE) else f".{at['kind']}"
+            made[f"{names.prefix}{at['layer']}.{target}{suffix}"] = TensorRecipe((TensorRows(stored),), shape, merge)
     for layer in range(layers):
-        made |= _experts(entries, names.experts, layer, f"{names.below}{layer}.")
+        made |= _experts(entries, names.experts, layer, f"{names.prefix}{layer}.")
         extra = names.more(entries, f"blk.{layer}.")
-        made |= {f"{names.below}{layer}.{name}": recipe for name, recipe in extra.items()}
+        made |= {f"{names.prefix}{layer}.{name}": recipe for name, recipe in extra.items()}
     _refuse_unknown(entries, made, names.ignored, layers)
     return made
 
@@ -144,7 +178,7 @@ def _refuse_unknown(
     unknown: list[str] = []
     for stored in entries:
         at = STORED.fullmatch(stored)
-        known = stored in used or stored in ignored
+        known = stored in used or stored in ignored or stored in ROPE_FACTORS
         if at is not None:
             known = known or int(at["layer"]) >= layers or at["name"] in ignored
         if not known:
@@ -212,10 +246,11 @@ def _stacked(
     entries: Mapping[str, TensorInfo], parts: Mapping[str, list[TensorRows]], target: ExpertLayout, prefix: str
 ) -> dict[str, TensorRecipe]:
     made: dict[str, TensorRecipe] = {}
-    for name, merge, pieces in (
-        (target.gate, target.pair, (*parts["gate"], *parts["up"])),
-        (target.down, target.single, tuple(parts["down"])),
-    ):
+    gate, up, down = (tuple(parts[part]) for part in ("gate", "up", "down"))
+    first = (
+        ((target.gate, same, gate), (target.up, same, up)) if target.up else ((target.gate, target.pair, gate + up),)
+    )
+    for name, merge, pieces in (*first, (target.down, target.single, down)):
         empty = [torch.empty(_shape(entries, p), device="meta") for p in pieces]
         made[prefix + name] = TensorRecipe(pieces, tuple(merge(empty).shape), merge, is_expert=True)
         biases = tuple(TensorRows(p.name.removesuffix("weight") + "bias") for p in pieces)

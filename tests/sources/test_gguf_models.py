@@ -29,6 +29,9 @@ DIFFERING: dict[str, set[str]] = {  # config values that mean the same, or that 
     "dots1": {"sliding_window"},
     "lfm2_moe": {"hidden_act"},
     "qwen3_5_moe_text": {"rope_parameters", "intermediate_size"},
+    "llama4_text": {"rope_parameters"},  # divisors of frequencies, not what they were computed from
+    "exaone_moe": {"sliding_window_pattern"},
+    "dbrx": {"attn_config", "ffn_config", "bos_token_id", "pad_token_id"},
 }
 
 

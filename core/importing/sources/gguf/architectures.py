@@ -36,6 +36,7 @@ from core.importing.sources.gguf.layout import (
     turned,
     woven,
 )
+from core.importing.sources.gguf.refused import refusal
 
 QKV = frozenset({"attn_q", "attn_k", "attn_v"})
 SCALED = frozenset({"expert_weights_scale"})
@@ -166,10 +167,7 @@ def architecture_of(facts: ModelMetadata) -> Architecture:
     """Raises ModelError for an unsupported architecture, and for a model without experts."""
     found = ARCHITECTURES.get(facts.architecture)
     if found is None:
-        raise ModelError(
-            f"Moestro cannot read GGUF files of the architecture {facts.architecture!r}, only of: "
-            f"{', '.join(ARCHITECTURES)}. Import the model's safetensors version instead."
-        )
+        raise refusal(facts.architecture, ARCHITECTURES)
     facts.check_layers()
     if not facts.moe_layers:
         raise ModelError(

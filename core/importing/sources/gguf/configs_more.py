@@ -20,8 +20,8 @@ from core.importing.sources.gguf.layout import (
 from core.system.gguf import damaged
 
 HUNYUAN_BASE, HUNYUAN_ALPHA = 10000.0, 1000.0
-PHI_SCALE = {4096: 1.243163121016122}
-"""By the length before it was stretched: what models of this kind multiply the rotary embedding by. Their files have a
+PHI_SCALE = {(4096, 131072): 1.243163121016122}
+"""By the lengths before and after stretching: what Phi-3.5-MoE multiplies the rotary embedding by. Its files have a
 number in its place that llama.cpp's converter computes, and that differs."""
 
 
@@ -110,7 +110,8 @@ def phi(facts: ModelMetadata) -> dict[str, Any]:
     config = c.common(facts, "phimoe", "PhimoeForCausalLM")
     rope = config["rope_parameters"]
     if rope["rope_type"] == "longrope":
-        scale = PHI_SCALE.get(rope["original_max_position_embeddings"])
+        lengths = rope["original_max_position_embeddings"], config["max_position_embeddings"]
+        scale = PHI_SCALE.get(lengths)
         if scale is None:
             raise c.refusal("stretches its rotary embedding by a factor that its file does not have")
         del rope["attention_factor"], rope["factor"]

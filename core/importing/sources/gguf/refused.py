@@ -1,0 +1,34 @@
+"""GGUF architectures of Mixture-of-Experts models that cannot be read, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from core.errors import ModelError
+
+NO_TYPE = "transformers has no model type for it"
+FILLS_IN = f"{NO_TYPE}; it fills in masked words instead of writing one after the other"
+REFUSED: dict[str, str] = {
+    "arctic": NO_TYPE,
+    "bailingmoe": NO_TYPE,
+    "grok": NO_TYPE,
+    "grovemoe": NO_TYPE,
+    "llada-moe": FILLS_IN,
+    "minicpm": NO_TYPE,
+    "rnd1": FILLS_IN,
+    "smallthinker": NO_TYPE,
+}
+OTHERWISE = "Moestro does not read it yet"
+
+
+def refusal(architecture: str, supported: Iterable[str]) -> ModelError:
+    """The error for an architecture that is not among the supported ones: why, and what to take instead."""
+    reason = REFUSED.get(architecture)
+    instead = (
+        "Import the model's safetensors version instead"
+        if reason is None
+        else f"Choose a model of another architecture: {', '.join(supported)}"
+    )
+    return ModelError(
+        f"Moestro cannot read GGUF files of the architecture {architecture!r}: {reason or OTHERWISE}. {instead}."
+    )

@@ -92,6 +92,10 @@ def convert(ggml: str, config: Config, key: str, tensor: torch.Tensor) -> Tensor
         return [(f"blk.{layer}.ffn_gate_{kind}.weight", gate), (f"blk.{layer}.ffn_up_{kind}.weight", up)]
     if key.endswith("kv_b_proj.weight"):
         return _split_keys_and_values(config, key, tensor)
+    if key.endswith("experts.gate_up_proj") and ggml == "deepseek2":  # Mistral's own format has them apart
+        gate, up = tensor.chunk(2, dim=-2)
+        layer = key.split(".")[2]
+        return [(f"blk.{layer}.ffn_gate_exps.weight", gate), (f"blk.{layer}.ffn_up_exps.weight", up)]
     if key.endswith(("experts.gate_up_proj", "experts.down_proj")):
         key += ".weight"
     key = key.replace("e_score_correction_bias", "e_score_correction.bias")

@@ -219,6 +219,12 @@ def test_digits_that_are_grouped_from_the_right() -> None:
     ]
 
 
+def test_kimi_cuts_between_han_and_other_letters() -> None:
+    cut = pre_tokenizers.Split(Regex(*SPLITS["kimi-k2"]), "isolated").pre_tokenize_str
+    for wanted in ("中文|English|混合", "北京市| Pascal's| かな|漢字| |123|4"):
+        assert "|".join(piece for piece, _ in cut(wanted.replace("|", ""))) == wanted
+
+
 def test_marks_belong_to_the_letters_before_them() -> None:
     def pieces(pre: str) -> list[str]:
         return [piece for piece, _ in pre_tokenizers.Split(Regex(*SPLITS[pre]), "isolated").pre_tokenize_str("क्षि x")]

@@ -121,7 +121,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "dots1": Architecture(
         configs.dots1, lambda f: Names(DENSE | QK_NORM | SHARED | CORRECTION, biases=frozenset(CORRECTION)), SCALED
     ),
-    "deepseek2": Architecture(configs_latent.deepseek, configs_latent.deepseek_names, SCALED),
+    "deepseek2": Architecture(
+        configs_latent.deepseek, configs_latent.deepseek_names, SCALED | {"attention.temperature_scale"}
+    ),
     "deepseek32": Architecture(configs_latent.deepseek_v32, configs_latent.indexed_names, SCALED),
     "glm-dsa": Architecture(configs_latent.glm_dsa, configs_latent.indexed_names, SCALED),
     "mistral4": Architecture(

@@ -42,7 +42,13 @@ SMALL_4 = (8192, 0.1)
 position, which llama.cpp's converter leaves out (conversion/mistral3.py)."""
 
 
+def _is_mistral(facts: ModelMetadata) -> bool:
+    return bool(facts.get("attention.temperature_scale"))
+
+
 def deepseek_names(facts: ModelMetadata) -> Names:
+    if _is_mistral(facts):
+        return mistral4_names(facts)
     return Names(DENSE | SHARED | CORRECTION | MLA, biases=frozenset(CORRECTION), more=kv_b, ignored=APART)
 
 
@@ -108,7 +114,10 @@ def _common(facts: ModelMetadata, model_type: str, kind: str, unsaid: tuple[int,
 
 
 def deepseek(facts: ModelMetadata) -> dict[str, Any]:
-    """DeepSeek-V2 and V3 and models like them, and GLM-4.7-Flash, which is the one with a tokenizer of GLM."""
+    """DeepSeek-V2 and V3 and models like them; GLM-4.7-Flash, which is the one with a tokenizer of GLM; and Mistral
+    Large 3 and Small 4 from files in Mistral's format, which are the ones that scale queries by position."""
+    if _is_mistral(facts):
+        return mistral4(facts)
     if facts.metadata.get("tokenizer.ggml.pre") == "glm4":
         return _glm_lite(facts)
     is_v3 = facts.has("exp_probs_b.bias") or facts.get("expert_gating_func") == c.SIGMOID

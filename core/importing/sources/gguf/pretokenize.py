@@ -14,9 +14,7 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 QWEN2 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + REST
 LLAMA3 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + REST
 QWEN35 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + REST
-BAILING = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
-)
+BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 EXAONE = CONTRACTIONS + (
     r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
@@ -26,6 +24,13 @@ _WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{
 GPT4O = (
     rf"{_WORD[0]}{CONTRACTIONS}?|{_WORD[1]}{CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + REST
+)
+_NOT_HAN = tuple(kind.removesuffix("]") + r"&&[^\p{Han}]]" for kind in (_UPPER, _LOWER))
+KIMI = (
+    r"\p{Han}+"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN[0]}*{_NOT_HAN[1]}+{CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN[0]}+{_NOT_HAN[1]}*{CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + REST
 )
 TEKKEN = rf"{_WORD[0]}|{_WORD[1]}" r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + REST
 DEEPSEEK3 = (
@@ -75,6 +80,7 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
     "exaone-moe": (EXAONE,),
     "afmoe": AFMOE,
     "tekken": (TEKKEN,),
+    "kimi-k2": (KIMI,),
     "deepseek-v3": DEEPSEEK3,
     "deepseek-llm": DEEPSEEK,
     **dict.fromkeys(("refact", "starcoder", "command-r", "smollm", "codeshell", "minerva-7b"), STARCODER),

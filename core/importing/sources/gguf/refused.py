@@ -7,14 +7,21 @@ from collections.abc import Iterable
 from core.errors import ModelError
 
 NO_TYPE = "transformers has no model type for it"
+VECTORS = "it makes vectors of texts instead of writing them"
 FILLS_IN = f"{NO_TYPE}; it fills in masked words instead of writing one after the other"
 REFUSED: dict[str, str] = {
     "arctic": NO_TYPE,
     "bailingmoe": NO_TYPE,
+    "deci": NO_TYPE,
+    "deepseek": NO_TYPE,
+    "deepseek2-ocr": NO_TYPE,
     "grok": NO_TYPE,
     "grovemoe": NO_TYPE,
     "llada-moe": FILLS_IN,
+    "llama-embed": VECTORS,
     "minicpm": NO_TYPE,
+    "mistral3": "the model type that transformers has for it, ministral3, has no experts",
+    "nomic-bert-moe": VECTORS,
     "rnd1": FILLS_IN,
     "smallthinker": NO_TYPE,
 }

@@ -229,6 +229,7 @@ def test_a_state_that_would_not_decay_is_refused(tmp_path: Path) -> None:
         ("deepseek2-ocr", "no model type"),
         ("deci", "no model type"),
         ("mistral3", "has no experts"),
+        ("step35", "only as a part of Step 3.7"),
         ("llama-embed", "vectors"),
         ("nomic-bert-moe", "vectors"),
     ],

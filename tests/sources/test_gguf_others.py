@@ -127,7 +127,7 @@ def test_the_first_files_of_mistral_small_4_do_not_say_how_it_scales_queries(tmp
     whole.pairs = [pair for pair in whole.pairs if b"temperature" not in pair[0]]
     assert opened(whole.write(tmp_path / "old.gguf"))["rope_parameters"]["llama_4_scaling_beta"] == 0.1
     whole.set("mistral4.rope.scaling.original_context_length", U32, 4096)
-    with pytest.raises(ModelError, match="does not say how the model scales its queries"):
+    with pytest.raises(ModelError, match="does not say how it scales its queries"):
         opened(whole.write(tmp_path / "other.gguf"))
 
 
@@ -170,7 +170,8 @@ def test_a_model_is_known_by_its_tokenizer_and_its_settings(tmp_path: Path) -> N
     ("arch", "field", "text"),
     layered(
         [
-            ("jamba", {"jamba.attention.head_count_kv": [0, 2, 2, 0]}, "not evenly spaced"),
+            ("jamba", {"jamba.attention.head_count_kv": [0, 2, 2, 0]}, "weights of its layer 1 are not"),
+            ("jamba", {"jamba.attention.head_count_kv": [0, 0, 0, 0]}, "differ in their heads"),
             ("mimo_v2_flash", {"mimo2.attention.head_count_kv": [2] * 7}, "other heads or sinks"),
             ("mimo_v2_flash", {"mimo2.attention.sliding_window_pattern": [1] * 7}, "other heads or sinks"),
             ("kimi_linear", {"kimi-linear.expert_weights_norm": False}, "weighs experts"),
@@ -189,6 +190,15 @@ def test_what_cannot_be_carried_over_is_refused(arch: str, field: dict[str, Any]
     _, file = make_gguf(arch, tmp_path, tokenizer=field)
     with pytest.raises(ModelError, match=text):
         opened(file)
+
+
+@pytest.mark.long(0.3)
+def test_layers_that_are_not_evenly_spaced_are_refused(tmp_path: Path) -> None:
+    whole = Raw.of(make_gguf("jamba", tmp_path, num_hidden_layers=8)[1])
+    for part in ("gate_inp", "gate_exps", "up_exps", "down_exps"):
+        whole.drop(f"blk.3.ffn_{part}.weight")
+    with pytest.raises(ModelError, match="not evenly spaced"):
+        opened(whole.write(tmp_path / "uneven.gguf"))
 
 
 @pytest.mark.long(0.3)

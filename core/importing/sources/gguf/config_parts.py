@@ -88,6 +88,12 @@ def dense_size(facts: ModelMetadata) -> int:
     return facts.shape(dense)[-1] if dense in facts.entries else facts.get("feed_forward_length") or facts.expert_size()
 
 
+def mlp_kinds(facts: ModelMetadata) -> list[str]:
+    """By layer, whether it has experts, as transformers calls it."""
+    moe = set(facts.moe_layers)
+    return ["sparse" if n in moe else "dense" for n in range(facts.layers)]
+
+
 def shared_experts(facts: ModelMetadata) -> int:
     """Width of the shared expert in units of one expert's width."""
     name = f"blk.{facts.moe_layers[0]}.ffn_down_shexp.weight"

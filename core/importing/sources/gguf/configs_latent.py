@@ -1,4 +1,4 @@
-"""Configs of the supported GGUF architectures with latent attention (MLA), as `configs` has those of the others."""
+"""Latent attention (MLA): DeepSeek-V2, V3 and V3.2, Kimi K2, GLM-4.7-Flash and GLM-5, Mistral Large 3 and Small 4."""
 
 from __future__ import annotations
 
@@ -133,17 +133,15 @@ def deepseek(facts: ModelMetadata) -> dict[str, Any]:
 def _glm_lite(facts: ModelMetadata) -> dict[str, Any]:
     c.scored(facts, c.SIGMOID)
     config = _common(facts, "glm4_moe_lite", "Glm4MoeLiteForCausalLM")
-    dense = config.pop("first_k_dense_replace")
-    kinds = ["dense"] * dense + ["sparse"] * (facts.layers - dense)
-    return config | {"mlp_layer_types": kinds, "rope_interleave": True}
+    del config["first_k_dense_replace"]
+    return config | {"mlp_layer_types": c.mlp_kinds(facts), "rope_interleave": True}
 
 
 def deepseek_v32(facts: ModelMetadata) -> dict[str, Any]:
     c.scored(facts, c.SIGMOID)
     if not all(own_index(facts)):
         raise damaged(facts.file, "some of its layers lack the weights that select tokens")
-    unsaid = GROUPS.get(c.experts(facts), (1, 1))
-    return _common(facts, "deepseek_v32", "DeepseekV32ForCausalLM", unsaid) | _indexed(facts)
+    return _common(facts, "deepseek_v32", "DeepseekV32ForCausalLM") | _indexed(facts)
 
 
 def glm_dsa(facts: ModelMetadata) -> dict[str, Any]:
@@ -195,10 +193,7 @@ def mistral4(facts: ModelMetadata) -> dict[str, Any]:
     if beta is None and short == SMALL_4[0]:
         beta = SMALL_4[1]
     if beta is None:
-        raise ModelError(
-            "This GGUF file does not say how the model scales its queries by position (attention.temperature_scale). "
-            "Import the model's safetensors version instead."
-        )
+        raise c.refusal("does not say how it scales its queries by position (attention.temperature_scale)")
     if facts.get("attention.temperature_length", short) not in (0, short):
         raise damaged(facts.file, "its attention.temperature_length is not the context of its rotary embedding")
     wide = config["qk_rope_head_dim"] + config["qk_nope_head_dim"]

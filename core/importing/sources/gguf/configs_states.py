@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from core.errors import ModelError
 from core.importing.sources.gguf import config_parts as c
 from core.importing.sources.gguf.configs import granite_names, multipliers, routing
 from core.importing.sources.gguf.configs_latent import APART, MLA, kv_b, latent
@@ -106,7 +105,11 @@ def jamba_names(facts: ModelMetadata) -> Names:
     return Names(
         JAMBA,
         OUTER | {"output_norm": "model.final_layernorm"},
-        ExpertLayout(*(f"feed_forward.experts.{{}}.{part}_proj.weight" for part in ("gate", "up", "down"))),
+        ExpertLayout(
+            "feed_forward.experts.{}.gate_proj.weight",
+            "feed_forward.experts.{}.up_proj.weight",
+            "feed_forward.experts.{}.down_proj.weight",
+        ),
         BIASED,
         {"ssm_conv1d": as_kernel, "ssm_a": logarithm},
     )
@@ -125,8 +128,12 @@ def kimi_linear_names(facts: ModelMetadata) -> Names:
 
 
 def _kinds(facts: ModelMetadata) -> list[str]:
-    """By layer, as transformers calls them: those without heads of keys keep a state."""
+    """By layer, as transformers calls them: those without heads of keys keep a state. Raises ModelError where the
+    weights are of another kind."""
     heads = facts.by_layer("attention.head_count_kv")
+    for n, count in enumerate(heads):
+        if bool(count) == (f"blk.{n}.ssm_a" in facts.entries) and (count or n not in facts.moe_layers):
+            raise damaged(facts.file, f"the weights of its layer {n} are not of the kind that its metadata says")
     return ["full_attention" if count else "linear_attention" for count in heads]
 
 
@@ -175,7 +182,7 @@ def granite_hybrid(facts: ModelMetadata) -> dict[str, Any]:
         "intermediate_size": facts.expert_size(),
         "shared_intermediate_size": facts.shape(facts.first("ffn_down_shexp.weight"))[-1],
         "layer_types": _kinds(facts),
-        "position_embedding_type": "rope" if facts.get("rope.scaling.finetuned", True) else None,
+        "position_embedding_type": "rope" if facts.need("rope.scaling.finetuned") else None,
         "mamba_n_heads": heads,
         "mamba_d_head": _divided(facts, "ssm.inner_size", heads),
         "mamba_expand": _divided(facts, "ssm.inner_size", config["hidden_size"]),
@@ -213,9 +220,8 @@ def _spaced(facts: ModelMetadata, layers: Sequence[int]) -> tuple[int, int]:
     """(period, offset) of evenly spaced layers. Raises ModelError when they are not."""
     period = layers[1] - layers[0] if len(layers) > 1 else facts.layers
     if not layers or layers[0] >= period or list(layers) != list(range(layers[0], facts.layers, period)):
-        raise ModelError(
-            "This GGUF model's layers with attention or with experts are not evenly spaced, as its architecture has "
-            "them in transformers. Import the model's safetensors version instead."
+        raise c.refusal(
+            "has layers with attention or with experts that are not evenly spaced, as its architecture has them"
         )
     return period, layers[0]
 
@@ -224,7 +230,7 @@ def kimi_linear(facts: ModelMetadata) -> dict[str, Any]:
     c.scored(facts, c.SIGMOID)
     c.normed(facts, True)  # no key; llama.cpp does it for all
     config = c.common(facts, "kimi_linear", "KimiLinearForCausalLM")
-    moe, route = set(facts.moe_layers), routing(facts)
+    route = routing(facts)
     return _without(config, "rope_parameters", "max_position_embeddings", "num_experts_per_tok") | {
         **latent(facts),
         "model_max_length": config["max_position_embeddings"],
@@ -238,7 +244,7 @@ def kimi_linear(facts: ModelMetadata) -> dict[str, Any]:
         "num_expert_group": route["n_group"],
         "topk_group": route["topk_group"],
         "layer_types": _kinds(facts),
-        "mlp_layer_types": ["sparse" if n in moe else "dense" for n in range(facts.layers)],
+        "mlp_layer_types": c.mlp_kinds(facts),
         "linear_head_dim": facts.need("kda.head_dim"),
         "linear_num_heads": facts.shape(facts.first("ssm_beta.weight"))[0],
         "linear_conv_kernel_dim": facts.need("ssm.conv_kernel"),

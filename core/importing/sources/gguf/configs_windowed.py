@@ -128,7 +128,7 @@ def mimo_v2_names(facts: ModelMetadata) -> Names:
 def mimo_v2(facts: ModelMetadata) -> dict[str, Any]:
     c.scored(facts, c.SIGMOID)
     c.normed(facts, True)  # no key; llama.cpp does it for all
-    kinds, moe = c.attention_kinds(facts, 0), set(facts.moe_layers)
+    kinds = c.attention_kinds(facts, 0)
     config = c.common(facts, "mimo_v2_flash", "MiMoV2FlashForCausalLM", _shared(facts, kinds))
     width, rotated = c.head_dim(facts), facts.need("rope.dimension_count")
     rope = config["rope_parameters"] | {"partial_rotary_factor": _share(rotated, width)}
@@ -143,7 +143,7 @@ def mimo_v2(facts: ModelMetadata) -> dict[str, Any]:
         },
         "layer_types": kinds,
         "sliding_window": facts.need("attention.sliding_window"),
-        "mlp_layer_types": ["sparse" if n in moe else "dense" for n in range(facts.layers)],
+        "mlp_layer_types": c.mlp_kinds(facts),
         "head_dim": width,
         "v_head_dim": facts.need("attention.value_length"),
         "attention_value_scale": _value_scale(facts, (facts.layers, config["hidden_size"], c.experts(facts))),

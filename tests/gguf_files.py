@@ -19,7 +19,9 @@ from tests.gguf_metadata import ARCH, add_metadata
 
 T = gguf.GGMLQuantizationType
 PERIOD = ["linear_attention"] * 3 + ["full_attention"]
-ARCHITECTURES: dict[str, dict[str, Any]] = {  # transformers' name (or `model`) -> ggml's, and what the checkpoint is made with
+ARCHITECTURES: dict[
+    str, dict[str, Any]
+] = {  # transformers' name (or `model`) -> ggml's, and what the checkpoint is made with
     "mixtral": dict(ggml="llama"),
     "qwen2_moe": dict(ggml="qwen2moe"),
     "qwen3_moe": dict(ggml="qwen3moe", norm_topk_prob=True),

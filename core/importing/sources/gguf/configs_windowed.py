@@ -5,28 +5,32 @@ In all of them only the layers with a window rotate queries and keys.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from core.importing.sources.gguf import config_parts as c
 from core.importing.sources.gguf.facts import ModelMetadata
-from core.importing.sources.gguf.layout import DENSE, QK_NORM, SHARED, ExpertLayout, Names, joined, turned
-from core.importing.sources.gguf.tensors import Merge
+from core.importing.sources.gguf.layout import DENSE, ONE_SHARED, QK_NORM, SHARED, ExpertLayout, Names, joined, turned
 
 CHUNK = 8192
 """What llama.cpp takes to be the chunk of Llama 4's attention, which its files do not say."""
 LARGEST = 128
 """Experts of the one Llama 4 that does not normalise queries and keys, by which llama.cpp knows it."""
 
-_llama4_pair: Merge = lambda pieces: turned([joined(pieces)])  # noqa: E731
+
+def _joined_turned(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Concatenated along the outputs, transposed: [..., in, out]."""
+    return turned([joined(pieces)])
 
 
 def llama4_names(facts: ModelMetadata) -> Names:
-    shared = {name: target.replace("mlp.shared_experts", "feed_forward.shared_expert") for name, target in SHARED.items()}
-    dense = {name: target.replace("mlp", "feed_forward") for name, target in DENSE.items()}
+    names = {name: target.replace("mlp.", "feed_forward.") for name, target in (DENSE | ONE_SHARED).items()}
     return Names(
-        shared | dense | {"ffn_gate_inp": "feed_forward.router"},
+        names | {"ffn_gate_inp": "feed_forward.router"},
         experts=ExpertLayout(
-            "feed_forward.experts.gate_up_proj", "", "feed_forward.experts.down_proj", _llama4_pair, turned
+            "feed_forward.experts.gate_up_proj", "", "feed_forward.experts.down_proj", _joined_turned, turned
         ),
     )
 

@@ -119,8 +119,13 @@ def rope_factors(config: Config) -> dict[str, torch.Tensor]:
         turned = int(width * part / 2)
         return {"rope_freqs.weight": torch.tensor([1.0] * turned + [1e30] * (width // 2 - turned))}
     if rope.get("rope_type") == "llama3":
-        return {"rope_freqs.weight": torch.tensor(_divisors(rope, config["head_dim"]))}
-    return {f"rope_factors_{n}.weight": torch.tensor(rope[f"{n}_factor"]) for n in ("long", "short") if f"{n}_factor" in rope}
+        width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        return {"rope_freqs.weight": torch.tensor(_divisors(rope, width))}
+    return {
+        f"rope_factors_{n}.weight": torch.tensor(rope[f"{n}_factor"])
+        for n in ("long", "short")
+        if f"{n}_factor" in rope
+    }
 
 
 CONVERT: dict[str, Callable[[Config, str, str, torch.Tensor], Named | torch.Tensor]] = {
@@ -132,5 +137,5 @@ CONVERT: dict[str, Callable[[Config, str, str, torch.Tensor], Named | torch.Tens
     "dbrx": _dbrx,
     **dict.fromkeys(("bailingmoe2", "exaone-moe", "afmoe"), _correction),
 }
-"""By ggml's name: a checkpoint's tensor changed, to be renamed by gguf's own map; or GGUF's
-tensors made of it. Given the config, the tensor's name, what the names of its layer begin with in GGUF, and the tensor."""
+"""By ggml's name: a checkpoint's tensor changed, to be renamed by gguf's own map; or GGUF's tensors made of it. Given the
+config, the tensor's name, what the names of its layer begin with in GGUF, and the tensor."""

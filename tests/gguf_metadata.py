@@ -39,7 +39,7 @@ def layers_of(config: dict[str, Any]) -> int:
 def add_metadata(writer: gguf.GGUFWriter, ggml: str, config: dict[str, Any]) -> None:
     """The keys that llama.cpp's converter writes for this architecture."""
     if ggml == "dbrx":
-        return _dbrx(writer, config)
+        config = {**config, **_dbrx_names(config)}
     writer.add_block_count(config["num_hidden_layers"])
     if ggml == "lfm2moe":
         kv = config["num_key_value_heads"]
@@ -49,7 +49,10 @@ def add_metadata(writer: gguf.GGUFWriter, ggml: str, config: dict[str, Any]) -> 
     if ggml == "gemma4":
         config = {**config, **_gemma4_heads(config)}
     if ggml == "llama4":
-        inner = {"intermediate_size": config["intermediate_size_mlp"], "moe_intermediate_size": config["intermediate_size"]}
+        inner = {
+            "intermediate_size": config["intermediate_size_mlp"],
+            "moe_intermediate_size": config["intermediate_size"],
+        }
         config = {**config, **inner}
     for method, names in PLAIN_KEYS.items():
         value = next((config[n] for n in names if config.get(n) is not None), None)
@@ -207,18 +210,22 @@ def _afmoe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_sliding_window(config["sliding_window"])
 
 
-def _dbrx(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+def _dbrx_names(config: dict[str, Any]) -> dict[str, Any]:
     attention, experts = config["attn_config"], config["ffn_config"]
-    writer.add_block_count(config["n_layers"])
-    writer.add_context_length(config["max_seq_len"])
-    writer.add_embedding_length(config["d_model"])
-    writer.add_feed_forward_length(experts["ffn_hidden_size"])
-    writer.add_head_count(config["n_heads"])
-    writer.add_head_count_kv(attention["kv_n_heads"])
-    writer.add_rope_freq_base(attention["rope_theta"])
-    writer.add_clamp_kqv(attention["clip_qkv"])
-    writer.add_expert_count(experts["moe_num_experts"])
-    writer.add_expert_used_count(experts["moe_top_k"])
+    return {
+        "num_hidden_layers": config["n_layers"],
+        "max_position_embeddings": config["max_seq_len"],
+        "hidden_size": config["d_model"],
+        "intermediate_size": experts["ffn_hidden_size"],
+        "num_attention_heads": config["n_heads"],
+        "num_key_value_heads": attention["kv_n_heads"],
+        "num_experts": experts["moe_num_experts"],
+        "num_experts_per_tok": experts["moe_top_k"],
+    }
+
+
+def _dbrx(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_clamp_kqv(config["attn_config"]["clip_qkv"])
     writer.add_layer_norm_eps(1e-5)
 
 
@@ -241,4 +248,5 @@ OWN: dict[str, Callable[[gguf.GGUFWriter, dict[str, Any]], None]] = {
     "exaone-moe": _exaone,
     "phimoe": _phi,
     "afmoe": _afmoe,
+    "dbrx": _dbrx,
 }

@@ -15,6 +15,7 @@ from core.importing.sources.gguf import (
     configs_gemma,
     configs_latent,
     configs_linear,
+    configs_mimo,
     configs_more,
     configs_states,
     configs_windowed,
@@ -130,7 +131,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         configs_latent.mistral4, configs_latent.mistral4_names, SCALED | {"attention.temperature_scale"}
     ),
     "mimo2": Architecture(
-        configs_windowed.mimo_v2, configs_windowed.mimo_v2_names, WINDOW | SCALED | {"attention.value_scale"}
+        configs_mimo.mimo_v2, configs_mimo.mimo_v2_names, WINDOW | SCALED | {"attention.value_scale"}
     ),
     "ernie4_5-moe": Architecture(
         configs.ernie,

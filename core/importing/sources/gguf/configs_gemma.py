@@ -56,6 +56,7 @@ def gemma4(facts: ModelMetadata) -> dict[str, Any]:
         raise c.refusal("has layers of one kind that differ in their heads")
     config = c.common(facts, "gemma4_text", "Gemma4ForCausalLM", narrow.pop(), _rotary(facts))
     per_layer = facts.get("embedding_length_per_layer_input") or 0
+    embedded = "per_layer_token_embd.weight" if per_layer else "token_embd.weight"
     del config["hidden_act"]
     return config | {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -67,7 +68,7 @@ def gemma4(facts: ModelMetadata) -> dict[str, Any]:
         "sliding_window": facts.need("attention.sliding_window"),
         "final_logit_softcapping": facts.get("final_logit_softcapping"),
         "hidden_size_per_layer_input": per_layer,
-        "vocab_size_per_layer_input": facts.shape("per_layer_token_embd.weight" if per_layer else "token_embd.weight")[0],
+        "vocab_size_per_layer_input": facts.shape(embedded)[0],
         "intermediate_size": facts.shape("blk.0.ffn_down.weight")[-1],
         "enable_moe_block": True,
         "num_experts": c.experts(facts),

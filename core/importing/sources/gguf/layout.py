@@ -247,10 +247,9 @@ def _stacked(
 ) -> dict[str, TensorRecipe]:
     made: dict[str, TensorRecipe] = {}
     gate, up, down = (tuple(parts[part]) for part in ("gate", "up", "down"))
-    first = (
-        ((target.gate, same, gate), (target.up, same, up)) if target.up else ((target.gate, target.pair, gate + up),)
-    )
-    for name, merge, pieces in (*first, (target.down, target.single, down)):
+    apart = ((target.gate, same, gate), (target.up, same, up))
+    together = ((target.gate, target.pair, gate + up),)
+    for name, merge, pieces in (*(apart if target.up else together), (target.down, target.single, down)):
         empty = [torch.empty(_shape(entries, p), device="meta") for p in pieces]
         made[prefix + name] = TensorRecipe(pieces, tuple(merge(empty).shape), merge, is_expert=True)
         biases = tuple(TensorRows(p.name.removesuffix("weight") + "bias") for p in pieces)

@@ -17,7 +17,7 @@ from tests.gguf_metadata import ARCH, layers_of
 
 Tensors = list[tuple[str, torch.Tensor]]
 Config = dict[str, Any]
-YARN = dict(
+YARN: Config = dict(
     rope_type="yarn",
     rope_theta=10000.0,
     factor=16.0,
@@ -27,11 +27,23 @@ YARN = dict(
     mscale=1.0,
     mscale_all_dim=1.0,
 )
-OTHERS: dict[str, dict[str, Any]] = {  # transformers' name -> ggml's, and what the checkpoint is made with
-    "glm_moe_dsa": dict(ggml="glm-dsa", indexer_types=["full", "full", "shared", "full"], routed_scaling_factor=2.5),
-    "deepseek_v32": dict(ggml="deepseek32", rope_parameters=YARN),
-    "glm4_moe_lite": dict(ggml="deepseek2", more={"tokenizer.ggml.pre": "glm4"}),
+UNLIKE: Config = dict(  # no two sizes are the same, and none is a default: one read for another would differ
+    q_lora_rank=24, kv_lora_rank=32, qk_nope_head_dim=24, qk_rope_head_dim=16, v_head_dim=20, rms_norm_eps=3e-6
+)
+INDEX: Config = dict(index_n_heads=2, index_head_dim=28, index_topk=6)
+OTHERS: dict[str, Config] = {  # transformers' name -> ggml's, and what the checkpoint is made with
+    "glm_moe_dsa": dict(
+        UNLIKE,
+        **INDEX,
+        ggml="glm-dsa",
+        indexer_types=["full", "full", "shared", "full"],
+        routed_scaling_factor=1.5,
+        n_shared_experts=2,
+    ),
+    "deepseek_v32": dict(UNLIKE, **INDEX, ggml="deepseek32", rope_parameters=YARN),
+    "glm4_moe_lite": dict(UNLIKE, ggml="deepseek2", more={"tokenizer.ggml.pre": "glm4"}),
     "mistral4": dict(
+        UNLIKE,
         ggml="mistral4",
         n_group=1,
         first_k_dense_replace=0,
@@ -43,6 +55,11 @@ OTHERS: dict[str, dict[str, Any]] = {  # transformers' name -> ggml's, and what 
         routed_scaling_factor=2.5,
         sliding_window=None,
         moe_latent_size=32,
+        moe_shared_expert_intermediate_size=48,
+        ssm_state_size=24,
+        mamba_head_dim=12,
+        conv_kernel=3,
+        layer_norm_epsilon=3e-6,
     ),
     "granitemoehybrid": dict(
         ggml="granitehybrid",
@@ -50,11 +67,14 @@ OTHERS: dict[str, dict[str, Any]] = {  # transformers' name -> ggml's, and what 
         embedding_multiplier=12.0,
         residual_multiplier=0.3,
         logits_scaling=6.0,
+        shared_intermediate_size=48,
         mamba_chunk_size=256,
         mamba_n_groups=2,
+        mamba_d_state=24,
+        mamba_d_conv=3,
         tie_word_embeddings=True,
     ),
-    "jamba": dict(ggml="jamba"),
+    "jamba": dict(ggml="jamba", mamba_d_conv=3, mamba_dt_rank=5, rms_norm_eps=3e-6),
     "mimo_v2_flash": dict(
         ggml="mimo2",
         v_head_dim=8,
@@ -66,7 +86,14 @@ OTHERS: dict[str, dict[str, Any]] = {  # transformers' name -> ggml's, and what 
             sliding_attention=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5),
         ),
     ),
-    "kimi_linear": dict(ggml="kimi-linear", q_lora_rank=None, n_group=1),
+    "kimi_linear": dict(
+        {**UNLIKE, "q_lora_rank": None},
+        ggml="kimi-linear",
+        n_group=1,
+        linear_head_dim=12,
+        linear_conv_kernel_dim=3,
+        num_shared_experts=2,
+    ),
 }
 TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
 MAPPED = {"deepseek32": "glm-dsa"}
@@ -126,7 +153,7 @@ def _state(ggml: str, config: Config, key: str, tensor: torch.Tensor) -> torch.T
 
 def _mapped(ggml: str, config: Config, key: str) -> str:
     names = gguf.get_tensor_name_map(ARCH[MAPPED.get(ggml, ggml)], layers_of(config))
-    name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+    name: str | None = names.get_name(key, try_suffixes=(".weight", ".bias"))
     assert name is not None, key
     return name
 
@@ -144,8 +171,8 @@ def _first(config: Config, *names: str) -> Any:
 
 def _base(config: Config) -> dict[str, Any]:
     """TextModel.set_gguf_parameters."""
-    parts = config.get("rope_parameters") or {}
-    rope = parts.get("full_attention", parts)
+    parts: Config = config.get("rope_parameters") or {}
+    rope: Config = parts.get("full_attention", parts)
     found = {
         "block_count": layers_of(config),
         "context_length": _first(config, "max_position_embeddings", "model_max_length"),
@@ -176,8 +203,10 @@ def _base(config: Config) -> dict[str, Any]:
 
 
 def _dense_lead(config: Config) -> int:
-    kinds: list[str] = config.get("mlp_layer_types") or []
-    return config.get("first_k_dense_replace", kinds.index("sparse") if kinds else 0)
+    if "first_k_dense_replace" in config:
+        return int(config["first_k_dense_replace"])
+    kinds: list[str] = config["mlp_layer_types"]
+    return kinds.index("sparse")
 
 
 def _latent(config: Config) -> dict[str, Any]:

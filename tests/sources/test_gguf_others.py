@@ -94,7 +94,7 @@ def test_the_config_says_what_the_model_was_made_with(arch: str, tmp_path: Path)
 
 
 @pytest.mark.long(0.3)
-@pytest.mark.parametrize("arch", ["nemotron_h", "glm_moe_dsa", "kimi_linear"])
+@pytest.mark.parametrize("arch", OTHERS)
 def test_imported_and_loaded_it_has_the_logits_of_its_dequantised_weights(arch: str, tmp_path: Path) -> None:
     _, file = make_gguf(arch, tmp_path, experts_in("Q8_0"))
     pack = import_model(str(file), tmp_path / "pack")

@@ -188,12 +188,10 @@ def write_gguf(
     for number, names in enumerate(groups):
         path = directory / (f"model-{number + 1:05}-of-{parts:05}.gguf" if parts > 1 else "model.gguf")
         writer = gguf.GGUFWriter(path, ggml)
-        if number == 0 and other:
-            more = keys(ggml, config) | more
-        elif number == 0:
-            add_metadata(writer, ggml, config)
         if number == 0:
-            for key, value in more.items():
+            if not other:
+                add_metadata(writer, ggml, config)
+            for key, value in ((keys(ggml, config) if other else {}) | more).items():
                 add(writer, key, value)
         if parts > 1:
             writer.add_uint16("split.no", number)

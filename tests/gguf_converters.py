@@ -137,5 +137,5 @@ CONVERT: dict[str, Callable[[Config, str, str, torch.Tensor], Named | torch.Tens
     "dbrx": _dbrx,
     **dict.fromkeys(("bailingmoe2", "exaone-moe", "afmoe"), _correction),
 }
-"""By ggml's name: a checkpoint's tensor changed, to be renamed by gguf's own map; or GGUF's tensors made of it. Given the
-config, the tensor's name, what the names of its layer begin with in GGUF, and the tensor."""
+"""By ggml's name: a checkpoint's tensor changed, to be renamed by gguf's own map; or GGUF's tensors made of it. Given
+the config, the tensor's name, what the names of its layer begin with in GGUF, and the tensor."""

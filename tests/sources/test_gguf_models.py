@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from core.errors import ModelError
 from core.hf import CheckpointReader, meta_skeleton
+from core.importing.job import refusal
 from core.importing.sources import open_source
 from core.importing.sources.gguf import open_gguf
 from tests.architectures.tiny import tiny
@@ -213,6 +214,17 @@ def test_a_vision_model_is_read_as_the_text_model_that_computes_the_same(tmp_pat
     save_file(read, shell / "model.safetensors", metadata={"format": "pt"})
     with torch.no_grad():
         assert torch.equal(logits(shell), model(IDS).logits)
+
+
+def test_a_tensor_that_only_other_models_of_the_architecture_have_is_refused(tmp_path: Path) -> None:
+    """A gate for embeddings of each layer, in a model without such embeddings: left out, it would change the result."""
+    _, file = make_gguf("gemma4_26b", tmp_path)
+    assert refusal(file) == ""
+    whole = Raw.of(file)
+    whole.rows.append(Row(b"blk.1.inp_gate.weight", (64, 16), 0, len(whole.data)))
+    whole.data += bytes(4 * 64 * 16)
+    found = refusal(whole.write(file))
+    assert "per_layer_input_gate" in found and "Import the model's safetensors version instead." in found
 
 
 def test_layers_that_only_predict_further_tokens_are_left_out(tmp_path: Path) -> None:

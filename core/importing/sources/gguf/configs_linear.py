@@ -75,8 +75,8 @@ def _linear(facts: ModelMetadata, model_type: str, kind: str) -> dict[str, Any]:
 def _layer_types(facts: ModelMetadata) -> list[str]:
     """By the tensors. Raises ModelError where metadata says otherwise."""
     linear = [f"blk.{n}.ssm_out.weight" in facts.entries for n in range(facts.layers)]
-    interval = facts.get("full_attention_interval", 4)
-    if linear != [(n + 1) % interval != 0 for n in range(facts.layers)]:
+    interval = facts.get("full_attention_interval")
+    if interval and linear != [(n + 1) % interval != 0 for n in range(facts.layers)]:
         raise damaged(facts.file, f"its layers of full attention are not each {interval}th")
     return ["linear_attention" if is_linear else "full_attention" for is_linear in linear]
 
@@ -85,8 +85,10 @@ class Heads:
     """Numbers and widths of a linear layer's heads. Raises ModelError when they contradict each other."""
 
     def __init__(self, facts: ModelMetadata) -> None:
-        self.keys, self.values = facts.need("ssm.group_count"), facts.need("ssm.time_step_rank")
-        self.key_width, inner = facts.need("ssm.state_size"), facts.need("ssm.inner_size")
+        self.keys: int = facts.need("ssm.group_count")
+        self.values: int = facts.need("ssm.time_step_rank")
+        self.key_width: int = facts.need("ssm.state_size")
+        inner: int = facts.need("ssm.inner_size")
         if self.values % self.keys or inner % self.values:
             raise damaged(facts.file, f"its {self.values} value heads do not divide {inner} by {self.keys} key heads")
         self.value_width, self.per_key = inner // self.values, self.values // self.keys

@@ -39,7 +39,7 @@ GLM_5_2 = 1 << 20
 that in every layer, and llama.cpp takes its own pattern (src/models/glm-dsa.cpp)."""
 SMALL_4 = (8192, 0.1)
 """Mistral Small 4: the context before stretching, by which it is known, and the strength of its scaling of queries by
-position, which llama.cpp's converter leaves out (conversion/mistral3.py)."""
+position, which llama.cpp's converter leaves out."""
 
 
 def _is_mistral(facts: ModelMetadata) -> bool:

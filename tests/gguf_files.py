@@ -173,7 +173,9 @@ def write_gguf(
     `convert_names` the weights are GGUF's already."""
     tensors = weights
     if convert_names:
-        tensors = {name: tensor for key, value in weights.items() for name, tensor in convert(ggml, config, key, value)}
+        tensors = {
+            name: tensor for key, value in weights.items() for name, tensor in convert(ggml, config, key, value.float())
+        }
         tensors = stack(tensors, layers_of(config)) | rope_factors(config)
     groups = [list(tensors)[i::parts] for i in range(parts)]
     for number, names in enumerate(groups):

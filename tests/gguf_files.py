@@ -182,7 +182,9 @@ def write_gguf(
     tensors, other = weights, config.get("model_type") in OTHERS
     if convert_names:
         how = convert_other if other else convert
-        tensors = {name: tensor for key, value in weights.items() for name, tensor in how(ggml, config, key, value)}
+        tensors = {
+            name: tensor for key, value in weights.items() for name, tensor in how(ggml, config, key, value.float())
+        }
         tensors = stack(tensors, layers_of(config)) | ({} if other else rope_factors(config))
     groups = [list(tensors)[i::parts] for i in range(parts)]
     for number, names in enumerate(groups):

@@ -140,6 +140,23 @@ def test_deepseek_files_of_before_keys_and_values_were_apart(tmp_path: Path) -> 
         assert all(torch.equal(source.tensors.read(name), tensor) for name, tensor in stored.items())
 
 
+def test_qwen3_next_files_of_before_the_joint_projection_was_taken_apart(tmp_path: Path) -> None:
+    checkpoint, file = make_gguf("qwen3_next", tmp_path)
+    stored = load_file(checkpoint / "model.safetensors")
+    with open_source(file) as source:
+        tensors = {name: raw(source, name) for name in source.header.tensors}
+    for layer in range(3):
+        for name in ("attn_qkv", "attn_gate"):
+            del tensors[f"blk.{layer}.{name}.weight"]
+        tensors[f"blk.{layer}.ssm_in.weight"] = stored[f"model.layers.{layer}.linear_attn.in_proj_qkvz.weight"]
+    (tmp_path / "old").mkdir()
+    file = write_gguf(tmp_path / "old", "qwen3next", load_config(checkpoint), tensors, all_f32, {}, convert_names=False)
+    with open_gguf(file) as source:
+        assert set(source.tensors.tensors) == set(stored)
+        name = "model.layers.2.linear_attn.in_proj_qkvz.weight"
+        assert torch.equal(source.tensors.read(name), stored[name])
+
+
 def raw(source: Any, name: str) -> torch.Tensor:
     """A tensor as the file has it."""
     entry = source.header.tensors[name]

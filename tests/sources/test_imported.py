@@ -141,6 +141,17 @@ def test_a_gguf_imported_has_the_logits_of_its_dequantised_weights(arch: str, ki
     assert torch.equal(got, wanted) if exact else difference(got, wanted) < most
 
 
+@pytest.mark.long(0.2)
+@pytest.mark.parametrize("arch", MORE_GGUF)
+def test_a_gguf_in_16_bits_has_the_logits_of_the_checkpoint(arch: str, tmp_path: Path) -> None:
+    """Routers in 32 bits, as the converter writes them."""
+    checkpoint, path = make_gguf(
+        arch, tmp_path, lambda name: "F32" if "ffn_gate_inp" in name else "BF16", dtype=torch.bfloat16
+    )
+    pack = import_model(str(path), tmp_path / "pack")
+    assert torch.equal(ours(pack, "auto"), plainly(checkpoint, torch.bfloat16))
+
+
 @pytest.mark.parametrize("arch", layered(PLAIN, quick=lambda arch: arch == "gpt_oss"))
 def test_a_plain_checkpoint_imported_has_its_own_logits(arch: str, tmp_path: Path) -> None:
     """In bf16, as they come; a pack in two blocks has them, too."""

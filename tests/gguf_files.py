@@ -154,7 +154,8 @@ def make_gguf(
     tokenizer = made.pop("more", {}) | (tokenizer or {})
     checkpoint = directory / "checkpoint"
     if arch in OTHERS:
-        random_model(model, **made).save_pretrained(checkpoint, max_shard_size="1GB")
+        dtype = made.pop("dtype", torch.float32)
+        random_model(model, **made).to(dtype).save_pretrained(checkpoint, max_shard_size="1GB")
     else:
         make_checkpoint(model, checkpoint, max_shard_size="1GB", **made)
     config = made | json.loads((checkpoint / "config.json").read_text())

@@ -21,7 +21,7 @@ from tests.gguf_files import experts_in, make_gguf
 from tests.gguf_others import OTHERS, YARN
 from tests.gguf_raw import ARRAY, BOOL, TEXT, U32, Raw, Row, array
 from tests.selection import layered
-from tests.sources.test_imported import ours, theirs
+from tests.sources.test_imported import ours, plainly, theirs
 
 UNSAID = {
     "granitemoehybrid": {"max_position_embeddings"},
@@ -100,6 +100,20 @@ def test_imported_and_loaded_it_has_the_logits_of_its_dequantised_weights(arch: 
     pack = import_model(str(file), tmp_path / "pack")
     assert Manifest.load(pack).format == "int8-g32"
     assert torch.equal(ours(pack), theirs(file, tmp_path / "reference"))
+
+
+@pytest.mark.long(0.2)
+@pytest.mark.parametrize("arch", OTHERS)
+def test_a_gguf_in_16_bits_has_the_logits_of_the_checkpoint(arch: str, tmp_path: Path) -> None:
+    """A_log as well: rounded to 16 bits, it is what it was. In 32 bits are what the converter writes so."""
+    checkpoint, file = make_gguf(arch, tmp_path, in_16_bits, dtype=torch.bfloat16)
+    pack = import_model(str(file), tmp_path / "pack")
+    assert torch.equal(ours(pack, "auto"), plainly(checkpoint, torch.bfloat16))
+
+
+def in_16_bits(name: str) -> str:
+    short = name.endswith(".weight") and not any(part in name for part in ("norm", "ffn_gate_inp", "conv1d"))
+    return "BF16" if short else "F32"
 
 
 def opened(file: Path) -> dict[str, Any]:

@@ -96,8 +96,8 @@ class Heads:
 
     def grouped(self, rows: torch.Tensor, width: int) -> torch.Tensor:
         """Rows of value heads, `width` each, in the order of transformers: all of a key head side by side."""
-        heads: torch.Tensor = rows.unflatten(0, (self.per_key, self.keys, width))
-        return heads.transpose(0, 1).flatten(0, 2)
+        tiled: torch.Tensor = rows.unflatten(0, (self.per_key, self.keys, width))
+        return tiled.transpose(0, 1).flatten(0, 2)
 
     def values_grouped(self, rows: torch.Tensor) -> torch.Tensor:
         """The same for rows that begin with all queries and keys."""

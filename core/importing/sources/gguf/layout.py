@@ -103,9 +103,9 @@ def heads_unpaired(heads: int) -> Merge:
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """Where transformers stores a layer's routed experts. With `{}` for the expert's number: separate
-    gate, up and down tensors. Without: stacked; gate and up in one tensor, built by `pair`, unless `up` has a name of
-    its own; down built by `single`. `gate` is "" for experts without one."""
+    """Where transformers stores a layer's routed experts. With `{}` for the expert's number: separate gate, up and down
+    tensors. Without: stacked; gate and up in one tensor, built by `pair`, unless `up` has a name of its own; down built
+    by `single`. `gate` is "" for experts without one."""
 
     gate: str = "mlp.experts.{}.gate_proj.weight"
     up: str = "mlp.experts.{}.up_proj.weight"

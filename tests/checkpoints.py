@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.architectures.tiny import tiny
+
 COMMON: dict[str, Any] = dict(
     vocab_size=256,
     hidden_size=64,
@@ -191,9 +193,11 @@ MORE: dict[str, dict[str, Any]] = {  # tested on fewer cases (tests/equality/tes
 
 
 def random_model(arch: str, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any) -> Any:
-    """A random model of `arch` (a key of ARCHITECTURES, EXTRA or MORE)."""
+    """A random model of `arch`: a key of ARCHITECTURES, EXTRA or MORE, or any model type, then as tests.architectures
+    makes it small."""
     torch.manual_seed(seed)
-    fields = {**COMMON, **(ARCHITECTURES | EXTRA | MORE)[arch], **overrides}
+    named = (ARCHITECTURES | EXTRA | MORE).get(arch)
+    fields = (tiny(arch) if named is None else COMMON | named) | overrides
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(arch, **fields), dtype=dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

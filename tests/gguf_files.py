@@ -10,14 +10,21 @@ from typing import Any
 
 import gguf
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from tests.architectures.trial import random_model
 from tests.checkpoints import make_checkpoint
 from tests.gguf_blocks import blocks
-from tests.gguf_metadata import ARCH, add_metadata
+from tests.gguf_converters import CONVERT, rope_factors
+from tests.gguf_metadata import ARCH, add_metadata, layers_of
+from tests.gguf_others import OTHERS, keys
+from tests.gguf_others import convert as convert_other
 
 T = gguf.GGMLQuantizationType
-ARCHITECTURES: dict[str, dict[str, Any]] = {  # transformers' name -> ggml's, and what the checkpoint is made with
+PERIOD = ["linear_attention"] * 3 + ["full_attention"]
+ARCHITECTURES: dict[
+    str, dict[str, Any]
+] = {  # transformers' name (or `model`) -> ggml's, and what the checkpoint is made with
     "mixtral": dict(ggml="llama"),
     "qwen2_moe": dict(ggml="qwen2moe"),
     "qwen3_moe": dict(ggml="qwen3moe", norm_topk_prob=True),
@@ -63,6 +70,57 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {  # transformers' name -> ggml's, an
     ),
     "ernie4_5_moe": dict(ggml="ernie4_5-moe", tie_word_embeddings=True),
     "lfm2_moe": dict(ggml="lfm2moe"),
+    "qwen3_5_moe_text": dict(ggml="qwen35moe", layer_types=PERIOD, num_hidden_layers=4, linear_num_value_heads=6),
+    "qwen3_next": dict(ggml="qwen3next", layer_types=PERIOD, num_hidden_layers=4),
+    "gemma4_text": dict(ggml="gemma4", global_head_dim=16),
+    "gemma4_26b": dict(
+        ggml="gemma4",
+        model="gemma4_text",
+        global_head_dim=32,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        hidden_size_per_layer_input=0,
+        final_logit_softcapping=30.0,
+    ),
+    "llama4_text": dict(
+        ggml="llama4",
+        interleave_moe_layer_step=2,
+        attention_chunk_size=8192,
+        rope_parameters=dict(
+            rope_type="llama3",
+            rope_theta=5e5,
+            factor=16.0,
+            low_freq_factor=1.0,
+            high_freq_factor=1.0,
+            original_max_position_embeddings=8192,
+        ),
+    ),
+    "hunyuan_v1_moe": dict(
+        ggml="hunyuan-moe", rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, alpha=1000.0, factor=1.0)
+    ),
+    "sarvam_moe": dict(
+        ggml="bailingmoe2",
+        rope_parameters=dict(rope_type="default", rope_theta=6e5, partial_rotary_factor=0.5),
+        topk_group=1,
+    ),
+    "exaone_moe": dict(ggml="exaone-moe", num_hidden_layers=4, head_dim=16, routed_scaling_factor=1.5),
+    "phimoe": dict(ggml="phimoe", attention_bias=True, lm_head_bias=True, sliding_window=24),
+    "phimoe_long": dict(
+        ggml="phimoe",
+        model="phimoe",
+        max_position_embeddings=131072,
+        rope_parameters=dict(
+            rope_type="longrope",
+            rope_theta=10000.0,
+            short_factor=[1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75],
+            long_factor=[1.0, 2.5, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0],
+            short_mscale=1.243163121016122,
+            long_mscale=1.243163121016122,
+            original_max_position_embeddings=4096,
+        ),
+    ),
+    "afmoe": dict(ggml="afmoe", mup_enabled=True, route_scale=2.5),
+    "dbrx": dict(ggml="dbrx"),
     "minimax_m2": dict(
         ggml="minimax-m2",
         rotary_dim=8,
@@ -91,13 +149,23 @@ def make_gguf(
     **overrides: Any,
 ) -> tuple[Path, Path]:
     """Write a random checkpoint of `arch` and the same model as GGUF. Returns (checkpoint directory, GGUF file)."""
-    made = {**ARCHITECTURES[arch], **overrides}
-    ggml = made.pop("ggml")
-    checkpoint = make_checkpoint(arch, directory / "checkpoint", max_shard_size="1GB", **made)
-    config = json.loads((checkpoint / "config.json").read_text())
-    return checkpoint, write_gguf(
-        directory, ggml, config, load_file(checkpoint / "model.safetensors"), choice, tokenizer or {}, parts
-    )
+    made = {**(ARCHITECTURES | OTHERS)[arch], **overrides}
+    ggml, model = made.pop("ggml"), made.pop("model", arch)
+    tokenizer = made.pop("more", {}) | (tokenizer or {})
+    checkpoint = directory / "checkpoint"
+    if arch in OTHERS:
+        dtype = made.pop("dtype", torch.float32)
+        random_model(model, **made).to(dtype).save_pretrained(checkpoint, max_shard_size="1GB")
+    else:
+        make_checkpoint(model, checkpoint, max_shard_size="1GB", **made)
+    config = made | json.loads((checkpoint / "config.json").read_text())
+    weights = load_file(checkpoint / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    for tensor in weights.values():
+        if tensor.dim() == 1:  # norms would be all ones; so small a number of steps is exact when 1 is added
+            tensor += torch.randint(-96, 96, tensor.shape, generator=generator) / 1024
+    save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    return checkpoint, write_gguf(directory, ggml, config, weights, choice, tokenizer, parts)
 
 
 def write_gguf(
@@ -112,17 +180,21 @@ def write_gguf(
 ) -> Path:
     """Write weights under transformers' names as a GGUF model of architecture `ggml`, with `more` metadata. Without
     `convert_names` the weights are GGUF's already."""
-    tensors = weights
+    tensors, other = weights, config.get("model_type") in OTHERS
     if convert_names:
-        tensors = {name: tensor for key, value in weights.items() for name, tensor in convert(ggml, config, key, value)}
-        tensors = stack(tensors, config["num_hidden_layers"])
+        how = convert_other if other else convert
+        tensors = {
+            name: tensor for key, value in weights.items() for name, tensor in how(ggml, config, key, value.float())
+        }
+        tensors = stack(tensors, layers_of(config)) | ({} if other else rope_factors(config))
     groups = [list(tensors)[i::parts] for i in range(parts)]
     for number, names in enumerate(groups):
         path = directory / (f"model-{number + 1:05}-of-{parts:05}.gguf" if parts > 1 else "model.gguf")
         writer = gguf.GGUFWriter(path, ggml)
         if number == 0:
-            add_metadata(writer, ggml, config)
-            for key, value in more.items():
+            if not other:
+                add_metadata(writer, ggml, config)
+            for key, value in ((keys(ggml, config) if other else {}) | more).items():
                 add(writer, key, value)
         if parts > 1:
             writer.add_uint16("split.no", number)
@@ -154,7 +226,13 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def convert(ggml: str, config: dict[str, Any], key: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     """One checkpoint tensor as llama.cpp stores it; experts still one by one, as "...experts.E.gate_proj.weight"."""
-    heads = config["num_attention_heads"]
+    if ggml in CONVERT:
+        layer = re.search(r"\.(?:layers|blocks)\.(\d+)\.", key)
+        changed = CONVERT[ggml](config, key, f"blk.{layer[1]}." if layer else "", tensor)
+        if isinstance(changed, list):
+            return changed
+        tensor = changed
+    heads = config.get("num_attention_heads")
     if ggml in ("llama", "granitemoe") and re.search(r"self_attn\.[qk]_proj", key):
         count = heads if ".q_proj" in key else config["num_key_value_heads"]
         tensor = tensor.reshape(count, 2, -1, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape)
@@ -186,10 +264,10 @@ def convert(ggml: str, config: dict[str, Any], key: str, tensor: torch.Tensor) -
     key += ".weight" if key.endswith("sinks") else ""
     if key.endswith("conv.conv.weight"):
         tensor = tensor.squeeze(1)
-    names = gguf.get_tensor_name_map(ARCH[ggml], config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(ARCH[ggml], layers_of(config))
     name = names.get_name(key, try_suffixes=(".weight", ".bias"))
     assert name is not None, key
-    return [(name, tensor.reshape(-1) if "shexp" in name and tensor.shape[0] == 1 else tensor.squeeze(0))]
+    return [(name, tensor[0] if tensor.dim() > 1 and tensor.shape[0] == 1 else tensor)]
 
 
 def stack(tensors: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tensor]:
@@ -197,7 +275,7 @@ def stack(tensors: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tens
     rest = {name: tensor for name, tensor in tensors.items() if not re.search(r"\.experts\.\d+\.", name)}
     for layer in range(layers):
         for part, kinds in (("gate", "gate_proj|w1"), ("up", "up_proj|w3"), ("down", "down_proj|w2")):
-            pattern = re.compile(rf"model\.layers\.{layer}\..*\.experts\.(\d+)\.({kinds})\.weight")
+            pattern = re.compile(rf"\w+\.layers\.{layer}\..*\.experts\.(\d+)\.({kinds})\.weight")
             found = sorted((int(m[1]), name) for name in tensors if (m := pattern.fullmatch(name)))
             if found:
                 rest[f"blk.{layer}.ffn_{part}_exps.weight"] = torch.stack([tensors[name] for _, name in found])

@@ -77,6 +77,7 @@ class CheckpointReader:
             checkpoint = TensorFiles(self._files.weights)
         self._stored: Tensors = checkpoint
         self._dense: dict[str, str] = {}  # checkpoint key -> parameter
+        self.unused: tuple[str, ...] = ()  # the checkpoint's tensors that the model does not have
         self._merger = Merger()
         try:
             self._recipes = self._index()
@@ -221,6 +222,7 @@ class CheckpointReader:
                     self._check_shape(key, target, shapes.get(target))
             else:
                 unused[key] = target
+        self.unused = tuple(unused)
         self._check_layers(unused, known)
         self._check_coded(unused, recipes)
         for target, count in experts.items():

@@ -159,6 +159,12 @@ def for_people(text: str, folder: str, path: Path) -> str:
 def _plan(source: Source, name: str, format: str, blocks: int, shell: Path) -> ImportPlan:
     meta = meta_skeleton(source.write_shell(shell))
     reader = CheckpointReader(meta, source.tensors)
+    if source.kind == "gguf" and reader.unused:  # each of its tensors has its place, or was left out on purpose
+        raise ModelError(
+            f"This GGUF model has {len(reader.unused)} tensors that transformers' model of its kind does not have "
+            f"({', '.join(reader.unused[:4])}{' ...' if len(reader.unused) > 4 else ''}), so it would not be computed "
+            "as it is meant. Import the model's safetensors version instead."
+        )
     site, chosen = reader.sites[0], choose_format(source) if format == "auto" else format
     numbers = numbers_of(
         format_of(chosen), source.dense_dtype, source.numbers if chosen == source.exact_format else None

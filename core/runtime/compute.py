@@ -50,6 +50,11 @@ class ExpertMath:
         self.joined: JoinedMath | None = None  # of experts in blocks
         self.grouped = GroupedMath(kernels, self.up_name, self.has_bias, self._gate) if kernels is not None else None
 
+    @property
+    def inputs(self) -> int:
+        """Width of what experts read: the model's, unless it narrows its states for them."""
+        return self.codec.out_in(self.up_name)[1]
+
     def needs_places(self) -> bool:
         """Whether the activation's bits depend on row positions while the products around it are exact, or are to be
         the same whichever blocks are computed together."""

@@ -168,7 +168,7 @@ class DeviceDecode:
         some, grouped = ready[layer][: self._shape.top_k], self._math[layer].grouped
         if not some or grouped is None:
             return True
-        x = torch.randn(1, self._shape.hidden, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(1, self._math[layer].inputs, generator=torch.Generator().manual_seed(0))
         x = x.to(self._device, self._math[layer].codec.dtype)
         slots = [cache.core.table[layer * experts + expert][0] for expert in some]
         ids = torch.tensor(some, device=self._device)

@@ -36,17 +36,17 @@ def _place(math: Sequence[ExpertMath]) -> None:
         one.placed = placed
 
 
-def choose_products(math: Sequence[ExpertMath], slots: Sequence[Slot], hidden: int, dtype: torch.dtype) -> None:
+def choose_products(math: Sequence[ExpertMath], slots: Sequence[Slot], dtype: torch.dtype) -> None:
     """Try with filled `slots`, as many as a token uses, whether one stacked product per token pays off, or whether the
     grouped kernels are correct here."""
     if math[0].grouped is not None:
-        if slots and (reason := objection(math[0], slots, hidden, dtype)):
+        if slots and (reason := objection(math[0], slots, math[0].inputs, dtype)):
             say_unavailable(reason)
             for one in math:
                 one.grouped = None
         return
     if math[0].stack or math[0].codec.blocks > 1:
         return
-    stack = worth_stacking(math[0], slots, hidden, dtype)
+    stack = worth_stacking(math[0], slots, math[0].inputs, dtype)
     for one in math:
         one.stack = stack

@@ -84,7 +84,7 @@ def _measured(loaded: LoadedModel, transfers: TransferEngine, kv: KVCache) -> Si
     try:
         with install(loaded.model, loaded.sites, dispatch):
             expert_cache.fill()
-            choose_products(math, expert_cache.sample(shape.top_k), shape.hidden, plan.dtype)
+            choose_products(math, expert_cache.sample(shape.top_k), plan.dtype)
             sequence = kv.fresh()
             prompt = max(1, min(sizes.chunk, PREFILL_CHUNK, plan.context - 1))
             for batch in (

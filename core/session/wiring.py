@@ -151,7 +151,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     predictor_host.use(*settings.prefetch.predictor, controller.profile)
     expert_cache.pin(controller.placed.pinned)
     expert_cache.fill()
-    choose_products(math, expert_cache.sample(shape.top_k), shape.hidden, plan.dtype)
+    choose_products(math, expert_cache.sample(shape.top_k), plan.dtype)
     whole = [plan.codec.whole[0]] if plan.codec.whole is not None else []
     for codec in (plan.codec, *whole, *dense_codecs(model)) if device.type == "cpu" else ():
         choose(codec)

@@ -130,8 +130,8 @@ def test_logits_are_identical_wherever_experts_are_computed_together(
     filled = engine.expert_cache.sample(engine.shape.top_k)
     with monkeypatch.context() as patched:
         patched.setattr("core.runtime.stacking.WORTH_IT", float("inf"))
-        choose_products(engine.wiring.math, filled, engine.shape.hidden, torch.float32)
+        choose_products(engine.wiring.math, filled, torch.float32)
     logits, tokens = run(engine.model, engine.fresh_cache(), lambda step: None)
     assert (logits - reference.logits).abs().max().item() == 0.0
     assert tokens == reference.tokens
-    choose_products(engine.wiring.math, filled, engine.shape.hidden, torch.float32)
+    choose_products(engine.wiring.math, filled, torch.float32)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from core.errors import ModelError
@@ -91,6 +91,10 @@ def shell(arch: str, folder: Path, metadata: dict[str, Any]) -> Path:
         ("deepseek-v3", "deepseek_v3"),
         ("refact", "granitemoe"),
         ("olmo", "olmoe"),
+        ("qwen35", "qwen3_5_moe_text"),
+        ("bailingmoe2", "sarvam_moe"),
+        ("exaone-moe", "exaone_moe"),
+        ("afmoe", "afmoe"),
     ],
 )
 def test_byte_level_ids(pre: str, arch: str, tmp_path: Path) -> None:
@@ -206,6 +210,51 @@ def test_sentencepiece_ids(prefixed: bool, tmp_path: Path) -> None:
         assert tokenizer.decode(wanted) == text
     before, after = tokenizer("hello", add_special_tokens=False)["input_ids"], len(tokens) - 1
     assert tokenizer("hello<tool>hello")["input_ids"] == [1, *before, after, *before]
+
+
+def test_digits_that_are_grouped_from_the_right() -> None:
+    cut = pre_tokenizers.Split(Regex(SPLITS["afmoe"][0]), "isolated")
+    assert [piece for piece, _ in cut.pre_tokenize_str("a1 12345 1234567")] == [
+        *("a", "1", " ", "12", "345", " ", "1", "234", "567")
+    ]
+
+
+def test_kimi_cuts_between_han_and_other_letters() -> None:
+    cut = pre_tokenizers.Split(Regex(*SPLITS["kimi-k2"]), "isolated").pre_tokenize_str
+    for wanted in ("中文|English|混合", "北京市| Pascal's| かな|漢字| |123|4"):
+        assert "|".join(piece for piece, _ in cut(wanted.replace("|", ""))) == wanted
+
+
+def test_marks_belong_to_the_letters_before_them() -> None:
+    def pieces(pre: str) -> list[str]:
+        return [piece for piece, _ in pre_tokenizers.Split(Regex(*SPLITS[pre]), "isolated").pre_tokenize_str("क्षि x")]
+
+    assert pieces("qwen35") == ["क्षि", " x"] != pieces("qwen2")
+
+
+def test_gemma_ids(tmp_path: Path) -> None:
+    """Merges over the whole text, whose spaces are written as another character."""
+    original = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    original.normalizer = normalizers.Replace(" ", "▁")
+    original.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    first = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    original.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=500, special_tokens=first, show_progress=False))
+    size = original.get_vocab_size()
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": [original.id_to_token(i) for i in range(size)],
+        "tokenizer.ggml.scores": [-1000.0] * size,
+        "tokenizer.ggml.token_type": [3, 3, 3, 2] + [6] * 256 + [1] * (size - 260),
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in json.loads(original.to_str())["model"]["merges"]],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    tokenizer = AutoTokenizer.from_pretrained(shell("gemma4_26b", tmp_path, metadata), local_files_only=True)
+    for text in (*TEXTS, "a\n\n\nb", "ẞ"):
+        ids = tokenizer(text)["input_ids"]
+        assert ids == [2, *original.encode(text).ids], text
+        assert tokenizer.decode(ids[1:]) == text
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,11 @@ from core.hf.adapters.jetmoe import adapt_jetmoe, adapt_jetmoe_attention
 from core.hf.adapters.llama4 import adapt_llama4
 from core.hf.adapters.longcat import adapt_longcat
 from core.hf.adapters.marks import mark
+from core.hf.adapters.phimoe import adapt_phimoe_rotary
 from core.hf.adapters.split import adapt_split
 from core.hf.adapters.switch import adapt_switch
 
-ADAPTERS: dict[str, Callable[[nn.Module], None]] = {  # by transformers' class of the block or experts
+ADAPTERS: dict[str, Callable[[nn.Module], None]] = {  # by transformers' class of the block, experts or embedding
     "Step3p7Experts": mark,
     "Llama4TextMoe": adapt_llama4,
     "LongcatFlashMoE": adapt_longcat,
@@ -30,6 +31,7 @@ ADAPTERS: dict[str, Callable[[nn.Module], None]] = {  # by transformers' class o
     "JetMoeMoE": adapt_jetmoe,
     "JetMoeMoA": adapt_jetmoe_attention,
     "SwitchTransformersSparseMLP": adapt_switch,
+    "PhimoeRotaryEmbedding": adapt_phimoe_rotary,
 }
 UNFIT: dict[str, str] = {  # unsupported classes and the reason
     "DogeCDMoE": "its experts are single rows of two tables, smaller than any transfer would be worth",

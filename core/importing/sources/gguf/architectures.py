@@ -5,17 +5,28 @@ Meaning of the keys: llama.cpp's conversion/*.py (which writes them) and src/mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from core.errors import ModelError
-from core.importing.sources.gguf import configs
+from core.importing.sources.gguf import (
+    configs,
+    configs_gemma,
+    configs_latent,
+    configs_linear,
+    configs_mimo,
+    configs_more,
+    configs_states,
+    configs_windowed,
+)
 from core.importing.sources.gguf.facts import ModelMetadata
 from core.importing.sources.gguf.layout import (
+    BLOCK_SPARSE,
+    BY_NUMBER,
+    CORRECTION,
     DENSE,
+    ONE_SHARED,
     OUTER,
     QK_NORM,
     SHARED,
@@ -23,33 +34,15 @@ from core.importing.sources.gguf.layout import (
     Names,
     as_kernel,
     as_row,
-    heads_unpaired,
-    joined,
     turned,
     woven,
 )
-from core.importing.sources.gguf.tensors import TensorRecipe, TensorRows
-from core.system.gguf import TensorInfo
+from core.importing.sources.gguf.refused import refusal
 
-BLOCK_SPARSE = {"ffn_gate_inp": "block_sparse_moe.gate"}
-BY_NUMBER = ExpertLayout(
-    "block_sparse_moe.experts.{}.w1.weight",
-    "block_sparse_moe.experts.{}.w3.weight",
-    "block_sparse_moe.experts.{}.w2.weight",
-)
-CORRECTION = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
 QKV = frozenset({"attn_q", "attn_k", "attn_v"})
-ONE_SHARED = {name: target.replace("experts", "expert") for name, target in SHARED.items()}
-MLA = {
-    "attn_q_a": "self_attn.q_a_proj",
-    "attn_q_a_norm": "self_attn.q_a_layernorm",
-    "attn_q_b": "self_attn.q_b_proj",
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj",
-}
-
-
+SCALED = frozenset({"expert_weights_scale"})
+WINDOW = frozenset({"attention.sliding_window"})
+GRANITE = frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"})
 LFM2 = {
     "attn_norm": "operator_norm",
     "ffn_norm": "ffn_norm",
@@ -67,63 +60,44 @@ LFM2 = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """`config` raises ModelError for models of this architecture that cannot be converted."""
+    """`config` raises ModelError for models of this architecture that cannot be converted; `handled`: those of
+    `facts.BEYOND` that it converts."""
 
     config: Callable[[ModelMetadata], dict[str, Any]]
     names: Callable[[ModelMetadata], Names]
-
-
-def _unpaired(facts: ModelMetadata) -> dict[str, Any]:
-    heads = facts.need("attention.head_count")
-    return {"attn_q": heads_unpaired(heads), "attn_k": heads_unpaired(facts.get("attention.head_count_kv", heads))}
-
-
-def _granite_shared(entries: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorRecipe]:
-    stored = [f"{prefix}ffn_{part}_shexp.weight" for part in ("gate", "up")]
-    if stored[0] not in entries:
-        return {}
-    out, columns = entries[stored[0]].shape
-    return {
-        "shared_mlp.input_linear.weight": TensorRecipe(tuple(TensorRows(s) for s in stored), (2 * out, columns), joined)
-    }
-
-
-def _kv_b(entries: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorRecipe]:
-    """Up-projections of keys and values, which newer files store separately: k [heads, rank, nope],
-    v [heads, v, rank]."""
-    stored = [f"{prefix}attn_{part}_b.weight" for part in ("k", "v")]
-    if f"{prefix}attn_kv_b.weight" in entries or not all(name in entries for name in stored):
-        return {}
-
-    def merge(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat((pieces[0].transpose(1, 2), pieces[1]), dim=1).flatten(0, 1)
-
-    heads, rank, nope = entries[stored[0]].shape
-    shape = (heads * (nope + entries[stored[1]].shape[1]), rank)
-    return {"self_attn.kv_b_proj.weight": TensorRecipe(tuple(TensorRows(s) for s in stored), shape, merge)}
+    handled: frozenset[str] = frozenset()
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(configs.mixtral, lambda f: Names(BLOCK_SPARSE, experts=BY_NUMBER, merges=_unpaired(f))),
+    "llama": Architecture(configs.mixtral, configs.mixtral_names),
     "qwen2moe": Architecture(
         configs.qwen2_moe,
         lambda f: Names(
-            DENSE | ONE_SHARED | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"},
+            DENSE | ONE_SHARED,
             biases=QKV,
             merges={"ffn_gate_inp_shexp": as_row},
         ),
     ),
+    "qwen35moe": Architecture(configs_linear.qwen35, configs_linear.qwen35_names),
+    "qwen3next": Architecture(configs_linear.qwen3_next, configs_linear.qwen3_next_names),
+    "gemma4": Architecture(configs_gemma.gemma4, configs_gemma.gemma4_names, WINDOW | {"final_logit_softcapping"}),
+    "qwen3vlmoe": Architecture(configs.qwen3_moe, lambda f: Names(DENSE | QK_NORM)),  # for text it computes the same
+    "llama4": Architecture(configs_windowed.llama4, configs_windowed.llama4_names),
+    "hunyuan-moe": Architecture(configs_more.hunyuan, configs_more.hunyuan_names),
+    "bailingmoe2": Architecture(configs_more.bailing2, configs_more.bailing2_names, SCALED),
+    "exaone-moe": Architecture(configs_windowed.exaone, configs_windowed.exaone_names, WINDOW | SCALED),
+    "phimoe": Architecture(configs_more.phi, configs_more.phi_names, WINDOW),
+    "afmoe": Architecture(configs_windowed.afmoe, configs_windowed.afmoe_names, WINDOW | SCALED),
+    "dbrx": Architecture(configs_more.dbrx, configs_more.dbrx_names, frozenset({"attention.clamp_kqv"})),
     "qwen3moe": Architecture(configs.qwen3_moe, lambda f: Names(DENSE | QK_NORM)),
     "olmoe": Architecture(configs.olmoe, lambda f: Names(QK_NORM)),
-    "granitemoe": Architecture(
-        configs.granite,
-        lambda f: Names(
-            {"ffn_gate_inp": "block_sparse_moe.router.layer", "ffn_down_shexp": "shared_mlp.output_linear"},
-            experts=ExpertLayout("block_sparse_moe.input_linear.weight", "", "block_sparse_moe.output_linear.weight"),
-            merges=_unpaired(f),
-            more=_granite_shared,
-        ),
+    "granitemoe": Architecture(configs.granite, configs.granite_names, GRANITE),
+    "granitehybrid": Architecture(configs_states.granite_hybrid, configs_states.granite_hybrid_names, GRANITE),
+    "nemotron_h_moe": Architecture(
+        configs_states.nemotron_h, configs_states.nemotron_h_names, SCALED | {"moe_latent_size"}
     ),
+    "jamba": Architecture(configs_states.jamba, configs_states.jamba_names),
+    "kimi-linear": Architecture(configs_states.kimi_linear, configs_states.kimi_linear_names, SCALED),
     "gpt-oss": Architecture(
         configs.gpt_oss,
         lambda f: Names(
@@ -135,6 +109,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             experts=ExpertLayout("mlp.experts.gate_up_proj", "", "mlp.experts.down_proj", woven, turned),
             biases=QKV | {"attn_output", "ffn_gate_inp"},
         ),
+        WINDOW,
     ),
     "glm4moe": Architecture(
         configs.glm4_moe,
@@ -142,18 +117,21 @@ ARCHITECTURES: dict[str, Architecture] = {
             DENSE | QK_NORM | SHARED | CORRECTION | {"post_attention_norm": "post_attention_layernorm"},
             biases=QKV | set(CORRECTION),
         ),
+        SCALED,
     ),
     "dots1": Architecture(
-        configs.dots1, lambda f: Names(DENSE | QK_NORM | SHARED | CORRECTION, biases=frozenset(CORRECTION))
+        configs.dots1, lambda f: Names(DENSE | QK_NORM | SHARED | CORRECTION, biases=frozenset(CORRECTION)), SCALED
     ),
     "deepseek2": Architecture(
-        configs.deepseek,
-        lambda f: Names(
-            DENSE | SHARED | CORRECTION | MLA,
-            biases=frozenset(CORRECTION),
-            more=_kv_b,
-            ignored=frozenset({"attn_k_b", "attn_v_b"}),
-        ),
+        configs_latent.deepseek, configs_latent.deepseek_names, SCALED | {"attention.temperature_scale"}
+    ),
+    "deepseek32": Architecture(configs_latent.deepseek_v32, configs_latent.indexed_names, SCALED),
+    "glm-dsa": Architecture(configs_latent.glm_dsa, configs_latent.indexed_names, SCALED),
+    "mistral4": Architecture(
+        configs_latent.mistral4, configs_latent.mistral4_names, SCALED | {"attention.temperature_scale"}
+    ),
+    "mimo2": Architecture(
+        configs_mimo.mimo_v2, configs_mimo.mimo_v2_names, WINDOW | SCALED | {"attention.value_scale"}
     ),
     "ernie4_5-moe": Architecture(
         configs.ernie,
@@ -188,32 +166,16 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-SCALED = frozenset({"glm4moe", "dots1", "deepseek2"})  # architectures with a routed_scaling_factor
-
-
 def architecture_of(facts: ModelMetadata) -> Architecture:
     """Raises ModelError for an unsupported architecture, and for a model without experts."""
     found = ARCHITECTURES.get(facts.architecture)
     if found is None:
-        raise ModelError(
-            f"Moestro cannot read GGUF files of the architecture {facts.architecture!r}, only of: "
-            f"{', '.join(ARCHITECTURES)}. Import the model's safetensors version instead."
-        )
+        raise refusal(facts.architecture, ARCHITECTURES)
     facts.check_layers()
     if not facts.moe_layers:
         raise ModelError(
             f"This GGUF model ({facts.architecture}) has no experts: it is not a Mixture-of-Experts "
             "model. Choose another model."
         )
-    if facts.architecture != "gpt-oss" and facts.get("attention.sliding_window"):
-        raise ModelError(
-            "This GGUF model uses a sliding window, which its architecture does not have in transformers. "
-            "Import the model's safetensors version instead."
-        )
-    if facts.architecture not in SCALED and facts.get("expert_weights_scale", 1) not in (0, 1):
-        raise ModelError(
-            "This GGUF model's router scales what experts give, which its architecture does not have in "
-            "transformers. Import the model's safetensors version instead."
-        )
-    facts.check()
+    facts.check(found.handled)
     return found

@@ -10,17 +10,26 @@ from typing import Any
 
 from core.errors import ModelError
 from core.hf.bounds import MOST
-from core.importing.sources.gguf.facts import ModelMetadata
+from core.importing.sources.gguf.facts import ModelMetadata, shortest
+from core.importing.sources.gguf.layout import ROPE_FACTORS
 from core.system.gguf import damaged
 
 SOFTMAX, SIGMOID = 1, 2  # ggml's ids of router scoring functions
 TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
-def common(facts: ModelMetadata, model_type: str, kind: str) -> dict[str, Any]:
-    """The config values common to all decoders. `kind` is the model class."""
+def common(
+    facts: ModelMetadata,
+    model_type: str,
+    kind: str,
+    kv_heads: int | None = None,
+    rotary: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The config values common to all decoders. `kind` is the model class; `kv_heads` and `rotary` where an
+    architecture has its own."""
     heads = facts.need("attention.head_count")
-    shared = {count for count in facts.by_layer("attention.head_count_kv", heads) if count}  # 0: no attention there
+    each = facts.by_layer("attention.head_count_kv", heads) if kv_heads is None else [kv_heads]
+    shared = {count for count in each if count}  # 0: no attention there
     if len(shared) != 1:
         raise ModelError(
             "The layers of this GGUF model differ in their heads, which Moestro does not support. Import "
@@ -37,7 +46,7 @@ def common(facts: ModelMetadata, model_type: str, kind: str) -> dict[str, Any]:
         "num_key_value_heads": shared.pop(),
         "max_position_embeddings": facts.need("context_length"),
         "rms_norm_eps": facts.need("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": rope(facts),
+        "rope_parameters": rope(facts) if rotary is None else rotary,
         "num_experts_per_tok": facts.need("expert_used_count"),
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in facts.entries,
@@ -59,7 +68,7 @@ def special_token(metadata: Mapping[str, Any], key: str) -> int | None:
 
 def head_dim(facts: ModelMetadata) -> int:
     """Width of an attention head, from the query projection."""
-    rows, heads = facts.shape("blk.0.attn_q.weight")[0], int(facts.need("attention.head_count"))
+    rows, heads = facts.shape(facts.first("attn_q.weight"))[0], int(facts.need("attention.head_count"))
     if rows % heads:
         raise damaged(facts.file, f"its {rows} rows of queries are no multiple of {heads} heads")
     said = facts.get("attention.key_length")
@@ -77,6 +86,12 @@ def dense_size(facts: ModelMetadata) -> int:
     """Inner width of layers without experts; if there are none, the value in metadata."""
     dense = f"blk.{min(set(range(facts.layers)) - set(facts.moe_layers), default=-1)}.ffn_down.weight"
     return facts.shape(dense)[-1] if dense in facts.entries else facts.get("feed_forward_length") or facts.expert_size()
+
+
+def mlp_kinds(facts: ModelMetadata) -> list[str]:
+    """By layer, whether it has experts, as transformers calls it."""
+    moe = set(facts.moe_layers)
+    return ["sparse" if n in moe else "dense" for n in range(facts.layers)]
 
 
 def shared_experts(facts: ModelMetadata) -> int:
@@ -103,16 +118,33 @@ def normed(facts: ModelMetadata, wanted: bool) -> None:
         )
 
 
+def refusal(what: str) -> ModelError:
+    """The error for `what` a model has, which transformers' model of its architecture cannot have."""
+    return ModelError(f"This GGUF model {what}. Import the model's safetensors version instead.")
+
+
+def attention_kinds(facts: ModelMetadata, period: int) -> list[str]:
+    """For each layer: whether its attention is full or within a sliding window. `period` where metadata has no pattern:
+    every so many layers one is full."""
+    key = "attention.sliding_window_pattern"
+    pattern = facts.metadata.get(f"{facts.architecture}.{key}", period)
+    if type(pattern) is int and pattern > 0:
+        pattern = [(n + 1) % pattern != 0 for n in range(facts.layers)]
+    if not isinstance(pattern, list) or len(pattern) < facts.layers or not all(v in (0, 1) for v in pattern):
+        raise damaged(facts.file, f"its {key} is {pattern!r:.60}")
+    return ["sliding_attention" if windowed else "full_attention" for windowed in pattern[: facts.layers]]
+
+
 def rope(facts: ModelMetadata) -> dict[str, Any]:
     """Rotary embedding: base and scaling to long contexts. Raises ModelError for unsupported scaling."""
     theta = facts.get("rope.freq_base", 10000.0)
     kind = facts.get("rope.scaling.type", "none")
     factor = facts.get("rope.scaling.factor") or facts.get("rope.scale_linear")
-    if "rope_freqs.weight" in facts.entries or kind not in ("none", "linear", "yarn"):
-        way = "of Llama 3" if kind == "none" else repr(kind)
-        raise ModelError(
-            f"This GGUF model stretches its rotary embedding in the way {way}, which a GGUF file does not "
-            "describe fully. Import the model's safetensors version instead."
+    if ROPE_FACTORS & set(facts.entries):
+        return _by_frequency(facts, theta, kind)
+    if kind not in ("none", "linear", "yarn"):
+        raise refusal(
+            f"stretches its rotary embedding in the way {kind!r}, which this GGUF file does not describe fully"
         )
     if kind == "none" or not factor or factor == 1:
         return {"rope_type": "default", "rope_theta": theta}
@@ -128,3 +160,26 @@ def rope(facts: ModelMetadata) -> dict[str, Any]:
         "beta_slow": facts.get("rope.scaling.yarn_beta_slow"),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _by_frequency(facts: ModelMetadata, theta: float, kind: str) -> dict[str, Any]:
+    """A divisor for each frequency: the same for all lengths (as Llama 3 has it), or one for short and one for long
+    texts."""
+    if (one := "rope_freqs.weight") in facts.entries:
+        short = long = [shortest(value) for value in facts.values(one)]
+        original, attention = facts.need("context_length"), 1.0
+    else:
+        short, long = ([shortest(v) for v in facts.values(f"rope_factors_{n}.weight")] for n in ("short", "long"))
+        original = facts.need("rope.scaling.original_context_length")
+        attention = facts.need("rope.scaling.attn_factor")
+    if kind not in ("none", "longrope") or not all(0 < divisor < 1e6 for divisor in (*short, *long)):
+        raise refusal("stretches its rotary embedding in two ways at once")
+    return {
+        "rope_type": "longrope",
+        "rope_theta": theta,
+        "short_factor": short,
+        "long_factor": long,
+        "factor": max(1.0, facts.need("context_length") / original),
+        "attention_factor": attention,
+        "original_max_position_embeddings": original,
+    }

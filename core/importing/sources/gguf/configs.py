@@ -6,11 +6,26 @@ function raises ModelError for models that cannot be converted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from core.errors import ModelError
 from core.importing.sources.gguf import config_parts as c
 from core.importing.sources.gguf.facts import ModelMetadata
+from core.importing.sources.gguf.layout import BLOCK_SPARSE, BY_NUMBER, ExpertLayout, Names, heads_unpaired, joined
+from core.importing.sources.gguf.tensors import Merge, TensorRecipe, TensorRows
+from core.system.gguf import TensorInfo
+
+
+def unpaired(facts: ModelMetadata) -> dict[str, Merge]:
+    """Conversions of queries and keys whose rows llama.cpp's converter permutes."""
+    heads = facts.need("attention.head_count")
+    shared = max(facts.by_layer("attention.head_count_kv", heads))  # 0 in layers without attention
+    return {"attn_q": heads_unpaired(heads), "attn_k": heads_unpaired(shared)}
+
+
+def mixtral_names(facts: ModelMetadata) -> Names:
+    return Names(BLOCK_SPARSE, experts=BY_NUMBER, merges=unpaired(facts))
 
 
 def mixtral(facts: ModelMetadata) -> dict[str, Any]:
@@ -72,15 +87,41 @@ def granite(facts: ModelMetadata) -> dict[str, Any]:
     return (
         c.common(facts, *kind)
         | {
+            **multipliers(facts),
             "num_local_experts": c.experts(facts),
             "intermediate_size": facts.expert_size(),
-            "attention_multiplier": facts.get("attention.scale", c.head_dim(facts) ** -0.5),
-            "embedding_multiplier": facts.get("embedding_scale", 1.0),
-            "residual_multiplier": facts.get("residual_scale", 1.0),
-            "logits_scaling": facts.get("logit_scale", 1.0),
         }
         | ({"shared_intermediate_size": shared} if shared else {})
     )
+
+
+def granite_names(facts: ModelMetadata) -> Names:
+    return Names(
+        {"ffn_gate_inp": "block_sparse_moe.router.layer", "ffn_down_shexp": "shared_mlp.output_linear"},
+        experts=ExpertLayout("block_sparse_moe.input_linear.weight", "", "block_sparse_moe.output_linear.weight"),
+        merges=unpaired(facts),
+        more=_granite_shared,
+    )
+
+
+def _granite_shared(entries: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorRecipe]:
+    stored = [f"{prefix}ffn_{part}_shexp.weight" for part in ("gate", "up")]
+    if stored[0] not in entries:
+        return {}
+    out, columns = entries[stored[0]].shape
+    return {
+        "shared_mlp.input_linear.weight": TensorRecipe(tuple(TensorRows(s) for s in stored), (2 * out, columns), joined)
+    }
+
+
+def multipliers(facts: ModelMetadata) -> dict[str, Any]:
+    """Granite's scales."""
+    return {
+        "attention_multiplier": facts.get("attention.scale", c.head_dim(facts) ** -0.5),
+        "embedding_multiplier": facts.get("embedding_scale", 1.0),
+        "residual_multiplier": facts.get("residual_scale", 1.0),
+        "logits_scaling": facts.get("logit_scale", 1.0),
+    }
 
 
 def gpt_oss(facts: ModelMetadata) -> dict[str, Any]:
@@ -105,7 +146,7 @@ def glm4_moe(facts: ModelMetadata) -> dict[str, Any]:
     width = c.head_dim(facts)
     config["rope_parameters"] |= {"partial_rotary_factor": facts.need("rope.dimension_count") / width}
     return config | {
-        **_grouped(facts),
+        **grouped(facts),
         "head_dim": width,
         "attention_bias": facts.has("attn_q.bias"),
         "use_qk_norm": facts.has("attn_q_norm.weight"),
@@ -116,57 +157,34 @@ def glm4_moe(facts: ModelMetadata) -> dict[str, Any]:
 def dots1(facts: ModelMetadata) -> dict[str, Any]:
     c.scored(facts, c.SIGMOID)
     return c.common(facts, "dots1", "Dots1ForCausalLM") | {
-        **_grouped(facts),
+        **grouped(facts),
         "head_dim": c.head_dim(facts),
         "sliding_window": None,
         "layer_types": ["full_attention"] * facts.layers,
     }
 
 
-def _grouped(facts: ModelMetadata) -> dict[str, Any]:
-    """Config of routed experts in the manner of DeepSeek-V3."""
-    known = GROUPS.get(c.experts(facts), (1, 1)) if facts.architecture == "deepseek2" else (1, 1)
+def grouped(facts: ModelMetadata, unsaid: tuple[int, int] = (1, 1)) -> dict[str, Any]:
+    """Config of routed experts in the manner of DeepSeek-V3. `unsaid`: groups and chosen groups where the file does not
+    say them."""
     return {
         "n_routed_experts": c.experts(facts),
         "moe_intermediate_size": facts.expert_size(),
         "n_shared_experts": c.shared_experts(facts),
         "first_k_dense_replace": facts.dense_lead,
         "intermediate_size": c.dense_size(facts),
+        **routing(facts, unsaid),
+    }
+
+
+def routing(facts: ModelMetadata, unsaid: tuple[int, int] = (1, 1)) -> dict[str, Any]:
+    """How experts are chosen and weighed, in the manner of DeepSeek-V3. `unsaid` as for `grouped`."""
+    return {
         "routed_scaling_factor": facts.get("expert_weights_scale") or 1.0,
         "norm_topk_prob": bool(facts.get("expert_weights_norm", False)),
-        "n_group": facts.get("expert_group_count") or known[0],
-        "topk_group": facts.get("expert_group_used_count") or known[1],
+        "n_group": facts.get("expert_group_count") or unsaid[0],
+        "topk_group": facts.get("expert_group_used_count") or unsaid[1],
     }
-
-
-GROUPS = {160: (8, 3), 256: (8, 4)}
-"""By number of experts: groups and chosen groups of DeepSeek-V2 and V3, whose files before October 2025 do not say."""
-
-
-def deepseek(facts: ModelMetadata) -> dict[str, Any]:
-    is_v3 = facts.has("exp_probs_b.bias") or facts.get("expert_gating_func") == c.SIGMOID
-    c.scored(facts, c.SIGMOID if is_v3 else c.SOFTMAX)
-    kind = ("deepseek_v3", "DeepseekV3ForCausalLM") if is_v3 else ("deepseek_v2", "DeepseekV2ForCausalLM")
-    config = c.common(facts, *kind) | _grouped(facts)
-    heads, rotated = config["num_attention_heads"], facts.need("rope.dimension_count")
-    key = facts.get("attention.key_length_mla") or facts.need("attention.key_length")
-    value = facts.get("attention.value_length_mla") or facts.need("attention.value_length")
-    q_rank = "blk.0.attn_q_a.weight"
-    config |= {
-        "num_key_value_heads": heads,
-        "kv_lora_rank": facts.need("attention.kv_lora_rank"),
-        "q_lora_rank": facts.shape(q_rank)[0] if q_rank in facts.entries else None,
-        "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": key - rotated,
-        "v_head_dim": value,
-    }
-    if config["rope_parameters"]["rope_type"] == "yarn" and (log := facts.get("rope.scaling.yarn_log_multiplier")):
-        scale = round(log * 10, 6)  # llama.cpp stores a tenth of mscale_all_dim, and takes mscale to be the same
-        config["rope_parameters"] |= {"mscale": scale, "mscale_all_dim": scale}
-    if is_v3:
-        return config | {"rope_interleave": True, "num_nextn_predict_layers": 0}
-    c.normed(facts, False)
-    return config | {"topk_method": "greedy" if config["n_group"] == 1 else "group_limited_greedy"}
 
 
 def ernie(facts: ModelMetadata) -> dict[str, Any]:

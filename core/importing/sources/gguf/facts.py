@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from core.errors import ModelError
+from core.importing.sources.gguf.files import OpenFiles
 from core.importing.sources.gguf.keys import check
 from core.importing.sources.gguf.layout import routed
 from core.system.gguf import Header, TensorInfo, damaged
 
 BEYOND = (
+    "attention.sliding_window",
+    "attention.scale",
+    "attention.shared_kv_layers",
+    "expert_weights_scale",
     "attention.temperature_scale",
     "attention.max_alibi_bias",
     "attention.clamp_kqv",
@@ -22,21 +29,31 @@ BEYOND = (
     "final_logit_softcapping",
     "router_logit_softcapping",
     "swiglu_clamp_exp",
+    "swiglu_clamp_shexp",
+    "attention.value_scale",
+    "moe_latent_size",
     "expert_group_scale",
     "experts_per_group",
+    "embedding_scale",
+    "residual_scale",
+    "logit_scale",
     "pooling_type",
 )
-"""Settings that none of the supported architectures has in transformers."""
+"""Settings that change what a model computes: an architecture has those in transformers that its row names."""
+NEUTRAL = {"expert_weights_scale": 1, "embedding_scale": 1, "residual_scale": 1, "logit_scale": 1}
+"""The values of such settings that change nothing; otherwise 0."""
 DIMENSIONS = {"_exps.weight": 3, "_exps.bias": 2, "_norm.weight": 1}
-"""By how a tensor's name ends."""
+"""By how a tensor's name ends. The norm of a state (ssm_norm) has one dimension, or two where it has groups."""
 BLOCK = re.compile(r"blk\.(?P<layer>\d{1,9})\.")
 
 
 class ModelMetadata:
     """Metadata and tensor shapes of one model. `get` and `need` add the architecture's prefix."""
 
-    def __init__(self, header: Header, file: Path) -> None:
-        """Raises ModelError that names `file` when a key's value has the wrong type or is out of bounds."""
+    def __init__(self, header: Header, parts: tuple[Path, ...]) -> None:
+        """`parts`: the model's files. Raises ModelError that names the first when a key's value has the wrong type or
+        is out of bounds."""
+        self.parts, file = parts, parts[0]
         self.metadata: Mapping[str, Any] = header.metadata
         self.entries: Mapping[str, TensorInfo] = header.tensors
         self.file = file
@@ -67,6 +84,11 @@ class ModelMetadata:
                 f"This GGUF file does not say {self.architecture}.{key}. Download a newer conversion of the model."
             )
         return value
+
+    def each(self, key: str) -> list[Any]:
+        """The values of a key: none, one, or one for each layer."""
+        value = self.metadata.get(f"{self.architecture}.{key}", [])
+        return value if isinstance(value, list) else [value]
 
     def by_layer(self, key: str, default: Any = None) -> list[Any]:
         """A value for each layer."""
@@ -107,16 +129,32 @@ class ModelMetadata:
         piece = routed(self.entries, self.moe_layers[0])["down"][0]
         return self.entries[piece.name].shape[-1]
 
+    def first(self, name: str) -> str:
+        """The full name of the first layer's tensor of this name; that of layer 0 where no layer has it."""
+        return next((at for n in range(self.layers) if (at := f"blk.{n}.{name}") in self.entries), f"blk.0.{name}")
+
     def has(self, name: str) -> bool:
         """Whether any layer has a tensor of this name, such as "attn_q.bias"."""
         return any(stored.endswith(f".{name}") for stored in self.entries)
 
-    def check(self) -> None:
-        """Raises ModelError for settings that cannot be converted, and where settings and tensors contradict each
-        other."""
+    def values(self, name: str) -> list[float]:
+        """A small tensor's numbers, such as the factors of a rotary embedding. Raises ModelError unless it is a vector
+        of F32."""
+        entry = self.entries[name]
+        if entry.type != "F32" or len(entry.shape) != 1:
+            raise damaged(self.file, f"its {name} is no list of numbers")
+        files = OpenFiles(self.parts)
+        try:
+            return files.read(entry.file, entry.offset, entry.bytes).view(torch.float32).tolist()
+        finally:
+            files.close()
+
+    def check(self, handled: Collection[str]) -> None:
+        """Raises ModelError for settings that cannot be converted (`handled`: those that the architecture has), and
+        where settings and tensors contradict each other."""
         self._check_sizes()
         for key in BEYOND:
-            if self.get(key):
+            if key not in handled and any(v not in (0, NEUTRAL.get(key, 0)) for v in self.each(key)):
                 raise ModelError(
                     f"This GGUF model uses {key}, which its architecture does not have in transformers. "
                     "Import the model's safetensors version instead."
@@ -149,6 +187,8 @@ class ModelMetadata:
             if (said := self.get(key)) and said != held:
                 raise damaged(self.file, f"its {self.architecture}.{key} is {said:,}, but its tensors have {held:,}")
         for name, entry in self.entries.items():
+            if name.endswith(".ssm_norm.weight"):
+                continue
             wanted = next((n for end, n in DIMENSIONS.items() if name.endswith(end)), len(entry.shape))
             if len(entry.shape) != wanted:
                 raise damaged(self.file, f"{name!r} has {len(entry.shape)} dimensions instead of {wanted}")

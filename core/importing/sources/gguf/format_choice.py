@@ -82,6 +82,8 @@ def conversion(type: str, format: str) -> str:
 def _notes(types: Mapping[str, Counter[str]], format: str) -> tuple[str, ...]:
     notes = []
     for part, counts in types.items():
+        if not counts:
+            continue  # experts without gates
         total = counts.total()
         kinds = [
             f"{type}{'' if n == total else f' ({n} of {total})'}: {conversion(type, format)}"

@@ -13,6 +13,8 @@ from core.errors import ModelError
 from core.importing.sources.gguf.tensors import Merge, TensorRecipe, TensorRows
 from core.system.gguf import TensorInfo
 
+ROPE_FACTORS = frozenset(f"rope_{name}.weight" for name in ("freqs", "factors_long", "factors_short"))
+"""Tensors that become part of the config: divisors of the rotary embedding's frequencies."""
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
     "attn_norm": "input_layernorm",
@@ -30,7 +32,13 @@ SHARED = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
-STORED = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<name>.+)\.(?P<kind>weight|bias)")
+ONE_SHARED = {name: target.replace("experts", "expert") for name, target in SHARED.items()} | {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate"
+}
+CORRECTION = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
+BLOCK_SPARSE = {"ffn_gate_inp": "block_sparse_moe.gate"}
+STORED = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<name>.+?)(?:\.(?P<kind>weight|bias))?")
+BARE = ("_bias", "sinks", "A_log", ".D", "scale", "layer_scalar")  # how names end that transformers gives no ".weight"
 
 
 def same(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -64,8 +72,28 @@ def as_row(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def as_kernel(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """[channels, width] -> [channels, 1, width]: a depthwise convolution."""
-    return pieces[0].unsqueeze(1)
+    """[channels, width], also with dimensions of 1 -> [channels, 1, width]: a depthwise convolution. A bias stays
+    unchanged."""
+    stored = pieces[0]
+    return stored if stored.dim() == 1 else stored.reshape(-1, 1, stored.shape[-1])
+
+
+def flat(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """As one dimension."""
+    return pieces[0].flatten()
+
+
+def less_one(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The weight of a norm that multiplies by 1 + weight, of which the converter stored the sum."""
+    return pieces[0] - 1
+
+
+def logarithm(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A_log of a state-space layer, of which the converter stored -exp(A_log). Close, not exact. Raises ModelError for
+    what that cannot be."""
+    if not pieces[0].is_meta and not bool((pieces[0] < 0).all()):
+        raise ModelError("This GGUF model has states that would not decay (ssm_a). Download it again.")
+    return torch.log(-pieces[0])
 
 
 def heads_unpaired(heads: int) -> Merge:
@@ -75,8 +103,9 @@ def heads_unpaired(heads: int) -> Merge:
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """Where transformers stores routed experts below "model.layers.N.". With `{}` for the expert's number: separate
-    gate, up and down tensors. Without: stacked, gate and up in one tensor, built by `pair` and `single`."""
+    """Where transformers stores a layer's routed experts. With `{}` for the expert's number: separate gate, up and down
+    tensors. Without: stacked; gate and up in one tensor, built by `pair`, unless `up` has a name of its own; down built
+    by `single`. `gate` is "" for experts without one."""
 
     gate: str = "mlp.experts.{}.gate_proj.weight"
     up: str = "mlp.experts.{}.up_proj.weight"
@@ -85,13 +114,21 @@ class ExpertLayout:
     single: Merge = same
 
 
+BY_NUMBER = ExpertLayout(
+    "block_sparse_moe.experts.{}.w1.weight",
+    "block_sparse_moe.experts.{}.w3.weight",
+    "block_sparse_moe.experts.{}.w2.weight",
+)
+
+
 @dataclass(frozen=True)
 class Names:
     """Tensor names of one architecture, in addition to those common to all.
 
     `layers` extends and overrides LAYER; `outer`: tensors outside the layers; `biases`: which tensors can have one;
-    `merges`: the conversion of a tensor, by its GGUF name within a layer; `more`: further recipes of a layer, given its
-    prefix; `ignored`: tensors that transformers does not use.
+    `merges`: the conversion of a tensor, by its GGUF name (within its layer); `more`: further recipes of a layer, given
+    its prefix; `ignored`: tensors that are no weights of transformers' model, or are used by `more`; `prefix`: what a
+    layer's names begin with in transformers.
     """
 
     layers: Mapping[str, str] = field(default_factory=dict)
@@ -101,6 +138,7 @@ class Names:
     merges: Mapping[str, Merge] = field(default_factory=dict)
     more: Callable[[Mapping[str, TensorInfo], str], dict[str, TensorRecipe]] = lambda entries, layer: {}
     ignored: frozenset[str] = frozenset()
+    prefix: str = "model.layers."
 
 
 def recipes(entries: Mapping[str, TensorInfo], names: Names, layers: int) -> dict[str, TensorRecipe]:
@@ -113,19 +151,22 @@ def recipes(entries: Mapping[str, TensorInfo], names: Names, layers: int) -> dic
     for stored, entry in entries.items():
         outer, _, kind = stored.rpartition(".")
         at = STORED.fullmatch(stored)
-        if at is None and outer in names.outer and kind == "weight":
-            made[f"{names.outer[outer]}.{kind}"] = TensorRecipe((TensorRows(stored),), entry.shape, same)
+        if at is None and outer in names.outer and (kind == "weight" or (kind == "bias" and outer in names.biases)):
+            merge = names.merges.get(outer, same)
+            made[f"{names.outer[outer]}.{kind}"] = TensorRecipe((TensorRows(stored),), entry.shape, merge)
         elif at is not None and int(at["layer"]) < layers and at["name"] in targets:
             if at["kind"] == "bias" and at["name"] not in names.biases:
                 continue  # unknown: reported below
             target, merge = targets[at["name"]], names.merges.get(at["name"], same)
+            if at["kind"] is None and not target.endswith(BARE):
+                continue
             shape = tuple(merge([torch.empty(entry.shape, device="meta")]).shape)
-            suffix = "" if target.endswith(("_bias", "sinks")) else f".{at['kind']}"
-            made[f"model.layers.{at['layer']}.{target}{suffix}"] = TensorRecipe((TensorRows(stored),), shape, merge)
+            suffix = "" if target.endswith(BARE) else f".{at['kind']}"
+            made[f"{names.prefix}{at['layer']}.{target}{suffix}"] = TensorRecipe((TensorRows(stored),), shape, merge)
     for layer in range(layers):
-        made |= _experts(entries, names.experts, layer)
+        made |= _experts(entries, names.experts, layer, f"{names.prefix}{layer}.")
         extra = names.more(entries, f"blk.{layer}.")
-        made |= {f"model.layers.{layer}.{name}": recipe for name, recipe in extra.items()}
+        made |= {f"{names.prefix}{layer}.{name}": recipe for name, recipe in extra.items()}
     _refuse_unknown(entries, made, names.ignored, layers)
     return made
 
@@ -137,7 +178,7 @@ def _refuse_unknown(
     unknown: list[str] = []
     for stored in entries:
         at = STORED.fullmatch(stored)
-        known = stored in used or stored in ignored
+        known = stored in used or stored in ignored or stored in ROPE_FACTORS
         if at is not None:
             known = known or int(at["layer"]) >= layers or at["name"] in ignored
         if not known:
@@ -151,8 +192,8 @@ def _refuse_unknown(
 
 
 def routed(entries: Mapping[str, TensorInfo], layer: int) -> dict[str, list[TensorRows]]:
-    """Storage of one layer's routed experts: "gate", "up", "down" -> one stacked piece, or one per expert. Empty for a
-    layer without experts."""
+    """Storage of one layer's routed experts: "gate", "up", "down" -> one stacked piece, or one per expert. Without
+    "gate" where stacked experts have none; empty for a layer without experts."""
     prefix = f"blk.{layer}.ffn_"
     if f"{prefix}down_exps.weight" in entries:
         pieces = {part: [TensorRows(f"{prefix}{part}_exps.weight")] for part in ("gate", "up", "down")}
@@ -160,6 +201,8 @@ def routed(entries: Mapping[str, TensorInfo], layer: int) -> dict[str, list[Tens
         if both is not None:
             half, name = both.shape[1] // 2, f"{prefix}gate_up_exps.weight"
             pieces |= {"gate": [TensorRows(name, (0, half))], "up": [TensorRows(name, (half, 2 * half))]}
+        elif f"{prefix}gate_exps.weight" not in entries:
+            del pieces["gate"]
     else:  # before April 2024 each expert was a separate tensor
         count = sum(re.fullmatch(re.escape(prefix) + r"down\.\d+\.weight", name) is not None for name in entries)
         pieces = (
@@ -173,12 +216,17 @@ def routed(entries: Mapping[str, TensorInfo], layer: int) -> dict[str, list[Tens
     return pieces
 
 
-def _experts(entries: Mapping[str, TensorInfo], target: ExpertLayout, layer: int) -> dict[str, TensorRecipe]:
+def _experts(
+    entries: Mapping[str, TensorInfo], target: ExpertLayout, layer: int, prefix: str
+) -> dict[str, TensorRecipe]:
     parts = routed(entries, layer)
     if not parts:
         return {}
-    prefix = f"model.layers.{layer}."
-    if "{}" not in target.gate:
+    if not target.gate:
+        parts.pop("gate", None)  # reported as unknown
+    elif "gate" not in parts:
+        raise ModelError(f"This GGUF model lacks blk.{layer}.ffn_gate_exps.weight. Download it again.")
+    if "{}" not in target.down:
         return _stacked(entries, parts, target, prefix)
     count = len(parts["down"]) if len(parts["down"]) > 1 else entries[parts["down"][0].name].shape[0]
     made: dict[str, TensorRecipe] = {}
@@ -198,10 +246,10 @@ def _stacked(
     entries: Mapping[str, TensorInfo], parts: Mapping[str, list[TensorRows]], target: ExpertLayout, prefix: str
 ) -> dict[str, TensorRecipe]:
     made: dict[str, TensorRecipe] = {}
-    for name, merge, pieces in (
-        (target.gate, target.pair, (*parts["gate"], *parts["up"])),
-        (target.down, target.single, tuple(parts["down"])),
-    ):
+    gate, up, down = (tuple(parts[part]) for part in ("gate", "up", "down"))
+    apart = ((target.gate, same, gate), (target.up, same, up))
+    together = ((target.gate, target.pair, gate + up),)
+    for name, merge, pieces in (*(apart if target.up else together), (target.down, target.single, down)):
         empty = [torch.empty(_shape(entries, p), device="meta") for p in pieces]
         made[prefix + name] = TensorRecipe(pieces, tuple(merge(empty).shape), merge, is_expert=True)
         biases = tuple(TensorRows(p.name.removesuffix("weight") + "bias") for p in pieces)

@@ -13,11 +13,24 @@ REST = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 QWEN2 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + REST
 LLAMA3 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + REST
+QWEN35 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + REST
+BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+EXAONE = CONTRACTIONS + (
+    r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
 GPT4O = (
     rf"{_WORD[0]}{CONTRACTIONS}?|{_WORD[1]}{CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + REST
+)
+_NOT_HAN = tuple(kind.removesuffix("]") + r"&&[^\p{Han}]]" for kind in (_UPPER, _LOWER))
+KIMI = (
+    r"\p{Han}+"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN[0]}*{_NOT_HAN[1]}+{CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_NOT_HAN[0]}+{_NOT_HAN[1]}*{CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + REST
 )
 TEKKEN = rf"{_WORD[0]}|{_WORD[1]}" r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + REST
 DEEPSEEK3 = (
@@ -25,6 +38,11 @@ DEEPSEEK3 = (
     "[一-龥぀-ゟ゠-ヿ]+",
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     r"| ?[\p{P}\p{S}]+[\r\n]*" + REST,
+)
+AFMOE = (
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",  # groups of three, counted from the right
+    "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+",
+    DEEPSEEK3[2],
 )
 DEEPSEEK = (
     r"[\r\n]",
@@ -57,7 +75,12 @@ SPLITS: Mapping[str, tuple[str, ...]] = {
         (LLAMA3,),
     ),
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), (GPT4O,)),
+    "qwen35": (QWEN35,),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2"), (BAILING,)),
+    "exaone-moe": (EXAONE,),
+    "afmoe": AFMOE,
     "tekken": (TEKKEN,),
+    "kimi-k2": (KIMI,),
     "deepseek-v3": DEEPSEEK3,
     "deepseek-llm": DEEPSEEK,
     **dict.fromkeys(("refact", "starcoder", "command-r", "smollm", "codeshell", "minerva-7b"), STARCODER),

@@ -76,7 +76,7 @@ def open_gguf(path: Path) -> GgufSource:
     path = Path(path)
     files = find_files(path)
     header = read_headers(files)
-    facts = ModelMetadata(header, files[0])
+    facts = ModelMetadata(header, files)
     try:
         architecture = architecture_of(facts)
         config, names = architecture.config(facts), architecture.names(facts)

@@ -101,11 +101,13 @@ def build(metadata: Metadata) -> Tokenizer:
     if kind == "gpt2":
         tokenizer, bos = _byte_level(metadata)
     elif kind == "llama":
-        tokenizer, bos = _sentencepiece(metadata), True
+        tokenizer, bos = _spaced(metadata, _by_score(metadata)), True
+    elif kind == "gemma4":
+        tokenizer, bos = _spaced(metadata, _merges(metadata)), True
     else:
         raise ModelError(
             f"This GGUF file has a vocabulary of the kind {kind!r}, which Moestro does not know (only "
-            "gpt2 and llama). Import the model's safetensors version instead."
+            "gpt2, llama and gemma4). Import the model's safetensors version instead."
         )
     _add_tokens(tokenizer, metadata)
     _enclose(tokenizer, metadata, bos)
@@ -121,13 +123,7 @@ def _byte_level(metadata: Metadata) -> tuple[Tokenizer, bool]:
             f"This GGUF file cuts text in the way {pre!r}, which Moestro does not know, so its tokens "
             "would be wrong. Download a newer conversion, or import the model's safetensors version."
         )
-    vocabulary = _vocabulary(metadata)
-    merges = [
-        (a, b)
-        for a, b in map(_pair, metadata.get("tokenizer.ggml.merges", ()))
-        if a in vocabulary and b in vocabulary and a + b in vocabulary
-    ]
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in WHOLE))
+    tokenizer = Tokenizer(models.BPE(_vocabulary(metadata), _merges(metadata), ignore_merges=pre in WHOLE))
     cuts = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in splits]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -136,18 +132,27 @@ def _byte_level(metadata: Metadata) -> tuple[Tokenizer, bool]:
     return tokenizer, pre in WHOLE
 
 
+def _merges(metadata: Metadata) -> list[tuple[str, str]]:
+    """The merges between tokens of the vocabulary, in order."""
+    vocabulary = _vocabulary(metadata)
+    return [
+        (a, b)
+        for a, b in map(_pair, metadata.get("tokenizer.ggml.merges", ()))
+        if a in vocabulary and b in vocabulary and a + b in vocabulary
+    ]
+
+
 def _pair(merge: str) -> tuple[str, str]:
     """The two sides of a merge, separated by a space; a side is never empty, but may itself begin with one."""
     at = merge.find(" ", 1)
     return merge[:at], merge[at + 1 :]
 
 
-def _sentencepiece(metadata: Metadata) -> Tokenizer:
-    """SentencePiece's BPE: the pair that forms the best-scored token is merged first. Falls back to bytes."""
+def _by_score(metadata: Metadata) -> list[tuple[str, str]]:
+    """SentencePiece's merges: the pair that forms the best-scored token is merged first."""
     tokens, scores = metadata["tokenizer.ggml.tokens"], metadata.get("tokenizer.ggml.scores")
     if scores is None:
         raise ModelError("This GGUF file's vocabulary has no scores. Download it again.")
-    vocabulary = _vocabulary(metadata)
     kinds = _kinds(metadata)
     usable = {t for t, kind in zip(tokens, kinds, strict=True) if kind not in (UNKNOWN, CONTROL, USER_DEFINED)}
     ranked: list[tuple[float, int, int, str, str]] = []
@@ -156,14 +161,19 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
             halves = ((token[:at], token[at:]) for at in range(1, len(token)))
             ranked += [(-score, len(a), len(b), a, b) for a, b in halves if a in usable and b in usable]
     ranked.sort(key=lambda entry: entry[:3])
+    return [(a, b) for *_, a, b in ranked]
+
+
+def _spaced(metadata: Metadata, merges: list[tuple[str, str]]) -> Tokenizer:
+    """BPE over the whole text, in which spaces are written as another character. Falls back to bytes."""
     unknown = special_token(metadata, "unknown")
     tokenizer = Tokenizer(
         models.BPE(
-            vocab=vocabulary,
-            merges=[(a, b) for *_, a, b in ranked],
+            vocab=_vocabulary(metadata),
+            merges=merges,
             byte_fallback=True,
             fuse_unk=True,
-            unk_token=None if unknown is None else tokens[unknown],
+            unk_token=None if unknown is None else metadata["tokenizer.ggml.tokens"][unknown],
         )
     )
     prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True)

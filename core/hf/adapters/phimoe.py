@@ -1,0 +1,25 @@
+"""Phi-MoE's stretched rotary embedding, whose own code decides by positions on the device which of two factors to
+multiply by: where both are the same there is nothing to decide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from core.hf.adapters.marks import become
+
+
+def adapt_phimoe_rotary(rotary: Any) -> None:
+    """Adapt one rotary embedding. Those with two factors stay as they are."""
+    rope = rotary.config.rope_parameters
+    if rope["rope_type"] != "default" and rope.get("short_mscale") == rope.get("long_mscale"):
+        become(rotary, forward=_forward)
+
+
+def _forward(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin [B, T, head], rounded as in transformers, which uses the frequencies of short texts for all."""
+    frequencies, _ = self.rope_init_fn(self.config)
+    freqs = position_ids[..., None].float() * frequencies.to(device=x.device, dtype=torch.float)
+    both, scale = torch.cat((freqs, freqs), dim=-1), self.config.rope_parameters["short_mscale"]
+    return (both.cos() * scale).to(x.dtype), (both.sin() * scale).to(x.dtype)

@@ -37,11 +37,8 @@ GGUF = {  # type -> our format, whether every weight is the same bit for bit, an
     "Q4_K": ("int4-g32", False, 2e-3),  # scales and zeros rounded to fp16: weights within 2^-11 of (8 scale + zero)
     "Q6_K": ("int8-g32", False, 6e-2),
 }  # rounded anew: weights within half a step, 1/254 of a group's largest
-# one of each way to quantise; what else differs among the cases, test_matrix.py compares weight by weight
-QUICK = {
-    ("qwen3_moe", "gptq-act-order"),
-    ("gpt_oss", "mxfp4"),
-}
+# what else differs among the cases, test_matrix.py compares weight by weight, and gpt_oss is below as it comes
+QUICK = {("qwen3_moe", "gptq-act-order")}
 
 
 def ours(pack: Path, dtype: str = "float32") -> torch.Tensor:

@@ -33,6 +33,7 @@ def _load_anew(dashboard: Dashboard) -> None:
     dashboard.wait_text("#model-status", "Demo model")
 
 
+@pytest.mark.long(0.1)  # tests/app/test_loading.py has the progress of a load and its end; loads are in test_library.py
 @pytest.mark.skipif(
     os.environ.get("MOESTRO_TEST_ENGINE") == "real", reason="the demo model loads too fast to be cancelled"
 )

@@ -17,6 +17,7 @@ from core.policy.eviction.none import NoCache
 from core.quality.saved import Shadow, Waits, spared
 from core.types import Outcome, StepRecord
 from tests.quality.conftest import say
+from tests.selection import layered
 
 HIT, BROUGHT, PARTIAL_HIT, MISS, DISK = (
     Outcome.HIT,
@@ -127,12 +128,15 @@ def test_more_than_a_pool_holds_and_nothing_decoded() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"eviction": "lru"},
-        {"eviction": "lfu", "scope": "global"},
-        {"eviction": "none"},
-        {"eviction": "lfu", "bypass": True},
-    ],
+    layered(
+        [
+            {"eviction": "lru"},
+            {"eviction": "lfu", "scope": "global"},
+            {"eviction": "none"},
+            {"eviction": "lfu", "bypass": True},
+        ],
+        quick=lambda changes: len(changes) == 2,
+    ),
 )
 def test_an_exact_answer_saves_nothing(engine: Engine, changes: dict[str, object]) -> None:
     """The shadow misses what the engine's exact cache misses, once the prompt has filled both with the same."""

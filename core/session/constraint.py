@@ -1,12 +1,8 @@
-"""Keeps an answer to a JSON schema or a grammar: a token with which it could no longer become one of that is not drawn.
-
-The library is llguidance, and the grammars are in its form of Lark. JSON is written in one line, as Python's json.dumps
-writes it: free white space would let a model write nothing else for ever.
-"""
+"""Keeps an answer to a JSON schema or a grammar: no token is drawn with which it could no longer become one of that."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,14 +11,12 @@ import torch
 
 from core.errors import PromptError
 from core.memory.placed import placed
+from core.session.grammar import library, refused, require
 from core.session.prompt import Prompt
 from core.settings.sampling import Sampling
 
-FORM: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 THOUGHT = "</think>"
 TAIL = 16  # tokens that are looked at for the end of the reasoning
-SHOWN = 200  # characters of an error of the library
-NOT_INSTALLED = "Answers can keep to a JSON schema when the package llguidance is installed, and here it is not."
 NO_END = "Answers of this model cannot keep to a JSON schema: its tokenizer has no end token, or is of another kind."
 
 
@@ -68,7 +62,7 @@ class Constraints:
         """The constraint of an answer after `prompt` tokens to the schema or grammar of its request. Raises PromptError
         for one that cannot be kept to."""
         grammar = require(sampling)
-        made = _matcher()(self._vocabulary, grammar, log_level=0)
+        made = library()(self._vocabulary, grammar, log_level=0)
         if made.is_error():
             raise refused(made.get_error())
         return Constraint(made, prompt, self._prompt.tokenizer if self._prompt.opens_reasoning else None)
@@ -84,34 +78,3 @@ class Constraints:
             return from_tokenizer(self._prompt.tokenizer, eos_token=sorted(self._prompt.ends))
         except ValueError:  # it is none of those that the library reads
             raise PromptError(NO_END) from None
-
-
-def require(sampling: Sampling) -> str:
-    """The schema or grammar of a request as the library has it. Raises PromptError for one that no model's answers can
-    keep to."""
-    matcher = _matcher()
-    try:
-        if sampling.grammar:
-            grammar: str = matcher.grammar_from_lark(sampling.grammar)
-        else:
-            grammar = matcher.grammar_from_json_schema(sampling.schema, dict(FORM))
-        wrong = matcher.validate_grammar(grammar)
-    except ValueError as error:
-        wrong = str(error)
-    if wrong:
-        raise refused(wrong)
-    return grammar
-
-
-def _matcher() -> Any:
-    try:
-        from llguidance import LLMatcher
-    except ImportError:
-        raise PromptError(NOT_INSTALLED) from None
-    return LLMatcher
-
-
-def refused(error: str) -> PromptError:
-    """Of a schema, with what the library says of it."""
-    reason = " ".join(error.split())[:SHOWN] or "it cannot be used"
-    return PromptError(f"The answer cannot keep to this JSON schema: {reason}. Change it, or leave it out.")

@@ -29,6 +29,7 @@ def test_an_answer_streams_and_ends_with_its_statistics(dashboard: Dashboard) ->
     assert int(dashboard.page.get_attribute("#context [role=meter]", "aria-valuenow") or 0) > 0
 
 
+@pytest.mark.long(0.1)  # the test of a reload, below, stops, too
 def test_stop_keeps_what_was_written(dashboard: Dashboard) -> None:
     dashboard.ask("Stop in the middle").streaming(60)
     seen = dashboard.tail()
@@ -64,18 +65,23 @@ def test_an_edited_message_is_answered_anew(dashboard: Dashboard) -> None:
 
 
 def test_a_reload_in_the_middle_loses_nothing(dashboard: Dashboard) -> None:
+    """Neither the answer nor a draft; and what was Advanced still is."""
+    page, box = dashboard.page, "#message textarea"
+    dashboard.advanced()
+    page.wait_for_selector("#set-scope", state="visible")
     dashboard.ask("Do not lose me").streaming(60)
+    page.fill(box, "not sent yet")
     before = dashboard.tail()
-    dashboard.page.reload()
+    page.reload()
     dashboard.settled()
     again = dashboard.streaming(len(before))
     assert again.startswith(before)
-    assert dashboard.page.locator("#chat [data-testid=user]").all_inner_texts() == ["Do not lose me"]
+    assert page.locator("#chat [data-testid=user]").all_inner_texts() == ["Do not lose me"]
+    page.wait_for_selector("#set-scope", state="visible")
+    page.wait_for_function("document.querySelector('#message textarea').value === 'not sent yet'")
     dashboard.stop()
     assert begins(dashboard.answers()[-1], before)
-    dashboard.page.reload()
-    dashboard.settled()
-    dashboard.wait_text("#chat", "stopped by you")
+    assert "stopped by you" in dashboard.answers()[-1]
 
 
 @pytest.mark.long(0.2)  # tests/app/test_waiting.py has the queue, the test below two pages
@@ -110,6 +116,7 @@ def test_an_empty_message_is_refused_in_words(dashboard: Dashboard) -> None:
     dashboard.wait_text("#chat-alert", "The message is empty")
 
 
+@pytest.mark.long(0.1)  # test_chats.py begins a new chat and finds the old one in the list, test_sessions.py in the tab
 def test_a_new_chat_is_empty_and_the_old_one_is_kept(dashboard: Dashboard) -> None:
     dashboard.ask("Keep me").streaming()
     dashboard.stop()

@@ -45,9 +45,14 @@ def test_branches_go_back_and_forth_and_the_keyboard_does_it_all(dashboard: Dash
     dashboard.wait_text("#chat", "First wording")
     assert "3 tokens" in dashboard.answers()[-1], "its statistics stay with it"
     assert page.evaluate("document.activeElement.dataset.act") == "later", "the focus stays at the arrows"
-    page.reload()
-    dashboard.settled()
-    dashboard.wait_text("#chat", "First wording")
+    chat = page.evaluate("location.search")
+    page.keyboard.press("Alt+n")
+    page.wait_for_function("!location.search && !document.querySelector('#chat [data-testid=user]')")
+    page.keyboard.press("Alt+k")
+    page.locator("#chat-list li .open").first.click()
+    dashboard.wait_text("#chat", "First wording")  # the branch that was chosen, as the server has it
+    page.wait_for_function("(was) => location.search === was", arg=chat)
+    page.wait_for_selector("#chat-list", state="hidden")
     page.keyboard.press("Alt+,")  # of the answer
     dashboard.wait_text("#chat .bot-row", "1 / 2")
     dashboard.ask("And on this branch, in 3 words").answered()
@@ -168,6 +173,7 @@ def test_the_system_prompt_of_a_chat_and_of_new_ones_and_the_exports(dashboard: 
     page.wait_for_selector("#system-panel", state="hidden")
 
 
+@pytest.mark.long(0.1)  # test_chat.py has a draft outlive a reload
 def test_what_is_typed_as_soon_as_a_new_chat_shows_stays(dashboard: Dashboard) -> None:
     page, box = dashboard.page, "#message textarea"
     dashboard.ask("Say little, in 3 words").answered()
@@ -182,7 +188,7 @@ def test_what_is_typed_as_soon_as_a_new_chat_shows_stays(dashboard: Dashboard) -
     page.fill(box, "")
 
 
-@pytest.mark.long(0.1)  # what is typed in a new chat outlives a reload, above
+@pytest.mark.long(0.1)  # test_chat.py has a draft outlive a reload
 def test_a_draft_outlives_a_reload_and_a_look_at_another_chat(dashboard: Dashboard) -> None:
     page, box = dashboard.page, "#message textarea"
     dashboard.ask("Say little, in 3 words").answered()

@@ -131,6 +131,7 @@ def test_what_a_user_pastes_cannot_either(watched: Dashboard) -> None:
     watched.answered()
 
 
+@pytest.mark.long(0.1)  # test_markdown.py draws all of it
 def test_markdown_code_and_formulas_look_as_they_should(dashboard: Dashboard) -> None:
     dashboard.ask(say(GOOD)).answered()
     answer = dashboard.page.locator("#chat [data-testid=bot]").last

@@ -183,6 +183,7 @@ def test_deleting_asks_first_and_refuses_what_is_loaded(library: Dashboard, shel
     library.wait_text("#fit", "Fits")
 
 
+@pytest.mark.long(0.1)  # test_late_answers.py has what was turned since stay; the question itself is above
 def test_a_question_stays_when_its_row_is_chosen_once_more(library: Dashboard) -> None:
     """The choice waits until the server has answered what was asked before, and comes after the question."""
     page, held = library.page, list[Any]()

@@ -70,8 +70,10 @@ def test_the_badge_says_where_exact_is_up_to_rounding(dashboard: Dashboard) -> N
         badge.dataset.exactness = "";
         document.body.append(badge);
         const say = (news) => { tell(news); return [badge.textContent, badge.title, short.textContent]; };
-        return [say({ lossy: false, closeness: 1e-6 }), say({ lossy: true, rate: null }),
-          say({ lossy: false, closeness: 0 }), say({ weights: "int8" }), say({ weights: "" })]; }"""
+        const said = [say({ lossy: false, closeness: 1e-6 }), say({ lossy: true, rate: null }),
+          say({ lossy: false, closeness: 0 }), say({ weights: "int8" }), say({ weights: "" })];
+        badge.remove();
+        return said; }"""
     )
     words = ["EXACT UP TO ROUNDING", "LOSSY", "EXACT", "EXACT for int8 weights", "EXACT"]
     assert [one[0] for one in said] == words and "int8 weights" in said[3][1]

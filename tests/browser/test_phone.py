@@ -11,7 +11,7 @@ import pytest
 from tests.browser.conftest import Pages, Server
 from tests.browser.dashboard import Dashboard
 from tests.browser.test_chats import whole
-from tests.browser.test_looks import fits
+from tests.browser.test_looks import FITS, fits
 
 # What a finger hits of a control: itself, or the label around it.
 SMALL = """[...document.querySelectorAll('button, select, textarea, input, [role=tab], a[href]')].filter((e) => {
@@ -39,6 +39,7 @@ def phone(shared: Dashboard) -> Iterator[Dashboard]:
     shared.rest()
 
 
+@pytest.mark.long(0.1)  # test_batch.py and test_substitution.py have pages of this width, the test below every tab
 def test_it_fits_and_is_not_blank(phone: Dashboard, tmp_path: Path) -> None:
     fits(phone, tmp_path, 390, "dark")
     assert phone.page.evaluate("document.querySelector('#load').getBoundingClientRect().right <= 0")
@@ -56,6 +57,7 @@ def test_every_target_is_large_enough(phone: Dashboard) -> None:
     for tab in ("Chat + Live", "Library", "Calibrate", "Analysis", "Batch", "Sessions"):
         page.get_by_role("tab", name=tab).click()
         assert page.evaluate(SMALL) == [], tab
+        assert page.evaluate(FITS), tab
     page.locator(".sidebar .toggle-button").click()
     phone.advanced()
     page.wait_for_selector("#set-record_lab", state="visible")

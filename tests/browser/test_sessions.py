@@ -16,6 +16,7 @@ def _begin(dashboard: Dashboard, text: str) -> None:
     dashboard.stop()
 
 
+@pytest.mark.long(0.1)  # tests/app/test_export.py has the tables, test_chats.py downloads from the same menu
 def test_measurements_download_as_csv(dashboard: Dashboard) -> None:
     _begin(dashboard, "Measure me")
     dashboard.page.click("#export-menu")

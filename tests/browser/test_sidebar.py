@@ -15,6 +15,7 @@ from tests.browser.dashboard import Dashboard
 from tests.selection import layered
 
 
+@pytest.mark.long(0.1)  # test_library.py unloads a model and loads another
 def test_unload_and_load(dashboard: Dashboard) -> None:
     _load_anew(dashboard)
 
@@ -32,6 +33,7 @@ def _load_anew(dashboard: Dashboard) -> None:
     dashboard.wait_text("#model-status", "Demo model")
 
 
+@pytest.mark.long(0.1)  # tests/app/test_loading.py has the progress of a load and its end; loads are in test_library.py
 @pytest.mark.skipif(
     os.environ.get("MOESTRO_TEST_ENGINE") == "real", reason="the demo model loads too fast to be cancelled"
 )
@@ -50,8 +52,9 @@ def test_a_long_load_shows_progress_and_can_be_cancelled(dashboard: Dashboard) -
 
 @pytest.mark.parametrize("every", layered((False, True), quick=lambda every: not every), ids=["some", "every"])
 def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Dashboard, every: bool) -> None:
-    """A third of the policies, with one variant, one that needs a profile, and back, and some boxes; or `every`
-    one. Settings of experts in blocks are not shown for whole ones (test_split.py), and those of a GPU not on a CPU."""
+    """One control of each kind: a slider, a menu, a variant with knobs of its own and one that needs a profile, a
+    box. Text fields are those of pins, below. Or `every` one, but settings of experts in blocks, which are not shown
+    for whole ones (test_split.py), and those of a GPU on a CPU."""
     if every:
         _load_anew(dashboard)  # the deck keeps the last 200 marks of a load, and here they are counted
     dashboard.advanced()
@@ -60,12 +63,12 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
     shown = {name: param for name, param in exact().items() if not (known[name].in_blocks or known[name].on_gpu)}
     for name in exact().keys() - shown.keys():
         assert not dashboard.page.is_visible(f"#set-{name}")
-    for percent in (70, 40):
+    for percent in (70, 40)[not every :]:
         dashboard.expect_mark(lambda p=percent: dashboard.slide("set-budget", p), "budget")
     dashboard.page.wait_for_function(
         "document.querySelector('#set-budget-text').querySelector('input, textarea').value === '40%'"
     )
-    for kind in [name for name in shown if name in KINDS][:: 1 if every else 3]:
+    for kind in [name for name in shown if name in KINDS][: None if every else 1]:
         choices = [choice for choice in reversed(variants(kind)) if choice.name != known[kind].default]
         if not every:  # those with knobs of their own first
             able = sorted((choice for choice in choices if not choice.needs), key=lambda choice: not choice.params)
@@ -80,21 +83,21 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
             dashboard.expect_mark(lambda c=choice, k=kind: dashboard.choose(f"set-{k}", c.title), kind)
             for param in choice.params:
                 dashboard.page.wait_for_selector(f"#set-{kind}-{choice.name}-{param.name}", state="visible")
-    for name, other in (("scope", "global"), ("scope", "layer"), ("link", "emulated")):
+    for name, other in (("scope", "global"), ("scope", "layer"), ("link", "emulated"))[0 if every else 2 :]:
         dashboard.expect_mark(lambda n=name, o=other: dashboard.choose(f"set-{n}", o), name)
-    for name, value in (("link_gbps", 2.5 + every), ("link_latency_us", 50 + every)):  # not what the other left
+    for name, value in (("link_gbps", 2.5 + every), ("link_latency_us", 50 + every))[: None if every else 1]:
         dashboard.expect_mark(lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
-    for name in [n for n in shown if known[n].type == "bool" and n != "telemetry"][:: 1 if every else 6]:
+    for name in [n for n in shown if known[n].type == "bool" and n != "telemetry"][: None if every else 1]:
         without = [n for n in known[name].active_when or () if known[n].default is False]  # it is not shown
         for one in (*without, name, name, *without):  # and back
             dashboard.expect_mark(lambda n=one: dashboard.page.click(f"#set-{n} input"), one)
-    for name, value in (("kv_chats", 2), ("regret_tokens", 128)) if every else (("kv_chats", 3),):
-        dashboard.expect_mark(lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
-    dashboard.expect_mark(lambda: dashboard.type_in("set-pins", "0:3 1:2" if every else "0:3"), "pins")
     dashboard.expect_mark(lambda: dashboard.choose("set-link", "auto"), "link")
     dashboard.page.wait_for_selector("#set-link_gbps", state="hidden")
     if not every:
         return
+    for name, value in (("kv_chats", 2), ("regret_tokens", 128)):
+        dashboard.expect_mark(lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
+    dashboard.expect_mark(lambda: dashboard.type_in("set-pins", "0:3 1:2"), "pins")
     moved = {mark.split()[0] for mark in dashboard.marks()}
     refused = {k for k in KINDS if k in shown and all(v.needs or v.name == known[k].default for v in variants(k))}
     assert set(shown) - moved == {"telemetry", *refused}
@@ -115,6 +118,7 @@ def dashboard_value(dashboard: Dashboard, kind: str) -> str:
     return next(v.name for v in variants(kind) if v.title == title)
 
 
+@pytest.mark.long(0.1)  # the test above sees the knobs of one variant, test_late_answers.py what is said of it
 def test_a_variants_own_knobs_show_only_while_it_is_chosen(dashboard: Dashboard) -> None:
     dashboard.choose("set-eviction", "LFU")
     dashboard.page.wait_for_selector("#set-eviction-lfu-half_life")
@@ -128,6 +132,7 @@ def test_a_variants_own_knobs_show_only_while_it_is_chosen(dashboard: Dashboard)
     dashboard.page.wait_for_selector("#set-eviction-lfu-half_life", state="hidden")
 
 
+@pytest.mark.long(0.1)  # the estimate follows the slider in the test of a warning, below
 def test_the_fit_estimate_follows_the_slider(dashboard: Dashboard) -> None:
     for percent in (60, 80, 50):
         before = dashboard.text("#fit")
@@ -223,6 +228,7 @@ def test_a_second_tab_sees_the_settings_as_they_are(dashboard: Dashboard, open_p
     other.page.wait_for_function("document.querySelector('#set-budget input[type=range]').value === '50'")
 
 
+@pytest.mark.long(0.1)  # test_batch.py changes the longest answer for the run that follows
 def test_sampling_takes_effect_with_the_next_answer(dashboard: Dashboard) -> None:
     before = dashboard.value("#set-sampling-max_new_tokens input")
     dashboard.limit_answers("7")
@@ -230,15 +236,6 @@ def test_sampling_takes_effect_with_the_next_answer(dashboard: Dashboard) -> Non
     assert "7 tokens" in dashboard.answers()[-1]
     dashboard.limit_answers(before)
     dashboard.ask("Many tokens").streaming(80)
-
-
-def test_simple_hides_what_advanced_shows_and_remembers_it(dashboard: Dashboard) -> None:
-    assert not dashboard.page.is_visible("#set-scope")
-    dashboard.advanced()
-    dashboard.page.wait_for_selector("#set-scope", state="visible")
-    dashboard.page.reload()
-    dashboard.settled()
-    dashboard.page.wait_for_selector("#set-scope", state="visible")
 
 
 @pytest.mark.long(0.1)  # tests/app/test_presets.py has all of it but the page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from core.errors import SettingError
 from core.memory.codec import FORMATS, Codec, PartSpec, in_blocks, make_codec
 from core.memory.codec.segments import ExpertParts, Segments, inner_of, specs_of, stops_of
-from tests.selection import examples
+from tests.selection import examples, layered
 
 CPU, HIDDEN, INNER = torch.device("cpu"), 128, 256
 KINDS = [
@@ -25,6 +26,15 @@ KINDS = [
         (True, True, True, False),
     )
 ]
+
+every_codec = pytest.mark.parametrize(
+    ("name", "kind"),
+    layered(  # every format, each with one kind of expert in turn
+        itertools.product(FORMATS, KINDS),
+        quick=lambda case: list(FORMATS).index(case[0]) % len(KINDS) == KINDS.index(case[1]),
+    ),
+    ids=lambda value: value if isinstance(value, str) else "".join(str(int(v)) for v in value.values()),
+)
 
 
 def experts_of(
@@ -65,8 +75,7 @@ def forward(codec: Codec, blob: torch.Tensor, experts: ExpertParts, x: torch.Ten
     return codec.linear(parts, "down_proj", inner) + parts.plain.get("down_proj_bias", torch.zeros(()))
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "".join(str(int(v)) for v in kind.values()))
+@every_codec
 def test_segments_are_experts_that_add_up(name: str, kind: dict[str, Any]) -> None:
     experts, rng = experts_of(**kind), torch.Generator().manual_seed(1)
     codec = codec_of(name, experts)
@@ -125,8 +134,7 @@ def test_what_cannot_be_cut_is_refused() -> None:
     assert stops_of(experts, 32, 3) == [32, 64, 96] and stops_of(experts, 0, 1) == [96]
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "".join(str(int(v)) for v in kind.values()))
+@every_codec
 def test_a_codec_of_blocks_computes_the_whole_experts_sum(name: str, kind: dict[str, Any]) -> None:
     experts, rng = experts_of(**kind), torch.Generator().manual_seed(2)
     parts = {n: torch.randn(s.shape, generator=rng) * 0.2 for n, s in experts.parts.items()}

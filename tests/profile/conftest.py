@@ -8,12 +8,25 @@ from pathlib import Path
 
 import pytest
 
+from core.calibrate import times
 from core.engine import Engine
+from core.policy.predict.nets import estimator, path
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from tests.tiny_tokenizer import save_tokenizer
 
 MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _little_is_trained_and_timed() -> Iterator[None]:
+    """No test here is about how well a network predicts or how exact a time is: tests/prediction trains in full."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimator, "MOST_EPOCHS", 2)
+        patch.setattr(path, "EPOCHS", 1)
+        patch.setattr(path, "MOST", 1)
+        patch.setattr(times, "PASSES", 4)
+        yield
 
 
 @pytest.fixture(scope="session")

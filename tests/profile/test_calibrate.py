@@ -18,6 +18,7 @@ from core.hf.cached_pass import cached_pass
 from core.memory.store import Cancelled
 from core.profile import PARTS, load, save
 from core.settings.calibration import CalibrationSettings
+from core.settings.sampling import Sampling
 from core.trace import ArrayTrace, Trace, TraceWriter, open_trace
 from core.trace.file import FileTrace
 from tests.equality.passes import PROMPT
@@ -25,7 +26,7 @@ from tests.profile.conftest import MakeEngine
 from tests.selection import layered
 
 TEXTS = ["Nothing is fetched that is there already.", "A text in another tongue: pane, pain, Brot."]
-BRIEF = CalibrationSettings(path_tokens=120, path_answer=20)
+BRIEF = CalibrationSettings(path_tokens=60, path_answer=12)
 
 
 @dataclass
@@ -68,7 +69,7 @@ def same(before: State, after: State) -> None:
 
 
 def answers(engine: Engine) -> None:
-    assert list(engine.generate("Go on: "))[-1].stats is not None
+    assert list(engine.generate("Go on: ", Sampling(max_new_tokens=4)))[-1].stats is not None
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def recorded(engine: Engine, path: Path, hashed: str = "") -> tuple[Trace, list[
     """An answer's routing as it is recorded, with the ids of its tokens: (trace, tokens, ids [T, L, k])."""
     shape, ids, tokens = engine.shape, list[np.ndarray](), list[int]()
     prompt = engine.prompt.encode("A recorded talk", engine.context)
-    pieces = [p for p in engine.generate("A recorded talk") if p.step is not None]
+    pieces = [p for p in engine.generate("A recorded talk", Sampling(max_new_tokens=40)) if p.step is not None]
     out = [p.token for p in pieces if p.kind == "token" and p.token is not None]
     with TraceWriter(
         path, shape.layers, shape.experts, shape.top_k, model="tiny", model_hash=hashed or engine.model_hash

@@ -23,6 +23,7 @@ from core.trace import Chunk
 from core.trace.chunk import RANKED
 from tests.profile.conftest import MakeEngine
 from tests.profile.oracle import Oracle, Passed
+from tests.selection import layered
 from tests.simulate.test_curves import Recorded
 
 LONG = "The quick brown fox jumps over the lazy dog, and over the fence behind it. " * 2  # two windows of 128
@@ -31,7 +32,7 @@ TEXTS: list[Any] = [
     LONG,
     [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4, of course."}],
 ]
-BRIEF = CalibrationSettings(path_tokens=120, path_answer=20)
+BRIEF = CalibrationSettings(path_tokens=60, path_answer=12)
 GATHERED = {
     "counts",
     "pairs",
@@ -222,7 +223,7 @@ def test_first_table(gathered: tuple[Profile, list[list[int]], list[Passed]]) ->
         assert row.tolist() == sorted(range(E), key=lambda e: (-uses[e], e))[:K]
 
 
-@pytest.mark.parametrize("arch", ["gpt_oss", "deepseek_v3", "mixtral"])
+@pytest.mark.parametrize("arch", layered(["gpt_oss", "deepseek_v3", "mixtral"], quick=lambda arch: arch == "gpt_oss"))
 def test_other_architectures(arch: str, make_engine: MakeEngine) -> None:
     """Biases in experts, grouped routers with a correction, another top-k: what must hold for any model."""
     engine = make_engine(arch)

@@ -30,6 +30,7 @@ from core.runtime.measurement import LayerRun
 from core.settings.calibration import CalibrationSettings
 from core.types import ModelShape
 from tests.profile.oracle import Oracle
+from tests.selection import layered
 
 L, E, K, H = 3, 8, 4, 64
 BEFORE = 8192  # tokens that were kept in memory once, at most; fewer of a large model
@@ -89,8 +90,9 @@ def test_every_example_is_read_once_in_an_order_of_its_own(blocks: int, monkeypa
     kept.close()
 
 
-def test_every_token_has_the_same_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    total, tokens, rounds, hits = 60, 20, 400, np.zeros(60)
+@pytest.mark.parametrize("rounds", layered([100, 400], quick=lambda rounds: rounds == 100))
+def test_every_token_has_the_same_chance(monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
+    total, tokens, hits = 60, 20, np.zeros(60)
     for seed in range(rounds):
         monkeypatch.setattr(states, "SEED", seed)
         kept = opened(total, tokens)
@@ -172,6 +174,7 @@ def test_cancelling_leaves_no_files(engine: Engine, tmp_path: Path, place: str) 
 
     def progress(text: str, share: float) -> None:
         if text.startswith(place):
+            assert os.name != "posix" or os.listdir(tmp_path) == [], "a crash would leave files that have names"
             free.append(len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0)
             cancel.set()
 
@@ -194,6 +197,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.long(0.1)  # the files of a running calibration have no names: the test above
 @pytest.mark.skipif(os.name != "posix", reason="kills a process by a signal")
 def test_a_process_that_is_killed_leaves_no_files(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, tmp_path], cwd=Path(__file__).parents[2], check=False)

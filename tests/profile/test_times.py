@@ -18,6 +18,7 @@ from core.importing import import_model
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from tests.profile.conftest import MakeEngine
+from tests.selection import layered
 
 
 def test_a_pass_by_hand() -> None:
@@ -46,7 +47,10 @@ def timed(engine: Engine) -> tuple[dict[str, float], dict[str, Any]]:
     return profile.times, said
 
 
-@pytest.mark.parametrize("settings", [{"eviction": "none"}, {"scope": "global", "eviction": "lfu"}])
+@pytest.mark.parametrize(
+    "settings",
+    layered([{"eviction": "none"}, {"scope": "global", "eviction": "lfu"}], quick=lambda settings: "scope" in settings),
+)
 def test_experts_are_resident_when_a_pass_is_timed(settings: dict[str, object], make_engine: MakeEngine) -> None:
     times, said = timed(make_engine(settings={"budget": "50%", **settings}))
     assert said["all_resident"] is True and said["passes"] >= 2 and said["load_from"] == "memory"
@@ -55,7 +59,7 @@ def test_experts_are_resident_when_a_pass_is_timed(settings: dict[str, object], 
     assert said["link"] == "measured"
 
 
-@pytest.mark.parametrize("settings", [{}, {"eviction": "none"}])
+@pytest.mark.parametrize("settings", layered([{}, {"eviction": "none"}], quick=bool))
 def test_a_token_computed_alone_is_routed_otherwise_than_in_the_prompt(
     settings: dict[str, object], make_engine: MakeEngine
 ) -> None:
@@ -88,7 +92,10 @@ def test_slots_for_less_than_a_pass(make_engine: MakeEngine) -> None:
     assert times["moe"] < 4 * 2.0 <= 4 * times["load"]
 
 
-@pytest.mark.parametrize("settings", [{"budget": "63%"}, {"budget": "60%", "scope": "global"}])
+@pytest.mark.parametrize(
+    "settings",
+    layered([{"budget": "63%"}, {"budget": "60%", "scope": "global"}], quick=lambda settings: "scope" not in settings),
+)
 def test_pinned_experts_stay(settings: dict[str, object], make_engine: MakeEngine) -> None:
     """Five slots a layer hold a pinned expert and a token's four; one pool of 14 has 11 left for three times four."""
     engine = make_engine(settings={"pins": "0:7,1:7,2:7", **settings})

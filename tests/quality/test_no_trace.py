@@ -17,6 +17,7 @@ from core.settings.loading import LoadSpec
 from core.types import StepRecord
 from tests.checkpoints import make_checkpoint
 from tests.quality.conftest import DROPPING, load, say
+from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 SETTINGS = [
@@ -67,7 +68,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)
 
 
-@pytest.mark.parametrize("changes", SETTINGS)
+@pytest.mark.parametrize("changes", layered(SETTINGS, quick=lambda changes: len(changes) > 1))
 def test_an_audit_leaves_no_trace(engine: Engine, changes: dict[str, object]) -> None:
     engine.change({"link": "emulated", "link_gbps": 2.0, **changes})
     say(engine)
@@ -87,7 +88,7 @@ def test_an_audit_leaves_no_trace(engine: Engine, changes: dict[str, object]) ->
             assert torch.equal(held, fresh), f"the slot of {eid} holds another expert"
 
 
-@pytest.mark.parametrize("changes", SETTINGS[1:4])
+@pytest.mark.parametrize("changes", layered(SETTINGS[1:4], quick=lambda changes: "scope" in changes))
 def test_the_chat_goes_on_as_if_there_had_been_no_audit(model: Path, changes: dict[str, object]) -> None:
     told: list[list[StepRecord]] = []
     for audited in (False, True):

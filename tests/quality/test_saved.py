@@ -17,6 +17,7 @@ from core.policy.eviction.none import NoCache
 from core.quality.saved import Shadow, Waits, spared
 from core.types import Outcome, StepRecord
 from tests.quality.conftest import say
+from tests.selection import layered
 
 HIT, BROUGHT, PARTIAL_HIT, MISS, DISK = (
     Outcome.HIT,
@@ -104,6 +105,13 @@ def test_a_cache_that_keeps_nothing_misses_everything() -> None:
     assert spared(steps, Shadow(TwoPools())) == 1.0
 
 
+def test_what_a_layer_requests_twice_it_misses_once() -> None:
+    """The router's choice that is dropped may be executed as another's prediction."""
+    twice = step("decode", 0.0, (0, 0, HIT), (0, 1, HIT), (0, 0, NONE))
+    for policy in (NoCache, LRU):
+        assert Shadow(TwoPools(make_policy=policy)).read(twice).tolist() == [True, True, False]
+
+
 def test_with_bypass_an_expert_that_is_not_kept_is_missed_again() -> None:
     steps = [
         *(step("decode", 0.0, (0, 0, HIT), (0, 1, HIT)) for _ in range(3)),
@@ -127,12 +135,15 @@ def test_more_than_a_pool_holds_and_nothing_decoded() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"eviction": "lru"},
-        {"eviction": "lfu", "scope": "global"},
-        {"eviction": "none"},
-        {"eviction": "lfu", "bypass": True},
-    ],
+    layered(
+        [
+            {"eviction": "lru"},
+            {"eviction": "lfu", "scope": "global"},
+            {"eviction": "none"},
+            {"eviction": "lfu", "bypass": True},
+        ],
+        quick=lambda changes: len(changes) == 2,
+    ),
 )
 def test_an_exact_answer_saves_nothing(engine: Engine, changes: dict[str, object]) -> None:
     """The shadow misses what the engine's exact cache misses, once the prompt has filled both with the same."""

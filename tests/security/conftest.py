@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -55,3 +57,10 @@ def page(host: Host, uploads: Path) -> FastAPI:
 def client(page: FastAPI) -> Iterator[TestClient]:
     with TestClient(page, base_url=HOME, raise_server_exceptions=False) as client:
         yield client
+
+
+@cache
+def config(client: TestClient) -> dict[str, Any]:
+    """The page as Gradio describes it to a browser: components and events. Change nothing in it."""
+    described: dict[str, Any] = client.get("/config").json()
+    return described

@@ -14,6 +14,8 @@ from fastapi.testclient import TestClient
 
 from app.server.security.events import Events
 from app.server.security.gradio_guard import NO_EVENT
+from tests.security.conftest import config
+from tests.selection import layered
 
 Body = dict[str, Any]
 EVENT_DATA = {
@@ -55,8 +57,8 @@ WRONG = [{"a": 1}, [[]], [None], [True], {"path": "", "meta": {"_type": "gradio.
 
 def sent(client: TestClient) -> list[Body]:
     """Every event as the page would send it after it was opened."""
-    config = client.get("/config").json()
-    values = {one["id"]: one["props"].get("value") for one in config["components"]}
+    page = config(client)
+    values = {one["id"]: one["props"].get("value") for one in page["components"]}
     return [
         {
             "data": [values[i] for i in event["inputs"]],
@@ -65,7 +67,7 @@ def sent(client: TestClient) -> list[Body]:
             "trigger_id": None,
             "session_hash": "m1x2",
         }
-        for event in config["dependencies"]
+        for event in page["dependencies"]
         if event.get("backend_fn", True)
     ]
 
@@ -104,16 +106,21 @@ def test_what_the_page_sends_after_it_was_opened_is_taken(client: TestClient, ev
         assert "" in (events.wrong(body), events.wrong(listed(body))), (body["fn_index"], events.wrong(body))
 
 
-def test_every_event_refuses_what_is_malformed(client: TestClient, events: Events, quiet: Callable[[], bool]) -> None:
-    """All through the table, and a few of each event through the whole application."""
+@pytest.mark.parametrize("one_in", layered([61, 7], quick=lambda one_in: one_in == 61))
+def test_every_event_refuses_what_is_malformed(
+    client: TestClient, events: Events, quiet: Callable[[], bool], one_in: int
+) -> None:
+    """All through the table, and one in so many through the whole application, each kind among them."""
+    posted = set()
     for number, body in enumerate(sent(client)):
         for at, (name, change) in enumerate(MALFORMED.items()):
             strange = change(body)
             assert events.wrong(strange).startswith(NO_EVENT), (number, name)
-            if (number + at) % 8 == 0:
+            if (number * len(MALFORMED) + at) % one_in == 0:
+                posted.add(name)
                 status, told = post(client, strange)
                 assert status == 400 and told.startswith(NO_EVENT), (number, name, told)
-    assert quiet()
+    assert quiet() and posted == MALFORMED.keys()
 
 
 def test_every_input_refuses_values_of_other_types(
@@ -159,7 +166,7 @@ def test_inputs_that_are_empty_are_told_or_refused(client: TestClient, quiet: Ca
 def test_event_data_is_needed_where_a_handler_takes_it(
     client: TestClient, events: Events, quiet: Callable[[], bool]
 ) -> None:
-    taking = {one["id"] for one in client.get("/config").json()["dependencies"] if one["collects_event_data"]}
+    taking = {one["id"] for one in config(client)["dependencies"] if one["collects_event_data"]}
     assert len(taking) == 14
     for body in sent(client):
         if body["fn_index"] in taking:
@@ -173,10 +180,11 @@ def test_event_data_is_needed_where_a_handler_takes_it(
 
 def find(client: TestClient, element: str) -> tuple[Body, int]:
     """The first event with this input, and the input's place in it."""
-    ids = {one["props"].get("elem_id"): one["id"] for one in client.get("/config").json()["components"]}
-    config = {one["id"]: one["inputs"] for one in client.get("/config").json()["dependencies"]}
-    body = next(body for body in sent(client) if ids[element] in config[body["fn_index"]])
-    return body, config[body["fn_index"]].index(ids[element])
+    page = config(client)
+    ids = {one["props"].get("elem_id"): one["id"] for one in page["components"]}
+    inputs = {one["id"]: one["inputs"] for one in page["dependencies"]}
+    body = next(body for body in sent(client) if ids[element] in inputs[body["fn_index"]])
+    return body, inputs[body["fn_index"]].index(ids[element])
 
 
 @pytest.mark.parametrize(
@@ -211,7 +219,7 @@ def test_what_is_wrong_is_said(
 def test_choices_that_the_server_gave_a_tab_later_are_taken(client: TestClient, events: Events) -> None:
     """A tab that asked for the recordings there are may choose among them; another tab may not."""
     body, at = find(client, "whatif-source")
-    opened = next(one["id"] for one in client.get("/config").json()["dependencies"] if one["api_name"] == "look_1")
+    opened = next(one["id"] for one in config(client)["dependencies"] if one["api_name"] == "look_1")
     status, _ = post(client, {"data": [None], "fn_index": opened, "session_hash": "asked"})
     assert status == 200
     body["data"][at] = "file"

@@ -15,7 +15,8 @@ from fastapi.testclient import TestClient
 
 from app.server.security import gradio_guard
 from app.ui.page import PAGES
-from tests.security.conftest import HOME
+from tests.security.conftest import HOME, config
+from tests.selection import layered
 
 SECRET = "the private key of somebody"
 WAYS = ("run/predict", "api/predict", "call/{name}", "call/v2/{name}", "run/{name}", "queue/join")
@@ -37,10 +38,14 @@ def copied(*folders: Path) -> list[Path]:
     return [path for folder in folders for path in folder.rglob("*") if path.is_file() and SECRET in path.read_text()]
 
 
-def test_no_event_copies_a_file_that_was_not_uploaded(client: TestClient, uploads: Path, secret: Path) -> None:
+@pytest.mark.parametrize("every_way", layered([False, True], quick=lambda every: not every))
+def test_no_event_copies_a_file_that_was_not_uploaded(
+    client: TestClient, uploads: Path, secret: Path, every_way: bool
+) -> None:
+    """Each event one way, the ways in turn; with `--all`, each event every way."""
     file = named(secret)
     shapes = [file, [file], {"value": {"deep": [file]}}]
-    events = client.get("/config").json()["dependencies"]
+    events = config(client)["dependencies"]
     assert len(events) > 100
     for number, event in enumerate(events):
         value = shapes[number % len(shapes)]
@@ -50,20 +55,22 @@ def test_no_event_copies_a_file_that_was_not_uploaded(client: TestClient, upload
             "fn_index": event["id"],
             "session_hash": "me",
         }
-        for way in WAYS:
+        for way in WAYS if every_way else (WAYS[number // len(shapes) % len(WAYS)],):
             reply = client.post(f"/gradio_api/{way.format(name=event['api_name'])}", json=body)
             assert reply.status_code in (400, 404), (event["api_name"], way, reply.text)
     assert copied(uploads) == []
 
 
+@pytest.mark.parametrize("one_in", layered([6, 1], quick=lambda one_in: one_in == 6))
 def test_gradio_itself_refuses_too(
-    client: TestClient, page: FastAPI, uploads: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, page: FastAPI, uploads: Path, secret: Path, monkeypatch: pytest.MonkeyPatch, one_in: int
 ) -> None:
     """The check that mounting leaves out, without the guard before it."""
     monkeypatch.setattr(gradio_guard.GradioGuard, "_wrong", lambda self, event: "")
     monkeypatch.setattr(gradio_guard, "uploaded", lambda path: True)
-    events = [event for event in client.get("/config").json()["dependencies"] if event["inputs"]]
-    for event in events:
+    events = [event for event in config(client)["dependencies"] if event["inputs"]]
+    assert len(events) > 100
+    for event in events[::one_in]:
         body = {"data": [named(secret) for _ in event["inputs"]], "fn_index": event["id"], "session_hash": "me"}
         assert client.post("/gradio_api/run/predict", json=body).status_code == 500, event["api_name"]
     assert copied(uploads) == []
@@ -73,7 +80,7 @@ def test_gradio_itself_refuses_too(
 def test_an_uploaded_file_is_used(client: TestClient, uploads: Path) -> None:
     paths = client.post("/gradio_api/upload", files={"files": ("my.trace", b"routing")}).json()
     assert client.get(f"/gradio_api/file={paths[0]}").content == b"routing"
-    events = client.get("/config").json()["dependencies"]
+    events = config(client)["dependencies"]
     taken = next(event for event in events if any("upload" in target for target in event["targets"]))
     reply = client.post("/gradio_api/run/predict", json={"data": [], "fn_index": taken["id"], "session_hash": "me"})
     assert reply.status_code == 200, reply.text
@@ -130,8 +137,9 @@ def test_an_event_in_any_encoding_is_taken_or_refused(
     client: TestClient, encoding: str, kind: str | None, status: int
 ) -> None:
     """Gradio's own validation fails on bytes that are no UTF-8, and responds 500."""
-    config = client.get("/config").json()
-    number = next(one["id"] for one in config["dependencies"] if not one["inputs"] and one.get("backend_fn", True))
+    number = next(
+        one["id"] for one in config(client)["dependencies"] if not one["inputs"] and one.get("backend_fn", True)
+    )
     body = json.dumps({"data": [], "fn_index": number, "session_hash": "me"}).encode(encoding)
     headers = {} if kind is None else {"content-type": kind}
     reply = client.post("/gradio_api/run/predict", content=body, headers=headers)
@@ -140,8 +148,9 @@ def test_an_event_in_any_encoding_is_taken_or_refused(
 
 def test_gradio_reads_the_values_that_were_checked(client: TestClient) -> None:
     """Of two fields with one name, or of a number that is written strangely, there is only one reading."""
-    config = client.get("/config").json()
-    number = next(one["id"] for one in config["dependencies"] if not one["inputs"] and one.get("backend_fn", True))
+    number = next(
+        one["id"] for one in config(client)["dependencies"] if not one["inputs"] and one.get("backend_fn", True)
+    )
     body = f'{{"data": [], "fn_index": 99999, "fn_index": {number}, "session_hash": "me"}}'.encode()
     reply = client.post("/gradio_api/run/predict", content=body, headers={"content-type": "application/json"})
     assert reply.status_code == 200

@@ -176,23 +176,22 @@ def test_earlier_uploads_are_deleted_and_no_link_followed(tmp_path: Path, monkey
     assert os.environ["GRADIO_TEMP_DIR"] == str(folder.resolve())
 
 
-@pytest.mark.parametrize("name", ["uploads", "exports", "analysis"])
 def test_a_start_in_a_folder_of_the_users_deletes_nothing_of_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MOESTRO_HOME may name any folder, also one that has such a folder already."""
+    """MOESTRO_HOME may name any folder, also one that has such folders already."""
     monkeypatch.setenv("GRADIO_TEMP_DIR", "elsewhere")
-    thesis = tmp_path / name / "thesis.txt"
-    thesis.parent.mkdir()
-    thesis.write_text("mine")
+    theses = [tmp_path / name / "thesis.txt" for name in ("uploads", "exports", "analysis")]
+    for thesis in theses:
+        thesis.parent.mkdir()
+        thesis.write_text("mine")
     host = open_host(tmp_path)
     try:
         build(host)
-        if name == "analysis":
-            assert host.analyst.start(Question(RoutingSource("load", 0), ("lru",))).join(WAIT_S)
+        assert host.analyst.start(Question(RoutingSource("load", 0), ("lru",))).join(WAIT_S)
     finally:
         host.close()
-    assert thesis.read_text() == "mine"
+    assert [thesis.read_text() for thesis in theses] == ["mine"] * 3
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has access lists, not modes")

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from core.errors import ContextError
 from core.session.length import UNBOUNDED, TextLimit
 from core.session.prompt import Prompt
+from tests.selection import examples
 from tests.tiny_tokenizer import save_tokenizer
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -96,6 +97,7 @@ KINDS = {name: (wrap(make()), TextLimit.of(wrap(make()))) for name, make in MAKE
 
 
 @pytest.mark.parametrize("name", KINDS)
+@examples(100, fewer=8)
 @given(
     text=st.text(alphabet="abcd \n\u0301ᾂé☃1", max_size=60)
     | st.text(max_size=30)

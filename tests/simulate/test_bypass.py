@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.policy.allocation.slots import shares
@@ -87,7 +87,7 @@ def test_no_policy_passes_the_bound(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=8)
+@examples(8, fewer=2)
 @given(seed=seeds, slots=st.integers(LAYERS * K + K, LAYERS * EXPERTS - 1))
 def test_misses_and_who_stays_are_the_engine_s_own(name: str, seed: int, slots: int) -> None:
     ids = routes(seed, 24)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.cache.core import CacheCore
@@ -19,6 +19,7 @@ from core.settings.registry import variants
 from core.simulate import Config, Replay
 from core.simulate.run import maker
 from core.trace import ArrayTrace, Chunk
+from tests.selection import examples
 
 LAYERS, EXPERTS, K = 3, 7, 2
 TOTAL = LAYERS * EXPERTS
@@ -63,7 +64,7 @@ def request(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> int:
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=12)
+@examples(12, fewer=3)
 @given(
     seed=st.integers(0, 2**32),
     sizes=st.lists(st.integers(LAYERS * (K + 1), TOTAL), min_size=1, max_size=3),

@@ -18,6 +18,8 @@ from core.simulate.timed_replay import TimedReplay
 from core.simulate.trace_view import TraceView
 from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
 from core.trace.chunk import RANKED
+from core.trace.file import save
+from tests.selection import layered
 from tests.simulate.test_engine import routes
 
 LAYERS, EXPERTS, K, BLOB = 4, 16, 3, 1000
@@ -25,7 +27,7 @@ CLOCK = Clock(compute_ms=8.0, load_ms=1.5, expert_ms=0.4, head_ms=0.8)
 ON_IDS = [v.name for v in variants("predictor") if not v.make.asks and not v.needs]
 
 
-def trace(tokens: int = 150, seed: int = 0) -> ArrayTrace:
+def trace(tokens: int = 60, seed: int = 0) -> ArrayTrace:
     return ArrayTrace(routes(seed, tokens, EXPERTS, LAYERS, K), EXPERTS)
 
 
@@ -89,7 +91,7 @@ def test_without_a_predictor_it_is_the_plain_simulator() -> None:
             assert sums["demand_bytes"] == round((plain.misses_per_token or 0) * sums["tokens"]) * BLOB
 
 
-@pytest.mark.parametrize("name", ON_IDS)
+@pytest.mark.parametrize("name", layered(ON_IDS, quick=lambda name: name in ("none", "request", "transitions")))
 def test_nothing_is_faster_than_the_bound_and_bytes_add_up(name: str) -> None:
     source = trace()
     best, cache = simulate(source, [Config(BELADY, 24)])[0], Config("lru", 24)
@@ -172,12 +174,13 @@ def test_a_view_shows_what_the_trace_has_and_refuses_the_rest() -> None:
         bare.distribution()
 
 
-def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     configs = [TimedConfig(Config("lru", 24), name) for name in ("recent", ORACLE)]
     alone = timed(trace(40), configs, CLOCK, BLOB, processes=1)
     monkeypatch.setattr(timed_module, "SMALL", 0)
     predicted: list[str] = []
-    assert timed(trace(40), configs, CLOCK, BLOB, processes=2, say=predicted.append) == alone
+    recorded = save(trace(40), tmp_path / "t")
+    assert timed(recorded, configs, CLOCK, BLOB, processes=2, say=predicted.append) == alone
     assert len(predicted) == 2
 
 

@@ -52,7 +52,7 @@ def test_prompts_are_learnt_from_but_not_counted() -> None:
 @pytest.mark.parametrize("name", ["previous_token", "recent", "request", "transitions", "all_next"])
 def test_it_grows_with_m_and_is_the_timed_simulator_s_at_k(name: str) -> None:
     layers, experts, k = 3, 16, 3
-    trace = ArrayTrace(routes(1, 120, experts, layers, k), experts)
+    trace = ArrayTrace(routes(1, 50, experts, layers, k), experts)
     own = TimedConfig(Config("lru", 24), name)
     found = [recall(trace, own, m) for m in (k, 2 * k, 3 * k)]
     for layer in range(layers):

@@ -199,7 +199,7 @@ def test_the_chosen_policys_shadow_hits_what_the_engine_hits(demo: Engine, chang
         64,
     )
     for question in ("What does json.dumps do?", "Who wrote Faust?"):
-        for piece in demo.generate([{"role": "user", "content": question}], Sampling(max_new_tokens=16)):
+        for piece in demo.generate([{"role": "user", "content": question}], Sampling(max_new_tokens=8)):
             if (step := piece.step) is not None:
                 shadows.feed(
                     Chunk(

@@ -60,7 +60,7 @@ def test_rates_against_independent_counting() -> None:
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
 def test_no_policy_beats_belady_and_more_slots_never_hurt_it(scope: str) -> None:
-    source, _ = trace(seed=3)
+    source, _ = trace(100, seed=3)
     sizes = [9, 20, 33, 47]
     results = simulate(source, [Config(n, s, scope) for n in [*NAMES, BELADY] for s in sizes])
     rate = {(r.config.policy, r.config.slots): r.hit_rate or 0.0 for r in results}
@@ -106,6 +106,7 @@ def test_repeated_ids_ask_once() -> None:
     assert (result.requests, result.hits) == (2 + 1 + 2 + 2, 0 + 1 + 0 + 1)  # 0 made room for 3: only 1 is there
 
 
+@pytest.mark.long(0.1)  # of a trace in memory: test_placed.py; of one in a file: test_prefetchers.py
 @pytest.mark.parametrize("ours", [True, False])
 def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ours: bool) -> None:
     source, _ = trace(100)

@@ -14,6 +14,7 @@ from core.importing.sources import open_source
 from core.memory.pack import Manifest, PackReader, aligned
 from tests.conftest import Checkpoint
 from tests.gguf_files import make_gguf
+from tests.selection import layered
 from tests.sources.cases import CASES
 
 WIDE: dict[str, Any] = dict(hidden_size=256, moe_intermediate_size=256, intermediate_size=256)
@@ -61,7 +62,7 @@ def test_six_bits_cut_to_four_are_said_with_what_that_loses(tmp_path: Path) -> N
     assert last.startswith("Q6_K, 33 % of the experts' weights: requantised, off by ")
 
 
-@pytest.mark.parametrize("name", ["fp8-block", "gptq-sym", "mxfp4"])
+@pytest.mark.parametrize("name", layered(["fp8-block", "gptq-sym", "mxfp4"], quick=lambda name: name == "fp8-block"))
 def test_a_quantized_checkpoint_is_said_to_grow_as_it_does(name: str, tmp_path: Path) -> None:
     case = next(case for case in CASES if case.name == name)
     path = case.write(tmp_path / "source").path

@@ -52,11 +52,8 @@ MORE_GGUF = (  # whose weights the converter changes in ways of their own
     "dbrx",
 )
 ROUNDED = ("llama4_text", "dbrx")  # models that the engine computes in products of another size than transformers
-# one of each way to quantise; what else differs among the cases, test_matrix.py compares weight by weight
-QUICK = {
-    ("qwen3_moe", "gptq-act-order"),
-    ("gpt_oss", "mxfp4"),
-}
+# what else differs among the cases, test_matrix.py compares weight by weight, and gpt_oss is below as it comes
+QUICK = {("qwen3_moe", "gptq-act-order")}
 
 
 def ours(pack: Path, dtype: str = "float32") -> torch.Tensor:

@@ -16,11 +16,15 @@ from core.importing.sources import open_source
 from core.memory.codec.formats import Numbers
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
 from tests.conftest import Checkpoint
+from tests.selection import layered
 
 FAMILIES = [*ARCHITECTURES, "minimax_m2", "ernie4_5_moe", "dots1", "lfm2_moe", "qwen3_next"]
 
 
-@pytest.mark.parametrize("arch", FAMILIES)
+QUICK = ("granitemoe", "gpt_oss", "ernie4_5_moe")  # tests/pack/test_importing.py imports four others
+
+
+@pytest.mark.parametrize("arch", layered(FAMILIES, quick=lambda arch: arch in QUICK))
 def test_experts_and_dense_weights_are_transformers_own(arch: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
     full = AutoModelForCausalLM.from_pretrained(checkpoint(arch), dtype="auto").eval()
     with open_source(checkpoint(arch)) as source:

@@ -261,16 +261,32 @@ DAMAGED: list[tuple[Callable[[], quantized.Writer], dict[str, Any], Callable[[Pa
 ]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[], quantized.Writer], dict[str, Any]], Path]:
+    """A checkpoint of one layer that opens, written once for each configuration; copy it."""
+    made: dict[str, Path] = {}
+
+    def get(writer: Callable[[], quantized.Writer], config: dict[str, Any]) -> Path:
+        if (kind := json.dumps(config)) not in made:
+            folder = tmp_path_factory.mktemp("whole")
+            made[kind] = quantized.write("mixtral", folder, writer(), config, num_hidden_layers=1).path
+            open_source(made[kind]).close()
+        return made[kind]
+
+    return get
+
+
 @pytest.mark.parametrize(("writer", "config", "spoil", "words"), DAMAGED, ids=[case[-1] for case in DAMAGED])
 def test_weights_whose_parts_do_not_fit_are_refused(
     writer: Callable[[], quantized.Writer],
     config: dict[str, Any],
     spoil: Callable[[Path], None],
     words: str,
+    whole: Callable[[Callable[[], quantized.Writer], dict[str, Any]], Path],
     tmp_path: Path,
 ) -> None:
-    path = quantized.write("mixtral", tmp_path, writer(), config, num_hidden_layers=1).path
-    open_source(path).close()
+    path = tmp_path / "model"
+    shutil.copytree(whole(writer, config), path)
     spoil(path)
     with pytest.raises(ModelError, match=words):
         open_source(path)

@@ -18,7 +18,7 @@ from app.server.errors import ApiError
 from app.services.host import Host
 from app.words import model_id, short_name
 from core.errors import PromptError, SettingError
-from core.session.constraint import require
+from core.session.grammar import require
 from core.settings.param import declared
 from core.settings.sampling import Sampling
 

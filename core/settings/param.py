@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, get_args, get_origin
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, get_args, get_origin, get_type_hints
 
 from core.errors import SettingError
 
@@ -105,8 +105,10 @@ def declared(cls: type[Any]) -> Mapping[str, Param]:
     for one without a default."""
     if cls not in _DECLARED:
         found = {}
-        for name, given in inspect.signature(cls, eval_str=True).parameters.items():
-            base, *extras = get_args(given.annotation) if get_origin(given.annotation) is Annotated else (None,)
+        hints = get_type_hints(cls if is_dataclass(cls) else cls.__init__, include_extras=True)
+        for name, given in inspect.signature(cls).parameters.items():
+            hint = hints.get(name)
+            base, *extras = get_args(hint) if get_origin(hint) is Annotated else (None,)
             for param in extras:
                 if isinstance(param, Param):
                     if given.default is given.empty:

@@ -23,6 +23,7 @@ from core.simulate.blocks import Block
 from tests.app.test_whatif import ABOUT, row, table
 from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_profile
+from tests.selection import layered
 
 LAB = Lab(
     ABOUT,
@@ -47,7 +48,7 @@ def test_curves_are_in_percent_and_milliseconds() -> None:
     assert analysis_figures.curves(unknown, "tpot_ms") == {}
 
 
-@pytest.mark.parametrize("dark", [True, False])
+@pytest.mark.parametrize("dark", layered([True, False], quick=lambda dark: dark))
 def test_the_chosen_policy_stands_out_and_the_cliff_is_marked(dark: bool) -> None:
     for metric in ("hit_rate", "tpot_ms"):
         drawn = analysis_figures.budget_curve(table(), metric, dark)
@@ -186,7 +187,7 @@ def test_a_profile_s_figures() -> None:
 RULE = ListRule("0.5", 3, False, 0.0)
 
 
-@pytest.mark.parametrize("dark", [True, False])
+@pytest.mark.parametrize("dark", layered([True, False], quick=lambda dark: dark))
 def test_similarity_is_of_the_measure_chosen_or_of_the_one_there_is(dark: bool) -> None:
     both, pairs = fake_profile(parts=("pairs", "likeness")), fake_profile(parts=("pairs",))
     assert both.likeness is not None and both.pairs is not None
@@ -211,7 +212,7 @@ def test_similarity_is_of_the_measure_chosen_or_of_the_one_there_is(dark: bool) 
     assert not np.isnan(both.likeness.astype(float)).any(), "the profile itself is unchanged"
 
 
-@pytest.mark.parametrize("dark", [True, False])
+@pytest.mark.parametrize("dark", layered([True, False], quick=lambda dark: dark))
 def test_lengths_of_lists_at_the_coverage_chosen_and_what_is_set_is_marked(dark: bool) -> None:
     profile, layer = fake_profile(parts=("pairs",)), 1
     assert profile.pairs is not None

@@ -11,6 +11,7 @@ from core.cache.expert_cache import ExpertCache
 from core.policy.predict import Prediction
 from core.types import Outcome
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
+from tests.selection import layered
 
 PASSES = st.lists(
     st.lists(st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=3, unique=True), min_size=1, max_size=LAYERS),
@@ -35,7 +36,7 @@ def state_of(cache: ExpertCache) -> tuple[object, ...]:
     )
 
 
-@pytest.mark.parametrize("eviction", ["lru", "lfu", "lcp", "plec"])
+@pytest.mark.parametrize("eviction", layered(["lru", "lfu", "lcp", "plec"], quick=lambda name: name in ("lru", "lcp")))
 @given(passes=PASSES)
 def test_it_counts_as_a_lease(eviction: str, passes: list[list[list[int]]]) -> None:
     leased, rested = (build(LAYERS * 4, eviction=eviction) for _ in range(2))

@@ -168,6 +168,7 @@ NEED_THE_HOST: tuple[tuple[dict[str, object], str], ...] = (
 )
 
 
+@pytest.mark.long(0.1)
 def test_settings_that_need_the_host_are_named(
     model: Path, fake_kernels: FakeCuda, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,6 +222,7 @@ def test_other_bits_out_of_host_memory_are_noticed(
         assert "do not compute the bits" in engine.parts.device_decode.reason
 
 
+@pytest.mark.long(0.1)
 def test_kernels_that_do_not_run_are_noticed_and_a_lack_of_memory_is_tried_again(
     model: Path, fake_kernels: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:

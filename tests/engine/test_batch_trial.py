@@ -129,6 +129,7 @@ def test_wrong_logits_are_found_before_an_answer_has_them(tmp_path: Path, monkey
         assert found.closeness == {0.0} and "its logits differ" in engine.one_at_a_time
 
 
+@pytest.mark.long(0.1)
 def test_what_is_wrong_from_a_length_on_keeps_longer_prompts_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,7 @@ def test_a_prompt_that_does_not_fit_is_told_and_the_others_are_answered(engine: 
     assert "context" in found.errors["long"]
 
 
+@pytest.mark.long(0.1)
 def test_memory_is_given_back_and_the_kept_chat_goes_on(engine: Engine) -> None:
     engine.change({"kv_chats": 2})
     list(engine.generate(TEXTS[0], GREEDY, reuse=True))

@@ -90,6 +90,7 @@ def test_every_tier_gives_the_same_logits(
     engine.unload()
 
 
+@pytest.mark.long(0.1)
 def test_a_pack_in_4_bits_is_the_checkpoint_loaded_in_4_bits(model: Path, packs: dict[str, Path]) -> None:
     pack, plain = load(packs["int4"]), load(model, format="int4-g32")
     assert torch.equal(logits(pack), logits(plain))
@@ -125,6 +126,7 @@ def test_misses_from_disk_are_counted_apart(engine: Engine) -> None:
     assert int((place == Residence.DISK).sum()) == engine.shape.total - engine.expert_cache.slots
 
 
+@pytest.mark.long(0.1)
 def test_misses_from_a_host_cache_come_from_both(packs: dict[str, Path]) -> None:
     engine = load(packs["whole"], "25%", host="200kB")
     pieces = list(engine.generate(CHAT, Sampling(max_new_tokens=40)))

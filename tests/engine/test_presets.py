@@ -16,6 +16,7 @@ from core.settings.loading import LoadSpec
 from core.settings.presets import PRESETS, Preset, matching
 from core.settings.sampling import Sampling
 from core.types import StepRecord
+from tests.selection import layered
 
 CHAT = [{"role": "user", "content": "What does json.dumps do?"}]
 NEEDY = [one for one in PRESETS if one.needs and not one.splits]
@@ -47,7 +48,9 @@ def answer(engine: Engine) -> str:
     return said(engine)
 
 
-@pytest.mark.parametrize("one", PRESETS, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "one", layered(PRESETS, quick=lambda one: PRESETS.index(one) % 3 == 0), ids=lambda one: one.name
+)
 def test_a_preset_acts_or_says_what_it_needs(engine: Engine, answer: str, one: Preset) -> None:
     before = engine.settings
     if one.needs or one.splits:

@@ -142,7 +142,7 @@ def test_packs_in_blocks_and_whole_ones_give_the_same_bits(model: Path, tmp_path
     ("format", "dtype"),
     layered(
         itertools.product(("checkpoint", "int8", "int4-g32", "mxfp4"), ("float32", "bfloat16")),
-        quick=lambda case: case in {("checkpoint", "bfloat16"), ("int8", "float32")},
+        quick=lambda case: case == ("checkpoint", "bfloat16"),
     ),
 )
 def test_whole_experts_have_the_bits_of_one_block(model: Path, format: str, dtype: str) -> None:

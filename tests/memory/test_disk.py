@@ -25,7 +25,7 @@ from core.settings.registry import variants
 from core.simulate import Config
 from core.simulate.cache import Cache
 from core.simulate.run import maker
-from tests.selection import examples
+from tests.selection import examples, layered
 
 CPU = torch.device("cpu")
 EXPERTS = 24
@@ -159,7 +159,9 @@ def fetched(store: HostCache, reader: PackReader, passes: Sequence[Sequence[int]
     return hits
 
 
-@pytest.mark.parametrize("policy", [v.name for v in variants("eviction")])
+@pytest.mark.parametrize(
+    "policy", layered([v.name for v in variants("eviction")], quick=lambda name: name in ("lru", "lfu", "none"))
+)
 @settings(max_examples=6)
 @given(
     passes=st.lists(st.lists(st.integers(0, EXPERTS - 1), max_size=8, unique=True).map(sorted), max_size=12),

@@ -105,6 +105,7 @@ def test_the_estimator_learns_what_a_router_does() -> None:
     assert not any(parameter.requires_grad for parameter in net.parameters()) and not net.training
 
 
+@pytest.mark.long(0.1)
 def test_training_an_estimator_lowers_the_divergence_from_the_router() -> None:
     states, probs = drawn(300)
     net = estimator.train(Held(states, probs), **SIZES, width=48, epochs=40, rate=5e-3, batch=64)

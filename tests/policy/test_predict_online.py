@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from core.settings.registry import variants
 from tests.policy.views import Looking, Pass, make, random_known, random_passes, shown
-from tests.selection import examples
+from tests.selection import examples, layered
 
 NAMES = [v.name for v in variants("predictor")]
 LEARNING = ["previous_token", "transitions", "recent", "request", "all_next"]
@@ -29,7 +29,7 @@ def by_hand(name: str, path: Sequence[Sequence[Sequence[int]]], **params: float)
 MIX = [(1, 5), (1, 3), (1, 1), (1, 1), (2, 4), (2, 1), (2, 1), (3, 1), (3, 1), (3, 2)]
 
 
-@pytest.mark.parametrize("layers", [1, 2, 5])
+@pytest.mark.parametrize("layers", layered([1, 2, 5], quick=lambda layers: layers == 5))
 @pytest.mark.parametrize("params", [{}, {"width": 1}, {"width": 3}, {"distance": 2}, {"width": 2, "distance": 16}])
 @pytest.mark.parametrize("name", NAMES)
 def test_guesses_are_distinct_experts_that_exist_best_first(name: str, params: dict[str, int], layers: int) -> None:

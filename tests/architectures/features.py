@@ -27,7 +27,7 @@ TITLES = ("answers", "kept KV", "batches", "prefetchers", "lab", "calibration")
 """The columns, in order. Each trial finds `YES`, or words that say what happens instead."""
 YES = "yes"
 DRAW = torch.Generator().manual_seed(3)
-PROMPTS = [torch.randint(3, 250, (length,), generator=DRAW).tolist() for length in (24, 7, 1, 40)]
+PROMPTS = [torch.randint(3, 250, (length,), generator=DRAW).tolist() for length in (24, 7, 1, 40, 3, 18, 12, 30)]
 STEPS = 4
 PIECES = 2e-3  # of the largest logit: what is computed in other pieces is rounded elsewhere; it is 0 without a kept KV
 TEXTS = ["Nothing is fetched that is there already.", "A text in another tongue: pane, pain, Brot."]

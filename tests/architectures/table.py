@@ -83,7 +83,7 @@ What else an engine does was tried with the same checkpoints:
 - **Answers**: `Engine.generate` has the logits of transformers reading the prompt alone.
 - **Kept KV**: chats that go on, and that are edited, continue from it. What is computed in other pieces is
   rounded elsewhere: within {pieces:g} of the largest logit.
-- **Batches**: prompts of 1 to 40 tokens answered together have the logits that each has alone, within
+- **Batches**: eight prompts of 1 to 40 tokens answered together have the logits that each has alone, within
   {together:g} of the largest.
 - **Prefetchers**: with each of them, and a profile, every logit is the same.
 - **Lab**: so it is while predictions are recorded (`record_lab`).

@@ -174,6 +174,7 @@ OWN: dict[str, dict[str, Any]] = {  # what the rules above do not make small, or
         attn_layer_period=4,
         attn_layer_offset=2,
     ),
+    "phimoe": dict(num_experts_per_tok=2),  # as its router always chooses
     "jetmoe": dict(kv_channels=16, num_experts_per_tok=2),
     "kimi_linear": dict(LINEAR, layer_types=["linear_attention"] * 3 + ["full_attention"]),
     "lfm2_moe": dict(num_hidden_layers=3, layer_types=["conv", "conv", "full_attention"]),

@@ -28,7 +28,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import Ids
-from tests.architectures.features import try_features
+from tests.architectures.features import PROMPTS, try_features
 from tests.architectures.tiny import VARIANTS, changed, tiny
 from tests.switch import generated
 from tests.tiny_tokenizer import save_tokenizer
@@ -143,7 +143,9 @@ def try_all(model_type: str) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         path = save(random_model(model_type), Path(folder))
         settings = Settings({"budget": "50%"})
-        engine = Engine.load(LoadSpec.checked(str(path), settings, dtype="float32", context=128, sequences=4))
+        engine = Engine.load(
+            LoadSpec.checked(str(path), settings, dtype="float32", context=128, sequences=len(PROMPTS))
+        )
         try:
             return replace(outcome, features=try_features(engine, transformers_own(path, torch.float32)))
         finally:

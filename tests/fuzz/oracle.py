@@ -19,7 +19,7 @@ INTERNAL = re.compile(
     r"Unicode\w*|Safetensor|Validation|Template|Undefined)Error\b|NoneType|"
     r"'(?:str|int|float|list|dict|bool|tuple)' object|"
     r"unexpected keyword|positional argument|has no attribute|list index|not subscriptable|not iterable|"
-    r"out of range\b(?! \d+\.\.\d+)|"  # but SQLite's "Offset 60 out of range 316..4092"
+    r"out of range\b(?! \d+\.\.\d+| at line \d)|"  # but "Offset 60 out of range 316..4092", and a number in JSON
     r"not supported between|\[Errno|errno|"
     r"torch\.\w|site-packages|(?<!launch)\.py\b|dtype\(|\bnp\.\w|Tensor\b|kwargs|Cannot copy|"
     r"size mismatch|max recursion|__(?:init|class|mro|new|call|getattr\w*)__|must be real number|unhashable|"

@@ -66,12 +66,14 @@ SCALES = (
     "residual_multiplier",
     "logits_scaling",
 )
+OBJECTS = ("text_config", "auto_map")
 
 
 def wrong(config: Mapping[str, Any]) -> str:
     """The problem with a config, as the end of a sentence: "num_hidden_layers is 0, not ..."; "" when there is none."""
-    if not isinstance(config.get("text_config", {}), Mapping):
-        return f"its text_config is {config['text_config']!r:.60}, not an object"
+    for name in OBJECTS:
+        if not isinstance(config.get(name, {}), Mapping):
+            return f"its {name} is {config[name]!r:.60}, not an object"
     for path, name, value in _values(config, ""):
         if isinstance(value, float) and math.isnan(value):
             return f"its {path} is not a number (NaN)"

@@ -80,6 +80,7 @@ CONFIGS: list[tuple[str, Change, str]] = [
     ("a rope factor of nan", config(rope_scaling={"type": "linear", "factor": float("nan")}), "factor is not a number"),
     ("a negative rope factor", config(rope_scaling={"type": "linear", "factor": -2.0}), "rope_scaling.factor is -2.0"),
     ("text config as text", config(text_config="x"), "text_config is 'x', not an object"),
+    ("code as a number", config(auto_map=1), "auto_map is 1, not an object"),
     ("fewer layers than weights", config(num_hidden_layers=1, layer_types=None), "weights of layer 1 .* with layer 0"),
     ("more layers than weights", config(num_hidden_layers=3, layer_types=None), "lacks"),
     ("fewer experts than weights", config(num_local_experts=4), "other shapes than config.json says"),

@@ -93,7 +93,7 @@ def texts(host: Host, chat: int | None) -> list[tuple[str, str, str]]:
 @pytest.fixture
 def gated() -> type[GatedEngine]:
     """A gated engine class of this test's own: gate shut, counters at zero."""
-    return type("Gated", (GatedEngine,), {"gate": threading.Semaphore(0)})
+    return type("Gated", (GatedEngine,), {"gate": threading.Semaphore(0), "together": 0, "most_together": 0})
 
 
 @contextmanager

@@ -78,14 +78,12 @@ class Shadow:
         self._core.transit = list(range(cache.transit))
 
     def read(self, step: StepRecord) -> npt.NDArray[np.bool_]:
-        """Reads the next forward pass -> which of its requests [R] are missed. What a layer requests twice, as its
-        router's choice and as another's substitute, it can miss once."""
+        """Reads the next forward pass -> which of its requests [R] are missed."""
         self._core.now += step.tokens
         missed: npt.NDArray[np.bool_] = np.zeros(step.requests, np.bool_)
         eids = step.layer.astype(np.int64) * self._core.experts + step.expert
         for layer in dict.fromkeys(step.layer.tolist()):
             at = np.flatnonzero(step.layer == layer)
-            at = at[np.sort(np.unique(eids[at], return_index=True)[1])]
             missed[at] = self._request(layer, eids[at].tolist())
         return missed
 

@@ -233,7 +233,8 @@ class MissPolicy:
         fates = [
             SkippedRequest(e, FATES[Action(how[e])]) for e in missing if e not in wanted and how.get(e, 0) in FATES
         ]
-        return replace(now, ids=changed, weights=weights, chosen=ids, wanted=wanted, fates=[*now.fates, *fates])
+        kept = (one for one in now.fates if one.expert not in wanted)  # others have been taken as substitutes
+        return replace(now, ids=changed, weights=weights, chosen=ids, wanted=wanted, fates=[*kept, *fates])
 
     def _note(self, layer: int, token: Any, expert: Any, to: Any, action: Any, why: Any) -> None:
         rows = np.empty(len(token), CHOICE)

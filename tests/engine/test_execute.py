@@ -21,6 +21,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.registry import variants
 from core.settings.sampling import Sampling
+from core.types import Outcome
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
 from tests.engine.routing_hooks import STEPS, hooked, near, passes, routers_of
@@ -94,6 +95,33 @@ def test_prompts_take_what_their_routers_choose_unless_asked_otherwise(engine: E
         [prefill] = [step for step in steps if step.phase == "prefill"]
         assert sum(step.changed for step in steps if step.phase == "decode") > 0
         assert (prefill.changed == 0) == prefill.exact == ("execute_prefill" not in changes)
+
+
+def test_an_expert_is_requested_once_however_it_comes_to_be_computed(engine: Engine) -> None:
+    """One that the prediction leaves out may be what stands in for a missing one of those that it names."""
+    engine.change(
+        {
+            "predictor": "gate",
+            "execute": "always",
+            "miss": "substitute",
+            "substitute": "random",
+            "rho": 64,
+            "budget": "62.5%",
+            "link": "emulated",
+            "link_gbps": 0.05,
+        }
+    )
+    steps = [
+        piece.step
+        for n in range(3)
+        for piece in engine.generate(f"What {n}?", Sampling(max_new_tokens=12))
+        if piece.step
+    ]
+    for step in steps:
+        eids = step.layer.astype(int) * engine.shape.experts + step.expert
+        assert len(set(eids.tolist())) == len(eids), step.phase
+    outcomes = {int(outcome) for step in steps for outcome in step.outcome}
+    assert {Outcome.HIT, Outcome.PREDICTED} <= outcomes
 
 
 def test_true_weights_for_predicted_experts(case: Case, engine: Engine) -> None:

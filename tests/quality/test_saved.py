@@ -105,13 +105,6 @@ def test_a_cache_that_keeps_nothing_misses_everything() -> None:
     assert spared(steps, Shadow(TwoPools())) == 1.0
 
 
-def test_what_a_layer_requests_twice_it_misses_once() -> None:
-    """The router's choice that is dropped may be executed as another's prediction."""
-    twice = step("decode", 0.0, (0, 0, HIT), (0, 1, HIT), (0, 0, NONE))
-    for policy in (NoCache, LRU):
-        assert Shadow(TwoPools(make_policy=policy)).read(twice).tolist() == [True, True, False]
-
-
 def test_with_bypass_an_expert_that_is_not_kept_is_missed_again() -> None:
     steps = [
         *(step("decode", 0.0, (0, 0, HIT), (0, 1, HIT)) for _ in range(3)),

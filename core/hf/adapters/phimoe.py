@@ -9,6 +9,8 @@ import torch
 
 from core.hf.adapters.marks import become
 
+FREQUENCIES = "_moestro_frequencies"
+
 
 def adapt_phimoe_rotary(rotary: Any) -> None:
     """Adapt one rotary embedding. Those with two factors stay as they are."""
@@ -19,7 +21,10 @@ def adapt_phimoe_rotary(rotary: Any) -> None:
 
 def _forward(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin [B, T, head], rounded as in transformers, which uses the frequencies of short texts for all."""
-    frequencies, _ = self.rope_init_fn(self.config)
-    freqs = position_ids[..., None].float() * frequencies.to(device=x.device, dtype=torch.float)
+    frequencies = vars(self).get(FREQUENCIES)
+    if frequencies is None or frequencies.device != x.device:  # once, and again where the model has moved
+        frequencies = self.rope_init_fn(self.config)[0].to(device=x.device, dtype=torch.float)
+        vars(self)[FREQUENCIES] = frequencies
+    freqs = position_ids[..., None].float() * frequencies
     both, scale = torch.cat((freqs, freqs), dim=-1), self.config.rope_parameters["short_mscale"]
     return (both.cos() * scale).to(x.dtype), (both.sin() * scale).to(x.dtype)

@@ -6,6 +6,7 @@ import struct
 from typing import Any
 
 from core.importing.sources.gguf import config_parts as c
+from core.importing.sources.gguf.configs import grouped
 from core.importing.sources.gguf.facts import ModelMetadata
 from core.importing.sources.gguf.layout import (
     BLOCK_SPARSE,
@@ -85,18 +86,10 @@ def bailing2(facts: ModelMetadata) -> dict[str, Any]:
         raise damaged(facts.file, f"its attention.key_length does not go with {rows} rows of queries, keys and values")
     config["rope_parameters"] |= {"partial_rotary_factor": facts.need("rope.dimension_count") / width}
     return config | {
+        **grouped(facts),
         "head_dim": width,
         "use_qk_norm": True,
         "attention_bias": False,
-        "n_routed_experts": c.experts(facts),
-        "n_shared_experts": c.shared_experts(facts),
-        "first_k_dense_replace": facts.dense_lead,
-        "intermediate_size": c.dense_size(facts),
-        "moe_intermediate_size": facts.expert_size(),
-        "norm_topk_prob": bool(facts.get("expert_weights_norm", False)),
-        "routed_scaling_factor": facts.get("expert_weights_scale") or 1.0,
-        "n_group": facts.get("expert_group_count") or 1,
-        "topk_group": facts.get("expert_group_used_count") or 1,
         "num_nextn_predict_layers": 0,
     }
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from core.importing.sources.gguf import config_parts as c
+from core.importing.sources.gguf.configs import routing
 from core.importing.sources.gguf.facts import ModelMetadata
 from core.importing.sources.gguf.layout import DENSE, ONE_SHARED, QK_NORM, SHARED, ExpertLayout, Names, joined, turned
 
@@ -75,10 +76,7 @@ def exaone(facts: ModelMetadata) -> dict[str, Any]:
         "num_shared_experts": c.shared_experts(facts),
         "intermediate_size": c.dense_size(facts),
         "moe_intermediate_size": facts.expert_size(),
-        "norm_topk_prob": bool(facts.get("expert_weights_norm", False)),
-        "routed_scaling_factor": facts.get("expert_weights_scale") or 1.0,
-        "n_group": facts.get("expert_group_count") or 1,
-        "topk_group": facts.get("expert_group_used_count") or 1,
+        **routing(facts),
     }
 
 

@@ -131,7 +131,8 @@ class LimitedProcess:
 
     def _started(self) -> WorkerProcess:
         """The worker, which may not be ready yet. Raises NotStarted."""
-        if self._usage is not None and self._worker is not None and self._worker.pipe.poll():
+        worker = self._worker
+        if self._usage is not None and worker is not None and (worker.pid is None or worker.pipe.poll()):
             self._drop()  # it died, or wrote what no request asked for
         if self._worker is None:
             limits = self.limits

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace as replaced
 from pathlib import Path
 from types import MethodType
 from typing import Any, cast
@@ -29,7 +30,7 @@ from core.hf.fast_rmsnorm import restore
 from core.hf.packed_texts import packing_of
 from core.hf.rotary import OWN, replace
 from core.runtime.batch import Batch, Share
-from core.runtime.compute import ExpertMath
+from core.runtime.expert_math import ExpertMath
 from core.runtime.moe_step import MoEStep
 from core.runtime.pipeline import Pipeline
 from core.session.manifest import device_name, versions
@@ -199,14 +200,16 @@ def own_rotation(model: torch.nn.Module) -> Iterator[None]:
 @contextmanager
 def _stubbed(math: Sequence[ExpertMath]) -> Iterator[None]:
     """Inside, a token's experts are not computed."""
+    own = [one.token for one in math]
     for one in math:
-        vars(one)["token"] = lambda slots, x, places=None: x
+        one.token = replaced(one.token, multiply=lambda slots, x, counts=None, places=None: x)
         vars(one)["combine"] = lambda out, weights, dtype, tap=None: out
     try:
         yield
     finally:
-        for one in math:
-            del vars(one)["token"], vars(one)["combine"]
+        for one, token in zip(math, own, strict=True):
+            one.token = token
+            del vars(one)["combine"]
 
 
 @contextmanager

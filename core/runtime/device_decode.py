@@ -13,10 +13,11 @@ from core.memory.store import ExpertStore
 from core.memory.transfer import TransferEngine
 from core.prediction.predictor_host import PredictorHost
 from core.runtime.batch import Batch
-from core.runtime.compute import ExpertMath
-from core.runtime.device_step import DeviceMetrics, DeviceStep
+from core.runtime.device_step import DeviceStep
+from core.runtime.expert_math import ExpertMath
 from core.runtime.miss import MissPolicy
 from core.runtime.out_of_memory import shortage
+from core.runtime.step_sink import StepSink
 from core.runtime.token_graph import TokenGraphs
 from core.runtime.trace_capture import TraceCapture
 from core.settings.link import LinkSettings
@@ -34,7 +35,7 @@ class DeviceDecode:
         math: Sequence[ExpertMath],
         expert_cache: ExpertCache,
         transfers: TransferEngine,
-        metrics: DeviceMetrics,
+        sink: StepSink,
         store: ExpertStore,
         shape: ModelShape,
         device: torch.device,
@@ -45,7 +46,7 @@ class DeviceDecode:
     ) -> None:
         """`graphs` makes what captures passes; called when they are chosen."""
         self._graphs = graphs
-        self._math, self._expert_cache, self._transfers, self._metrics = math, expert_cache, transfers, metrics
+        self._math, self._expert_cache, self._transfers, self._sink = math, expert_cache, transfers, sink
         self._store, self._shape, self._device = store, shape, device
         self._miss, self._predictor_host, self._capture = miss, predictor_host, capture
         self.say: Callable[[str], None] = lambda text: None
@@ -138,7 +139,7 @@ class DeviceDecode:
         step: DeviceStep | None = None
         try:
             if home := self._store.device_addresses():
-                step = DeviceStep(self._math, self._expert_cache, self._metrics, home, self._shape.top_k, self._device)
+                step = DeviceStep(self._math, self._expert_cache, self._sink, home, self._shape.top_k, self._device)
                 if self._same_bits(home):
                     self.step = step
                     return ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Protocol
 
 import torch
 
@@ -18,13 +17,8 @@ from core.cache.address_table import AddressTable
 from core.cache.deferred_requests import DeferredRequests
 from core.cache.expert_cache import ExpertCache
 from core.runtime.batch import Batch
-from core.runtime.compute import ExpertMath
-from core.runtime.moe_step import LayerMetrics
-from core.runtime.processor import WaitMetrics
-
-
-class DeviceMetrics(LayerMetrics, WaitMetrics, Protocol):
-    """What tokens report: see `core.runtime.recorder.Recorder`."""
+from core.runtime.expert_math import ExpertMath
+from core.runtime.step_sink import StepSink
 
 
 class DeviceStep:
@@ -34,13 +28,13 @@ class DeviceStep:
         self,
         math: Sequence[ExpertMath],
         expert_cache: ExpertCache,
-        metrics: DeviceMetrics,
+        sink: StepSink,
         home: Sequence[int],
         top_k: int,
         device: torch.device,
     ) -> None:
         """`math` computes by kernels; `home` = where they read each expert in host memory, by eid."""
-        self._math, self._expert_cache, self._metrics = math, expert_cache, metrics
+        self._math, self._expert_cache, self._sink = math, expert_cache, sink
         self.table = AddressTable(expert_cache, home, device)
         self._requests = DeferredRequests(expert_cache, self.table)
         with torch.inference_mode(False):
@@ -63,7 +57,7 @@ class DeviceStep:
     @contextmanager
     def token(self) -> Iterator[None]:
         """Around launching a token's pass. At its end the host waits for the token, the only time."""
-        self._metrics.waited(self._requests.bring_up(), late=False)
+        self._sink.waited(self._requests.bring_up(), late=False)
         try:
             yield
         except BaseException:
@@ -74,7 +68,7 @@ class DeviceStep:
         self._wait()
         routed: list[list[int]] = self._told.tolist()
         for layer, (chosen, requests) in enumerate(zip(routed, self._requests.settle(routed), strict=True)):
-            self._metrics.layer(layer, [chosen], requests)
+            self._sink.layer(layer, [chosen], requests)
 
     def close(self) -> None:
         """Follow the cache no longer."""

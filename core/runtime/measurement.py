@@ -20,7 +20,7 @@ from core.memory.transfer import TransferEngine
 from core.runtime.batch import Batch, Share
 from core.runtime.kv_cache import KVCache, SequenceKV
 from core.runtime.pipeline import Pipeline
-from core.runtime.unrecorded import Unrecorded
+from core.runtime.step_sink import NullSink
 from core.runtime.warmup import Threads
 from core.types import ModelShape, Phase
 
@@ -45,7 +45,7 @@ class MeasurementSession:
     """Built by `Engine.workbench`, which holds the model lock for its lifetime."""
 
     pipeline: Pipeline
-    metrics: Unrecorded  # of that pipeline
+    sink: NullSink  # of that pipeline
     model: Any
     sites: Sequence[ExpertsSite]
     shape: ModelShape
@@ -157,7 +157,7 @@ class MeasurementSession:
 
     def stall_ms(self) -> float:
         """How long the last pass waited for copies. Call once per pass, when the device is idle."""
-        return (self.metrics.stall_s + self.transfers.device_stall_s()[0]) * 1e3
+        return (self.sink.stall_s + self.transfers.device_stall_s()[0]) * 1e3
 
     def has_room(self, experts: int) -> bool:
         """Whether that many experts of every layer fit into the slots at once, beside the pinned ones."""
@@ -169,7 +169,7 @@ class MeasurementSession:
         """Call after the last pass, also after one that broke off."""
         self.pipeline.end()
         if self._counted:
-            self.metrics.forget()
+            self.sink.forget()
 
     def _begin(self, phase: Phase, share: Share) -> Batch:
         batch = Batch(phase, (share,))

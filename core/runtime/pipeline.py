@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,6 +17,7 @@ from core.runtime.batch import Batch, compute
 from core.runtime.device_decode import DeviceDecode
 from core.runtime.moe_step import MoEStep
 from core.runtime.prefetcher import Prefetcher
+from core.runtime.step_sink import StepSink
 from core.runtime.warmup import Threads
 
 
@@ -55,13 +56,6 @@ class StepDispatch:
             self._step, self._stop = before
 
 
-class PassMetrics(Protocol):
-    """What counts a pass: a `core.runtime.recorder.Recorder` or `core.runtime.unrecorded.Unrecorded`."""
-
-    def begin(self, batch: Batch) -> None:
-        """A pass begins."""
-
-
 class Pipeline:
     """One way of running passes, on one thread at a time: `begin`, then `forward`."""
 
@@ -73,7 +67,7 @@ class Pipeline:
         step: MoEStep,
         expert_cache: ExpertCache,
         threads: Threads,
-        metrics: PassMetrics,
+        sink: StepSink,
         packing: AnyPacking,
         prefetcher: Prefetcher | None = None,
         device_decode: DeviceDecode | None = None,
@@ -81,7 +75,7 @@ class Pipeline:
         self._device_decode = device_decode
         self.step, self.prefetcher, self._packing = step, prefetcher, packing
         self._model, self._device, self._dispatch = model, device, dispatch
-        self._expert_cache, self._threads, self._metrics = expert_cache, threads, metrics
+        self._expert_cache, self._threads, self._sink = expert_cache, threads, sink
 
     def announce(self, *shares: tuple[int, Sequence[int]]) -> None:
         """The tokens of some requests in coming passes are known, while this one still runs or before the first."""
@@ -92,7 +86,7 @@ class Pipeline:
         """A pass begins: sets the thread counts, and prefetches what is predicted before the first routing."""
         self._threads.use(batch.phase, batch.size)
         self._expert_cache.begin_pass(batch.phase, batch.size)
-        self._metrics.begin(batch)
+        self._sink.begin(batch)
         if self.prefetcher is not None:
             self.prefetcher.begin(batch)
 

@@ -21,12 +21,11 @@ from core.memory.transfer import TransferEngine
 from core.policy.eviction import policy_maker
 from core.runtime.batch import Batch, Share
 from core.runtime.kv_cache import KVCache
-from core.runtime.layer_math import choose_products, make_math
 from core.runtime.moe_step import MoEStep
 from core.runtime.out_of_memory import shortage
 from core.runtime.pipeline import Pipeline, StepDispatch
-from core.runtime.processor import DeviceProcessor
-from core.runtime.unrecorded import Unrecorded
+from core.runtime.product_trials import choose_products, make_math
+from core.runtime.step_sink import NullSink
 from core.runtime.warmup import Threads
 from core.session.loading import LoadedModel
 
@@ -74,8 +73,8 @@ def _measured(loaded: LoadedModel, transfers: TransferEngine, kv: KVCache) -> Si
         split=plan.codec.blocks > 1,
     )
     math = make_math([site.module for site in loaded.sites], plan.codec)
-    metrics = Unrecorded(expert_cache, transfers)
-    step = MoEStep(math, expert_cache, DeviceProcessor(transfers, metrics), metrics)
+    metrics = NullSink(expert_cache, transfers)
+    step = MoEStep(math, expert_cache, transfers, metrics)
     dispatch = StepDispatch(step)
     packing = packing_of(loaded.model, [site.module for site in loaded.sites])
     pipeline = Pipeline(loaded.model, device, dispatch, step, expert_cache, Threads(), metrics, packing)

@@ -28,22 +28,21 @@ from core.policy.prefetch.throttle import PrefetchThrottle
 from core.prediction.predictor_host import PredictorHost
 from core.profile import Profile
 from core.quality.meter import Meter
-from core.runtime.compute import ExpertMath
 from core.runtime.device_decode import DeviceDecode
+from core.runtime.expert_math import ExpertMath
 from core.runtime.kv_cache import KVCache
 from core.runtime.kv_pool import KVPool
-from core.runtime.layer_math import choose_products, make_math
 from core.runtime.measurement import MeasurementSession
 from core.runtime.miss import MissPolicy
 from core.runtime.moe_step import MoEStep
 from core.runtime.pipeline import Pipeline, StepDispatch
 from core.runtime.prefetcher import Prefetcher
-from core.runtime.processor import DeviceProcessor
+from core.runtime.product_trials import choose_products, make_math
 from core.runtime.recorder import Recorder
+from core.runtime.step_sink import NullSink
 from core.runtime.telemetry import Telemetry
 from core.runtime.token_graph import TokenGraphs
 from core.runtime.trace_capture import TraceCapture
-from core.runtime.unrecorded import Unrecorded
 from core.runtime.warmup import SHORT, Threads, choose_threads, short_prompt, time_pass
 from core.session.batch_trial import BatchTrial
 from core.session.kept import KeptKVs
@@ -75,7 +74,7 @@ class Wiring:
     dispatch: StepDispatch
     answering: Pipeline
     measuring: Pipeline
-    unrecorded: Unrecorded  # the metrics of `measuring`
+    unrecorded: NullSink  # the metrics of `measuring`
 
     def open_session(self) -> MeasurementSession:
         """Passes of the exact model, outside any answer. Its caller holds the model lock."""
@@ -139,11 +138,11 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
         Recorder(shape, expert_cache, transfers, miss, capture, throttle, predictor_host),
     )
     prefetcher = Prefetcher(expert_cache, predictor_host, throttle, recorder, capture, shape.encoder_layers)
-    unrecorded = Unrecorded(expert_cache, transfers)
+    unrecorded = NullSink(expert_cache, transfers)
 
     math = make_math([site.module for site in sites], plan.codec)
-    answer_step = MoEStep(math, expert_cache, DeviceProcessor(transfers, recorder), recorder, prefetcher, miss)
-    measured_step = MoEStep(math, expert_cache, DeviceProcessor(transfers, unrecorded), unrecorded)
+    answer_step = MoEStep(math, expert_cache, transfers, recorder, prefetcher, miss)
+    measured_step = MoEStep(math, expert_cache, transfers, unrecorded)
     dispatch = StepDispatch(answer_step)
     installed = install(model, sites, dispatch, norms=plan.spec.norms)
     packing = packing_of(model, [site.module for site in sites])

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from core.engine import Engine
-from core.runtime.expert_rows import PromptRows, TokenRows
 from core.runtime.pipeline import StepDispatch
-from core.runtime.routed import Routed, distinct
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
 
@@ -57,7 +55,7 @@ def test_experts_at_rest_are_looked_for_where_nothing_else_is_done_in_a_pass(
         looked.clear()
         list(engine.generate(TEXT, Sampling(max_new_tokens=4)))
         assert bool(looked) == looks, changes
-        assert not engine.wiring.answering.step._rests, "a pass that belongs to no pipeline looks for none"
+        assert not engine.wiring.answering.step._looks_up, "a pass that belongs to no pipeline looks for none"
 
 
 def test_measuring_predicts_records_and_changes_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,26 +82,3 @@ def test_measuring_predicts_records_and_changes_nothing(engine: Engine, monkeypa
     engine.change({**Settings(), "budget": "all"})
     with engine.workbench("test") as bench:
         assert torch.equal(bench.run(IDS, bench.kv.fresh(), keep=len(IDS)), lossless)
-
-
-@pytest.mark.parametrize("tokens", [1, 5])
-def test_rows_are_the_same_in_whatever_order_experts_land(engine: Engine, tokens: int) -> None:
-    shape, generator = engine.shape, torch.Generator().manual_seed(0)
-    hidden = torch.randn(tokens, shape.hidden, generator=generator).to(next(engine.model.parameters()).dtype)
-    asked = [torch.randperm(shape.experts, generator=generator)[: shape.top_k].tolist() for _ in range(tokens)]
-    weights = torch.rand(tokens, shape.top_k, generator=generator).to(hidden.dtype)
-    routed = Routed(torch.tensor(asked), weights, asked, distinct(asked), asked)
-    engine.change({"budget": "all"})
-    results = []
-    with torch.inference_mode():
-        lease = engine.expert_cache.acquire(0, routed.wanted)
-        for held in lease.segments:
-            if held.ticket is not None:
-                engine.transfers.wait(held.ticket)
-        for order in (lease.segments, lease.segments[::-1]):
-            rows = (TokenRows if tokens == 1 else PromptRows)(engine.wiring.math[0], hidden, routed)
-            for one in order:
-                rows.compute([one])
-            results.append(rows.combined())
-        engine.expert_cache.release(lease)
-    assert torch.equal(*results)

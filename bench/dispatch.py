@@ -27,7 +27,6 @@ import torch
 from bench.generate import Sizes, checkpoint
 from core.engine import Engine
 from core.hf.fast_rmsnorm import restore
-from core.hf.packed_texts import packing_of
 from core.hf.rotary import OWN, replace
 from core.runtime.batch import Batch, Share
 from core.runtime.expert_math import ExpertMath
@@ -151,7 +150,7 @@ def _passes(wiring: Wiring, pipelines: Sequence[Pipeline], tokens: int) -> list[
             pipeline.begin(batch)
             pipeline.forward(batch)
             if pipeline is wiring.answering:
-                model_s, ledger = time.perf_counter() - began_s, parts.ledger
+                model_s, ledger = time.perf_counter() - began_s, parts.memory.ledger
                 used = ledger.passed(decoded=True)
                 parts.telemetry.add(parts.recorder.end(began_s, model_s, used, ledger.budget_bytes, {}))
             if wiring.loaded.device.type == "cuda":
@@ -163,7 +162,12 @@ def _passes(wiring: Wiring, pipelines: Sequence[Pipeline], tokens: int) -> list[
 
 
 class _NoStep:
-    """Experts that give back what they get."""
+    """Experts that give back what they get, in the place of a step."""
+
+    prefetcher = None
+
+    def __init__(self, step: MoEStep) -> None:
+        self.expert_cache, self.sink = step.expert_cache, step.sink
 
     def begin(self, batch: Batch) -> None: ...
     def end(self) -> None: ...
@@ -181,10 +185,9 @@ def _reading(wiring: Wiring) -> float:
 
 def _through(wiring: Wiring) -> Pipeline:
     """Passes in which experts give back what they get."""
-    loaded, moe_step = wiring.loaded, cast(MoEStep, _NoStep())  # which has all that a pass needs of one
-    cache, metrics = wiring.parts.expert_cache, wiring.unrecorded
-    packing = packing_of(loaded.model, [site.module for site in loaded.sites])
-    return Pipeline(loaded.model, loaded.device, wiring.dispatch, moe_step, cache, wiring.threads, metrics, packing)
+    measuring = wiring.measuring
+    step = cast(MoEStep, _NoStep(measuring.step))  # which has all that a pass needs of one
+    return Pipeline(measuring.hooked, step, measuring.threads)
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def _pairs(engine: Engine, changes: Mapping[str, Value], rounds: int, tokens: in
     for pair in range(rounds + 1):
         for on in (True, False) if pair % 2 else (False, True):
             engine.change({**OFF, **(changes if on else {})})
-            for predictor in (engine.predictor_host.predictor, *engine.parts.shadows.predictors):
+            for predictor in (engine.predictor_host.predictor, *engine.parts.prediction.capture.shadows.predictors):
                 until_ready(predictor)
             figures = _round(engine, tokens)
             if pair:

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from core.cache.expert_cache import ExpertCache
 from core.hf import ExpertsSite
 from core.hf.watch import Seen, watch
-from core.memory.transfer import TransferEngine
 from core.runtime.batch import Batch, Share
 from core.runtime.kv_cache import KVCache, SequenceKV
 from core.runtime.pipeline import Pipeline
-from core.runtime.step_sink import NullSink
-from core.runtime.warmup import Threads
 from core.types import ModelShape, Phase
 
 
@@ -40,25 +36,28 @@ class LayerRun:
     given: torch.Tensor  # [T, H] input of the experts
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class PassLimits:
+    """What one pass may be."""
+
+    context: int  # capacity of one KV cache in tokens
+    chunk: int  # most tokens of one pass
+    carried: bool = True  # a pass can continue from the state the one before left; if not, a prompt must be one pass
+    workspace: int = 0  # bytes available to a pass for activations
+
+
 class MeasurementSession:
     """Built by `Engine.workbench`, which holds the model lock for its lifetime."""
 
-    pipeline: Pipeline
-    sink: NullSink  # of that pipeline
-    model: Any
-    sites: Sequence[ExpertsSite]
-    shape: ModelShape
-    device: torch.device
-    context: int  # capacity of one KV cache in tokens
-    chunk: int  # most tokens of one pass
-    expert_cache: ExpertCache
-    transfers: TransferEngine
-    kv: KVCache
-    threads: Threads
-    carried: bool = True  # a pass can continue from the state the one before left; if not, a prompt must be one pass
-    workspace: int = 0  # bytes available to a pass for activations
-    _counted: bool = field(init=False, default=True)  # whether passes left anything in the counters
+    def __init__(
+        self, pipeline: Pipeline, sites: Sequence[ExpertsSite], shape: ModelShape, kv: KVCache, limits: PassLimits
+    ) -> None:
+        self.pipeline, self.sites, self.shape, self.kv = pipeline, sites, shape, kv
+        self.context, self.chunk, self.carried = limits.context, limits.chunk, limits.carried
+        self.workspace = limits.workspace
+        self.model, self.device, self.threads = pipeline.hooked.model, pipeline.hooked.device, pipeline.threads
+        self.expert_cache, self.transfers = pipeline.step.expert_cache, pipeline.step.transfers
+        self._counted = True  # whether passes left anything in the counters
 
     def run(self, tokens: Sequence[int], kv: SequenceKV, phase: Phase = "prefill", keep: int = 1) -> torch.Tensor:
         """One pass over tokens [T], at most `chunk`, that follow what `kv` holds -> logits [keep, V] of the last
@@ -157,7 +156,7 @@ class MeasurementSession:
 
     def stall_ms(self) -> float:
         """How long the last pass waited for copies. Call once per pass, when the device is idle."""
-        return (self.sink.stall_s + self.transfers.device_stall_s()[0]) * 1e3
+        return (self.pipeline.step.sink.stall_s + self.transfers.device_stall_s()[0]) * 1e3
 
     def has_room(self, experts: int) -> bool:
         """Whether that many experts of every layer fit into the slots at once, beside the pinned ones."""
@@ -169,7 +168,7 @@ class MeasurementSession:
         """Call after the last pass, also after one that broke off."""
         self.pipeline.end()
         if self._counted:
-            self.sink.forget()
+            self.pipeline.step.sink.forget()
 
     def _begin(self, phase: Phase, share: Share) -> Batch:
         batch = Batch(phase, (share,))

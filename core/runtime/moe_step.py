@@ -40,16 +40,15 @@ class MoEStep:
         prefetcher: Prefetcher | None = None,
         miss: MissPolicy | None = None,
     ) -> None:
-        self.transfers = transfers
-        self._math, self._expert_cache, self._sink = math, expert_cache, sink
-        self._usual = prefetcher, miss
+        self.math, self.expert_cache, self.transfers, self.sink = math, expert_cache, transfers, sink
+        self.prefetcher, self.miss = prefetcher, miss
         self._on_gpu = math[0].codec.device.type == "cuda"  # which computes while this thread goes on
         self._tap: Tap | None = None
         self.end()
 
     def begin(self, batch: Batch) -> None:
         """A pass begins, all of whose layers are computed alike, until `end`."""
-        prefetcher, miss = self._usual
+        prefetcher, miss = self.prefetcher, self.miss
         self._by_row = batch.phase == "decode" and (batch.by_row or len(batch.shares) > 1)
         self._prefetcher = prefetcher if prefetcher is not None and prefetcher.active else None
         self._miss = miss if miss is not None and miss.active else None
@@ -57,7 +56,7 @@ class MoEStep:
 
     def end(self) -> None:
         """The pass is over, or was aborted. Layers of no pass are computed in the general way."""
-        self._prefetcher, self._miss = self._usual
+        self._prefetcher, self._miss = self.prefetcher, self.miss
         self._by_row = False  # the pass computes one token of each sequence, each row by itself
         self._looks_up = False  # a token's experts may all be hits, and then nothing else is to be done
 
@@ -65,28 +64,28 @@ class MoEStep:
         """Compute resident experts first, then each missing one as it lands; [T, H]."""
         asked: list[list[int]] = ids.tolist()  # the layer's only synchronisation with the device
         if self._looks_up and len(asked) == 1:
-            segments = self._expert_cache.at_rest(layer, asked[0])
+            segments = self.expert_cache.at_rest(layer, asked[0])
             if segments is not None:
-                result = compute_all_hits(self._math[layer], segments, hidden, asked[0], weights, self._tap)
-                self._sink.layer(layer, asked, None)
+                result = compute_all_hits(self.math[layer], segments, hidden, asked[0], weights, self._tap)
+                self.sink.layer(layer, asked, None)
                 return result
         routed = self._route(layer, ids, weights, asked)
-        if self._expert_cache.expects:
-            self._expert_cache.arrive(layer, routed.wanted)
-        rows = ExpertRows(self._math[layer], self._product(layer, routed), hidden, routed)
+        if self.expert_cache.expects:
+            self.expert_cache.arrive(layer, routed.wanted)
+        rows = ExpertRows(self.math[layer], self._product(layer, routed), hidden, routed)
         requests = (self._token if len(routed.chosen) == 1 else self._prompt)(layer, rows, routed)
         result = rows.combined(self._tap)
-        self._sink.layer(layer, routed.asked, routed.requests(requests))
+        self.sink.layer(layer, routed.asked, routed.requests(requests))
         return result
 
     def _product(self, layer: int, routed: Routed) -> Product:
         """How the rows of a layer are computed."""
-        math, tokens = self._math[layer], len(routed.chosen)
+        math, tokens = self.math[layer], len(routed.chosen)
         if self._by_row and math.decode is not None and tokens * len(routed.chosen[0]) <= MOST:
             return math.decode
         if tokens > 1:
             return math.prompt
-        return math.token if math.blocks is None or self._expert_cache.keeps_whole else math.blocks
+        return math.token if math.blocks is None or self.expert_cache.keeps_whole else math.blocks
 
     @contextmanager
     def tapped(self, tap: Tap) -> Iterator[None]:
@@ -103,12 +102,12 @@ class MoEStep:
             return self._miss.route(layer, ids, weights, asked)
         routed = Routed(ids, weights, asked, distinct(asked), asked)
         # with one token, each expert is computed once anyway
-        return routed.without_idle() if len(asked) > 1 and self._math[layer].has_idle else routed
+        return routed.without_idle() if len(asked) > 1 and self.math[layer].has_idle else routed
 
     def _token(self, layer: int, rows: ExpertRows, routed: Routed) -> list[LeasedSegment]:
         """Lease and compute the wanted experts of one token. Later layers' experts are prefetched before that; on a
         GPU, which computes while this thread goes on, once it has the resident ones to compute."""
-        lease = self._expert_cache.acquire(layer, routed.wanted)
+        lease = self.expert_cache.acquire(layer, routed.wanted)
         ahead = self._on_gpu  # whether later layers' are still to be prefetched
         if not ahead:
             self._prefetch(layer, routed)
@@ -127,7 +126,7 @@ class MoEStep:
         Later layers' experts are prefetched once nothing more has to be fetched for this one."""
         requests: list[LeasedSegment] = []
         for lease in in_waves(
-            self._expert_cache, layer, routed.wanted, self._release, lambda: self._prefetch(layer, routed)
+            self.expert_cache, layer, routed.wanted, self._release, lambda: self._prefetch(layer, routed)
         ):
             for batch in rows.batches(lease.segments):
                 self._compute(rows, batch)
@@ -139,7 +138,7 @@ class MoEStep:
         for leased in batch:
             if leased.ticket is not None:
                 seconds = self.transfers.wait(leased.ticket)
-                self._sink.waited(seconds, late=leased.outcome == Outcome.PARTIAL_HIT)
+                self.sink.waited(seconds, late=leased.outcome == Outcome.PARTIAL_HIT)
         rows.compute(batch)
 
     def _prefetch(self, layer: int, routed: Routed) -> None:
@@ -148,4 +147,4 @@ class MoEStep:
 
     def _release(self, lease: Lease) -> None:
         """End a lease: on a GPU, once it has computed all that was launched so far."""
-        self._expert_cache.release(lease, self.transfers.fence() if self._on_gpu else None)
+        self.expert_cache.release(lease, self.transfers.fence() if self._on_gpu else None)

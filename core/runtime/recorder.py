@@ -15,6 +15,7 @@ from core.cache.expert_cache import ExpertCache
 from core.cache.lease import FIGURES, Counts
 from core.cache.prefetch_cost import PrefetchCost
 from core.memory.transfer import Ticket, TransferEngine
+from core.metrics.record import Origin
 from core.policy.prefetch.throttle import PrefetchThrottle
 from core.prediction.predictor_host import PredictorHost
 from core.runtime.batch import Batch
@@ -99,12 +100,13 @@ class LazyStepRecord(StepRecord):
             made, experts, outcomes = raw.requests
             self.layer, self.expert = np.repeat(layers, made), np.frombuffer(experts, np.int16)
             self.outcome = np.frombuffer(outcomes, np.uint8)
-        self.transfers = tuple(
-            [
-                Transfer(*divmod(eid, shape.experts), size, demand, *times, self.phase, "disk" if from_disk else "host")
-                for eid, size, demand, *times, from_disk in raw.copies
-            ]
-        )
+        self.transfers = tuple([self._transfer(shape.experts, copy) for copy in raw.copies])
+
+    def _transfer(self, experts: int, copy: Copy) -> Transfer:
+        eid, size, demand, submitted_s, started_s, ended_s, from_disk = copy
+        layer, expert = divmod(eid, experts)
+        origin: Origin = "disk" if from_disk else "host"
+        return Transfer(layer, expert, size, demand, submitted_s, started_s, ended_s, self.phase, origin)
 
 
 class Recorder:

@@ -16,6 +16,9 @@ Requests = Sequence[LeasedSegment | SkippedRequest]
 class StepSink(Protocol):
     """Takes the events of one pass at a time, on the computing thread."""
 
+    stall_s: float
+    """How long computing has waited for copies in the pass."""
+
     def begin(self, batch: Batch) -> None:
         """A pass begins: discards what was counted before it."""
 

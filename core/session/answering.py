@@ -84,7 +84,7 @@ class Answering:
         (sequence, answer, seed), loaded = begun, self._loaded
         given, drawn = sequence.ids[: sequence.prompt], sequence.ids[sequence.prompt :]
         stats = answer.stats(
-            self._parts.ledger.memory(loaded.store.bytes, loaded.store.unpinned_bytes),
+            self._parts.memory.ledger.memory(loaded.store.bytes, loaded.store.unpinned_bytes),
             seed,
             self._meter.end(sequence.sample, given, drawn, answer.steps),
             max(loaded.plan.closeness, TOGETHER if sequence.kv.packed else 0.0),

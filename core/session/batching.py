@@ -159,7 +159,7 @@ class Batching:
         else:
             return None
         if request.reuse:
-            kept = self._parts.kept
+            kept = self._parts.memory.kept
             start = kept.begin(ids, kept.manner(self._controller.wanted), memory)
         ends, submitted_s = Either(request.cancel, cancel), time.perf_counter()
         begun = answering.begin(
@@ -180,7 +180,7 @@ class Batching:
 
     def _leave(self, sequence: Sequence) -> None:
         if sequence.kept:
-            self._parts.kept.end(sequence.ids, sequence.prompt, sequence.kv, sequence.moments)
+            self._parts.memory.kept.end(sequence.ids, sequence.prompt, sequence.kv, sequence.moments)
         self._pool.give_back(sequence.kv)
 
     # ------------------------------------------------------------------ passes
@@ -214,7 +214,7 @@ class Batching:
                 yield from self._computed("decode", [(one, 1) for one in batch[at : at + most]])
 
     def _dividing(self, scheduler: Scheduler | None, size: int, *, pipelined: bool) -> Units:
-        shape, expected = decoder_shape(self._loaded.shape), self._parts.predictor_host.expected
+        shape, expected = decoder_shape(self._loaded.shape), self._parts.prediction.predictor_host.expected
         return Units(scheduler, size, shape, expected, self.regrouped, pipelined=pipelined)
 
     def _computed(self, phase: Phase, work: list[tuple[Running, int]]) -> Iterator[BatchPiece]:

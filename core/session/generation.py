@@ -33,7 +33,7 @@ class Generation:
     ) -> None:
         self._pipeline, self._kv, self._controller = pipeline, kv, controller
         self._passes, self._answering = passes, answering
-        self._kept: KeptKVs = parts.kept
+        self._kept: KeptKVs = parts.memory.kept
 
     def answer(
         self,

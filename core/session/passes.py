@@ -4,6 +4,7 @@ records it. When a GPU runs out of memory, it frees some slots and makes the pas
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -31,7 +32,7 @@ class Passes:
         self, loaded: LoadedModel, pipeline: Pipeline, controller: SettingsController, parts: EngineParts
     ) -> None:
         self._loaded, self._pipeline, self._controller, self._parts = loaded, pipeline, controller, parts
-        self._kept = parts.kept
+        self._kept = parts.memory.kept
         self.chunk = loaded.sizes.chunk  # most tokens in one pass without borrowing memory
         self._encodes = loaded.shape.encoder_layers > 0
 
@@ -84,7 +85,7 @@ class Passes:
     def _make_room(self, work: Work, lack: str) -> None:
         """After a pass that broke off: take back what it did, and free some slots. Raises DeviceFullError when there
         are none to free, or what it did cannot be taken back."""
-        self._parts.expert_cache.abandon()
+        self._parts.memory.expert_cache.abandon()
         for sequence, _ in work:
             if not sequence.kv.memory.taken_back(sequence.kv, sequence.moments):
                 raise DeviceFullError(FULL.format(lack))
@@ -97,21 +98,16 @@ class Passes:
         self._controller.apply(parts)
         if not self._controller.make_way(parts, sum(count for _, count in work) if phase == "prefill" else 0):
             work = _first(work, self.chunk)  # settings that came since do not leave the memory
-        parts.ledger.begin()
+        parts.memory.ledger.begin()
         batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]), by_row)
         self._pipeline.begin(batch)
         held, taken_over = [sequence.computed for sequence, _ in work], sum(sequence.taken_over for sequence, _ in work)
         ahead = [(sequence.request, sequence.ids[sequence.computed + n :][: self.chunk]) for sequence, n in work]
         self._pipeline.announce(*[one for one in ahead if one[1]])  # searched for while these ones are computed
-        layers = self._loaded.shape.layers
-
-        def stop(layer: int) -> bool:
-            for sequence, count in work if phase == "prefill" else ():
-                sequence.reached(layer, layers, count, total)
-            return all(sequence.cancelled for sequence, _ in work)
-
         began_s = time.perf_counter()
-        logits = self._pipeline.forward(batch, stop=stop)
+        logits = self._pipeline.forward(
+            batch, 1, _stop(work), self._progress(work, total) if phase == "prefill" else None
+        )
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # prefetches may go on
         model_s = time.perf_counter() - began_s
@@ -124,8 +120,8 @@ class Passes:
         follow = [(one, token) for (one, _), token in zip(work, tokens, strict=True) if token is not None]
         self._pipeline.announce(*[(one.request, [token]) for one, token in follow if one.continues(token)])
         changes = self._controller.take_changes()
-        used = parts.ledger.passed(decoded=phase == "decode")
-        step = parts.recorder.end(started_s, model_s, used, parts.ledger.budget_bytes, changes)
+        used = parts.memory.ledger.passed(decoded=phase == "decode")
+        step = parts.recorder.end(started_s, model_s, used, parts.memory.ledger.budget_bytes, changes)
         if not step.lossless:
             manner = self._kept.manner(self._controller.applied)
             for (sequence, _), start in zip(work, held, strict=True):
@@ -137,6 +133,16 @@ class Passes:
         step.spent(time.perf_counter() - started_s)
         return [*tokens, *[None] * (asked - len(work))], step
 
+    def _progress(self, work: Work, total: int) -> Callable[[int], None] | None:
+        """Reports how far prompts are read when a pass over them reaches a layer; None where it is of no interest."""
+        read, layers = [one for one in work if one[0].reading is not None], self._loaded.shape.layers
+
+        def reached(layer: int) -> None:
+            for sequence, count in read:
+                sequence.reached(layer, layers, count, total)
+
+        return reached if read else None
+
     def _draw(self, sequence: Sequence, logits: torch.Tensor) -> int | None:
         """The token that follows, from logits [1, V]; None while tokens of the sequence are left to compute."""
         if sequence.computed < len(sequence.ids):
@@ -145,6 +151,12 @@ class Passes:
         if lossy.active:
             sequence.sample.keep(sequence.drawn, logits[0], lossy.quality_rate)
         return sequence.draw(sequence.ids, logits)
+
+
+def _stop(work: Work) -> Callable[[], bool]:
+    """Whether no sequence wants the pass any more."""
+    cancels = [sequence.stop.cancel for sequence, _ in work]
+    return cancels[0].is_set if len(cancels) == 1 else lambda: all(one.is_set() for one in cancels)
 
 
 def _first(work: Work, tokens: int) -> Work:

@@ -122,7 +122,7 @@ def test_asking_routers_ends_where_it_costs_more_than_it_saves(
         for piece in engine.generate("hello there, how are you?", Sampling(temperature=0.0, max_new_tokens=40)):
             if piece.kind == "token":
                 asked = sum(one.place == "prediction/view.py:ask" for one in waits)
-                tokens.append((engine.parts.throttle.paused, asked))
+                tokens.append((engine.parts.prediction.throttle.paused, asked))
             waits.clear()
         said = [text for _, text in engine.frame().marks if "prefetching paused" in text]
     assert said and "more than it saved" in said[0]

@@ -24,7 +24,6 @@ from core.policy.batching import Scheduler
 from core.profile import Profile, check_model
 from core.quality.report import Quality
 from core.runtime.measurement import MeasurementSession
-from core.session.answering import Answering
 from core.session.batch_request import BATCH, BatchPiece, BatchRequest, Regrouped
 from core.session.batching import Batching
 from core.session.generation import Generation
@@ -32,13 +31,14 @@ from core.session.loading import LoadedModel, load, with_buddies
 from core.session.manifest import describe
 from core.session.model_access import ModelAccess
 from core.session.passes import Passes
+from core.session.request_factory import RequestFactory
 from core.session.sampler import Draw
 from core.session.settings_controller import check_early
 from core.session.wiring import Profiles, Wiring, wire
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from core.system.process_memory import forget_frames, release_memory, settle, unsettle
+from core.system.process_memory import forget_frames, freeze_gc, release_memory, unfreeze_gc
 from core.system.template_worker import RENDERER
 from core.types import Chat, Frame, Ids, Memory, Piece
 
@@ -62,10 +62,10 @@ class Engine:
         self.access = ModelAccess(lambda: self._controller.apply(parts), wiring.open_session, self._changed)
         number = functools.partial(next, itertools.count(1))  # of a request
         passes = Passes(loaded, wiring.answering, wiring.controller, parts)
-        answering = Answering(loaded, wiring.meter, parts, number)
-        self._generation = Generation(wiring.answering, wiring.kv, wiring.controller, parts, passes, answering)
+        requests = RequestFactory(loaded, wiring.meter, parts, number)
+        self._generation = Generation(wiring.answering, wiring.kv, wiring.controller, parts, passes, requests)
         self.batching = Batching(
-            loaded, wiring.answering, wiring.pool, wiring.trial, passes, wiring.controller, parts, answering
+            loaded, wiring.answering, wiring.pool, wiring.trial, passes, wiring.controller, parts, requests
         )
 
     # ------------------------------------------------------------------ lifecycle
@@ -100,8 +100,8 @@ class Engine:
         except BaseException:
             engine.unload()
             raise
-        openmp.rest()
-        settle()
+        openmp.stop_workers()
+        freeze_gc()
         progress("Ready", 1.0)
         return engine
 
@@ -112,7 +112,7 @@ class Engine:
             for step in reversed(
                 (
                     self.wiring.meter.clear,
-                    self.parts.memory.kept.clear,
+                    self.parts.memory.prefix_cache.clear,
                     self.parts.device_decode.close,
                     self.predictor_host.close,
                     self.parts.prediction.capture.shadows.close,
@@ -123,7 +123,7 @@ class Engine:
                     lambda: release_weights(self.model),
                     lambda: RENDERER.release(self.loaded.plan),
                     self.loaded.store.close,
-                    unsettle,
+                    unfreeze_gc,
                     lambda: give_back(self.device),
                 )
             ):

@@ -167,7 +167,7 @@ class Memory:
     device_free: int
     host: int  # the experts' host tier
     peak: int  # most in use since load
-    kept: int = 0  # host memory of earlier chats' KV caches: core.session.kept
+    kept: int = 0  # host memory of earlier chats' KV caches: core.session.prefix_cache
     unpinned: int = 0  # of `host`: what the system did not let be pinned for the GPU, and takes longer to copy
 
     @property

@@ -302,7 +302,7 @@ class TransferEngine:
 
     def _serve(self) -> None:
         if not self._cuda:  # where torch's threads compute the model meanwhile
-            openmp.alone()
+            openmp.single_thread()
         try:
             self._serve_all()
         except BaseException as error:  # of a CUDA call: nobody else is told

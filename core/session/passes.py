@@ -32,7 +32,7 @@ class Passes:
         self, loaded: LoadedModel, pipeline: Pipeline, controller: SettingsController, parts: EngineParts
     ) -> None:
         self._loaded, self._pipeline, self._controller, self._parts = loaded, pipeline, controller, parts
-        self._kept = parts.memory.kept
+        self._prefix_cache = parts.memory.prefix_cache
         self.chunk = loaded.sizes.chunk  # most tokens in one pass without borrowing memory
         self._encodes = loaded.shape.encoder_layers > 0
 
@@ -43,13 +43,13 @@ class Passes:
             return min(left, room)
         return 1 if sequence.computed else min(sequence.prompt - 1, room)
 
-    def piece(self, unread: int) -> int:
+    def max_chunk(self, unread: int) -> int:
         """Most tokens of the next pass over prompts, of which so many are still to be read."""
-        return self._controller.longer_piece(self._parts, unread) or self.chunk
+        return self._controller.max_prefill_chunk(self._parts, unread) or self.chunk
 
-    def settle(self) -> None:
+    def release_workspace(self) -> None:
         """What is read has ended, or broken off, and nothing is leased: the slots are whole again."""
-        self._controller.make_way(self._parts, 0)
+        self._controller.reserve_workspace(self._parts, 0)
 
     @torch.inference_mode()
     def run(
@@ -87,7 +87,7 @@ class Passes:
         are none to free, or what it did cannot be taken back."""
         self._parts.memory.expert_cache.abandon()
         for sequence, _ in work:
-            if not sequence.kv.memory.taken_back(sequence.kv, sequence.moments):
+            if not sequence.kv.memory.rollback(sequence.kv, sequence.checkpoints):
                 raise DeviceFullError(FULL.format(lack))
         if not self._controller.make_room(self._parts):
             raise DeviceFullError(FULL.format(lack))
@@ -96,7 +96,7 @@ class Passes:
         """One forward pass, as `run` describes it."""
         started_s, parts, device, asked = time.perf_counter(), self._parts, self._loaded.device, len(work)
         self._controller.apply(parts)
-        if not self._controller.make_way(parts, sum(count for _, count in work) if phase == "prefill" else 0):
+        if not self._controller.reserve_workspace(parts, sum(count for _, count in work) if phase == "prefill" else 0):
             work = _first(work, self.chunk)  # settings that came since do not leave the memory
         parts.memory.ledger.begin()
         batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]), by_row)
@@ -115,7 +115,7 @@ class Passes:
             tokens = [self._draw(sequence, row) for (sequence, _), row in zip(work, logits.split(1), strict=True)]
         except BaseException:
             for (sequence, _), start in zip(work, held, strict=True):
-                sequence.kv.broke_off(start)
+                sequence.kv.abort_pass(start)
             raise
         follow = [(one, token) for (one, _), token in zip(work, tokens, strict=True) if token is not None]
         self._pipeline.announce(*[(one.request, [token]) for one, token in follow if one.continues(token)])
@@ -123,9 +123,9 @@ class Passes:
         used = parts.memory.ledger.passed(decoded=phase == "decode")
         step = parts.recorder.end(started_s, model_s, used, parts.memory.ledger.budget_bytes, changes)
         if not step.lossless:
-            manner = self._kept.manner(self._controller.applied)
+            lossy_key = self._prefix_cache.lossy_key(self._controller.applied)
             for (sequence, _), start in zip(work, held, strict=True):
-                sequence.kv.mark_lossy(start, manner)
+                sequence.kv.mark_lossy(start, lossy_key)
         step.cached_tokens = taken_over
         step.exact = all(sequence.kv.exact for sequence, _ in work)
         if parts.recorder.enabled:

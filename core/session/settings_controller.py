@@ -14,7 +14,7 @@ import numpy as np
 
 from core.cache.expert_cache import ExpertCache
 from core.capacity.memory_accounting import Ledger
-from core.capacity.pieces import lent, piece
+from core.capacity.pieces import borrowed_slots, piece
 from core.capacity.sizes import PromptPiece, Sizes
 from core.errors import BudgetError, SettingError
 from core.hf.weighing import Rule
@@ -31,8 +31,8 @@ from core.runtime.miss import MissPolicy
 from core.runtime.recorder import Recorder
 from core.runtime.telemetry import Telemetry
 from core.runtime.trace_capture import TraceCapture
-from core.session.kept import KeptKVs
 from core.session.lossy_check import check_allowed, check_weighable, with_substitute
+from core.session.prefix_cache import PrefixCache
 from core.settings.config import Settings
 
 Rules = Callable[[], Sequence[Rule | None]]
@@ -48,7 +48,7 @@ class MemoryParts:
     transfers: TransferEngine
     link: LinkEmulation
     pool: KVPool
-    kept: KeptKVs
+    prefix_cache: PrefixCache
     ledger: Ledger
     link_gbps: float  # measured: the slowest tier that delivers experts
 
@@ -87,7 +87,7 @@ class SettingsController:
         self.applied = self.wanted = settings
         self.profile = profile
         self._pending: dict[str, object] = {}
-        self._lent = 0  # slots whose memory a long piece of a prompt uses
+        self._borrowed = 0  # slots whose memory a long piece of a prompt uses
         self._turn = threading.Lock()
 
     def ask(self, changes: Mapping[str, object], check: Callable[[Settings], None]) -> Settings:
@@ -156,16 +156,16 @@ class SettingsController:
         if changed:
             to.prediction.throttle.restart()  # what these measured was of other settings
             to.prediction.predictor_host.answer_wait.restart()
-        to.memory.kept.configure(old.kv, new.kv)
+        to.memory.prefix_cache.configure(old.kv, new.kv)
         if to.prediction.predictor_host.profile is not profile:
-            to.memory.kept.clear()
+            to.memory.prefix_cache.clear()
         anew = to.prediction.predictor_host.configure(old.prefetch, new.prefetch, profile)
         if anew:
             to.memory.expert_cache.hints.forget()  # what another predictor told
         to.prediction.capture.shadows.configure(new, profile)
         to.prediction.miss.configure(None if anew else old.lossy, new.lossy, profile)
         if old.cache != new.cache or self.placed is not before:
-            self.make_way(to, 0)  # what may be lent follows from these
+            self.reserve_workspace(to, 0)  # what may be lent follows from these
         to.memory.expert_cache.configure(old.cache, new.cache, None if self.placed is before else self.placed)
         to.memory.expert_cache.prefetch_by(old.prefetch, new.prefetch)
         if old.cache.budget != new.cache.budget:
@@ -186,28 +186,28 @@ class SettingsController:
         self._hold(to, "the device ran out of memory: fewer experts are kept on it")
         return True
 
-    def longer_piece(self, to: EngineParts, unread: int) -> int:
+    def max_prefill_chunk(self, to: EngineParts, unread: int) -> int:
         """In pieces of how many tokens `unread` ones of prompts are to be read with borrowed memory; 0 = without."""
-        slots = to.memory.expert_cache.slots + self._lent
+        slots = to.memory.expert_cache.slots + self._borrowed
         found = piece(self._sizes, slots, unread, lambda slots: self._works(to, slots)).chunk
         return found if found > self._sizes.chunk and self.wanted.cache.borrow else 0
 
-    def make_way(self, to: EngineParts, tokens: int) -> bool:
+    def reserve_workspace(self, to: EngineParts, tokens: int) -> bool:
         """A pass over so many tokens of prompts follows, 0 = any other: lend it the memory of as many slots as it needs
         beyond the workspace, and take back what another pass does not need any more. False, with nothing lent, where
         the slots cannot be spared. Only between two passes, on the compute thread."""
         sizes, usual = self._sizes, PromptPiece(self._sizes.chunk, 0)
         wanted = next((one for one in (usual, *sizes.longer) if one.chunk >= tokens), usual)
-        slots, room = to.memory.expert_cache.slots + self._lent, lent(sizes, wanted)
+        slots, room = to.memory.expert_cache.slots + self._borrowed, borrowed_slots(sizes, wanted)
         if room and not self._works(to, slots - room):
-            self.make_way(to, 0)
+            self.reserve_workspace(to, 0)
             return False
-        if room == self._lent:
+        if room == self._borrowed:
             return True
-        if room > self._lent:
+        if room > self._borrowed:
             to.telemetry.mark(to.recorder.index, f"a long prompt borrows the memory of {room // sizes.blocks} experts")
         to.memory.ledger.borrowed = min(to.memory.ledger.borrowed, wanted.extra)
-        self._lent = room
+        self._borrowed = room
         self._reshape(to, slots - room)
         to.memory.ledger.borrowed = wanted.extra
         return True
@@ -227,7 +227,7 @@ class SettingsController:
 
     def _hold(self, to: EngineParts, because: str) -> None:
         """The budget is what the slots take now."""
-        held = {"budget": str(self._sizes.bytes(to.memory.expert_cache.slots + self._lent))}
+        held = {"budget": str(self._sizes.bytes(to.memory.expert_cache.slots + self._borrowed))}
         self.applied = self.applied.with_(held)
         to.memory.ledger.hold_to(self.applied.cache.budget)
         with self._turn:

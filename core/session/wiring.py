@@ -40,9 +40,9 @@ from core.runtime.token_graph import TokenGraphs
 from core.runtime.trace_capture import TraceCapture
 from core.runtime.warmup import SHORT, Threads, choose_threads, short_prompt, time_pass
 from core.session.batch_trial import BatchTrial
-from core.session.kept import KeptKVs
 from core.session.loading import LoadedModel, with_buddies
 from core.session.pass_wiring import PassWiring, wire_passes, with_measured_workspace
+from core.session.prefix_cache import PrefixCache
 from core.session.settings_controller import EngineParts, MemoryParts, PredictionParts, SettingsController, begin
 
 Profiles = Callable[[str], Profile | None]
@@ -177,7 +177,7 @@ def _memory(
 ) -> MemoryParts:
     """What holds the model's memory, within the budget."""
     plan, sizes = loaded.plan, loaded.sizes
-    kept = KeptKVs(kv, plan.spec.settings.kv, sizes.carried, lambda: free_bytes(torch.device("cpu"))[0])
+    kept = PrefixCache(kv, plan.spec.settings.kv, sizes.carried, lambda: free_bytes(torch.device("cpu"))[0])
     pool = KVPool(loaded.model, kv, sizes.kv, plan.outline.kv_bytes, plan.context)
     ledger = Ledger(sizes, passes.arena, pool, loaded.device, plan.spec.settings.cache.budget, lambda: kept.bytes)
     link = LinkEmulation(transfers, sizes.blob)

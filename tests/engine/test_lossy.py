@@ -88,7 +88,7 @@ def run(engine: Engine, **settings: object) -> tuple[list[torch.Tensor], list[Lo
     for ids in (PROMPT, *([token] for token in ANSWER)):
         batch = Batch("prefill" if len(ids) > 1 else "decode", (Share(ids),))
         engine.parts.recorder.begin(batch)
-        engine.wiring.answering.prefetcher.begin(batch)
+        engine.wiring.answering.step.prefetcher.begin(batch)
         out = cached_pass(engine.model, torch.tensor([ids]), cache)
         logits.append(out.logits[0].clone())
         events.append(engine.parts.prediction.miss.take(len(ids)))

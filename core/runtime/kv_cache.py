@@ -219,7 +219,7 @@ class KVCache:
         return self._held(after)
 
     def rollback(self, kv: SequenceKV, checkpoints: Sequence[StateCheckpoint] = ()) -> bool:
-        """After a pass that was aborted, restore the tokens of before it. False where that is impossible: what cannot be
+        """After an aborted pass, restore the tokens of before it. False where that is impossible: what cannot be
         cut is lost, unless one of `checkpoints` is of that length."""
         assert kv is self.holder
         if kv.whole:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from core.choices import CHOICE, Action, Lossy, LossyLook, Why
 from core.quality.report import Quality
-from core.runtime.lossy_summary import look, mean
+from core.runtime.telemetry import look, mean
 from core.settings.param import Value
 from core.types import ModelShape, Outcome, StepRecord
 

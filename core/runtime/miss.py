@@ -24,7 +24,7 @@ from core.prediction.predictor_host import PredictorHost
 from core.prediction.speculation import Executing
 from core.profile import Profile
 from core.runtime.gates import ALWAYS, gates_of, thresholds
-from core.runtime.routed import NOTHING, Routed, distinct
+from core.runtime.rows import NOTHING, Routed, distinct
 from core.settings.lossy import LossySettings
 from core.settings.registry import create
 from core.types import ModelShape, Outcome, Phase

@@ -21,8 +21,7 @@ from core.runtime.expert_math import ExpertMath, Tap
 from core.runtime.miss import MissPolicy
 from core.runtime.prefetcher import Prefetcher
 from core.runtime.product import Product
-from core.runtime.routed import Routed, distinct
-from core.runtime.rows import ExpertRows, compute_all_hits
+from core.runtime.rows import ExpertRows, Routed, compute_all_hits, distinct
 from core.runtime.step_sink import StepSink
 from core.types import Outcome
 

@@ -10,8 +10,7 @@ from core.session.answer import AnswerBuilder
 from core.session.batch_trial import TOGETHER
 from core.session.constraint import Constraints
 from core.session.loading import LoadedModel
-from core.session.logprobs import Logprobs
-from core.session.sampler import Draw, Sampler
+from core.session.sampler import Draw, Logprobs, Sampler
 from core.session.sequence import Cancel, Sequence, Start, Stop
 from core.session.settings_controller import EngineParts
 from core.settings.sampling import Sampling

@@ -17,8 +17,7 @@ from core.cache.lease import LeasedSegment
 from core.engine import Engine
 from core.runtime.expert_math import ExpertMath
 from core.runtime.product import Product
-from core.runtime.routed import NOTHING, Routed, distinct
-from core.runtime.rows import ExpertRows, compute_all_hits
+from core.runtime.rows import NOTHING, ExpertRows, Routed, compute_all_hits, distinct
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.types import Segment

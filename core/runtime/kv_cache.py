@@ -29,7 +29,7 @@ class SequenceKV:
     def __init__(self, cache: DynamicCache) -> None:
         self._cache: DynamicCache | None = cache
         self.length = 0
-        self.whole = True  # no pass is under way, and none broke off
+        self.whole = True  # no pass is running, and none was aborted
         self.lossy_from: int | None = None  # tokens from here on depend on something lossy; None: all are exact
         self.lossy_keys: tuple[str, ...] = ()  # of the settings under which it was computed lossily, each once
         self.packed = False  # some of it was computed in passes over several sequences: exact up to rounding
@@ -87,8 +87,8 @@ class StateCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Stash:
-    """A KV copied to host memory: its first `length` tokens. Without a checkpoint (a pass broke off, and what cannot be
-    cut is lost) it can be put back only together with another checkpoint."""
+    """A KV copied to host memory: its first `length` tokens. Without a checkpoint (a pass was aborted, and what cannot
+    be cut is lost) it can be put back only together with another checkpoint."""
 
     length: int
     layers: tuple[Copied, ...]
@@ -185,7 +185,7 @@ class KVCache:
         kv.length += count
 
     def release(self) -> None:
-        """Give the memory up for good, when the model is unloaded: whoever has a sequence's KV has none any more."""
+        """Give the memory up for good, when the model is unloaded: its holder loses its KV."""
         if self.holder is not None:
             self.holder.give_up()
         self.holder = None
@@ -287,7 +287,7 @@ class KVCache:
 
     @property
     def bytes(self) -> int:
-        """Device bytes allocated now: asked for after every pass."""
+        """Device bytes allocated now. Cheap: read after every pass."""
         given = sum([layer.given_bytes for layer in self._given]) if self._given else 0
         return self._allocated.bytes + given
 

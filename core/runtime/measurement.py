@@ -159,13 +159,13 @@ class MeasurementSession:
         return (self.pipeline.step.sink.stall_s + self.transfers.device_stall_s()[0]) * 1e3
 
     def has_room(self, experts: int) -> bool:
-        """Whether that many experts of every layer fit into the slots at once, beside the pinned ones."""
+        """Whether that many experts of every layer fit into the slots at once, without the pinned ones."""
         layers = range(self.shape.layers)
         sharing = len(layers) // len({id(self.expert_cache.pool(layer)) for layer in layers})
         return all(self.expert_cache.room(layer) >= experts * sharing for layer in layers)
 
     def close(self) -> None:
-        """Call after the last pass, also after one that broke off."""
+        """Call after the last pass, also after an aborted one."""
         self.pipeline.end()
         if self._counted:
             self.pipeline.step.sink.forget()

@@ -1,4 +1,4 @@
-"""Asks the predictor which experts later layers will need, and has the cache fetch them."""
+"""Predicts which experts later layers need, and prefetches them into the cache."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Prefetcher:
 
     def begin(self, batch: Batch) -> None:
         """A pass begins: prefetch what the predictor names before the first routing. In a pass over several sequences
-        only predictors are asked that need no memory of any of them."""
+        only predictors predict that keep nothing of any of them."""
         share, self._several = batch.shares[0], len(batch.shares) > 1
         predictor, shadows = self._predictor_host.predictor, self._capture.shadows.on
         self._idle = self._several and not predictor.batches

@@ -1,7 +1,7 @@
 """Keeps the last forward passes and counters over all passes, and builds the frames of the live deck from them.
 
-Adding a pass costs an append, and waits for nobody: everything else is computed many passes at once, by whoever asks
-for a frame, or when FOLD passes are pending and nobody is at it.
+Adding a pass costs an append and never waits: everything else is computed for many passes at once, by the thread that
+builds a frame, or when FOLD passes are pending and no thread builds one.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Captured(NamedTuple):
 
 
 class TokenGraphs:
-    """For the answers of one model, on the compute thread. `say` is told, once, why nothing can be captured."""
+    """For the answers of one model, on the compute thread. `say` gets the reason, once, why nothing can be captured."""
 
     def __init__(self, model: Any, device: torch.device, context: int, fits: Callable[[], bool]) -> None:
         """`fits`: whether the budget holds what is reserved now."""
@@ -104,8 +104,8 @@ class TokenGraphs:
         return self._graphs[length].logits.clone()
 
     def _capture(self, kv: SequenceKV, length: int) -> torch.Tensor | None:
-        """Capture a pass over the token told -> the logits [1, V] of that pass, made once before; None where it cannot
-        be captured."""
+        """Capture a pass over the token in `_inputs` -> the logits [1, V] of that pass, made once before; None where it
+        cannot be captured."""
         try:
             if reason := self._objection(kv):
                 self._give_up(reason)
@@ -136,7 +136,7 @@ class TokenGraphs:
         return "" if attention in MASKS else f"attention computed as {attention!r} takes other masks"
 
     def _pass(self, kv: SequenceKV, length: int) -> torch.Tensor:
-        """The model's pass over the token at the position told, with nothing that the host knows of them -> [1, V]."""
+        """The model's pass over the token and position in `_inputs`, without numbers that the host knows -> [1, V]."""
         mask = (torch.arange(length, device=self._device) <= self._position).view(1, 1, 1, length)
         if text_config(self._model.config)._attn_implementation == "eager":  # which adds it
             dtype = self._model.dtype

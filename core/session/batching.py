@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from itertools import accumulate
 
@@ -45,6 +45,12 @@ class Either:
         return any(one.is_set() for one in self._events)
 
 
+def _refusal(key: Hashable, error: MoestroError) -> BatchPiece:
+    """The piece of a request that cannot be answered."""
+    too_long = isinstance(error, ContextError)
+    return BatchPiece(key, None, str(error), too_long or isinstance(error, PromptError), too_long)
+
+
 class Batching:
     """For one model. Requested settings are applied before every pass."""
 
@@ -75,10 +81,10 @@ class Batching:
         scheduler: Scheduler | None = None,
         pipelined: bool = False,
     ) -> Iterator[BatchPiece]:
-        """Answer all requests, at most `limit` at a time; the next is asked for when there is room, and None means that
-        there is none now: it is asked again after each pass, until nothing runs. When `cancel` is set, the pass under
-        way is broken off and what is running ends as cancelled. `by_row`: also a token that is computed alone is
-        computed as it would be beside others. With a `scheduler` twice as many are at work, in two batches that it
+        """Answer all requests, at most `limit` at a time; the next is taken when there is room, and None means that
+        there is none now: the next is tried again after each pass, until nothing runs. When `cancel` is set, the
+        running pass is aborted and all its requests end as cancelled. `by_row`: also a token that is computed alone is
+        computed as it would be among others. With a `scheduler` twice as many are at work, in two batches that it
         chooses anew for every token; `pipelined` four times as many, as in `core.session.batch_groups`."""
         self._by_row = by_row
         self.regrouped.clear()
@@ -97,9 +103,7 @@ class Batching:
                     try:
                         fresh = self._joined(asked, running, limit, cancel)
                     except MoestroError as error:
-                        too_long = isinstance(error, ContextError)
-                        refused = too_long or isinstance(error, PromptError)
-                        yield BatchPiece(asked.key, None, str(error), refused, too_long)
+                        yield _refusal(asked.key, error)
                         asked = None
                         continue
                     if fresh is None:

@@ -47,9 +47,9 @@ class Generation:
         reading: Callable[[Piece], None] | None = None,
     ) -> Iterator[Piece]:
         """Stream the continuation of a prompt, which leaves room for at least one token; ends all that it began. When
-        `cancel` is set, the pass under way is broken off before its next MoE layer, and counts for nothing. `reuse`:
-        continue from a kept KV, and keep this one. `reading` is told within a pass over the prompt, layer by layer, how
-        far it is."""
+        `cancel` is set, the running pass is aborted before its next MoE layer and discarded. `reuse`:
+        continue from a kept KV, and keep this one. `reading` gets the progress within a pass over the prompt, layer by
+        layer."""
         draw = draw or self._requests.draw(ids, sampling)
         start = (
             self._prefix_cache.begin(ids, self._prefix_cache.lossy_key(self._controller.wanted))

@@ -97,7 +97,7 @@ class ModelAccess:
 
     @contextmanager
     def measuring(self, because: str) -> Iterator[MeasurementSession]:
-        """Exclusive use inside, to run and measure passes; meanwhile other callers get BusyError with `because`."""
+        """Exclusive use inside, to run and measure passes; other callers get BusyError with `because`."""
         self._take("The model is answering. Stop the answer first.")
         self._because = because
         with self.session() as session:
@@ -116,7 +116,7 @@ class ModelAccess:
     def apply_if_idle(self) -> None:
         """Apply requested settings at once, unless an answer is being generated: it then applies them between two
         tokens."""
-        if self.lock.acquire(briefly=True):  # an answer that starts meanwhile waits
+        if self.lock.acquire(briefly=True):  # an answer that starts now waits
             try:
                 self._apply_settings()
             finally:

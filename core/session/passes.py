@@ -48,7 +48,7 @@ class Passes:
         return self._controller.max_prefill_chunk(self._parts, unread) or self.chunk
 
     def release_workspace(self) -> None:
-        """What is read has ended, or broken off, and nothing is leased: the slots are whole again."""
+        """Give borrowed slots back: what was read has ended or was aborted, and nothing is leased."""
         self._controller.reserve_workspace(self._parts, 0)
 
     @torch.inference_mode()
@@ -83,8 +83,8 @@ class Passes:
         raise error
 
     def _make_room(self, work: Work, lack: str) -> None:
-        """After a pass that broke off: take back what it did, and free some slots. Raises DeviceFullError when there
-        are none to free, or what it did cannot be taken back."""
+        """After an aborted pass: roll it back, and free some slots. Raises DeviceFullError when there are none to free,
+        or the pass cannot be rolled back."""
         self._parts.memory.expert_cache.abandon()
         for sequence, _ in work:
             if not sequence.kv.memory.rollback(sequence.kv, sequence.checkpoints):

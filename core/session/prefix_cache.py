@@ -1,7 +1,7 @@
 """KV caches that outlive their answers: the next request continues from the longest beginning it shares with one.
 
 The text used last stays in the device memory of the KV cache, of which there is one. When another request takes that
-memory, it is copied to host memory, beside the budget; so is a text that was computed in another memory, beside others.
+memory, it is copied to host memory, outside the budget; so is a text that was computed in another memory.
 Texts are compared by token ids.
 """
 

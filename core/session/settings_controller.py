@@ -161,11 +161,11 @@ class SettingsController:
             to.memory.prefix_cache.clear()
         anew = to.prediction.predictor_host.configure(old.prefetch, new.prefetch, profile)
         if anew:
-            to.memory.expert_cache.hints.forget()  # what another predictor told
+            to.memory.expert_cache.hints.forget()  # of another predictor
         to.prediction.capture.shadows.configure(new, profile)
         to.prediction.miss.configure(None if anew else old.lossy, new.lossy, profile)
         if old.cache != new.cache or self.placed is not before:
-            self.reserve_workspace(to, 0)  # what may be lent follows from these
+            self.reserve_workspace(to, 0)  # how many slots can be borrowed follows from these
         to.memory.expert_cache.configure(old.cache, new.cache, None if self.placed is before else self.placed)
         to.memory.expert_cache.prefetch_by(old.prefetch, new.prefetch)
         if old.cache.budget != new.cache.budget:
@@ -193,9 +193,9 @@ class SettingsController:
         return found if found > self._sizes.chunk and self.wanted.cache.borrow else 0
 
     def reserve_workspace(self, to: EngineParts, tokens: int) -> bool:
-        """A pass over so many tokens of prompts follows, 0 = any other: lend it the memory of as many slots as it needs
-        beyond the workspace, and take back what another pass does not need any more. False, with nothing lent, where
-        the slots cannot be spared. Only between two passes, on the compute thread."""
+        """A pass over so many tokens of prompts follows, 0 = any other: borrow the memory of as many slots as it needs
+        beyond the workspace, and give back what another pass does not need any more. False, with nothing borrowed,
+        where the slots cannot be spared. Only between two passes, on the compute thread."""
         sizes, usual = self._sizes, PromptPiece(self._sizes.chunk, 0)
         wanted = next((one for one in (usual, *sizes.longer) if one.chunk >= tokens), usual)
         slots, room = to.memory.expert_cache.slots + self._borrowed, borrowed_slots(sizes, wanted)

@@ -143,7 +143,7 @@ def test_a_budget_that_is_lowered_before_a_long_pass_leaves_it_no_more_than_its_
 ) -> None:
     """The length was chosen by then: the pass is cut."""
     passes, least = engine._generation._passes, engine.sizes.slots_min("layer")
-    choose = passes.piece
+    choose = passes.max_chunk
 
     def piece(unread: int) -> int:
         chosen = choose(unread)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
+import core
 from core.engine import Engine
 from core.runtime.pipeline import StepDispatch
 from core.settings.config import Settings
@@ -56,6 +60,36 @@ def test_experts_at_rest_are_looked_for_where_nothing_else_is_done_in_a_pass(
         list(engine.generate(TEXT, Sampling(max_new_tokens=4)))
         assert bool(looked) == looks, changes
         assert not engine.wiring.answering.step._looks_up, "a pass that belongs to no pipeline looks for none"
+
+
+def test_resident_experts_are_a_short_way_from_the_hook(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files of core in which something is called for a layer of one token, in docs/architecture.md's order."""
+    engine.change({"budget": "all", "predictor": "none"})
+    call, root, ways = StepDispatch.__call__, str(Path(core.__file__).parent), list[tuple[str, ...]]()
+
+    def followed(*args: Any) -> torch.Tensor:
+        files: dict[str, None] = {}
+
+        def enter(frame: FrameType, event: str, arg: object) -> None:
+            if event == "call" and frame.f_code.co_filename.startswith(root):
+                files[frame.f_code.co_filename.removeprefix(root)] = None
+
+        sys.setprofile(enter)
+        try:
+            return call(*args)
+        finally:
+            sys.setprofile(None)
+            ways.append(tuple(files))
+
+    monkeypatch.setattr(StepDispatch, "__call__", followed)
+    with engine.workbench("test") as bench:
+        for _ in range(2):  # the second time each expert's lease is known
+            kv = bench.kv.fresh()
+            bench.run(IDS, kv)
+            ways.clear()
+            bench.run([5], kv, "decode")
+    assert len(ways) == engine.shape.layers and all(len(way) <= 15 for way in ways), ways
+    assert not [file for way in ways for file in way if "session" in file], "nothing calls up"
 
 
 def test_measuring_predicts_records_and_changes_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ class DeviceStep:
         self._requests = DeferredRequests(expert_cache, self.table)
         with torch.inference_mode(False):
             self._ids = torch.zeros(len(math), top_k, dtype=torch.int64, device=device)  # of the running token
-            self._told = torch.zeros(len(math), top_k, dtype=torch.int64).pin_memory()  # those of the last one
+            self._ids_on_host = torch.zeros(len(math), top_k, dtype=torch.int64).pin_memory()  # those of the last one
 
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Launch what computes one token's state [1, H] with its experts ids [1, k] -> [1, H]."""
@@ -51,8 +51,8 @@ class DeviceStep:
 
     def serves(self, batch: Batch) -> bool:
         """Whether a pass can be computed like this, now: one token, and no prefetch whose layer is still to come."""
-        alone = batch.phase == "decode" and batch.size == 1 and not batch.by_row
-        return alone and not self._expert_cache.expects
+        one_token = batch.phase == "decode" and batch.size == 1 and not batch.by_row
+        return one_token and not self._expert_cache.expects
 
     @contextmanager
     def token(self) -> Iterator[None]:
@@ -64,9 +64,9 @@ class DeviceStep:
             with suppress(RuntimeError):  # of a device that is lost
                 self._wait()  # layers that were launched may read any slot, and the table
             raise
-        self._told.copy_(self._ids, non_blocking=True)
+        self._ids_on_host.copy_(self._ids, non_blocking=True)
         self._wait()
-        routed: list[list[int]] = self._told.tolist()
+        routed: list[list[int]] = self._ids_on_host.tolist()
         for layer, (chosen, requests) in enumerate(zip(routed, self._requests.settle(routed), strict=True)):
             self._sink.layer(layer, [chosen], requests)
 

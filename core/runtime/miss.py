@@ -182,7 +182,7 @@ class MissPolicy:
             now.weights,
             placed(lacks, self._device),
             placed(ready, self._device),
-            *self._told(layer, source),
+            *self._inputs(layer, source),
         )
         if len(now.chosen) > 1 or (source is not None and source.reroutes):
             found = batch.select(ask, gates, source)
@@ -192,7 +192,7 @@ class MissPolicy:
         one = plain.pick(now.chosen[0], ask.numbers("weights"), lacks, ready, gates, listed, float(self._delta[layer]))
         return self._taken(layer, now, missing, [one.ids], np.array([one.action]), np.array([one.why]), None)
 
-    def _told(self, layer: int, source: Substitute | None) -> tuple[Any, Any, Any]:
+    def _inputs(self, layer: int, source: Substitute | None) -> tuple[Any, Any, Any]:
         """Further inputs of a substitute: the router's logits, the predicted experts, and the router's weighting
         rule."""
         predictor_host, logits, named, weigh = self._predictor_host, None, None, None

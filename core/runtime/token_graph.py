@@ -54,7 +54,7 @@ class TokenGraphs:
         self._addresses: tuple[int, ...] = ()  # of the memory that they are captured over
         self._pool: Any = None
         with torch.inference_mode(False):
-            self._told = torch.zeros(2, dtype=torch.int64).pin_memory()
+            self._inputs_on_host = torch.zeros(2, dtype=torch.int64).pin_memory()
             self._inputs = torch.zeros(2, dtype=torch.int64, device=device)
         self._token, self._position = self._inputs[:1].view(1, 1), self._inputs[1:]
 
@@ -69,7 +69,7 @@ class TokenGraphs:
             self._forget()
             self._addresses = addresses
         length, (token,) = self._length(kv.length + 1), share.tokens
-        self._tell(token, kv.length)
+        self._send(token, kv.length)
         if length in self._agreed:
             kv.whole = False
             self._graphs[length].graph.replay()
@@ -94,10 +94,10 @@ class TokenGraphs:
     def _length(self, positions: int) -> int:
         return min(self._context, max(SHORTEST, 1 << (positions - 1).bit_length()))
 
-    def _tell(self, token: int, position: int) -> None:
+    def _send(self, token: int, position: int) -> None:
         """To the device, in the computing stream. The host has waited for what read these before."""
-        self._told[0], self._told[1] = token, position
-        self._inputs.copy_(self._told, non_blocking=True)
+        self._inputs_on_host[0], self._inputs_on_host[1] = token, position
+        self._inputs.copy_(self._inputs_on_host, non_blocking=True)
 
     def _replayed(self, length: int) -> torch.Tensor:
         self._graphs[length].graph.replay()

@@ -89,8 +89,7 @@ class Batching:
         self._by_row = by_row
         self.regrouped.clear()
         self._groups = groups = self._dividing(scheduler, limit, pipelined=pipelined)
-        limit = groups.places
-        source, running, places = iter(requests), list[Running](), limit
+        source, running, limit, places = iter(requests), list[Running](), groups.places, groups.places
         asked: BatchRequest | None = None
         try:
             while not cancel.is_set():

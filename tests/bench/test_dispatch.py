@@ -11,15 +11,18 @@ import torch
 
 from bench import dispatch
 from core.hf.rotary import OWN, replace
+from core.runtime.product import Product, by_expert
 from tests.checkpoints import random_model
 
 
 def test_experts_are_constants_inside_and_what_they_were_afterwards() -> None:
-    math = SimpleNamespace(token=lambda slots, x, places=None: "computed")
+    own = Product(lambda slots, x, counts=None, places=None: x + 1, by_expert)
+    math = SimpleNamespace(token=own)
     with dispatch._stubbed([math]):  # type: ignore[list-item]
         state = torch.ones(1, 4)
-        assert math.token([1, 2, 3], state) is state and math.combine(state, None, None) is state
-    assert "token" not in vars(math) and "combine" not in vars(math), "the class's own are seen again"
+        assert math.token.multiply([1, 2, 3], state) is state and math.combine(state, None, None) is state
+        assert math.token.batches is by_expert
+    assert math.token is own and "combine" not in vars(math), "the class's own is seen again"
 
 
 def test_a_model_rotates_by_its_own_code_inside() -> None:

@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from core.memory.link import Pace
-from core.policy.allocation.slots import shares
+from core.simulate import BELADY, Config, simulate
+from core.trace import ArrayTrace
 
 
-def belady_misses(trace: Sequence[Sequence[int]], slots: int, warm: bool = True) -> int:
-    """Fewest misses of any eviction policy on one layer's requests, known in advance (MIN, Belady 1966).
-
-    `trace[t]` = the distinct experts of step t, which are needed together. `warm` leaves out the first miss of each
-    expert, which a cache that was filled before need not have.
-    """
-    uses: dict[int, list[int]] = {}
-    for step, experts in enumerate(trace):
-        for expert in experts:
-            uses.setdefault(expert, []).append(step)
-    cursor = dict.fromkeys(uses, 0)
-    resident: set[int] = set()
-    seen: set[int] = set()
-    misses = 0
-    for experts in trace:
-        for expert in experts:
-            cursor[expert] += 1
-            if expert not in resident:
-                misses += not warm or expert in seen
-                seen.add(expert)
-        resident |= set(experts)
-
-        def next_use(expert: int) -> float:
-            later = uses[expert]
-            return later[cursor[expert]] if cursor[expert] < len(later) else float("inf")
-
-        spare = sorted(resident - set(experts), key=lambda e: (-next_use(e), e))
-        for expert in spare[: max(0, len(resident) - slots)]:
-            resident.remove(expert)
-    return misses
-
-
-def belady_misses_per_token(ids: Sequence[Sequence[Sequence[int]]], slots: int) -> float:
-    """Sum over all layers, `ids[layer][token]`, each layer with its even share of `slots`."""
-    layers = len(ids)
-    total = sum(belady_misses(ids[layer], share) for layer, share in enumerate(shares(slots, layers)))
-    return total / len(ids[0])
+def belady_misses_per_token(ids: npt.NDArray[Any], experts: int, slots: int) -> float:
+    """Fewest misses per token of any eviction policy on `ids` [L, T, k], each layer with its even share of `slots`. The
+    first miss of each expert is left out: a cache that was filled before need not have it."""
+    trace = ArrayTrace(np.ascontiguousarray(ids.transpose(1, 0, 2)), experts)
+    (best,) = simulate(trace, [Config(BELADY, slots)], processes=1)
+    return (best.requests - best.hits - best.compulsory) / trace.tokens
 
 
 def overlapped_ms(compute_ms: float, copies: float, size_bytes: int, pace: Pace) -> float:

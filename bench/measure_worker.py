@@ -97,7 +97,7 @@ def moestro(job: Job) -> Job:
         "used_bytes": memory.peak,
         "decode_threads": engine.manifest()["decode_threads"],
         "model_hash": engine.model_hash,
-        **counts(steps, slots),
+        **counts(steps, engine.shape.experts, slots),
     }
     engine.unload()
     return found
@@ -132,7 +132,7 @@ def fit(job: Job) -> Job:
     return found
 
 
-def counts(steps: list[Any], slots: int) -> Job:
+def counts(steps: list[Any], experts: int, slots: int) -> Job:
     """The engine's records, per token, and the router's spread."""
     import numpy as np
 
@@ -154,7 +154,7 @@ def counts(steps: list[Any], slots: int) -> Job:
         "idle_ms": mean("idle_ms"),
         "copy_ms": mean("copy_ms"),
         "total_ms": mean("total_ms"),
-        "belady_misses_per_token": belady_misses_per_token(routed.tolist(), slots),
+        "belady_misses_per_token": belady_misses_per_token(routed, experts, slots),
         "repeats_of_previous_token": sum(again) / max(1, len(again)),
     }
 

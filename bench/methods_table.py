@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.simulate import BELADY, BELADY_BYPASS
-
-BOUNDS = {BELADY: "Belady (forced admission)", BELADY_BYPASS: "Belady with bypass"}  # both know the future
+from app.store.results import BOUNDS
 
 
 def table(result: dict[str, Any]) -> str:

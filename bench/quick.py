@@ -136,8 +136,8 @@ def _result(
             "hit_rate": sum(s.hits for s in one.steps) / requests,
             "stall_ms": one.per_token(lambda s: s.stall_ms),
         }
-    trace = np.concatenate([s.ids for s in series["lru"].steps[-tokens:]], axis=1).tolist()
-    belady = belady_misses_per_token(trace, engine.expert_cache.slots)
+    routed = np.concatenate([s.ids for s in series["lru"].steps[-tokens:]], axis=1)
+    belady = belady_misses_per_token(routed, engine.shape.experts, engine.expert_cache.slots)
     return {
         "resident_ratio": series["resident"].ratio(series[fastest]),
         "telemetry_ratio": series["resident"].ratio(series["telemetry_off"]),

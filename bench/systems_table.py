@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-BOUNDS = {
-    "belady": "Belady (forced admission)",
-    "belady_bypass": "Belady with bypass",
-    "belady_global": "Belady, one pool for all layers",
-    "perfect_prefetch": "Perfect prefetch, same link",
-    "resident": "Everything resident",
-}
+from app.store.results import BOUNDS
+
 HEAD = (
     f"  {'':32s} {'TTFT':>8s} {'TPOT':>8s} {'compute':>8s} {'predict':>8s} {'stall':>8s} {'idle':>8s} {'hits':>7s} "
     f"{'demand':>8s} {'prefetch':>8s} {'wasted':>8s}"

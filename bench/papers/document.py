@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import stored
+from app.store import results as stored
 from bench.papers.parts import NEVER, VERDICTS, Answer, Paper, Row
 from core.command import COMMAND
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from app import cli
-from app.cli import papers as command
-from bench import expert_maps, lossy, methods_claims, speculating, stored
+from app.store import results as stored
+from bench import expert_maps, lossy, methods_claims, speculating
+from bench.commands import papers as command
 from bench.papers import PAPERS, parts, sources
 from bench.papers.document import StoredResults, answers, counted, markdown, text
 from bench.papers.parts import HOLDS, NEVER, NO, OPEN, PART, REPAIRS, VERDICTS, Answer, Paper, Row

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bench import super_experts
+from core.engine import Engine
+from core.evaluate.passages import reference
 from core.policy.substitute.super_experts import SuperExpert
 from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from tests.checkpoints import random_model
+from tests.tiny_tokenizer import save_tokenizer
 
 
 def test_protection_is_the_setting_where_there_are_super_experts_else_by_name() -> None:
@@ -51,3 +59,22 @@ def test_the_whole_of_it() -> None:
     assert asked["experts"] == expected
     text = super_experts.table(result)
     assert "Super experts: " in text and "drop, " in text and "busiest" in text
+
+
+def test_an_expert_left_out_counts_nothing_and_afterwards_it_does_again(tmp_path: Path) -> None:
+    random_model("qwen3_moe").save_pretrained(tmp_path)
+    spec = LoadSpec.checked(str(save_tokenizer(tmp_path)), Settings({"budget": "50%"}), context=256)
+    engine = Engine.load(spec)
+    try:
+        pieces = [[5, 9, 77, 130, 12, 44, 8, 201]]
+        exact = reference(engine, pieces, threading.Event())
+        without = super_experts.read_without(engine, [(1, 6), (1, 2)], pieces, exact)
+        assert without.tokens == 7 and without.kl > 1e-6
+        assert super_experts.read_without(engine, [], pieces, exact).kl == pytest.approx(0.0, abs=1e-6)
+        with super_experts.left_out(engine, [(0, 1), (1, 6)]):
+            hooked = [site.index for site in engine.loaded.sites if site.module._forward_pre_hooks]
+            assert hooked == [0, 1]
+        again = reference(engine, pieces, threading.Event())
+        assert all(torch.equal(a, b) for a, b in zip(exact, again, strict=True))
+    finally:
+        engine.unload()

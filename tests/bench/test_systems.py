@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.store import results as stored
 from app.ui.tabs.analysis_answers import SystemsAnswer
 from app.ui.tabs.systems_figures import LOSSY, bound_lines, lines, tpot_over_budgets
-from bench import stored, systems
+from bench import systems
 from bench.kept import KeptRows
 from bench.systems_measure import NAMES, PER_TOKEN, bounds, median_round
 from bench.systems_table import BOUNDS, table

@@ -134,3 +134,9 @@ def test_the_commands_are_ones_that_there_are(tmp_path: Path) -> None:
             assert "pytest" in words and all((runner.ROOT / file).is_file() for file in files)
         assert one.limit_s <= 600
     assert {one.name for one in given.checks(small=True)} == {one.name for one in given.checks()}
+
+
+def test_an_installed_copy_leaves_out_checks_that_are_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(given, "TESTS", tmp_path / "tests")
+    without = {check.name for check in given.checks() if "without the tests" in check.without()}
+    assert without == {"tests", "bandwidth", "sanitizer"}

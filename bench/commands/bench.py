@@ -15,7 +15,7 @@ from typing import Any
 from app.cli import options
 from app.cli.target import require_new_file
 from app.store.home import data_dir
-from bench.stored import new_file, write
+from app.store.results import new_file, write
 from core.errors import MoestroError
 from core.settings.config import params
 from core.settings.loading import LoadSpec

@@ -9,8 +9,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-FOLDERS = [Path(__file__).resolve().parent / "results"]
+FOLDERS = [Path(__file__).resolve().parents[2] / "bench" / "results"]
 """All are read; new results are written to the last."""
+BOUNDS = {
+    "belady": "Belady (forced admission)",
+    "belady_bypass": "Belady with bypass",
+    "belady_global": "Belady, one pool for all layers",
+    "perfect_prefetch": "Perfect prefetch, same link",
+    "resident": "Everything resident",
+}
+"""Titles of what no cache or prefetcher can beat, by its name in a result."""
 
 
 def new_file(name: str, began: datetime) -> Path:

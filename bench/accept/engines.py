@@ -13,8 +13,8 @@ import torch
 
 from bench.accept.drawn import FORMAT, Subject, dense_only, one_expert
 from bench.accept.link import Wrong
-from bench.dispatch import own_rotation
-from bench.generate import checkpoint
+from bench.models.generate import checkpoint
+from bench.speed.dispatch import own_rotation
 from core.capacity.free_memory import free_bytes
 from core.engine import Engine
 from core.errors import BudgetError, ModelError

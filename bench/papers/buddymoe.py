@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.buddy_figures import BUSY, CLAIMS, COMPACT, COVERED, MOST, OFTEN
 from bench.papers.parts import BY_CLAIM, HOLDS, NO, PART, Paper, Part, Row
 from bench.papers.sources import DRAWING, Claims, Modes, Reading, never
+from bench.routing.buddy_figures import BUSY, CLAIMS, COMPACT, COVERED, MOST, OFTEN
 
 REGIME = (
     "eval --questions 48 --tokens 256 --modes paper_exact,paper_random,paper_75_4,paper_99_2,paper_95_16,"

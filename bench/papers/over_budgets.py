@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import inf, isinf
 from typing import Any
 
-from bench.claims import verdict
+from bench.harness.report import verdict
 from bench.papers.parts import BY_CLAIM, HOLDS, NO, OPEN, PART
 
 Curve = Sequence[tuple[float, float]]  # (memory in bytes, ms a token), from the least memory to the most

@@ -16,7 +16,7 @@ HOLDS, PART, NO = "holds", "holds in part", "does not hold"
 OPEN = "not measured yet"  # it can be asked here, and there is no result, or nothing prints it yet
 NEVER = "not askable here"
 VERDICTS = (HOLDS, PART, NO, OPEN, NEVER)
-BY_CLAIM: Mapping[str, str] = {"yes": HOLDS, "in part": PART, "no": NO, "not measured": OPEN}  # bench.claims
+BY_CLAIM: Mapping[str, str] = {"yes": HOLDS, "in part": PART, "no": NO, "not measured": OPEN}  # bench.harness.report
 
 
 @dataclass(frozen=True, slots=True)

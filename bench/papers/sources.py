@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.claims import verdict
+from bench.harness.report import verdict
 from bench.papers.parts import BY_CLAIM, HOLDS, NEVER, NO, OPEN, PART, Answer, Results, Source
 
 LOWER = ("kl", "perplexity", "tpot_ms", "ttft_ms", "stall_ms", "link_bytes")  # figures of which less is better

@@ -13,11 +13,12 @@ import pytest
 
 from app import cli
 from app.store import results as stored
-from bench import expert_maps, lossy, methods_claims, speculating
 from bench.commands import papers as command
 from bench.papers import PAPERS, parts, sources
 from bench.papers.document import StoredResults, answers, counted, markdown, text
 from bench.papers.parts import HOLDS, NEVER, NO, OPEN, PART, REPAIRS, VERDICTS, Answer, Paper, Row
+from bench.quality import lossy, speculating
+from bench.routing import expert_maps, methods_result
 from core.evaluate.modes import chosen, modes_of
 from core.settings.config import params
 from core.settings.presets import preset
@@ -72,7 +73,7 @@ def test_commands_and_claims_that_are_cited_exist(row: Row) -> None:
             chosen(args.modes)
             assert args.save == Path()
     known = {
-        "methods": set(methods_claims.ORDERINGS),
+        "methods": set(methods_result.ORDERINGS),
         "lossy": {one.text for one in lossy.CLAIMS} | set(speculating.CLAIMS),
     }
     modes = {mode.name for mode in modes_of()}

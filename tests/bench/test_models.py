@@ -1,0 +1,71 @@
+"""Models that benches write: the same every time, written once; as GGUF the same weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bench.models.generate import SMALL, checkpoint
+from bench.models.gguf_file import write_bf16
+
+TINY = replace(SMALL, name="tiny", hidden=64, layers=2, experts=4, width=32, heads=2, kv_heads=1, head_dim=16)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("generated"), TINY, seed=7)
+
+
+def weights(model: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in model.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def test_a_seed_gives_the_same_weights(model: Path, tmp_path: Path) -> None:
+    again, other = checkpoint(tmp_path, TINY, seed=7), checkpoint(tmp_path, TINY, seed=8)
+    assert again != other
+    ours, others = weights(model), weights(other)
+    assert all(torch.equal(ours[name], tensor) for name, tensor in weights(again).items())
+    assert not torch.equal(ours["lm_head.weight"], others["lm_head.weight"])
+    assert {t.dtype for t in ours.values()} == {torch.bfloat16}
+
+
+def test_it_is_written_once_and_what_was_stopped_is_written_anew(model: Path, tmp_path: Path) -> None:
+    stopped = tmp_path / f"{model.name}.partial"
+    stopped.mkdir()
+    (stopped / "model-00001-of-00003.safetensors").write_bytes(b"half")
+    said: list[str] = []
+    found = checkpoint(tmp_path, TINY, seed=7, say=said.append)
+    assert checkpoint(tmp_path, TINY, seed=7, say=said.append) == found
+    assert len(said) == 1 and not stopped.exists()
+    index = json.loads((found / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
+    assert set(index) == set(weights(found))
+
+
+def test_the_gguf_file_holds_the_same_weights(model: Path, tmp_path: Path) -> None:
+    import gguf
+
+    reader = gguf.GGUFReader(write_bf16(model, tmp_path / "model.gguf"))
+    found = {tensor.name: tensor for tensor in reader.tensors}
+    names = {
+        gguf.TENSOR_NAMES[kind].format(bid=layer) + ".weight"
+        for layer in range(TINY.layers)
+        for kind in gguf.MODEL_TENSORS[gguf.MODEL_ARCH.QWEN3MOE]
+    }
+    assert set(found) == names
+    ours = weights(model)
+    stacked = torch.stack([ours[f"model.layers.1.mlp.experts.{e}.down_proj.weight"] for e in range(TINY.experts)])
+    theirs = found["blk.1.ffn_down_exps.weight"]
+    assert theirs.tensor_type == gguf.GGMLQuantizationType.BF16
+    assert [int(n) for n in theirs.shape] == [TINY.width, TINY.hidden, TINY.experts]  # the fastest dimension first
+    assert theirs.data.tobytes() == stacked.view(torch.uint16).numpy().tobytes()
+    router = found["blk.0.ffn_gate_inp.weight"]
+    assert router.tensor_type == gguf.GGMLQuantizationType.F32
+    np.testing.assert_array_equal(router.data, ours["model.layers.0.mlp.gate.weight"].float().numpy())
+    tokens = reader.fields["tokenizer.ggml.tokens"]
+    assert len(tokens.data) == TINY.vocab and bytes(tokens.parts[tokens.data[2]]).decode() == "<|im_end|>"

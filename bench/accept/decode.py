@@ -1,4 +1,4 @@
-"""Check of `launch.py accept`: tokens led by the GPU (the setting gpu_decode), beside those led by the host."""
+"""Check of `launch.py accept`: tokens led by the GPU (the setting gpu_decode), against those led by the host."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from core.types import AnswerStats, Ids, StepRecord
 
 QUESTION = [{"role": "user", "content": "What does heapq.heappush do?"}]
 GENERATED = "generated"  # name of a model that the bench writes itself
-HELD_OUT = 64  # most texts that answers are asked of and no profile has seen; so many that few are asked again, since a
+HELD_OUT = 64  # most texts that are asked and that no profile has seen; so many that few come up twice, since a
 # predictor that learns knows a second answer from the first
 READ = 20_000  # tokens of a profile
 READY_S = 60.0

@@ -66,7 +66,7 @@ def ordering(claim: str, values: Rows | Mapping[str, Any], lower: bool = False, 
 
 def claim_lines(orderings: Iterable[Mapping[str, Any]]) -> list[str]:
     """What the result says of each claim."""
-    return grid(
-        ("", "", ""),
-        [(one["holds"], one.get("holds_waited_for", one.get("figure", "")), one["claim"]) for one in orderings],
-    )
+    return [
+        f"  {one['holds']:13s} {one.get('holds_waited_for', one.get('figure', '')):13s} {one['claim']}"
+        for one in orderings
+    ]

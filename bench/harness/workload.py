@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from bench.harness.bounds import overlapped_ms
 from bench.harness.engines import question_of, until_ready
+from bench.harness.figures import overlapped_ms
 from core.calibrate.texts import Text
 from core.engine import Engine
 from core.errors import MoestroError

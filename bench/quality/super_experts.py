@@ -82,7 +82,7 @@ def left_out_rows(
     rounds: int,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """The text read by the exact model without some experts: none, those asked about, the busiest others of their
+    """The text read by the exact model without some experts: none, the chosen ones, the busiest others of their
     layers, and `rounds` draws of others."""
     assert profile.counts is not None
     draw, whole = random.Random(0), profile.counts
@@ -112,7 +112,7 @@ def left_out_rows(
 
 
 def _others(asked: Sequence[Place], choose: Callable[[int, int], Sequence[int]]) -> list[Place]:
-    """In each layer as many as are asked about there."""
+    """In each layer as many as are chosen there."""
     layers = [layer for layer, _ in asked]
     return [(layer, e) for layer in dict.fromkeys(layers) for e in choose(layer, layers.count(layer))]
 
@@ -154,7 +154,7 @@ def _without(gone: torch.Tensor, module: torch.nn.Module, args: tuple[Any, ...])
 
 def modes_of(way: str, asked: Sequence[Place], found: Sequence[SuperExpert]) -> list[Mode]:
     """One way of not waiting for a miss, without and with protection: by the setting where there are super experts,
-    else by naming the experts asked about."""
+    else by naming the chosen experts."""
     names = ", ".join(f"{layer}:{expert}" for layer, expert in asked)
     protecting: Mapping[str, Value] = {"protect_super": True} if found else {"protect_super": False, "protect": names}
     return [
@@ -164,7 +164,7 @@ def modes_of(way: str, asked: Sequence[Place], found: Sequence[SuperExpert]) -> 
 
 
 def orderings(out: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Whether what the paper says of super experts holds of the experts asked about."""
+    """Whether what the paper says of super experts holds of the chosen experts."""
     [asked] = [row["kl"] for row in out if row["name"] == "asked"]
     random = [[asked, row["kl"]] for row in out if row["name"] == "random"]
     by_mode = {row["mode"]: row for row in rows}
@@ -186,7 +186,7 @@ def table(r: Result) -> list[str]:
     found, most = r["super_experts"], r["outstanding"]
     alone = ", ".join(f"{one['layer']}:{one['expert']}" for one in r["by_the_papers_rule_alone"])
     named = ", ".join(map(_stands_out, found)) or (
-        f"none; what stands out most, and is asked about instead, is {_stands_out(most)}"
+        f"none; what stands out most, and is examined instead, is {_stands_out(most)}"
     )
     by_layer = [(name, *(f"{value:.3g}" for value in r[f"{name}_by_layer"])) for name in ("largest", "median")]
     out = [

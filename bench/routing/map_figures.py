@@ -36,8 +36,9 @@ class Found(NamedTuple):
 
 
 def searched(maps: Sequence[Iteration], before: Sequence[tuple[Floats, Floats]], distance: int, capacity: int) -> Found:
-    """Searches for every iteration in turn among those before it, as the prefetcher does: layers [0, d) by embedding,
-    layer l >= d by the trajectory of layers [0, l - d]. The store starts with `before`, thinned evenly to its size."""
+    """Searches for every iteration, one after the other, among those before it, as the prefetcher does: layers [0, d)
+    by embedding, layer l >= d by the trajectory of layers [0, l - d]. The store starts with `before`, thinned evenly to
+    its size."""
     layers, experts = maps[0].map.shape
     store = MapStore(capacity, layers, experts, len(maps[0].key))
     for at in np.linspace(0, len(before) - 1, min(len(before), capacity)).round().astype(int).tolist():

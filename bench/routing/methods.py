@@ -2,11 +2,11 @@
 
 The model answers questions that its profile has not seen; its routing is recorded, and the predictions of every
 predictor, each in the layer in which it arrived (bench.routing.recordings). The rest is simulated on that
-(core.simulate), from filled caches: hit rates by policy, slots and layer beside Belady's, LCP by its settings, and
-every predictor with an LRU cache over the demo model's emulated link, beside perfect prefetching. Predictors with a
-worker have two rows: as in the engine, where an answer that comes late is used late, and waited for, which is a bound.
-Policies are compared behind one predictor as the presets of their systems have it: a prefetch takes the slot that the
-policy names, and no guard keeps residents. So is FineMoE by prefetch distance.
+(core.simulate), from filled caches: hit rates by policy, slots and layer with Belady's, LCP by its settings, and every
+predictor with an LRU cache over the demo model's emulated link, with perfect prefetching as the bound. Predictors with
+a worker have two rows: as in the engine, where an answer that comes late is used late, and waited for, which is a
+bound. Policies are compared behind one predictor as the presets of their systems have it: a prefetch takes the slot
+that the policy names, and no guard keeps residents. So is FineMoE by prefetch distance.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PLEC_BEHIND = ("routing_path", ORACLE)  # PLEC and others are compared behind it
 BESIDE_PLEC = ("plec", "lru", "lfu")
 NONE = "none"
 DISTANCES = (1, 2, 3, 5)  # layers ahead that expert maps are recorded with, where the model has as many
-DISTANCE_SHARE = 0.5  # share of the experts in slots meanwhile; one of AHEAD, so that the default is recorded once
+DISTANCE_SHARE = 0.5  # share of the experts in slots then; one of AHEAD, so that the default is recorded once
 # (rho, omega): MoEpic's default, and four around it that are ours (its own stand in a picture alone).
 LCP_SETTINGS = ((0.25, 128), (0.1, 128), (0.5, 128), (0.25, 64), (0.25, 256))
 
@@ -77,7 +77,7 @@ def measure(run: Run, model: str = "demo", tokens: int = 1024) -> Result:
         "profile_tokens": profile.tokens,
         "clock": {f"{share:.1%}": asdict(clock) for share, clock in clocks.items()},
         "simulated": "hit rates, times and bytes are simulated on recorded routing, with predictions where the "
-        "engine had them; 'engine' = what the engine itself did meanwhile; the link is emulated",
+        "engine had them; 'engine' = what the engine itself did while recording; the link is emulated",
     }
 
 
@@ -100,8 +100,8 @@ def clock_of(profile: Profile, blob: int) -> Clock:
 
 
 def with_misses(clock: Clock, lived: Mapping[str, float]) -> Clock:
-    """The same clock, with what a miss costs the computing thread beside its wait, from the engine's own answers
-    without a predictor."""
+    """The same clock, with what a miss costs the computing thread in addition to its wait, from the engine's own
+    answers without a predictor."""
     more_ms = lived["busy_ms"] - clock.compute_ms
     return replace(clock, miss_ms=max(0.0, more_ms / lived["misses"]) if lived["misses"] else 0.0)
 

@@ -53,7 +53,7 @@ def orderings(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _of(row: Any, key: str, lived: bool) -> Any:
-    """A figure of a row: the engine's own where it is asked for; a policy's row is its hit rate alone."""
+    """A figure of a row: the engine's own if `lived`; a policy's row is its hit rate alone."""
     if not isinstance(row, dict):
         return row
     return row["engine"][key] if lived else row[key]

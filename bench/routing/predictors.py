@@ -1,6 +1,6 @@
 """bench predictors: recall of each predictor, layer by layer, and its cost on the computing thread.
 
-Recall is measured on a model whose profile comes from other texts than those asked about; predictors with background
+Recall is measured on a model whose profile comes from other texts than the questions; predictors with background
 work are waited for, so that their recall is the method's. Cost is measured without waiting. The cost in a large model
 is measured on one of 48 layers of 128 experts with random weights: only the time counts there.
 """

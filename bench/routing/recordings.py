@@ -28,7 +28,7 @@ LIVED = ("hit_rate", "tpot_ms", "busy_ms", "misses", "predict_ms")  # figures of
 
 class Recordings:
     """In a folder of its own: an index, the profile, a trace for each recording. Those of anything other than
-    `measured` are discarded. `texts` are asked in turn until `tokens` were decoded."""
+    `measured` are discarded. `texts` are answered, one after the other, until `tokens` were decoded."""
 
     def __init__(
         self,

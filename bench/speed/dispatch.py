@@ -3,10 +3,10 @@
 Tiny models of ever more experts decode with everything resident, and with experts whose outputs are constants. A pass
 whose experts are replaced by nothing is transformers' own share (`model`, of which `router`). What the MoE step adds to
 it, and recording to that, are medians of the differences between passes that follow one another, one of each kind. What
-is left to the reader of a record, or is done for 64 passes at once where nobody reads, is timed apart (`reading`). What
-the model's own code for rotary embeddings adds (core.hf.rotary replaces it), and each predictor to recording, are
-differences between medians of rounds. On a GPU these are times of the host, which launches a layer's kernels meanwhile.
-A token of the demo model, experts and all, is timed with its own code for rotary embeddings and without.
+is left to the reader of a record, or is done for 64 passes at once where nothing reads it, is timed apart (`reading`).
+What the model's own code for rotary embeddings adds (core.hf.rotary replaces it), and each predictor to recording, are
+differences between medians of rounds. On a GPU these are times of the host, which launches a layer's kernels. A token
+of the demo model, experts and all, is timed with its own code for rotary embeddings and without.
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bench.harness.bounds import belady_misses_per_token, overlapped_ms
 from bench.harness.engines import QUESTION, decode_steps, emulated_link
-from bench.harness.figures import ratio
+from bench.harness.figures import belady_misses_per_token, overlapped_ms, ratio
 from bench.harness.report import cell, grid
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.speed.plain import IMPLEMENTATIONS, Plain

@@ -13,8 +13,7 @@ from statistics import median
 from typing import Any
 
 from bench.harness import process
-from bench.harness.limits import MemoryGroup
-from bench.harness.process import ended_well
+from bench.harness.process import MemoryGroup, ended_well
 from bench.harness.protocol import Job
 from bench.harness.run import Result, Run, Suite
 from bench.models import fixtures

@@ -8,7 +8,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-from bench.harness.bounds import overlapped_ms
+from bench.harness.figures import overlapped_ms
 from bench.harness.protocol import Job
 from bench.harness.report import cell, goal, goal_lines, grid
 from bench.harness.run import Result

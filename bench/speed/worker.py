@@ -14,7 +14,7 @@ CONTEXT = 512
 FILL_TOKENS = 8  # of an answer at the end of a full context
 NEEDS = {
     "import": ["core.importing"],
-    "moestro": ["core.engine", "bench.harness.bounds"],
+    "moestro": ["core.engine", "bench.harness.figures"],
     "fit": ["core.engine"],
     "transformers": ["bench.speed.plain"],
     "logits": ["bench.speed.plain"],
@@ -136,7 +136,7 @@ def counts(steps: list[Any], experts: int, slots: int) -> Job:
     """The engine's records, per token, and the router's spread."""
     import numpy as np
 
-    from bench.harness.bounds import belady_misses_per_token
+    from bench.harness.figures import belady_misses_per_token
 
     def mean(name: str) -> float:
         return float(sum(getattr(step, name) for step in steps)) / len(steps)

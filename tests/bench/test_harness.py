@@ -18,10 +18,8 @@ from app import cli
 from app.store import results
 from bench.commands import bench as command
 from bench.harness import process
-from bench.harness.bounds import belady_misses_per_token, overlapped_ms
-from bench.harness.figures import interval, medians, ratio, spread
-from bench.harness.limits import Files, MemoryGroup, files
-from bench.harness.process import ended_well, measure
+from bench.harness.figures import belady_misses_per_token, interval, medians, overlapped_ms, ratio, spread
+from bench.harness.process import Files, MemoryGroup, ended_well, files, measure
 from bench.harness.report import cell, goal, goal_lines, grid, ordering
 from bench.harness.resume import KeptRows
 from bench.harness.run import Result, Run, Suite

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from bench.harness import process, protocol
-from bench.harness.protocol import Job
 from bench.models import fixtures
 from bench.models.generate import Sizes, checkpoint
 from bench.papers.moepic import coarser, inner_optimum, without_configurator
 from bench.papers.parts import HOLDS, NO, PART
-from bench.speed import busy, dispatch, prefill, tiers, turns, worker
+from bench.speed import busy, dispatch, prefill, turns
 from bench.speed.dispatch import passes, stubbed, without_step
 from bench.speed.prefill import Seen
 from bench.speed.split import judged
@@ -240,31 +238,6 @@ def test_bytes_off_by_more_than_five_percent_miss_the_goal(read: float, kept: bo
     assert found["bytes read / (misses x blob)"] is kept
     assert found["all resident"] is None
     assert [g["kept"] for g in goals(runs, details, imports)[-2:]] == [False, True]
-
-
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Measurements without processes of their own: the jobs are real, what a process would add is made up."""
-    asked: list[Job] = []
-
-    def measure(module: str, job: Job, files: Sequence[Path], **more: Any) -> Job:
-        assert module == "bench.speed.worker" and all(file.exists() for file in files)
-        asked.append(job)
-        held = {f"peak_{name}": value for name, value in protocol.memory().items()}
-        return {
-            **worker.prepare(job)(),
-            **held,
-            "idle_bytes": protocol.memory()["rss"],
-            "stayed_cached": 0,
-        }
-
-    monkeypatch.setattr(fixtures, "measure", measure)
-    monkeypatch.setattr(process, "measure", measure)
-    monkeypatch.setattr(tiers, "BUDGETS", ("100%", "50%"))
-    monkeypatch.setattr(fixtures.Fixtures, "threads", [1])
-    monkeypatch.setattr(fixtures, "disk_gbps", lambda pack: {"1 thread": 1.0})
-    monkeypatch.setattr(fixtures, "find_llama", lambda asked: ("", "there is none"))
-    return asked
 
 
 def test_the_generated_model_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

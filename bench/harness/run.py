@@ -54,7 +54,9 @@ class Suite(NamedTuple):
         options = {**self.options, **(self.small if small else {}), **given}
         with Run(say, small, keep, so_far) as run:
             found = self.measure(run, **options)
-            plain = {name: value for name, value in options.items() if value is None or isinstance(value, (str, int))}
+            plain = {
+                name: value for name, value in options.items() if value is None or isinstance(value, (str, int, float))
+            }
             return {**plain, **run.about, **found}
 
 

@@ -105,7 +105,7 @@ def test_without_a_gpu_it_says_so(
     assert not list(tmp_path.iterdir())
 
 
-def test_with_one_it_runs_what_is_asked_for(
+def test_with_one_it_runs_the_chosen_checks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -94,7 +94,7 @@ def test_groups_of_version_1_are_made_inside_the_own_one(tmp_path: Path) -> None
     assert (found.parent, found.limit) == (tmp_path / "memory" / "a" / "b", "memory.limit_in_bytes")
 
 
-def test_groups_of_version_2_are_made_beside_the_own_one(tmp_path: Path) -> None:
+def test_groups_of_version_2_are_made_next_to_the_own_one(tmp_path: Path) -> None:
     (tmp_path / "own").write_text("0::/user/session\n", encoding="utf-8")
     (tmp_path / "user").mkdir()
     with pytest.raises(MoestroError, match="does not pass the memory controller on"):

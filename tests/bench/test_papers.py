@@ -145,7 +145,7 @@ def test_an_ordering_is_read_from_the_newest_result_that_has_it() -> None:
     assert sources.together([HOLDS, NO, OPEN]) == PART and sources.together([OPEN]) == OPEN
 
 
-def test_modes_are_compared_and_times_beside_other_programs_are_not() -> None:
+def test_modes_are_compared_and_times_while_other_programs_ran_are_not() -> None:
     one = evaluated("2026-01-01T00:00:00+00:00", exact=1.0, buddy=0.8, drop=0.9)
     pairs = (("exact", "buddy"), ("buddy", "drop"))
     found = sources.Modes(pairs).answer(Drawn(eval=[one]))
@@ -192,7 +192,7 @@ def test_systems_are_compared_at_every_budget() -> None:
     assert sources.Systems("finemoe", ("se_moe",)).answer(Drawn(systems=[disturbed])).verdict == OPEN
 
 
-def test_what_is_older_than_a_repair_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_older_than_a_repair_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     repairs = {"done": parts.Repair("a is b", "2026-01-02T00:00:00+00:00"), "ahead": parts.Repair("c is d", "")}
     monkeypatch.setattr(parts, "REPAIRS", repairs)
     row = Row("Table 1", "x", sources.Claims("methods", "y"), ("done", "ahead"))

@@ -123,7 +123,7 @@ def test_the_cost_in_a_large_model_is_measured_for_every_predictor() -> None:
 
 
 @pytest.mark.parametrize(("count", "asked"), [(400, 64), (61, 15), (9, 2)])
-def test_what_is_asked_is_in_no_profile(count: int, asked: int) -> None:
+def test_held_out_texts_are_in_no_profile(count: int, asked: int) -> None:
     texts: list[Any] = [str(at) for at in range(count)]
     known, held_out = divided(texts)
     assert len(held_out) == asked and not {*known} & {*held_out}
@@ -158,7 +158,7 @@ def test_an_ordering_holds_everywhere_in_part_or_not_at_all(monkeypatch: pytest.
     assert said == {"always": "yes", "sometimes": "in part", "never": "no", "a tie is no more": "no"}
 
 
-def test_an_ordering_that_waiting_changes_is_told_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ordering_that_waiting_changes_has_both_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods_result, "ORDERINGS", {"map": ("hit", "map", "gate"), "heed": ("heed", "plec", "lru")})
     found = {
         "hit_rate": {},
@@ -373,7 +373,7 @@ def test_statements_hold_or_not_by_layer() -> None:
     assert buddy_figures.orderings(one, WIDE)[-1]["holds"] == "not measured", "one layer is neither early nor late"
 
 
-def test_any_profile_is_asked_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_profile_is_read_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known, file = profile(), tmp_path / "profile"
     save(known, file)
     words = ["bench", "buddies", "--profile", str(file), "--json", "--save", str(tmp_path / "result.json")]
@@ -409,7 +409,7 @@ def test_estimators_are_of_every_input_and_no_setting_is_tried_twice() -> None:
     assert all(found.count(one) == 1 and CalibrationSettings.checked(**one) for one in found)
 
 
-def test_no_answer_asked_for_is_read() -> None:
+def test_no_answer_of_a_question_is_read() -> None:
     chats: list[Any] = [
         [{"role": "user", "content": f"question {i}"}, {"role": "assistant", "content": f"answer {i % 200}"}]
         for i in range(600)
@@ -440,7 +440,7 @@ def test_what_a_predictor_adds_is_compared_pair_by_pair_by_hand() -> None:
     assert told["kept"] and not told["blocks"]
 
 
-def test_more_than_its_own_time_and_waiting_are_told() -> None:
+def test_more_than_its_own_time_and_waiting_are_in_the_result() -> None:
     told = overhead.judged([pair(11.0, 0.25, stall_ms=0.125)], [pair(10.0, 0.0)])
     assert told["beyond"] == pytest.approx(0.075)
     assert not told["kept"] and told["blocks"]

@@ -49,7 +49,7 @@ def test_ratios_are_of_the_same_round() -> None:
     assert found["idle over idle without"]["ttft_ms"] == 1
 
 
-def test_nobody_looks_inside_and_somebody_afterwards() -> None:
+def test_the_watch_is_off_inside_and_on_afterwards() -> None:
     watch.computing()
     with busy.unwatched():
         watch.computing()
@@ -148,7 +148,7 @@ def test_ratios_are_medians_of_the_rounds_own() -> None:
     assert found["over_bound"]["bf16"]["100%"]["100"] == 1.0
 
 
-def test_llama_cpp_stands_beside_where_it_is() -> None:
+def test_llama_cpp_has_ratios_where_it_is_installed() -> None:
     seen = seen_by(bf16_100=[2.0, 2.0, 3.0])
     assert prefill.result(seen, 1.0)["over_llama"] == {"bf16": {}, "int4": {}}
     seen["llama.cpp bf16"] = {100: Seen([1.0, 4.0, 3.0])}
@@ -167,7 +167,7 @@ def test_what_is_read_twice_misses_its_goal() -> None:
     assert [goal["kept"] for goal in found["goals"]] == [True, False, True]
 
 
-def test_one_other_bit_is_told() -> None:
+def test_one_other_bit_is_found() -> None:
     seen = seen_by()
     seen["bf16 50%"][100].logits[1] = torch.nextafter(torch.tensor([1.0, 2.0]), torch.tensor([9.0, 9.0]))
     found = prefill.result(seen, 1.0)
@@ -188,7 +188,7 @@ def rows(times: dict[str, float]) -> dict[str, dict[str, Any]]:
     return {name: {"tpot_ms": ms} for name, ms in times.items()}
 
 
-def test_what_pays_is_judged_beside_the_best_plain_cache() -> None:
+def test_what_pays_is_judged_against_the_best_plain_cache() -> None:
     times = {"lru": 9.0, "lru_gate": 6.0, "lcp_gate": 8.0, "theta 0.00": 20.0, "theta 0.50": 4.0, "theta 1.00": 7.0}
     plan = CachePlan((4.0,), (8,), (0.5,), (1.0,), 4.0)
     found = judged(rows({**times, "moepic_split": 3.0}), {"moepic_split": plan, "theta 0.25": plan})

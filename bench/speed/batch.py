@@ -83,6 +83,32 @@ class Bench:
     sizes: Sequence[int]
     rounds: int
 
+    def emulated(self, engine: Engine) -> dict[str, Any]:
+        """A link as slow for this machine as the reference machine's is for its layers."""
+        steps = _answered(engine, self.prompts[:1], self.tokens, 1)[1]
+        layer_ms = median(step.total_ms for step in steps if step.phase == "decode") / engine.shape.layers
+        return emulated_link(layer_ms, engine.sizes.blob)
+
+    def everything(self, linked: Engine, disk: Engine, link: Mapping[str, object]) -> dict[str, Any]:
+        """By place and share of the experts; with half of them by cache and by scheduler."""
+        found: dict[str, Any] = {place: {} for place in PLACES}
+        for place, engine, own in (("link", linked, link), ("disk", disk, {"link": "own"})):
+            for share in SHARES:
+                found[place][share] = self.by_size(engine, {**PLAIN, "budget": share, **own}, f"{place} {share}")
+        half = {"budget": "50%", **link}
+        found["caches"] = {name: self.by_size(linked, {**one, **half}, name) for name, one in CACHES.items()}
+        found["schedulers"] = self.by_scheduler(linked, {**PLAIN, **half}, SCHEDULERS)
+        return found
+
+    def with_network(self, engine: Engine, link: Mapping[str, object], found: dict[str, Any]) -> None:
+        """Adds what the trained network predicts, and what a cache and schedulers make of it."""
+        self.run.say("training the network")
+        texts, batches = bundled("demo")[: 8 if self.run.small else None], [n for n in self.sizes if n > 1]
+        limit, network = 600 if self.run.small else READ, {"budget": "50%", **link, **NETWORK}
+        found["accuracy"] = accuracies(engine, texts, self.prompts, self.tokens, batches, limit)
+        found["caches"]["plec, network"] = self.by_size(engine, network, "plec, network")
+        found["schedulers"] |= self.by_scheduler(engine, network, BY_NETWORK)
+
     def by_size(self, engine: Engine, settings: Mapping[str, object], what: str) -> By:
         """By batch size: the medians of some rounds."""
         engine.change(settings)
@@ -118,37 +144,26 @@ class Bench:
 
 def measure(run: Run, model: str = "demo", rounds: int = 3, tokens: int = 32) -> Result:
     """`tokens` = tokens of an answer."""
-    sizes, name = SIZES[:2] if run.small else SIZES, model
-    model = model_of(run, model)
-    load = {"context": PROMPT + tokens + 16, "sequences": max(sizes), "endless": True}
-    settings = {**PLAIN, "budget": "all", "link": "own", "telemetry": True}
-    linked = run.engine(model, settings, host="auto", **load)
-    disk = run.engine(str(pack_of(run, model, "whole1")), settings, host="none", **load)
-    stream = token_stream(linked)
-    bench = Bench(run, [list(islice(stream, PROMPT)) for _ in range(max(sizes))], tokens, sizes, rounds)
-    steps = _answered(linked, bench.prompts[:1], tokens, 1)[1]
-    layer_ms = median(s.total_ms for s in steps if s.phase == "decode") / linked.shape.layers
-    link = emulated_link(layer_ms, linked.sizes.blob)
-    found: dict[str, Any] = {place: {} for place in PLACES}
-    for place, engine, own in (("link", linked, link), ("disk", disk, {"link": "own"})):
-        for share in SHARES:
-            found[place][share] = bench.by_size(engine, {**PLAIN, "budget": share, **own}, f"{place} {share}")
-    half = {"budget": "50%", **link}
-    found["caches"] = {name: bench.by_size(linked, {**one, **half}, name) for name, one in CACHES.items()}
-    found["schedulers"] = bench.by_scheduler(linked, {**PLAIN, **half}, SCHEDULERS)
-    if name == "demo":  # elsewhere the network would take longer to train than all of this
-        run.say("training the network")
-        texts, batches = bundled(name)[: 8 if run.small else None], [n for n in sizes if n > 1]
-        limit, network = 600 if run.small else READ, {**half, **NETWORK}
-        found["accuracy"] = accuracies(linked, texts, bench.prompts, tokens, batches, limit)
-        found["caches"]["plec, network"] = bench.by_size(linked, network, "plec, network")
-        found["schedulers"] |= bench.by_scheduler(linked, network, BY_NETWORK)
+    sizes, path = SIZES[:2] if run.small else SIZES, model_of(run, model)
+    pack = str(pack_of(run, path, "whole1"))
+    load: dict[str, Any] = {"context": PROMPT + tokens + 16, "sequences": max(sizes), "endless": True}
+    everything = {**PLAIN, "budget": "all", "link": "own", "telemetry": True}
+    with (
+        run.loaded(path, everything, host="auto", **load) as linked,
+        run.loaded(pack, everything, host="none", **load) as disk,
+    ):
+        stream = token_stream(linked)
+        bench = Bench(run, [list(islice(stream, PROMPT)) for _ in range(max(sizes))], tokens, sizes, rounds)
+        link = bench.emulated(linked)
+        found = bench.everything(linked, disk, link)
+        if model == "demo":  # elsewhere the network would take longer to train than all of this
+            bench.with_network(linked, link, found)
     return {
         **found,
         **gains(found, str(max(s for s in sizes if s <= 16)), link["link_gbps"]),
         "model": run.about["model"],
         "link_gbps": link["link_gbps"],
-        "transformers": bench.by_transformers(model),
+        "transformers": bench.by_transformers(path),
         "prompt_tokens": PROMPT,
         "sizes": list(sizes),
     }

@@ -48,8 +48,8 @@ def measure(
     run: Run, model: str = "demo", budget: str = "50%", rounds: int = 5, tokens: int = 48, dtype: str = "auto"
 ) -> Result:
     """`tokens` = decode passes a round."""
-    engine = run.engine(model, RESIDENT, endless=True, dtype=dtype)
     planned = plan(LoadSpec.checked(model, Settings(dict(RESIDENT)), dtype=dtype))
+    engine = run.engine(model, RESIDENT, endless=True, dtype=dtype)
     plain, ids = Plain(planned.files.path, planned.dtype, planned.device), engine.prompt.tokens(QUESTION)
     most = torch.get_num_threads()
     plains = {f"{name}, {n} thread{'s'[: n > 1]}": (name, n) for name in IMPLEMENTATIONS for n in sorted({1, most})}

@@ -71,7 +71,7 @@ def measure(
         if group is not None and limit is not None:
             seen["idle_bytes"] = group.used()
             seen["limit_bytes"] = seen["idle_bytes"] + limit
-            group.hold_to(seen["limit_bytes"])
+            group.limit_to(seen["limit_bytes"])
         found = _ask(process, {}) if idle else {}
         status = process.wait()
         if not found:
@@ -116,7 +116,7 @@ def drop(paths: Iterable[Path]) -> int | None:
     if not hasattr(os, "posix_fadvise"):
         return None
     stayed = 0
-    for file in _files(paths):
+    for file in _all_files(paths):
         handle = os.open(file, os.O_RDONLY)
         try:
             os.fdatasync(handle)  # dirty pages cannot be dropped
@@ -150,7 +150,7 @@ def cached(handle: int) -> int:
     return sum(byte & 1 for byte in flags.raw) * mmap.PAGESIZE
 
 
-def _files(paths: Iterable[Path]) -> Iterable[Path]:
+def _all_files(paths: Iterable[Path]) -> Iterable[Path]:
     for path in paths:
         yield from (p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
@@ -159,7 +159,7 @@ def _files(paths: Iterable[Path]) -> Iterable[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class GroupFiles:
     """Where groups are created, and the names of their files in this version of control groups."""
 
     parent: Path
@@ -169,7 +169,7 @@ class Files:
     peak: str
 
 
-def files(root: Path = GROUPS, own: Path = Path("/proc/self/cgroup")) -> Files:
+def group_files(root: Path = GROUPS, own: Path = Path("/proc/self/cgroup")) -> GroupFiles:
     """Version 1: the group is inside this process's own, under its limits; version 2: next to it, since a group with
     processes cannot have children with limits. Raises MoestroError when there are no control groups."""
     try:
@@ -178,7 +178,7 @@ def files(root: Path = GROUPS, own: Path = Path("/proc/self/cgroup")) -> Files:
         raise MoestroError("This system has no control groups.") from None
     for _, controllers, path in lines:
         if "memory" in controllers.split(","):
-            return Files(
+            return GroupFiles(
                 root / "memory" / path.lstrip("/"),
                 "memory.limit_in_bytes",
                 "memory.memsw.limit_in_bytes",
@@ -189,14 +189,14 @@ def files(root: Path = GROUPS, own: Path = Path("/proc/self/cgroup")) -> Files:
     parent = group if group == root else group.parent
     if "memory" not in _text(parent / "cgroup.subtree_control").split():
         raise MoestroError(f"The control group {parent} does not pass the memory controller on.")
-    return Files(parent, "memory.max", "memory.swap.max", "memory.current", "memory.peak")
+    return GroupFiles(parent, "memory.max", "memory.swap.max", "memory.current", "memory.peak")
 
 
 class MemoryGroup:
-    """A control group for one process, without a limit until `hold_to`. Use as a context manager."""
+    """A control group for one process, without a limit until `limit_to`. Use as a context manager."""
 
-    def __init__(self, name: str, where: Files | None = None) -> None:
-        self._files = where or files()
+    def __init__(self, name: str, where: GroupFiles | None = None) -> None:
+        self._files = where or group_files()
         self.path = self._files.parent / f"moestro-{os.getpid()}-{name}"
 
     def __enter__(self) -> MemoryGroup:
@@ -215,7 +215,7 @@ class MemoryGroup:
     ) -> None:
         self.close()
 
-    def hold_to(self, size_bytes: int) -> None:
+    def limit_to(self, size_bytes: int) -> None:
         """Sets the limit: page cache is reclaimed first, and a process that needs more is killed by the system."""
         (self.path / self._files.limit).write_text(str(size_bytes), encoding="ascii")
         swap = self.path / self._files.swap_limit

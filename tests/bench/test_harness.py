@@ -19,7 +19,7 @@ from app.store import results
 from bench.commands import bench as command
 from bench.harness import process
 from bench.harness.figures import belady_misses_per_token, interval, medians, overlapped_ms, ratio, spread
-from bench.harness.process import Files, MemoryGroup, ended_well, files, measure
+from bench.harness.process import GroupFiles, MemoryGroup, ended_well, group_files, measure
 from bench.harness.report import cell, goal, goal_lines, grid, ordering
 from bench.harness.resume import KeptRows
 from bench.harness.run import Result, Run, Suite
@@ -90,7 +90,7 @@ def test_without_advice_nothing_is_dropped_or_claimed(tmp_path: Path, monkeypatc
 
 def test_groups_of_version_1_are_made_inside_the_own_one(tmp_path: Path) -> None:
     (tmp_path / "own").write_text("5:cpu,memory:/a/b\n0::/\n", encoding="utf-8")
-    found = files(tmp_path, tmp_path / "own")
+    found = group_files(tmp_path, tmp_path / "own")
     assert (found.parent, found.limit) == (tmp_path / "memory" / "a" / "b", "memory.limit_in_bytes")
 
 
@@ -98,16 +98,16 @@ def test_groups_of_version_2_are_made_next_to_the_own_one(tmp_path: Path) -> Non
     (tmp_path / "own").write_text("0::/user/session\n", encoding="utf-8")
     (tmp_path / "user").mkdir()
     with pytest.raises(MoestroError, match="does not pass the memory controller on"):
-        files(tmp_path, tmp_path / "own")
+        group_files(tmp_path, tmp_path / "own")
     (tmp_path / "user" / "cgroup.subtree_control").write_text("cpu memory\n", encoding="utf-8")
-    found = files(tmp_path, tmp_path / "own")
+    found = group_files(tmp_path, tmp_path / "own")
     assert (found.parent, found.limit) == (tmp_path / "user", "memory.max")
     with pytest.raises(MoestroError, match="no control groups"):
-        files(tmp_path, tmp_path / "none")
+        group_files(tmp_path, tmp_path / "none")
 
 
 def test_a_group_without_limits_is_refused_and_removed(tmp_path: Path) -> None:
-    where = Files(tmp_path, "limit", "swap", "used", "peak")
+    where = GroupFiles(tmp_path, "limit", "swap", "used", "peak")
     with pytest.raises(MoestroError, match="cannot be made here"), MemoryGroup("x", where):
         pass
     assert not list(tmp_path.iterdir())

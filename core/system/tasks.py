@@ -1,11 +1,11 @@
-"""Runs tasks in several other processes at once; can be stopped at any moment."""
+"""Runs tasks in several other processes at once, or here; both can be stopped."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -31,11 +31,12 @@ class Task:
     arguments: tuple[Any, ...] = ()
 
 
-def run(tasks: Sequence[Task], cancel: threading.Event, done: Callable[[int, Any], object], processes: int = 0) -> None:
-    """Run all tasks in other processes; calls `done(index of the task, result)` in this thread as each ends.
+def run(tasks: Sequence[Task], processes: int = 0, cancel: threading.Event | None = None) -> Iterator[tuple[int, Any]]:
+    """Run all tasks in other processes; yields (index of the task, result) as each ends.
 
     `processes` at once, 0 = one per CPU core, at low priority so that answers being written go first. Raises Stopped
-    soon after `cancel` is set, and a MoestroError that a task raises; all processes are ended then.
+    soon after `cancel` is set, and a MoestroError that a task raises. All processes have ended when the iterator has,
+    or when it is closed.
     """
     waiting = deque(enumerate(tasks))
     workers: list[WorkerProcess] = []
@@ -45,7 +46,7 @@ def run(tasks: Sequence[Task], cancel: threading.Event, done: Callable[[int, Any
             workers.append(WorkerProcess(_serve, niceness=NICENESS))
             _give(workers[-1].pipe, waiting, busy)
         while busy:
-            if cancel.is_set():
+            if cancel is not None and cancel.is_set():
                 raise Stopped("Stopped.")
             for pipe in wait(list(busy), POLL_S):
                 at, result, error = _answer(pipe)
@@ -53,7 +54,7 @@ def run(tasks: Sequence[Task], cancel: threading.Event, done: Callable[[int, Any
                     raise error
                 del busy[pipe]
                 _give(pipe, waiting, busy)
-                done(at, result)
+                yield at, result
     finally:
         for worker in workers:
             worker.kill()
@@ -61,14 +62,12 @@ def run(tasks: Sequence[Task], cancel: threading.Event, done: Callable[[int, Any
             worker.end()
 
 
-def here(
-    tasks: Sequence[Task], cancel: threading.Event, done: Callable[[int, Any], object], processes: int = 1
-) -> None:
+def here(tasks: Sequence[Task], processes: int = 1, cancel: threading.Event | None = None) -> Iterator[tuple[int, Any]]:
     """Like `run`, but in this thread, for work shorter than starting a process. Stops between two tasks."""
     for at, task in enumerate(tasks):
-        if cancel.is_set():
+        if cancel is not None and cancel.is_set():
             raise Stopped("Stopped.")
-        done(at, task.work(*task.arguments))
+        yield at, task.work(*task.arguments)
 
 
 def _give(pipe: Any, waiting: deque[tuple[int, Task]], busy: dict[Any, int]) -> None:

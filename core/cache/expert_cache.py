@@ -17,9 +17,10 @@ import numpy.typing as npt
 from core.cache.copies import Copies, Experts
 from core.cache.core import CacheCore
 from core.cache.lease import Counts, Lease, LeasedSegment
-from core.cache.loan import Loan, Parts
+from core.cache.loan import Loan
 from core.cache.pool import Pool, empty_pools
-from core.cache.prefetch_buffer import PrefetchBuffer
+from core.cache.prefetch_queue import PrefetchQueue
+from core.cache.requests import Requests
 from core.cache.slots import Slots, resize
 from core.memory.slot import Slot
 from core.memory.ticket import Link
@@ -34,8 +35,8 @@ from core.types import Residence, Segment
 
 
 class ExpertCache:
-    """`core` knows which expert is in which slots, `copies` the copies into slots, `prefetch_queue` the prefetches, and
-    `requests` what a layer's requests become."""
+    """`requests` serves the layers, with a `core` that knows which expert is in which slots, the `copies` into slots,
+    and the `prefetch_queue`."""
 
     def __init__(
         self,
@@ -65,10 +66,23 @@ class ExpertCache:
             layers, experts, make_policy, pools, on_evict=self._leaves, blocks=blocks, on_cut=self._shortens
         )
         whole = [Segment(eid, range(blocks)) for eid in range(layers * experts)]
-        self.core, self.copies, self.prefetch_queue, self.requests = Parts.of(
-            core, Copies(link, store, whole), split=split
-        )
+        self.requests = Requests(core, Copies(link, store, whole), to_buffer=split)
         self._resize()
+
+    @property
+    def core(self) -> CacheCore[Slot]:
+        """Which expert is in which slots."""
+        return self.requests.core
+
+    @property
+    def copies(self) -> Copies:
+        """The copies into slots."""
+        return self.requests.copies
+
+    @property
+    def prefetch_queue(self) -> PrefetchQueue:
+        """The prefetches."""
+        return self.requests.prefetches
 
     def begin_pass(self, phase: str, tokens: int) -> None:
         """A forward pass over so many tokens begins."""
@@ -251,15 +265,12 @@ class ExpertCache:
     def prefetch_by(self, old: PrefetchSettings | None, new: PrefetchSettings) -> None:
         """Use other rules for what is fetched ahead, between two passes. `beside` the cache it goes into the slots set
         aside, if there are any, as that of experts in several blocks always does."""
-        beside = self.core.blocks > 1 or (new.beside and self._transit > 0)
-        if beside == isinstance(self.prefetch_queue, PrefetchBuffer):
+        to_buffer = self.core.blocks > 1 or (new.beside and self._transit > 0)
+        if to_buffer == self.prefetch_queue.to_buffer:
             self.prefetch_queue.configure(old, new)
             return
-        for eid, ticket in [*self.prefetch_queue.fresh.items()]:
-            if not self.prefetch_queue.take_back(ticket):
-                self.prefetch_queue.waste(eid, evicted=False)
-        self.core.empty_buffer()
-        self.core, self.copies, self.prefetch_queue, self.requests = Parts.of(self.core, self.copies, split=beside)
+        self.prefetch_queue.end()
+        self.requests = Requests(self.core, self.copies, to_buffer=to_buffer)
         self.prefetch_queue.configure(None, new)
 
     def pin(self, eids: Collection[int]) -> None:
@@ -327,8 +338,8 @@ class ExpertCache:
         self._evict_failed()
         self.copies.tickets.clear()  # all landed: their experts are resident
         self.copies.settled[:] = [None] * len(self.copies.settled)  # not all of them will be
-        loan = Loan(Parts(self.core, self.copies, self.prefetch_queue, self.requests), least)
-        self.core, self.copies, self.prefetch_queue, self.requests = loan.lent
+        loan = Loan(self.requests, least)
+        self.requests = loan.lent
         return loan
 
     def take_back(self, loan: Loan, stop: Callable[[], bool]) -> None:
@@ -337,7 +348,7 @@ class ExpertCache:
         try:
             loan.fetch_back(stop)
         finally:
-            self.core, self.copies, self.prefetch_queue, self.requests = loan.own
+            self.requests = loan.own
             loan.settle()
 
     def _leaves(self, eid: int) -> None:

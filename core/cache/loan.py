@@ -7,15 +7,9 @@ evicted first. Only these have to be fetched back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
-from core.cache.copies import Copies
-from core.cache.core import CacheCore
 from core.cache.pool import Pool
-from core.cache.prefetch_buffer import PrefetchBuffer
-from core.cache.prefetch_queue import PrefetchQueue
 from core.cache.requests import Requests
-from core.cache.split_requests import SplitRequests
 from core.memory.slot import Slot
 from core.policy.eviction import Eviction
 
@@ -23,33 +17,15 @@ STAYS = 2**60  # above every tick
 SHARE = 4  # passes may use 1/SHARE of a pool's slots, divided by its layers, or what a pass needs if that is more
 
 
-class Parts(NamedTuple):
-    """What serves a cache's requests: a core, its copies, and what works on both."""
-
-    core: CacheCore[Slot]
-    copies: Copies
-    queue: PrefetchQueue | PrefetchBuffer
-    requests: Requests | SplitRequests
-
-    @classmethod
-    def of(cls, core: CacheCore[Slot], copies: Copies, *, split: bool) -> Parts:
-        """Around this core and these copies; `split`: experts can be there in part, and prefetches go beside them."""
-        if split:
-            buffer = PrefetchBuffer(core, copies)
-            return cls(core, copies, buffer, SplitRequests(core, copies, buffer))
-        queue = PrefetchQueue(core, copies)
-        return cls(core, copies, queue, Requests(core, copies, queue))
-
-
 class Loan:
     """`own` = the lender's parts; `lent` = others over the same slots, first in, first out. Only one of the two is in
     use at a time."""
 
-    def __init__(self, own: Parts, least: int) -> None:
+    def __init__(self, own: Requests, least: int) -> None:
         """`least`: experts of each pool whose slots passes may use at least, as far as it has that many that are not
         pinned."""
         core, copies = own.core.over_same_slots(Eviction), own.copies.over_same_link()
-        self.own, self.lent = own, Parts.of(core, copies, split=isinstance(own.queue, PrefetchBuffer))
+        self.own, self.lent = own, Requests(core, copies, to_buffer=own.prefetches.to_buffer)
         orders = [self._worth(pool) for pool in core.pools]
         self._residents = [eid for order in orders for eid in reversed(order)]  # those kept longest first
         stay: set[int] = set(own.core.pinned)
@@ -80,7 +56,7 @@ class Loan:
 
     def settle(self) -> None:
         """The lender's parts are in use again: residents that were not fetched back count as evicted."""
-        core, queue = self.own.core, self.own.queue
+        core, queue = self.own.core, self.own.prefetches
         for eid in self._residents:
             if not core.is_resident(eid):
                 if eid in queue.fresh:

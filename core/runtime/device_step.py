@@ -3,7 +3,7 @@
 Kernels take the router's ids and a table of addresses, which are on the device; an expert without a slot is read over
 the link, out of pinned host memory. The host launches all layers without waiting for any, and gets all of the token's
 ids in one piece at its end. Then it counts hits and misses, and admits experts by the same policies to the same cache
-(core.cache.deferred_requests). Every product, activation and sum has the bits of `core.runtime.moe_step` on this GPU.
+(core.cache.address_table). Every product, activation and sum has the bits of `core.runtime.moe_step` on this GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Protocol
 import torch
 
 from core.cache.address_table import AddressTable
-from core.cache.deferred_requests import DeferredRequests
 from core.cache.expert_cache import ExpertCache
 from core.runtime.batch import Batch
 from core.runtime.compute import ExpertMath
@@ -42,7 +41,6 @@ class DeviceStep:
         """`math` computes by kernels; `home` = where they read each expert in host memory, by eid."""
         self._math, self._expert_cache, self._metrics = math, expert_cache, metrics
         self.table = AddressTable(expert_cache, home, device)
-        self._requests = DeferredRequests(expert_cache, self.table)
         with torch.inference_mode(False):
             self._ids = torch.zeros(len(math), top_k, dtype=torch.int64, device=device)  # of the running token
             self._told = torch.zeros(len(math), top_k, dtype=torch.int64).pin_memory()  # those of the last one
@@ -63,7 +61,7 @@ class DeviceStep:
     @contextmanager
     def token(self) -> Iterator[None]:
         """Around launching a token's pass. At its end the host waits for the token, the only time."""
-        self._metrics.waited(self._requests.bring_up(), late=False)
+        self._metrics.waited(self.table.sync_table(), late=False)
         try:
             yield
         except BaseException:
@@ -73,7 +71,7 @@ class DeviceStep:
         self._told.copy_(self._ids, non_blocking=True)
         self._wait()
         routed: list[list[int]] = self._told.tolist()
-        for layer, (chosen, requests) in enumerate(zip(routed, self._requests.settle(routed), strict=True)):
+        for layer, (chosen, requests) in enumerate(zip(routed, self.table.request(routed), strict=True)):
             self._metrics.layer(layer, [chosen], requests)
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.prefetch_buffer import PrefetchBuffer
 from core.memory.link import Pace
 from core.policy.predict import Prediction
 from core.settings.prefetch import PrefetchSettings
@@ -117,7 +116,7 @@ class Cache(RuleBasedStateMachine):
         cache = self.expert_cache
         fresh, before = {*cache.prefetch_queue.fresh}, {*cache.core.held.sizes()}
         cache.prefetch_by(None, PrefetchSettings(beside=beside))
-        assert isinstance(cache.prefetch_queue, PrefetchBuffer) == (beside and cache._transit > 0)
+        assert cache.prefetch_queue.to_buffer == (beside and cache._transit > 0)
         assert before - fresh <= {*cache.core.held.sizes()} <= before
 
     @rule(slots=st.integers(LAYERS * K, LAYERS * EXPERTS))

@@ -1,4 +1,4 @@
-"""Requests made when a token is done leave the cache as requests made layer by layer do, whatever is asked for."""
+"""Requests made after a token leave the cache as requests made layer by layer do, whichever experts are requested."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.cache.address_table import AddressTable
-from core.cache.deferred_requests import DeferredRequests
 from core.cache.expert_cache import ExpertCache
 from core.settings.registry import variants
 from core.types import Outcome
@@ -31,15 +30,15 @@ class HostTable(AddressTable):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
             super().__init__(expert_cache, HOME, torch.device("cpu"))
-        self.told = 0
+        self.updates = 0
 
-    def bring_up(self, landed: Collection[int]) -> None:
-        super().bring_up(landed)
-        self.told += 1
+    def _update(self, landed: Collection[int]) -> None:
+        super()._update(landed)
+        self.updates += 1
 
 
 def layer_by_layer(expert_cache: ExpertCache, routed: list[list[int]]) -> list[list[int]]:
-    """A token led by the host -> the experts of each layer that were missing, in order."""
+    """A token computed layer by layer -> the experts of each layer that were missing, in order."""
     expert_cache.begin_pass("decode", 1)
     found = []
     for layer, wanted in enumerate(routed):
@@ -65,15 +64,14 @@ def test_the_same_experts_stay(
     transit = K if bypass and scope == "layer" and slots >= LAYERS * (K + 1) + K else 0
     host, device = (build(slots, scope, eviction, transit) for _ in range(2))
     table = HostTable(device)
-    requests = DeferredRequests(device, table)
     blob = device.copies.expert_bytes
     for routed in tokens:
         layer_by_layer(host, routed)
         device.begin_pass("decode", 1)
-        requests.bring_up()
+        table.sync_table()
         table.check()
         addresses = table.addresses.flatten().tolist()
-        found = requests.settle(routed)
+        found = table.request(routed)
         for cache in (host, device):
             cache.check_integrity()
         assert [bool(slots) for slots in device.core.table] == [bool(slots) for slots in host.core.table]
@@ -96,10 +94,10 @@ def test_the_same_experts_stay(
 def test_a_copy_is_read_in_its_slot_by_the_token_after_the_next() -> None:
     cache = build(LAYERS * 3)
     table = HostTable(cache)
-    requests, outcomes = DeferredRequests(cache, table), []
+    outcomes = []
     for _ in range(4):
         cache.begin_pass("decode", 1)
-        requests.bring_up()
-        outcomes.append([one.outcome for one in requests.settle([[0, 1], [0, 1], [0, 1]])[0]])
+        table.sync_table()
+        outcomes.append([one.outcome for one in table.request([[0, 1], [0, 1], [0, 1]])[0]])
     assert outcomes == [[Outcome.MISS] * 2] * 2 + [[Outcome.HIT] * 2] * 2
-    assert table.told == 4
+    assert table.updates == 4

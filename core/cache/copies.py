@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
-
-import numpy.typing as npt
 
 from core.cache.lease import Counts, LeasedSegment
+from core.cache.spec import ExpertSource
 from core.memory.slot import Slot
 from core.memory.ticket import LANDED, QUEUED, Link, Ticket
-from core.policy.eviction import MakePolicy
-from core.types import Origin, Outcome, Segment
-
-
-class Experts(Protocol):
-    """The interface to a store: `core.memory.store.ExpertStore`, or a simulated one."""
-
-    @property
-    def blob_bytes(self) -> int: ...
-    def use_policy(self, make_policy: MakePolicy, usual: npt.ArrayLike) -> None: ...
-    def begin_pass(self, now: int) -> None: ...
-    def origin(self, eid: int) -> Origin: ...
-    def hosted(self) -> Sequence[int] | None: ...
+from core.types import Outcome, Segment
 
 
 class Copies:
@@ -30,7 +16,7 @@ class Copies:
     -> what a request for it leases, once one has found it whole and at rest: a hit, until it loses its slots. `phase`:
     of the pass, noted in every ticket."""
 
-    def __init__(self, link: Link, store: Experts, whole: Sequence[Segment], phase: str = "prefill") -> None:
+    def __init__(self, link: Link, store: ExpertSource, whole: Sequence[Segment], phase: str = "prefill") -> None:
         self.link, self.store, self.whole, self.phase = link, store, whole, phase
         self.tickets: dict[int, Ticket] = {}
         self.settled: list[LeasedSegment | None] = [None] * len(whole)

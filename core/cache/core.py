@@ -37,7 +37,7 @@ from core.types import Segment
 CUT = -1  # in place of the expert that left: one only lost its bottom
 
 
-def _ignore(*_: int) -> None:
+def _ignore(eid: int, kept: int) -> None:
     pass
 
 
@@ -59,12 +59,11 @@ class CacheCore(Generic[S]):
         make_policy: MakePolicy,
         pools: list[Pool[S]],
         hints: Hints | None = None,
-        on_evict: Callable[[int], None] = _ignore,
         blocks: int = 1,
-        on_cut: Callable[[int, int], None] = _ignore,
+        on_loss: Callable[[int, int], None] = _ignore,
     ) -> None:
-        """`pools`: one per layer, or one for all. `on_evict(eid)` is called before an expert loses its slots, and
-        `on_cut(eid, kept)` before it loses those after its first `kept`; every expert has `blocks` blocks."""
+        """`pools`: one per layer, or one for all. Every expert has `blocks` blocks; `on_loss(eid, kept)` is called
+        before one loses the slots of those after the first `kept`."""
         self.layers, self.experts, self.blocks = layers, experts, blocks
         self.pools = pools
         self.transit: list[S] = []  # slots of no pool that are not lent to one
@@ -78,7 +77,7 @@ class CacheCore(Generic[S]):
         self._lends = False  # transit slots may be lent to a pool
         self.now = self.tick = self.layer = 0  # tick: requests and admissions so far; layer: the one being computed
         self.displaced = -1  # the expert that the last `admit` evicted, or -1
-        self._on_evict, self._on_cut = on_evict, on_cut
+        self._on_loss = on_loss
 
     @property
     def policy(self) -> Eviction:
@@ -276,16 +275,26 @@ class CacheCore(Generic[S]):
         self.hints.forget()
         self.last_used[:] = -1
 
-    def shrink(self, pool: Pool[S]) -> S:
-        """Take a slot out of a pool, if none is free one of the next victim's. Nothing may be leased."""
-        assert self._vacate(pool, 1)
-        pool.capacity -= 1
-        return pool.free.pop()
-
-    def grow(self, pool: Pool[S], slot: S) -> None:
-        """Add a slot to a pool."""
-        pool.free.append(slot)
-        pool.capacity += 1
+    def resize(
+        self, capacities: Sequence[int], transit: int, allocate: Callable[[], S], free: Callable[[S], None]
+    ) -> None:
+        """Give each pool its capacity, and `transit` slots to none. Shrinks first, then grows, so that there are never
+        more slots than before or after. When `allocate` raises, the pools are as large as there were slots. Nothing may
+        be leased."""
+        sizes = list(zip(self.pools, capacities, strict=True))
+        self.empty_buffer()
+        while len(self.transit) > transit:
+            free(self.transit.pop())
+        for pool, capacity in sizes:
+            while pool.capacity > capacity:
+                assert self._vacate(pool, 1)
+                pool.capacity -= 1
+                free(pool.free.pop())
+        while len(self.transit) < transit:
+            self.transit.append(allocate())
+        for pool, capacity in sizes:
+            while pool.capacity < capacity:
+                pool.grow(allocate())
 
     def rebuild(self, make_policy: MakePolicy, capacities: Sequence[int]) -> list[S]:
         """Begin anew with another policy and other pools: pinned residents stay, then others by last use, as far as
@@ -311,7 +320,7 @@ class CacheCore(Generic[S]):
                 self.policy.admitted(eid, self.tick, self.now)
         for pool, capacity in zip(self.pools, capacities, strict=True):
             while spare and pool.capacity < capacity:
-                self.grow(pool, spare.pop())
+                pool.grow(spare.pop())
         return spare
 
     def over_same_slots(self, make_policy: MakePolicy) -> CacheCore[S]:
@@ -323,9 +332,8 @@ class CacheCore(Generic[S]):
             self.experts,
             make_policy,
             self.pools,
-            on_evict=self._on_evict,
             blocks=self.blocks,
-            on_cut=self._on_cut,
+            on_loss=self._on_loss,
         )
         other.held, other.table, other.transit = self.held, self.table, self.transit
         other.last_used[:] = self.last_used
@@ -414,8 +422,5 @@ class CacheCore(Generic[S]):
 
     def _cut(self, eid: int, kept: int) -> tuple[S, ...]:
         """An expert loses its blocks but the first `kept` -> their slots."""
-        if kept:
-            self._on_cut(eid, kept)
-        else:
-            self._on_evict(eid)
+        self._on_loss(eid, kept)
         return self.held.cut(eid, kept)

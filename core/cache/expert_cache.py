@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from core.cache.copies import Copies, Experts
+from core.cache.copies import Copies
 from core.cache.core import CacheCore
 from core.cache.lease import Counts, Lease, LeasedSegment
 from core.cache.loan import Loan
 from core.cache.pool import Pool, empty_pools
 from core.cache.prefetch_queue import PrefetchQueue
 from core.cache.requests import Requests
-from core.cache.slots import Slots, resize
+from core.cache.spec import CacheMemory, CacheSpec
+from core.errors import BudgetError
 from core.memory.slot import Slot
-from core.memory.ticket import Link
 from core.policy.allocation.slot_allocation import Placement
 from core.policy.allocation.slots import shares
 from core.policy.eviction import Eviction, MakePolicy, policy_maker
@@ -38,35 +38,21 @@ class ExpertCache:
     """`requests` serves the layers, with a `core` that knows which expert is in which slots, the `copies` into slots,
     and the `prefetch_queue`."""
 
-    def __init__(
-        self,
-        layers: int,
-        experts: int,
-        arena: Slots,
-        store: Experts,
-        link: Link,
-        make_policy: MakePolicy,
-        scope: str,
-        slots: int,
-        divide: Callable[[int], Sequence[int]] | None = None,
-        blocks: int = 1,
-        transit: int = 0,
-        split: bool = False,
-    ) -> None:
-        """`slots` = how many blocks the device may hold, `blocks` of each expert; `divide` = slots of all pools ->
-        slots per layer, evenly if None. `transit`: of the slots, those of so many experts are set aside, see CacheCore.
-        `split`: of an expert a part can be there, and what is prefetched goes into the slots set aside.
-        Raises BudgetError when the device is full."""
-        self.layers, self.experts = layers, experts
-        self.arena, self.store, self.make_policy = arena, store, make_policy
-        self.scope, self.slots, self._divide, self._transit = scope, slots, divide, transit
-        self.keeps_whole = not split
-        pools: list[Pool[Slot]] = empty_pools(layers * experts, layers if scope == "layer" else 1)
+    def __init__(self, spec: CacheSpec, memory: CacheMemory) -> None:
+        """An empty cache. Prefetches go into a buffer where experts have several blocks, and evict otherwise, until
+        `prefetch_by`. Raises BudgetError when the device is full."""
+        self.layers, self.experts = spec.layers, spec.experts
+        self.arena, self.store, self.make_policy = memory.arena, memory.store, spec.make_policy
+        self.scope, self.slots, self._divide, self._transit = spec.scope, spec.slots, spec.divide, spec.transit
+        self.keeps_whole = spec.blocks == 1
+        total = spec.layers * spec.experts
+        pools: list[Pool[Slot]] = empty_pools(total, spec.layers if spec.scope == "layer" else 1)
         core = CacheCore(
-            layers, experts, make_policy, pools, on_evict=self._leaves, blocks=blocks, on_cut=self._shortens
+            spec.layers, spec.experts, spec.make_policy, pools, blocks=spec.blocks, on_loss=self._loses_slots
         )
-        whole = [Segment(eid, range(blocks)) for eid in range(layers * experts)]
-        self.requests = Requests(core, Copies(link, store, whole), to_buffer=split)
+        whole = [Segment(eid, range(spec.blocks)) for eid in range(total)]
+        copies = Copies(memory.link, memory.store, whole)
+        self.requests = Requests(core, copies, to_buffer=spec.blocks > 1)
         self._resize()
 
     @property
@@ -351,15 +337,12 @@ class ExpertCache:
             self.requests = loan.own
             loan.settle()
 
-    def _leaves(self, eid: int) -> None:
-        """An expert is about to be evicted: a copy into its slot is cancelled, or awaited when it has started."""
+    def _loses_slots(self, eid: int, kept: int) -> None:
+        """An expert is about to lose the slots of its blocks after the first `kept`: a copy into them is cancelled, or
+        awaited when it has started. A copy that has not ended is never into the first ones."""
         if eid in self.prefetch_queue.fresh:
             self.prefetch_queue.waste(eid, evicted=True)
         self.copies.drop(eid)
-
-    def _shortens(self, eid: int, kept: int) -> None:
-        """An expert is about to lose its blocks but the first `kept`, which any copy that is not over is of."""
-        self._leaves(eid)
 
     def _evict_failed(self) -> None:
         for eid in self.copies.failed():
@@ -374,8 +357,17 @@ class ExpertCache:
     def _resize(self) -> None:
         self.arena.expect(self.slots)
         try:
-            resize(self.core, self._capacities(), self.transit, self.arena)
+            self.core.resize(self._capacities(), self.transit, self._allocate, self.arena.free)
         finally:
             self.slots = len(self.arena)  # fewer than requested if the device ran full
         self.arena.pack(self.copies.targets())
         self.core.held.moved()
+
+    def _allocate(self) -> Slot:
+        try:
+            return self.arena.allocate()
+        except RuntimeError as error:  # torch raises OutOfMemoryError, a RuntimeError, and so does its CPU allocator
+            raise BudgetError(
+                "The device has no memory left for the experts this budget asks for. Lower the budget, "
+                f"or close what else uses the device. ({error})"
+            ) from error

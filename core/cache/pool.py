@@ -26,6 +26,11 @@ class Pool(Generic[S]):
         """The experts that this pool is for."""
         return range(self.part.start, self.part.stop)
 
+    def grow(self, slot: S) -> None:
+        """Add a slot."""
+        self.free.append(slot)
+        self.capacity += 1
+
 
 def empty_pools(total: int, count: int) -> list[Pool[S]]:
     """Pools without slots for `count` equal parts of `total` experts."""

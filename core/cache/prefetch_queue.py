@@ -1,9 +1,9 @@
 """The prefetches of the cache: issued by priority, cancelled while queued, finally counted as used, late or wasted.
 
-A prefetch goes into one of two destinations: into the cache, where it evicts an expert that is less likely to be needed,
-or into the buffer beside it, where it evicts none. Experts in several blocks are always prefetched into the buffer
-(MoEpic section 3.2): of each the blocks that the cache lacks, best predictions first, until the layer's routing is known
-or the buffer is full. Part of `core.cache.expert_cache`, on the compute thread.
+A prefetch goes into one of two destinations: into the cache, where it evicts an expert that is less likely to be
+needed, or into a separate buffer, where it evicts none. Experts in several blocks are always prefetched into the buffer
+(MoEpic section 3.2): of each the blocks that the cache lacks, best predictions first, until the routing of the layer is
+known or the buffer is full. Part of `core.cache.expert_cache`, on the compute thread.
 """
 
 from __future__ import annotations
@@ -103,11 +103,10 @@ class PrefetchQueue:
         if ticket.displaced >= 0 and not self._core.is_resident(ticket.displaced):
             self.lost.add(ticket.displaced)
 
-    def demanded(self, eid: int, ticket: Ticket) -> None:
-        """`eid` was missing: attribute its copy to prefetching if it was evicted for a wasted prefetch."""
-        if eid in self.lost:
-            self.lost.remove(eid)
-            self._copies.counts.lost.append(ticket)
+    def blame(self, eid: int, ticket: Ticket) -> None:
+        """An expert that is `lost` was missing: its copy is a cost of prefetching."""
+        self.lost.remove(eid)
+        self._copies.counts.lost.append(ticket)
 
     def cancel(self, ticket: Ticket) -> bool:
         """Cancel a queued prefetch and free its slots; False when its copy has started."""

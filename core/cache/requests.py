@@ -15,7 +15,6 @@ from core.cache.core import CacheCore
 from core.cache.lease import Lease, LeasedSegment
 from core.cache.prefetch_queue import PrefetchQueue
 from core.memory.slot import Slot
-from core.memory.ticket import Ticket
 from core.types import Outcome, Segment
 
 
@@ -137,18 +136,22 @@ class Requests:
                 outcome = Outcome.PREFETCH_HIT
             if ticket is not None:
                 outcome = Outcome.PARTIAL_HIT
-        leased = self._segment(copies.whole[eid] if ticket is None else ticket.segment, outcome, ticket)
+        segment = copies.whole[eid] if ticket is None else ticket.segment
+        slots = self.core.table[eid][segment.blocks.start :]
+        leased = LeasedSegment(eid % self.core.experts, segment, slots, outcome, ticket)
         if outcome == Outcome.HIT:
             copies.settled[eid] = leased
         return leased
 
     def _missing(self, eid: int) -> LeasedSegment:
         """A request for an expert that lacks blocks: they are copied into slots, to be computed there."""
-        copies, segment, outcome = self.copies, self.core.held.lacking(eid), self.copies.miss(eid)
-        ticket = copies.demand(segment, self._admit(eid))
+        core, copies = self.core, self.copies
+        segment, outcome, slots = core.held.lacking(eid), copies.miss(eid), self._admit(eid)
+        ticket = copies.demand(segment, slots)
         copies.counts.demand_bytes += ticket.bytes
-        self.prefetches.demanded(eid, ticket)
-        return self._segment(segment, outcome, ticket)
+        if eid in self.prefetches.lost:
+            self.prefetches.blame(eid, ticket)
+        return LeasedSegment(eid % core.experts, segment, slots, outcome, ticket)
 
     def _computed(self, eid: int, in_slot: bool) -> LeasedSegment:
         """A request for an expert that kernels have read: in its slot, or over the link, also while a copy into its
@@ -158,10 +161,6 @@ class Requests:
             outcome = copies.miss(eid)
             copies.counts.demand_bytes += copies.expert_bytes
         return LeasedSegment(eid % self.core.experts, copies.whole[eid], (), outcome, None)
-
-    def _segment(self, segment: Segment, outcome: Outcome, ticket: Ticket | None) -> LeasedSegment:
-        core, (eid, blocks) = self.core, segment
-        return LeasedSegment(eid % core.experts, segment, core.table[eid][blocks.start :], outcome, ticket)
 
     def _with_tops(self, requests: Sequence[LeasedSegment]) -> list[LeasedSegment]:
         """All segments: before each request that is for the rest of an expert, the blocks that were resident."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from core.cache.expert_cache import ExpertCache
+from core.cache.spec import CacheMemory, CacheSpec
 from core.capacity.free_memory import free_bytes
 from core.capacity.sizes import PREFILL_CHUNK, Sizes
 from core.errors import BudgetError
@@ -60,19 +61,16 @@ def _measured(loaded: LoadedModel, transfers: TransferEngine, kv: KVCache) -> Si
     plan, sizes, device, settings = loaded.plan, loaded.sizes, loaded.device, loaded.plan.spec.settings.cache
     shape = sizes.shape
     arena = Arena(plan.codec, device)
-    expert_cache = ExpertCache(
+    spec = CacheSpec(
         shape.layers,
         shape.experts,
-        arena,
-        loaded.store,
-        transfers,
-        policy_maker(settings.eviction),
-        settings.scope,
         sizes.slots_min(settings.scope),
+        settings.scope,
+        policy_maker(settings.eviction),
         blocks=plan.codec.blocks,
         transit=shape.top_k if plan.codec.blocks > 1 else 0,
-        split=plan.codec.blocks > 1,
     )
+    expert_cache = ExpertCache(spec, CacheMemory(arena, loaded.store, transfers))
     math = make_math([site.module for site in loaded.sites], plan.codec)
     metrics = Unrecorded(expert_cache, transfers)
     step = MoEStep(math, expert_cache, DeviceProcessor(transfers, metrics), metrics)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from core.cache.expert_cache import ExpertCache
+from core.cache.spec import CacheMemory, CacheSpec
 from core.capacity.fit import copies_gbps
 from core.capacity.free_memory import free_bytes
 from core.capacity.memory_accounting import Ledger
@@ -226,21 +227,18 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
 def _cache(loaded: LoadedModel, arena: Arena, transfers: TransferEngine, controller: SettingsController) -> ExpertCache:
     """An empty cache as the settings size and divide it, with the policy that they name."""
     settings, shape = loaded.plan.spec.settings, loaded.shape
-    expert_cache = ExpertCache(
+    placed = controller.placed
+    spec = CacheSpec(
         shape.layers,
         shape.experts,
-        arena,
-        loaded.store,
-        transfers,
-        policy_maker(settings.cache.eviction),
-        settings.cache.scope,
         loaded.sizes.slots(settings.cache.budget),
-        divide=controller.placed.divide,
+        settings.cache.scope,
+        policy_maker(settings.cache.eviction),
         blocks=loaded.plan.codec.blocks,
-        transit=controller.placed.transit,
-        split=loaded.plan.codec.blocks > 1,
+        transit=placed.transit,
+        divide=placed.divide,
     )
-    placed = controller.placed
+    expert_cache = ExpertCache(spec, CacheMemory(arena, loaded.store, transfers))
     expert_cache.place(placed.usual, placed.pinned, placed.divide, placed.transit, placed.tops)
     loaded.store.use_policy(policy_maker(settings.cache.host_eviction), placed.usual)
     return expert_cache

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Counts, Lease
 from core.cache.prefetch_cost import PrefetchCost
+from core.cache.spec import CacheMemory, CacheSpec
 from core.cache.waves import in_waves
 from core.metrics import METRICS
 from core.policy.predict import Prediction, Predictor
@@ -80,18 +81,17 @@ class TimedReplay:
     ) -> None:
         self.trace, self.clock, self.predictor, self.profile = trace, clock, predictor, profile
         self.link = VirtualLink(0.0)
-        self.expert_cache = ExpertCache(
+        spec = CacheSpec(
             trace.layers,
             trace.experts,
-            VirtualSlots(),
-            VirtualExperts(blob_bytes),
-            self.link,
-            maker(config),
-            config.scope,
             config.slots,
-            divide=(lambda slots: config.sizes) if config.sizes else None,
+            config.scope,
+            maker(config),
             transit=config.transit,
+            divide=(lambda slots: config.sizes) if config.sizes else None,
         )
+        memory = CacheMemory(VirtualSlots(), VirtualExperts(blob_bytes), self.link)
+        self.expert_cache = ExpertCache(spec, memory)
         self.expert_cache.prefetch_by(None, PrefetchSettings(deadline=deadline, guard=guard, beside=beside))
         self.expert_cache.hints.profile(config.usual or 0.0, config.pinned)
         self.expert_cache.pin(config.pinned)

@@ -6,11 +6,13 @@ import torch
 
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease
+from core.cache.spec import CacheMemory, CacheSpec
 from core.memory.arena import Arena
 from core.memory.codec import PartSpec, make_codec
 from core.memory.store import HostStore
 from core.memory.transfer import TransferEngine
-from core.settings.registry import create
+from core.policy.eviction import policy_maker
+from core.settings.param import Choice
 
 LAYERS, EXPERTS = 3, 6
 SPECS = {"gate_up_proj": PartSpec((8, 16), torch.float32), "down_proj": PartSpec((16, 4), torch.float32)}
@@ -26,17 +28,8 @@ def build(slots: int, scope: str = "layer", eviction: str = "lru", transit: int 
         None,
     )
     transfers = TransferEngine(torch.device("cpu"), store.fetch)
-    return ExpertCache(
-        LAYERS,
-        EXPERTS,
-        Arena(codec, torch.device("cpu")),
-        store,
-        transfers,
-        lambda expert_index: create("eviction", eviction, {}, expert_index=expert_index),
-        scope,
-        slots,
-        transit=transit,
-    )
+    spec = CacheSpec(LAYERS, EXPERTS, slots, scope, policy_maker(Choice(eviction)), transit=transit)
+    return ExpertCache(spec, CacheMemory(Arena(codec, torch.device("cpu")), store, transfers))
 
 
 def hold(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> Lease:

@@ -11,9 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.cache.expert_cache import ExpertCache
+from core.cache.requests import Requests
+from core.cache.spec import CacheMemory, CacheSpec
 from core.memory.ticket import Ticket
+from core.policy.eviction import policy_maker
 from core.policy.predict import Prediction
-from core.settings.registry import create, variants
+from core.settings.param import Choice
+from core.settings.registry import variants
 from core.simulate.virtual_clock import VirtualExperts, VirtualLink, VirtualSlots
 from core.types import Residence
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
@@ -48,24 +52,17 @@ moves = st.builds(
 
 
 def virtual(blocks: int, room: int, scope: str, eviction: str) -> tuple[ExpertCache, list[tuple[Any, ...]]]:
-    """A cache with `room` experts per layer on a virtual clock, and a diary of its copies."""
+    """A cache with `room` experts per layer on a virtual clock, and a list of its copies. Prefetches evict other
+    experts, also where these have several blocks."""
     copied: list[tuple[Any, ...]] = []
 
     def fetch(ticket: Ticket) -> None:
         assert len({slot.index for slot in ticket.slots}) == blocks, "a slot for each block"
         copied.append((*ticket.segment, ticket.bytes, ticket.demand))
 
-    cache = ExpertCache(
-        LAYERS,
-        EXPERTS,
-        VirtualSlots(),
-        VirtualExperts(BYTES),
-        VirtualLink(0.5, fetch),
-        lambda expert_index: create("eviction", eviction, {}, expert_index=expert_index),
-        scope,
-        LAYERS * room * blocks,
-        blocks=blocks,
-    )
+    spec = CacheSpec(LAYERS, EXPERTS, LAYERS * room * blocks, scope, policy_maker(Choice(eviction)), blocks=blocks)
+    cache = ExpertCache(spec, CacheMemory(VirtualSlots(), VirtualExperts(BYTES), VirtualLink(0.5, fetch)))
+    cache.requests = Requests(cache.core, cache.copies, to_buffer=False)
     return cache, copied
 
 

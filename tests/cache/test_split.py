@@ -42,9 +42,8 @@ def split_core(
         experts,
         policy(name),
         numbered_pools(layers * experts, capacities),
-        on_evict=lambda eid: lost.append((eid, 0)),
         blocks=blocks,
-        on_cut=lambda eid, kept: lost.append((eid, kept)),
+        on_loss=lambda eid, kept: lost.append((eid, kept)),
     )
     number = itertools.count()
     for pool in core.pools:
@@ -257,12 +256,7 @@ def test_no_layer_keeps_more_than_its_slots(
             core.split(move.tops)
             assert lengths(core) == before
         if move.capacities is not None:
-            core.empty_buffer()
-            for pool, capacity in zip(core.pools, move.capacities, strict=True):
-                while pool.capacity > capacity:
-                    core.shrink(pool)
-                while pool.capacity < capacity:
-                    core.grow(pool, next(spare))
+            core.resize(move.capacities, buffer, spare.__next__, lambda slot: None)
             capacities = move.capacities
         if move.name is not None:
             left = core.rebuild(policy(move.name), capacities)

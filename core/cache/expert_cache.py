@@ -1,8 +1,8 @@
-"""The expert cache during computation. Leases make it impossible to evict an expert in use.
+"""The expert cache during computation. An expert in use cannot be evicted: a lease holds it.
 
-All of this runs on the compute thread; copies are made by other threads. `acquire` leases a layer's experts and fetches
-the missing ones, `prefetch` fetches experts that may be needed, `release` ends a lease. A request
-is one distinct expert of a layer in a pass; see `core.types.Outcome` for what can become of it.
+All of this runs on the compute thread; copies are made by other threads. `acquire` leases the experts of a layer and
+fetches the missing ones, `prefetch` fetches experts that may be needed, `release` ends a lease. A request is one
+distinct expert of a layer in a pass; `core.types.Outcome` lists its outcomes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from core.cache.copies import Copies
 from core.cache.core import CacheCore
-from core.cache.lease import Counts, Lease, LeasedSegment
-from core.cache.loan import Loan
+from core.cache.counts import Counts
+from core.cache.lease import Lease, LeasedSegment
 from core.cache.pool import Pool, empty_pools
 from core.cache.prefetch_queue import PrefetchQueue
 from core.cache.requests import Requests
+from core.cache.slot_reservation import SlotReservation
 from core.cache.spec import CacheMemory, CacheSpec
 from core.errors import BudgetError
 from core.memory.slot import Slot
@@ -87,17 +88,17 @@ class ExpertCache:
         demand."""
         return self.requests.acquire(layer, wanted)
 
-    def at_rest(self, layer: int, wanted: Sequence[int]) -> list[LeasedSegment] | None:
-        """`wanted` without a lease, where there is nothing to fetch or to wait for; None elsewhere. To be computed at
-        once."""
-        return self.requests.at_rest(layer, wanted)
+    def lookup_all_hits(self, layer: int, wanted: Sequence[int]) -> list[LeasedSegment] | None:
+        """`wanted` without a lease, if all of them are hits and no prefetch is pending; None otherwise. Compute them
+        before the next call to the cache."""
+        return self.requests.lookup_all_hits(layer, wanted)
 
     def prefetch(self, predictions: Sequence[Prediction], at: int, maps: Sequence[LayerMap] = ()) -> None:
         """Prefetch experts by priority, as long as there is a slot that holds nothing better.
 
         `at` = the layer in which the predictions are made, -1 before the first. Queued prefetches of earlier
-        predictions are ranked again together with the new ones; one gives up its slot to a better prediction, or when
-        it would come too late. `maps` are told to the eviction policy.
+        predictions are ranked again together with the new ones; one loses its slot to a better prediction, or when it
+        would come too late. `maps` go to the eviction policy.
         """
         self.prefetch_queue.issue(predictions, at, maps)
 
@@ -122,9 +123,9 @@ class ExpertCache:
         """The pool whose slots `layer` uses."""
         return self.core.pool(layer)
 
-    def room(self, layer: int) -> int:
-        """Experts that fit into that pool beside the pinned ones, at least one."""
-        return self.core.room(layer)
+    def capacity_for(self, layer: int) -> int:
+        """Experts that fit into the pool of `layer` with the pinned ones, at least one."""
+        return self.core.capacity_for(layer)
 
     def lacking(self, layer: int, wanted: Sequence[int]) -> list[int]:
         """Those of `wanted` that would have to be fetched: with too few slots, or with a copy that is only queued."""
@@ -136,15 +137,15 @@ class ExpertCache:
         base, copies, whole = layer * self.experts, self.copies, self.core.blocks
         ready = [len(slots) == whole for slots in self.core.table[base : base + self.experts]]
         missing = [not one for one in ready]
-        for eid in copies.flying():
+        for eid in copies.in_flight():
             if 0 <= eid - base < self.experts:
                 ready[eid - base], missing[eid - base] = False, copies.is_queued(eid)
         return missing, ready
 
     def places(self) -> bytearray:
-        """The location of each expert, by eid, as core.types.Residence. Safe to call from any thread; without a loop
-        over the experts, as the computing thread waits for Python's lock meanwhile."""
-        flying, hosted = self.copies.flying(), self.store.hosted()
+        """The location of each expert, by eid, as core.types.Residence. Safe to call from any thread. It loops over no
+        experts, since the computing thread waits for Python's lock during the call."""
+        in_flight, hosted = self.copies.in_flight(), self.store.hosted()
         kinds = bytearray([Residence.PART]) * (self.core.blocks + 1)  # by the number of an expert's slots
         kinds[0], kinds[-1] = Residence.HOST if hosted is None else Residence.DISK, Residence.RESIDENT
         held = bytearray(map(len, self.core.table))
@@ -152,7 +153,7 @@ class ExpertCache:
         for eid in hosted or ():
             if not held[eid]:
                 places[eid] = Residence.HOST
-        for eid in flying:
+        for eid in in_flight:
             if held[eid]:
                 places[eid] = Residence.IN_FLIGHT
         return places
@@ -162,7 +163,7 @@ class ExpertCache:
         return [slot for slots in self.core.table for slot in slots][:most]
 
     @property
-    def expects(self) -> bool:
+    def has_pending_prefetches(self) -> bool:
         """Whether an expert was prefetched whose layer has not been reached since."""
         return bool(self.prefetch_queue.fresh)
 
@@ -184,7 +185,7 @@ class ExpertCache:
 
     @property
     def hints(self) -> Hints:
-        """What predictors and profiles tell the policy."""
+        """The input of the policy from predictors and profiles."""
         return self.core.hints
 
     @property
@@ -202,7 +203,7 @@ class ExpertCache:
         assert len({*free, *held}) == len(free) + len(held), "a slot is free and occupied"
         assert len(free) + len(held) == len(self.arena) == self.slots, "slots, arena and budget do not add up"
         assert all(map(self.is_resident, {*self.copies.tickets, *self.prefetch_queue.fresh})), "a copy without a slot"
-        kept = enumerate(self.copies.settled)
+        kept = enumerate(self.copies.hit_leases)
         assert all(one is None or one.slots == self.core.table[eid] for eid, one in kept), "a kept lease is not its own"
 
     def reshape(
@@ -239,18 +240,18 @@ class ExpertCache:
         transit: int = 0,
         tops: Sequence[int] = (),
     ) -> None:
-        """Take over a placement: `usual` [layers * experts] = how often a profile saw each expert; `pinned` eids leave
-        only if nothing else can; `divide` and `transit` as in the constructor; `tops`: blocks of an expert that each
-        layer keeps, () = whole experts, which are to be computed as such. Slots and experts move with the next
-        `reshape` and `pin`."""
+        """Use a placement: `usual` [layers * experts] = how often a profile saw each expert; `pinned` eids are evicted
+        only if no other can be; `divide` and `transit` as in CacheSpec; `tops`: blocks of an expert that each layer
+        keeps, () = whole experts, which are computed as such. Slots and experts move with the next `reshape` and
+        `pin`."""
         self.core.hints.profile(usual, sorted(pinned))
         self.core.pinned, self._divide, self._transit = frozenset(pinned), divide, transit
         self.keeps_whole = not tops
         self.core.split(tops or [self.core.blocks] * self.layers)
 
     def prefetch_by(self, old: PrefetchSettings | None, new: PrefetchSettings) -> None:
-        """Use other rules for what is fetched ahead, between two passes. `beside` the cache it goes into the slots set
-        aside, if there are any, as that of experts in several blocks always does."""
+        """Use other rules for prefetches, between two passes. With the setting `beside` they go into the slots set
+        aside, if there are any; those of experts in several blocks always do."""
         to_buffer = self.core.blocks > 1 or (new.beside and self._transit > 0)
         if to_buffer == self.prefetch_queue.to_buffer:
             self.prefetch_queue.configure(old, new)
@@ -260,9 +261,9 @@ class ExpertCache:
         self.prefetch_queue.configure(None, new)
 
     def pin(self, eids: Collection[int]) -> None:
-        """Pin these experts: evicted only if nothing else can be. Fetches missing ones at once, between two passes; of
-        those pinned until now, the ones that would not have been kept are evicted. The caller that fills `hints`
-        informs the policy."""
+        """Pin these experts: evicted only if no other can be. Fetches missing ones at once, between two passes; of the
+        experts pinned until now, those that would not have been kept are evicted. The caller that fills `hints` informs
+        the policy."""
         core, copies = self.core, self.copies
         freed, core.pinned = core.pinned - {*eids}, frozenset(eids)
         for eid in freed:
@@ -316,26 +317,26 @@ class ExpertCache:
         """Whether no copy is queued or under way."""
         return self.copies.quiet()
 
-    def set_aside(self, least: int) -> Loan:
-        """Lend the slots to other passes, which leave nothing behind but what `take_back` cannot restore; only while
-        the cache is `quiet`. They may use the slots of at least `least` experts of each pool, as far as it has that
-        many that are not pinned."""
+    def reserve_slots(self, least: int) -> SlotReservation:
+        """Reserve slots for other passes, until `restore`; only while the cache is `quiet`. They may use the slots of
+        at least `least` experts of each pool, as far as it has that many that are not pinned."""
         assert self.quiet() and not self.core.leased, "the cache is in use"
         self._evict_failed()
         self.copies.tickets.clear()  # all landed: their experts are resident
-        self.copies.settled[:] = [None] * len(self.copies.settled)  # not all of them will be
-        loan = Loan(self.requests, least)
-        self.requests = loan.lent
-        return loan
+        self.copies.hit_leases[:] = [None] * len(self.copies.hit_leases)  # not all of them will be
+        reservation = SlotReservation(self.requests, least)
+        self.requests = reservation.borrowed
+        return reservation
 
-    def take_back(self, loan: Loan, stop: Callable[[], bool]) -> None:
-        """Restore the state before the loan. Evicted experts are fetched back, the most valuable first, until `stop()`;
-        the remaining ones count as evicted. Raises the errors of copies; the cache is consistent then, too."""
+    def restore(self, reservation: SlotReservation, stop: Callable[[], bool]) -> None:
+        """Restore the state before `reserve_slots`. Evicted experts are fetched again, those that the policy keeps
+        longest first, until `stop()`; the remaining ones count as evicted. Raises the errors of copies; the cache is
+        consistent then, too."""
         try:
-            loan.fetch_back(stop)
+            reservation.fetch_back(stop)
         finally:
-            self.requests = loan.own
-            loan.settle()
+            self.requests = reservation.own
+            reservation.settle()
 
     def _loses_slots(self, eid: int, kept: int) -> None:
         """An expert is about to lose the slots of its blocks after the first `kept`: a copy into them is cancelled, or

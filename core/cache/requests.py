@@ -27,9 +27,9 @@ class Requests:
         self._fetched: list[int] = []  # on demand, for the open leases
 
     def acquire(self, layer: int, wanted: Sequence[int]) -> Lease:
-        """Lease `wanted` (distinct experts of `layer`, at most `CacheCore.room`): those with all blocks first, then
+        """Lease `wanted` (distinct experts of `layer`, at most `CacheCore.capacity_for`): those with all blocks first, then
         those that lack some, whose copies are submitted. Raises RuntimeError when they do not fit."""
-        core, hits = self.core, self.copies.settled
+        core, hits = self.core, self.copies.hit_leases
         eids, missing = self._lease(layer, wanted)
         table, blocks = core.table, core.blocks
         complete = [eid for eid in eids if len(table[eid]) == blocks] if missing else eids
@@ -37,10 +37,10 @@ class Requests:
         requests += [self._missing(eid) for eid in missing]
         return Lease(layer, eids, requests if blocks == 1 else self._with_tops(requests), requests)
 
-    def at_rest(self, layer: int, wanted: Sequence[int]) -> list[LeasedSegment] | None:
+    def lookup_all_hits(self, layer: int, wanted: Sequence[int]) -> list[LeasedSegment] | None:
         """What `acquire` would lease, in the order of `wanted`, if every expert is a hit and no prefetch is pending;
         None otherwise. The hits are counted but not leased: compute them before the next call to the cache."""
-        core, hits, base, prefetches = self.core, self.copies.settled, layer * self.core.experts, self.prefetches
+        core, hits, base, prefetches = self.core, self.copies.hit_leases, layer * self.core.experts, self.prefetches
         eids = [base + expert for expert in wanted]
         segments = [one for eid in eids if (one := hits[eid]) is not None]
         if len(segments) < len(wanted) or prefetches.fresh or prefetches.to_buffer:
@@ -140,7 +140,7 @@ class Requests:
         slots = self.core.table[eid][segment.blocks.start :]
         leased = LeasedSegment(eid % self.core.experts, segment, slots, outcome, ticket)
         if outcome == Outcome.HIT:
-            copies.settled[eid] = leased
+            copies.hit_leases[eid] = leased
         return leased
 
     def _missing(self, eid: int) -> LeasedSegment:

@@ -56,7 +56,7 @@ class DeviceStep:
     def serves(self, batch: Batch) -> bool:
         """Whether a pass can be computed like this, now: one token, and no prefetch whose layer is still to come."""
         alone = batch.phase == "decode" and batch.size == 1 and not batch.by_row
-        return alone and not self._expert_cache.expects
+        return alone and not self._expert_cache.has_pending_prefetches
 
     @contextmanager
     def token(self) -> Iterator[None]:

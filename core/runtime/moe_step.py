@@ -13,8 +13,7 @@ from typing import Protocol
 import torch
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import Lease, LeasedSegment, SkippedRequest
-from core.cache.waves import in_waves
+from core.cache.lease import Lease, LeasedSegment, SkippedRequest, in_waves
 from core.memory.codec.native.threads import MOST
 from core.runtime.batch import Batch
 from core.runtime.compute import ExpertMath
@@ -78,13 +77,13 @@ class MoEStep:
         """Compute resident experts first, then each missing one as it lands; [T, H]."""
         asked: list[list[int]] = ids.tolist()  # the layer's only synchronisation with the device
         if self._rests and len(asked) == 1:
-            segments = self._expert_cache.at_rest(layer, asked[0])
+            segments = self._expert_cache.lookup_all_hits(layer, asked[0])
             if segments is not None:
                 result = token_at_rest(self._math[layer], segments, hidden, asked[0], weights, self._tap)
                 self._metrics.layer(layer, asked, None)
                 return result
         routed = self._route(layer, ids, weights, asked)
-        if self._expert_cache.expects:
+        if self._expert_cache.has_pending_prefetches:
             self._expert_cache.arrive(layer, routed.wanted)
         result, requests = (self._token if len(routed.chosen) == 1 else self._prompt)(layer, hidden, routed)
         self._metrics.layer(layer, routed.asked, routed.requests(requests))

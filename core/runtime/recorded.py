@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from core.cache.lease import FIGURES, Counts, LeasedSegment, SkippedRequest
+from core.cache.counts import FIGURES, Counts
+from core.cache.lease import LeasedSegment, SkippedRequest
 from core.metrics.record import Outcome, Phase, StepRecord, Transfer
 from core.types import ModelShape
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from core.cache.counts import PrefetchCost
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import LeasedSegment, SkippedRequest
-from core.cache.prefetch_cost import PrefetchCost
 from core.memory.transfer import Ticket, TransferEngine
 from core.policy.prefetch.throttle import PrefetchThrottle
 from core.prediction.predictor_host import PredictorHost

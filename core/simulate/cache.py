@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from core.cache.waves import leases
+from core.cache.lease import leases
 from core.errors import SettingError
 from core.policy.allocation.slot_allocation import crowded
 from core.policy.allocation.slots import shares, waves

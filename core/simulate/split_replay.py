@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from core.cache.core import CacheCore
+from core.cache.lease import leases
 from core.cache.pool import numbered_pools
-from core.cache.waves import leases
 from core.policy.allocation.cache_plan import LayerBlocks
 from core.policy.allocation.expert_split import LayerTimes
 from core.policy.allocation.slots import waves
@@ -164,6 +164,6 @@ class SplitReplay:
                     core.use(eid)
                 return group
 
-            room = core.room(layer)
+            room = core.capacity_for(layer)
             for _ in leases(waves(wanted, room, core.is_resident), room, acquire, core.release):
                 pass

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from core.cache.counts import Counts, PrefetchCost
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import Counts, Lease
-from core.cache.prefetch_cost import PrefetchCost
+from core.cache.lease import Lease, in_waves
 from core.cache.spec import CacheMemory, CacheSpec
-from core.cache.waves import in_waves
 from core.metrics import METRICS
 from core.policy.predict import Prediction, Predictor
 from core.policy.predict.base import PredictorProfile
@@ -137,7 +136,7 @@ class TimedReplay:
             link.advance(self._layer_s)
             view.reach(layer)
             (asked,) = wanted[layer]
-            if expert_cache.expects:
+            if expert_cache.has_pending_prefetches:
                 expert_cache.arrive(layer, asked)
             self._remember(layer, asked, phase)
             if len(ids) == 1:

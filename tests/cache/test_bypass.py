@@ -112,9 +112,9 @@ def test_other_passes_borrow_the_slots_and_leave_nothing_behind() -> None:
     cache = build(LAYERS * 3 + K, "layer", "lfu", transit=K)
     use(cache, 0, 0, 1, times=5)
     use(cache, 0, 2, times=3)
-    loan = cache.set_aside(K)
+    reservation = cache.reserve_slots(K)
     use(cache, 0, 4, 5)
-    cache.take_back(loan, lambda: False)
+    cache.restore(reservation, lambda: False)
     cache.check_integrity()
     assert residents(cache, 0) == [0, 1, 2]
     assert cache.take_counts().bypassed == 0

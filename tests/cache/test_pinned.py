@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.waves import leases
+from core.cache.lease import leases
 from core.policy.allocation.slots import waves
 from core.policy.eviction import GONE
 from core.policy.hints import Hints
@@ -122,10 +122,10 @@ def test_slots_move_between_layers_without_a_copy() -> None:
 def replayed(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> int:
     """A layer of a prompt as the engine computes it -> misses."""
     base = layer * EXPERTS
-    groups = waves(wanted, expert_cache.room(layer), lambda e: expert_cache.is_resident(base + e))
+    groups = waves(wanted, expert_cache.capacity_for(layer), lambda e: expert_cache.is_resident(base + e))
     misses = 0
     for lease in leases(
-        groups, expert_cache.room(layer), lambda group: hold(expert_cache, layer, group), expert_cache.release
+        groups, expert_cache.capacity_for(layer), lambda group: hold(expert_cache, layer, group), expert_cache.release
     ):
         misses += sum(h.outcome == Outcome.MISS for h in lease.segments)
     return misses

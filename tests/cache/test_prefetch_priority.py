@@ -59,7 +59,7 @@ def test_priority_is_probability_over_distance() -> None:
     st.dictionaries(st.integers(0, LAYERS * EXPERTS - 1), st.floats(0, 1), max_size=8),
     st.integers(-1, LAYERS - 1),
 )
-def test_new_guesses_and_queued_ones_stand_in_one_order(
+def test_new_predictions_and_queued_ones_are_in_one_order(
     told: list[tuple[int, int, float]], waiting: dict[int, float], at: int
 ) -> None:
     schedule, predictions = Schedule(LAYERS, EXPERTS), [Prediction(*one) for one in told]
@@ -113,6 +113,23 @@ def test_what_cannot_arrive_in_time_is_not_fetched(deadline: bool, issued: list[
     predictions = [Prediction(2, 1, 0.9), Prediction(2, 3, 0.7), Prediction(3, 0, 0.4)]
     ranked = schedule.rank(predictions, 1, [queued(18, 0.8)], lambda eid: True, link, 1)
     assert ([eid for eid, _, _ in ranked.issue], [t.eid for t in ranked.drop]) == (issued, dropped)
+
+
+def test_the_buffer_gets_copies_that_can_start_in_time() -> None:
+    # In layer 1, layers 2 s apart, copies 0.9 s, 0.3 s of one still to go. By priority: eid 17 (layer 2) .9 starts at
+    # 0.3, eid 19 .7, of which half is to be copied, at 1.2, eid 20 .6 at 1.65, eid 21 .5 at 2.55 > 2 is too late, and
+    # ends the plan: eid 24 (layer 3, 4 s away) .2 would start in time. 22 is not to be copied; 18 is queued already.
+    link = VirtualLink(0.9)
+    link.submit(queued(31, 1.0))
+    link.advance(0.6)
+    schedule, ticket = Schedule(LAYERS, EXPERTS), queued(18, 0.1)
+    schedule.rhythm = rhythm(2.0, 2.0)
+    scores = {17: 0.9, 22: 0.8, 19: 0.7, 20: 0.6, 21: 0.5, 24: 0.4, 18: 0.05}
+    share = {17: 1.0, 22: 0.0, 19: 0.5, 20: 1.0, 21: 1.0, 24: 1.0, 18: 0.0}
+    predictions = [Prediction(eid // EXPERTS, eid % EXPERTS, score) for eid, score in scores.items()]
+    changes = schedule.plan_buffer(predictions, 1, [ticket], share.__getitem__, link, 1)
+    assert changes.issue == [(17, 0.9, 0.9), (19, 0.7, 0.7), (20, 0.6, 0.6)] and not changes.drop
+    assert changes.priorities == [(ticket, 0.05)] and ticket.score == 0.05
 
 
 def test_a_link_of_which_nothing_is_known_is_never_too_slow() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.cache.waves import leases
+from core.cache.lease import leases
 from core.policy.allocation.slots import WAVES, waves
 
 

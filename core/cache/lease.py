@@ -73,11 +73,8 @@ def in_waves(
     if not wanted:
         look_ahead()
         return
-    base, is_resident, capacity = (
-        layer * expert_cache.experts,
-        expert_cache.is_resident,
-        expert_cache.capacity_for(layer),
-    )
+    base, is_resident = layer * expert_cache.experts, expert_cache.is_resident
+    capacity = expert_cache.capacity_for(layer)
     yield from leases(
         waves(wanted, capacity, lambda expert: is_resident(base + expert)),
         capacity,

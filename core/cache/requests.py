@@ -27,7 +27,7 @@ class Requests:
         self._fetched: list[int] = []  # on demand, for the open leases
 
     def acquire(self, layer: int, wanted: Sequence[int]) -> Lease:
-        """Lease `wanted` (distinct experts of `layer`, at most `CacheCore.capacity_for`): those with all blocks first, then
+        """Lease `wanted` (distinct experts of `layer`, at most its `capacity_for`): those with all blocks first, then
         those that lack some, whose copies are submitted. Raises RuntimeError when they do not fit."""
         core, hits = self.core, self.copies.hit_leases
         eids, missing = self._lease(layer, wanted)

@@ -1,5 +1,5 @@
-"""Uses that are passed on in batches leave a policy as if each had been passed on at once, for every policy and whenever
-it is read; and it cannot be read without that. Leases of a core end one by one."""
+"""Uses that a policy gets in batches leave it as if it got each at once, for every policy and whenever it is read; and
+it cannot be read without them. Leases of a core end one by one."""
 
 from __future__ import annotations
 

@@ -34,8 +34,6 @@ from core.policy.eviction.base import Ints
 from core.policy.hints import Hints
 from core.types import Segment
 
-CUT = -1  # in place of the expert that was evicted: one was cut to its top
-
 
 def _ignore(eid: int, kept: int) -> None:
     pass
@@ -327,14 +325,7 @@ class CacheCore(Generic[S]):
         """A second core with a policy, hints, pins and time of its own over the same pools and slots. Only one of the
         two is in use at a time, and the policy of the other does not learn what it evicts. The buffer is emptied."""
         self.empty_buffer()
-        other = CacheCore(
-            self.layers,
-            self.experts,
-            make_policy,
-            self.pools,
-            blocks=self.blocks,
-            on_loss=self._on_loss,
-        )
+        other = CacheCore(self.layers, self.experts, make_policy, self.pools, blocks=self.blocks, on_loss=self._on_loss)
         other.held, other.table, other.transit = self.held, self.table, self.transit
         other.last_used[:] = self.last_used
         other.now, other.tick, other.layer = self.now, self.tick, self.layer
@@ -358,29 +349,28 @@ class CacheCore(Generic[S]):
         """Have that many slots of the pool free, cutting or evicting experts if need be."""
         self.displaced = -1
         while len(pool.free) < slots:
-            gone = self._cut_or_evict(pool, *blocked, may_displace=may_displace)
-            if gone is None:
+            if not self._cut_or_evict(pool, *blocked, may_displace=may_displace):
                 return False
-            self.displaced = gone if gone != CUT else self.displaced
         return True
 
     def _cut_or_evict(
         self, pool: Pool[S], *blocked: Collection[int], may_displace: Callable[[int], bool] = _any
-    ) -> int | None:
+    ) -> bool:
         """Of the experts in no container of `blocked`, cut the `long` one with the lowest score, or else evict the next
-        by the policy, pinned ones if there is no other -> CUT, or the expert evicted; None when none may be."""
+        by the policy, pinned ones if there is no other. False when none may be."""
         spares: tuple[Collection[int], ...] = (self.pinned, ()) if self.pinned else ((),)
         for spared in spares:
             if self.held.long and (eid := self._to_cut(pool, *blocked, spared)) is not None:
                 self.cut(eid)
-                return CUT
+                return True
             gone = victim(self.policy, pool.part, self.now, self.layer, *blocked, spared)
             if gone is not None:
                 if not may_displace(gone):
-                    return None
+                    return False
                 self.evict(gone)
-                return gone
-        return None
+                self.displaced = gone
+                return True
+        return False
 
     def _to_cut(self, pool: Pool[S], *blocked: Collection[int]) -> int | None:
         """Of the experts that can be cut, the one that the policy would evict first; None when there is none."""
@@ -404,8 +394,8 @@ class CacheCore(Generic[S]):
         """A pool gives borrowed slots back: free ones, then those of experts that are cut or evicted."""
         while pool.borrowed:
             if not pool.free:
-                gone = self._cut_or_evict(pool)
-                assert gone is not None, "a transit slot was lost"
+                evicted = self._cut_or_evict(pool)
+                assert evicted, "a transit slot was lost"
             self.transit.append(pool.free.pop())
             pool.borrowed -= 1
         self._has_borrowed = False

@@ -102,7 +102,7 @@ class Wiring:
 def wire(loaded: LoadedModel, profiles: Profiles | None) -> Wiring:
     """Build and fill the cache and build the parts around it; tries out how this machine computes fastest. Raises
     SettingError or BudgetError, after releasing the experts' memory."""
-    transfers = TransferEngine(loaded.device, loaded.store.fetch, loaded.plan.tier.readers, loaded.store.at_hand)
+    transfers = TransferEngine(loaded.device, loaded.store.fetch, loaded.plan.tier.readers, loaded.store.is_pinned)
     try:
         kv = KVCache(loaded.model, loaded.plan.context)
         loaded = with_measured_workspace(loaded, transfers, kv)

@@ -98,7 +98,9 @@ class Placement:
                 f"Bypass sets {aside} slots aside, and a token needs {least}, but the budget pays for {slots}. Turn "
                 "bypass off, or raise the budget."
             )
-        return crowded(self.pinned, self.sizes(slots), self.layers * self.experts, self.top_k) if self.pinned else ""
+        return (
+            pin_conflict(self.pinned, self.sizes(slots), self.layers * self.experts, self.top_k) if self.pinned else ""
+        )
 
     def _too_little(self, slots: int) -> str:
         """The same of split experts, which are computed in the buffer where their layer has too few slots."""
@@ -109,7 +111,7 @@ class Placement:
                 f"{slots // one}. Choose a smaller one, or raise the budget."
             )
         pools = [size // one + aside // one for size in self.sizes(slots)]
-        return crowded(self.pinned, pools, self.layers * self.experts, self.top_k) if self.pinned else ""
+        return pin_conflict(self.pinned, pools, self.layers * self.experts, self.top_k)
 
 
 def place(
@@ -171,7 +173,7 @@ def _divided_in_blocks(
     return proportional(wanted, slots, [0] * layers, experts * blocks)
 
 
-def crowded(pinned: Collection[int], capacities: list[int], total: int, top_k: int) -> str:
+def pin_conflict(pinned: Collection[int], capacities: list[int], total: int, top_k: int) -> str:
     """Why pinned experts leave a pool too few slots for the others that one token may need in a layer, or "". Pool i of
     `capacities` serves the i-th equal part of the `total` experts."""
     size = total // len(capacities)

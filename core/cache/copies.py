@@ -1,15 +1,49 @@
-"""The unfinished copies of experts into slots, and the counts of the cache."""
+"""The memory below the cache, and the unfinished copies of experts into slots."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy.typing as npt
 
 from core.cache.counts import Counts
 from core.cache.lease import LeasedSegment
-from core.cache.spec import ExpertSource
 from core.memory.slot import Slot
 from core.memory.ticket import LANDED, QUEUED, Link, Ticket
-from core.types import Outcome, Segment
+from core.policy.eviction import MakePolicy
+from core.types import Origin, Outcome, Segment
+
+
+class SlotArena(Protocol):
+    """Allocates slots: `core.memory.arena.Arena`, or a simulated one."""
+
+    def expect(self, count: int) -> None: ...
+    def allocate(self) -> Slot: ...
+    def free(self, slot: Slot) -> None: ...
+    def pack(self, busy: Iterable[Slot]) -> None: ...
+    def __len__(self) -> int: ...
+
+
+class ExpertSource(Protocol):
+    """Has all experts in host memory or on disk: `core.memory.store.ExpertStore`, or a simulated one."""
+
+    @property
+    def blob_bytes(self) -> int: ...
+    def use_policy(self, make_policy: MakePolicy, usual: npt.ArrayLike) -> None: ...
+    def begin_pass(self, now: int) -> None: ...
+    def origin(self, eid: int) -> Origin: ...
+    def host_resident(self) -> Sequence[int] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMemory:
+    """Where slots are allocated, where experts are copied from, and what copies them."""
+
+    arena: SlotArena
+    store: ExpertSource
+    link: Link
 
 
 class Copies:
@@ -84,7 +118,7 @@ class Copies:
         return [slot for ticket in self.tickets.values() if ticket.state != LANDED for slot in ticket.slots]
 
     def quiet(self) -> bool:
-        """Whether no copy is queued or under way."""
+        """Whether no copy is queued or in flight."""
         return all(ticket.error is not None or self.link.landed(ticket) for ticket in self.tickets.values())
 
     def take_counts(self) -> Counts:

@@ -44,7 +44,7 @@ def _any(eid: int) -> bool:
 
 
 class CacheCore(Generic[S]):
-    """One thread at a time. A pass over a layer: `lease` its experts, `admit` those missing, `use` them, `release` all.
+    """One thread at a time. A pass over a layer: `lease` its experts, `admit_requested` those missing, `release` all.
 
     Changed by its owner between two passes: `now`, the tokens of all passes up to the coming one, and `pinned`,
     experts that are cut or evicted only if no other can be.
@@ -123,7 +123,7 @@ class CacheCore(Generic[S]):
 
     def lease(self, layer: int, eids: Sequence[int]) -> list[int]:
         """`layer` requests `eids`, all distinct: none of them can be evicted or cut until `release`, and those with all
-        blocks count as used, in this order -> those missing, whole or in part, each to be admitted and then used."""
+        blocks count as used, in this order -> the missing ones, each for `admit_requested`."""
         table, blocks, buffered = self.table, self.blocks, self.held.buffered
         missing = [eid for eid in eids if len(table[eid]) < blocks]
         there = [eid for eid in eids if len(table[eid]) == blocks] if missing else eids
@@ -171,6 +171,14 @@ class CacheCore(Generic[S]):
         self.tick += 1
         if not had:
             self.policy.admitted(eid, self.tick, self.now)
+        return slots
+
+    def admit_requested(self, eid: int) -> tuple[S, ...] | None:
+        """Admit a leased expert that lacks blocks, and count its request -> the slots; None when the leased experts
+        leave too few."""
+        slots = self.admit(eid, self.leased, in_transit=True)
+        if slots is not None:
+            self.use(eid)
         return slots
 
     def use(self, eid: int) -> None:

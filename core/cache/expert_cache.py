@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from core.cache.copies import Copies
+from core.cache.copies import CacheMemory, Copies
 from core.cache.core import CacheCore
 from core.cache.counts import Counts
 from core.cache.lease import Lease, LeasedSegment
@@ -22,11 +22,9 @@ from core.cache.pool import Pool, empty_pools
 from core.cache.prefetch_queue import PrefetchQueue
 from core.cache.requests import Requests
 from core.cache.slot_reservation import SlotReservation
-from core.cache.spec import CacheMemory, CacheSpec
 from core.errors import BudgetError
 from core.memory.slot import Slot
 from core.policy.allocation.slot_allocation import Placement
-from core.policy.allocation.slots import shares
 from core.policy.eviction import Eviction, MakePolicy, policy_maker
 from core.policy.hints import Hints
 from core.policy.predict import LayerMap, Prediction
@@ -39,21 +37,17 @@ class ExpertCache:
     """`requests` serves the layers, with a `core` that knows which expert is in which slots, the `copies` into slots,
     and the `prefetch_queue`."""
 
-    def __init__(self, spec: CacheSpec, memory: CacheMemory) -> None:
-        """An empty cache. Prefetches go into a buffer where experts have several blocks, and evict otherwise, until
-        `prefetch_by`. Raises BudgetError when the device is full."""
-        self.layers, self.experts = spec.layers, spec.experts
-        self.arena, self.store, self.make_policy = memory.arena, memory.store, spec.make_policy
-        self.scope, self.slots, self._divide, self._transit = spec.scope, spec.slots, spec.divide, spec.transit
-        self.keeps_whole = spec.blocks == 1
-        total = spec.layers * spec.experts
-        pools: list[Pool[Slot]] = empty_pools(total, spec.layers if spec.scope == "layer" else 1)
-        core = CacheCore(
-            spec.layers, spec.experts, spec.make_policy, pools, blocks=spec.blocks, on_loss=self._loses_slots
-        )
-        whole = [Segment(eid, range(spec.blocks)) for eid in range(total)]
-        copies = Copies(memory.link, memory.store, whole)
-        self.requests = Requests(core, copies, to_buffer=spec.blocks > 1)
+    def __init__(self, placement: Placement, slots: int, make_policy: MakePolicy, memory: CacheMemory) -> None:
+        """An empty cache of so many `slots`. Prefetches go into a buffer where experts have several blocks, and evict
+        otherwise, until `prefetch_by`. Raises BudgetError when the device is full."""
+        self.layers, self.experts, blocks = placement.layers, placement.experts, placement.blocks
+        self.slots, self.make_policy, self.arena, self.store = slots, make_policy, memory.arena, memory.store
+        total = self.layers * self.experts
+        pools: list[Pool[Slot]] = empty_pools(total, self.layers if placement.scope == "layer" else 1)
+        core = CacheCore(self.layers, self.experts, make_policy, pools, blocks=blocks, on_loss=self._loses_slots)
+        whole = [Segment(eid, range(blocks)) for eid in range(total)]
+        self.requests = Requests(core, Copies(memory.link, memory.store, whole), to_buffer=blocks > 1)
+        self.place(placement)
         self._resize()
 
     @property
@@ -168,10 +162,14 @@ class ExpertCache:
         return bool(self.prefetch_queue.fresh)
 
     @property
+    def keeps_whole(self) -> bool:
+        """Whether no expert is cut to its top, so that all of them are computed as whole ones."""
+        return not self.placement.tops
+
+    @property
     def transit(self) -> int:
-        """Slots set aside, which no pool has: none where all experts are resident anyway."""
-        blocks = self.core.blocks
-        return 0 if self.slots >= self.layers * self.experts * blocks else self._transit * blocks
+        """Slots set aside, which no pool has."""
+        return self.placement.aside(self.slots)
 
     @property
     def capacity(self) -> int:
@@ -213,10 +211,10 @@ class ExpertCache:
         Raises RuntimeError while a lease is open."""
         if self.core.leased:
             raise RuntimeError("the cache cannot be changed while a layer is computed")
-        self.slots = self.slots if slots is None else slots
-        self.scope, self.make_policy = scope or self.scope, make_policy or self.make_policy
+        self.slots, self.make_policy = self.slots if slots is None else slots, make_policy or self.make_policy
+        self.placement = replace(self.placement, scope=scope or self.placement.scope)
         if scope is not None or make_policy is not None:
-            for slot in self.core.rebuild(self.make_policy, self._capacities()):
+            for slot in self.core.rebuild(self.make_policy, self.placement.sizes(self.slots)):
                 self.arena.free(slot)
         self._resize()
 
@@ -224,7 +222,7 @@ class ExpertCache:
         """Use another policy, scope or placement (None: the same as before), between two passes."""
         profiled = placed is not None and not np.array_equal(placed.usual, self.core.hints.usual)
         if placed is not None:
-            self.place(placed.usual, placed.pinned, placed.divide, placed.transit, placed.tops)
+            self.place(placed)
         if (new.eviction, new.scope) != (old.eviction, old.scope):
             self.reshape(scope=new.scope, make_policy=policy_maker(new.eviction))
         elif placed is not None:
@@ -232,27 +230,18 @@ class ExpertCache:
         if profiled or new.host_eviction != old.host_eviction:
             self.store.use_policy(policy_maker(new.host_eviction), self.core.hints.usual)
 
-    def place(
-        self,
-        usual: npt.ArrayLike,
-        pinned: Collection[int],
-        divide: Callable[[int], Sequence[int]] | None,
-        transit: int = 0,
-        tops: Sequence[int] = (),
-    ) -> None:
-        """Use a placement: `usual` [layers * experts] = how often a profile saw each expert; `pinned` eids are evicted
-        only if no other can be; `divide` and `transit` as in CacheSpec; `tops`: blocks of an expert that each layer
-        keeps, () = whole experts, which are computed as such. Slots and experts move with the next `reshape` and
-        `pin`."""
-        self.core.hints.profile(usual, sorted(pinned))
-        self.core.pinned, self._divide, self._transit = frozenset(pinned), divide, transit
-        self.keeps_whole = not tops
-        self.core.split(tops or [self.core.blocks] * self.layers)
+    def place(self, placement: Placement) -> None:
+        """Use a placement. Its pinned experts are evicted only if no other can be. Slots and experts move with the next
+        `reshape` and `pin`."""
+        self.placement, core = placement, self.core
+        core.hints.profile(placement.usual, sorted(placement.pinned))
+        core.pinned = placement.pinned
+        core.split(placement.tops or [core.blocks] * self.layers)
 
     def prefetch_by(self, old: PrefetchSettings | None, new: PrefetchSettings) -> None:
         """Use other rules for prefetches, between two passes. With the setting `beside` they go into the slots set
         aside, if there are any; those of experts in several blocks always do."""
-        to_buffer = self.core.blocks > 1 or (new.beside and self._transit > 0)
+        to_buffer = self.core.blocks > 1 or (new.beside and self.placement.transit > 0)
         if to_buffer == self.prefetch_queue.to_buffer:
             self.prefetch_queue.configure(old, new)
             return
@@ -314,7 +303,7 @@ class ExpertCache:
             self.arena.free(self.core.transit.pop())
 
     def quiet(self) -> bool:
-        """Whether no copy is queued or under way."""
+        """Whether no copy is queued or in flight."""
         return self.copies.quiet()
 
     def reserve_slots(self, least: int) -> SlotReservation:
@@ -349,16 +338,10 @@ class ExpertCache:
         for eid in self.copies.failed():
             self.core.evict(eid)
 
-    def _capacities(self) -> list[int]:
-        slots = self.slots - self.transit
-        if self.scope == "layer":
-            return list(self._divide(slots) if self._divide is not None else shares(slots, self.layers))
-        return [slots]
-
     def _resize(self) -> None:
         self.arena.expect(self.slots)
         try:
-            self.core.resize(self._capacities(), self.transit, self._allocate, self.arena.free)
+            self.core.resize(self.placement.sizes(self.slots), self.transit, self._allocate, self.arena.free)
         finally:
             self.slots = len(self.arena)  # fewer than requested if the device ran full
         self.arena.pack(self.copies.targets())

@@ -113,10 +113,9 @@ class Requests:
     def _admit(self, eid: int) -> tuple[Slot, ...]:
         """Slots for the blocks that a requested expert lacks."""
         core = self.core
-        slots = core.admit(eid, core.leased, in_transit=True)
+        slots = core.admit_requested(eid)
         if slots is None:
             raise RuntimeError(f"layer {eid // core.experts} needs more slots than its pool has")
-        core.use(eid)
         self._fetched.append(eid)
         return slots
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import torch
 
+from core.cache.copies import CacheMemory
 from core.cache.expert_cache import ExpertCache
-from core.cache.spec import CacheMemory, CacheSpec
 from core.capacity.free_memory import free_bytes
 from core.capacity.sizes import PREFILL_CHUNK, Sizes
 from core.errors import BudgetError
@@ -19,6 +19,7 @@ from core.hf import install
 from core.hf.packed_texts import packing_of
 from core.memory.arena import Arena
 from core.memory.transfer import TransferEngine
+from core.policy.allocation.slot_allocation import Placement
 from core.policy.eviction import policy_maker
 from core.runtime.batch import Batch, Share
 from core.runtime.kv_cache import KVCache
@@ -61,16 +62,15 @@ def _measured(loaded: LoadedModel, transfers: TransferEngine, kv: KVCache) -> Si
     plan, sizes, device, settings = loaded.plan, loaded.sizes, loaded.device, loaded.plan.spec.settings.cache
     shape = sizes.shape
     arena = Arena(plan.codec, device)
-    spec = CacheSpec(
-        shape.layers,
-        shape.experts,
+    placement, blocks = Placement.even(shape.layers, shape.experts, shape.top_k, settings.scope), plan.codec.blocks
+    if blocks > 1:
+        placement = replace(placement, transit=shape.top_k, blocks=blocks, tops=(blocks,) * shape.layers)
+    expert_cache = ExpertCache(
+        placement,
         sizes.slots_min(settings.scope),
-        settings.scope,
         policy_maker(settings.eviction),
-        blocks=plan.codec.blocks,
-        transit=shape.top_k if plan.codec.blocks > 1 else 0,
+        CacheMemory(arena, loaded.store, transfers),
     )
-    expert_cache = ExpertCache(spec, CacheMemory(arena, loaded.store, transfers))
     math = make_math([site.module for site in loaded.sites], plan.codec)
     metrics = Unrecorded(expert_cache, transfers)
     step = MoEStep(math, expert_cache, DeviceProcessor(transfers, metrics), metrics)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from core.cache.copies import CacheMemory
 from core.cache.expert_cache import ExpertCache
-from core.cache.spec import CacheMemory, CacheSpec
 from core.capacity.fit import copies_gbps
 from core.capacity.free_memory import free_bytes
 from core.capacity.memory_accounting import Ledger
@@ -226,19 +226,12 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
 
 def _cache(loaded: LoadedModel, arena: Arena, transfers: TransferEngine, controller: SettingsController) -> ExpertCache:
     """An empty cache as the settings size and divide it, with the policy that they name."""
-    settings, shape = loaded.plan.spec.settings, loaded.shape
-    placed = controller.placed
-    spec = CacheSpec(
-        shape.layers,
-        shape.experts,
+    settings, placed = loaded.plan.spec.settings, controller.placed
+    expert_cache = ExpertCache(
+        placed,
         loaded.sizes.slots(settings.cache.budget),
-        settings.cache.scope,
         policy_maker(settings.cache.eviction),
-        blocks=loaded.plan.codec.blocks,
-        transit=placed.transit,
-        divide=placed.divide,
+        CacheMemory(arena, loaded.store, transfers),
     )
-    expert_cache = ExpertCache(spec, CacheMemory(arena, loaded.store, transfers))
-    expert_cache.place(placed.usual, placed.pinned, placed.divide, placed.transit, placed.tops)
     loaded.store.use_policy(policy_maker(settings.cache.host_eviction), placed.usual)
     return expert_cache

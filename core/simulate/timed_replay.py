@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from core.cache.copies import CacheMemory
 from core.cache.counts import Counts, PrefetchCost
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease, in_waves
-from core.cache.spec import CacheMemory, CacheSpec
 from core.metrics import METRICS
 from core.policy.predict import Prediction, Predictor
 from core.policy.predict.base import PredictorProfile
@@ -80,19 +80,10 @@ class TimedReplay:
     ) -> None:
         self.trace, self.clock, self.predictor, self.profile = trace, clock, predictor, profile
         self.link = VirtualLink(0.0)
-        spec = CacheSpec(
-            trace.layers,
-            trace.experts,
-            config.slots,
-            config.scope,
-            maker(config),
-            transit=config.transit,
-            divide=(lambda slots: config.sizes) if config.sizes else None,
-        )
         memory = CacheMemory(VirtualSlots(), VirtualExperts(blob_bytes), self.link)
-        self.expert_cache = ExpertCache(spec, memory)
+        placement = config.placement(trace.layers, trace.experts, trace.top_k)
+        self.expert_cache = ExpertCache(placement, config.slots, maker(config), memory)
         self.expert_cache.prefetch_by(None, PrefetchSettings(deadline=deadline, guard=guard, beside=beside))
-        self.expert_cache.hints.profile(config.usual or 0.0, config.pinned)
         self.expert_cache.pin(config.pinned)
         if start == "filled":
             self.expert_cache.fill()

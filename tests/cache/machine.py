@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from core.cache.copies import CacheMemory
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease
-from core.cache.spec import CacheMemory, CacheSpec
 from core.memory.arena import Arena
 from core.memory.codec import PartSpec, make_codec
 from core.memory.store import HostStore
 from core.memory.transfer import TransferEngine
+from core.policy.allocation.slot_allocation import Placement
 from core.policy.eviction import policy_maker
 from core.settings.param import Choice
 
@@ -28,8 +31,9 @@ def build(slots: int, scope: str = "layer", eviction: str = "lru", transit: int 
         None,
     )
     transfers = TransferEngine(torch.device("cpu"), store.fetch)
-    spec = CacheSpec(LAYERS, EXPERTS, slots, scope, policy_maker(Choice(eviction)), transit=transit)
-    return ExpertCache(spec, CacheMemory(Arena(codec, torch.device("cpu")), store, transfers))
+    placement = replace(Placement.even(LAYERS, EXPERTS, 2, scope), transit=transit)
+    memory = CacheMemory(Arena(codec, torch.device("cpu")), store, transfers)
+    return ExpertCache(placement, slots, policy_maker(Choice(eviction)), memory)
 
 
 def hold(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> Lease:

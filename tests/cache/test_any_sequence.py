@@ -116,7 +116,7 @@ class Cache(RuleBasedStateMachine):
         cache = self.expert_cache
         fresh, before = {*cache.prefetch_queue.fresh}, {*cache.core.held.sizes()}
         cache.prefetch_by(None, PrefetchSettings(beside=beside))
-        assert cache.prefetch_queue.to_buffer == (beside and cache._transit > 0)
+        assert cache.prefetch_queue.to_buffer == (beside and cache.placement.transit > 0)
         assert before - fresh <= {*cache.core.held.sizes()} <= before
 
     @rule(slots=st.integers(LAYERS * K, LAYERS * EXPERTS))

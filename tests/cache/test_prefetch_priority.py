@@ -27,13 +27,13 @@ def queued(eid: int, score: float) -> Ticket:
 
 
 def rhythm(layer_s: float, wrap_s: float) -> Rhythm:
-    """Two tokens' worth, each layer after `layer_s`, the first one of the next token `wrap_s` after the last."""
-    told, now_s = Rhythm(LAYERS), 10.0
+    """Of two tokens, each layer after `layer_s`, the first one of the next token `wrap_s` after the last."""
+    noted, now_s = Rhythm(LAYERS), 10.0
     for token in range(2):
         for layer in range(LAYERS):
             now_s += wrap_s if layer == 0 and token else layer_s
-            told.note("decode", layer, now_s)
-    return told
+            noted.note("decode", layer, now_s)
+    return noted
 
 
 def test_layers_are_counted_on_into_the_next_token() -> None:
@@ -60,45 +60,45 @@ def test_priority_is_probability_over_distance() -> None:
     st.integers(-1, LAYERS - 1),
 )
 def test_new_predictions_and_queued_ones_are_in_one_order(
-    told: list[tuple[int, int, float]], waiting: dict[int, float], at: int
+    predicted: list[tuple[int, int, float]], waiting: dict[int, float], at: int
 ) -> None:
-    schedule, predictions = Schedule(LAYERS, EXPERTS), [Prediction(*one) for one in told]
+    schedule, predictions = Schedule(LAYERS, EXPERTS), [Prediction(*one) for one in predicted]
     tickets = [queued(eid, score) for eid, score in waiting.items()]
     ranked = schedule.rank(predictions, at, tickets, lambda eid: eid not in waiting, VirtualLink(0.5), 1)
-    said = {layer * EXPERTS + expert: score for layer, expert, score in told}
+    scores = {layer * EXPERTS + expert: score for layer, expert, score in predicted}
 
     def priority(eid: int, score: float) -> float:
         return score / schedule.distance(at, eid // EXPERTS)
 
     assert not ranked.drop  # without a deadline nothing is too late
-    assert {t.eid: p for t, p in ranked.priorities} == {e: priority(e, said.get(e, s)) for e, s in waiting.items()}
+    assert {t.eid: p for t, p in ranked.priorities} == {e: priority(e, scores.get(e, s)) for e, s in waiting.items()}
     assert {(e, s, p) for e, s, p in ranked.issue} == {
-        (e, s, priority(e, s)) for e, s in said.items() if e not in waiting
+        (e, s, priority(e, s)) for e, s in scores.items() if e not in waiting
     }
     order = [p for _, _, p in ranked.issue]
     assert order == sorted(order, reverse=True)
 
 
 def test_the_rhythm_is_the_moving_median_of_each_kind_of_step() -> None:
-    told = Rhythm(LAYERS)
-    assert told.until(0, 1) == math.inf
-    told = rhythm(layer_s=2.0, wrap_s=5.0)
-    assert [told.until(1, d) for d in (1, 2, 3, 4)] == [2.0, 4.0, 9.0, 11.0]  # past layer 3 the way to the next token
-    assert told.until(-1, 1) == 2.0 and told.until(-1, 4) == 8.0
-    told.note("decode", 0, 1000.0)  # one slow step does not move a median
-    assert told.until(1, 1) == 2.0
+    noted = Rhythm(LAYERS)
+    assert noted.until(0, 1) == math.inf
+    noted = rhythm(layer_s=2.0, wrap_s=5.0)
+    assert [noted.until(1, d) for d in (1, 2, 3, 4)] == [2.0, 4.0, 9.0, 11.0]  # past layer 3 the way to the next token
+    assert noted.until(-1, 1) == 2.0 and noted.until(-1, 4) == 8.0
+    noted.note("decode", 0, 1000.0)  # one slow step does not move a median
+    assert noted.until(1, 1) == 2.0
 
 
 def test_prompts_have_a_rhythm_of_their_own_and_only_the_present_one() -> None:
-    told = rhythm(layer_s=2.0, wrap_s=5.0)
-    told.note("prefill", 0, 100.0)
-    assert told.until(0, 1) == math.inf
-    told.note("prefill", 1, 130.0)
-    assert told.until(1, 2) == 60.0
-    told.note("prefill", 0, 140.0)  # the next chunk has another length
-    assert told.until(0, 1) == math.inf
-    told.note("decode", 0, 150.0)  # the step from a prompt to a token is not one of either
-    assert told.until(0, 1) == 2.0
+    noted = rhythm(layer_s=2.0, wrap_s=5.0)
+    noted.note("prefill", 0, 100.0)
+    assert noted.until(0, 1) == math.inf
+    noted.note("prefill", 1, 130.0)
+    assert noted.until(1, 2) == 60.0
+    noted.note("prefill", 0, 140.0)  # the next chunk has another length
+    assert noted.until(0, 1) == math.inf
+    noted.note("decode", 0, 150.0)  # the step from a prompt to a token is not one of either
+    assert noted.until(0, 1) == 2.0
 
 
 @pytest.mark.parametrize(("deadline", "issued", "dropped"), [(True, [17, 24], [18]), (False, [17, 19, 24], [])])
@@ -135,5 +135,5 @@ def test_the_buffer_gets_copies_that_can_start_in_time() -> None:
 def test_a_link_of_which_nothing_is_known_is_never_too_slow() -> None:
     schedule, link = Schedule(LAYERS, EXPERTS), VirtualLink(0.0)
     schedule.deadline, schedule.rhythm = True, rhythm(1e-9, 1e-9)
-    asked: Link = link
-    assert len(schedule.rank([Prediction(2, 1, 0.9)], 1, [], lambda eid: True, asked, 1).issue) == 1
+    as_link: Link = link
+    assert len(schedule.rank([Prediction(2, 1, 0.9)], 1, [], lambda eid: True, as_link, 1).issue) == 1

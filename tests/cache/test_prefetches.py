@@ -18,14 +18,14 @@ from tests.cache.test_bypass import residents, use
 from tests.selection import examples
 
 SLOW = 1e-9  # GB/s: the first copy takes minutes, and no test waits for it: all others are queued on any machine
-both = pytest.mark.parametrize("beside", [False, True], ids=["evicting", "buffered"])
+both = pytest.mark.parametrize("to_buffer", [False, True], ids=["evicting", "buffered"])
 
 
-def cache_with(per_layer: int, *, beside: bool, transit: int = 3, slow: bool = False) -> ExpertCache:
-    """So many slots per layer, and a buffer of `transit` experts if prefetches go `beside` the cache."""
-    cache = build(LAYERS * per_layer + transit * beside, transit=transit * beside)
-    cache.prefetch_by(None, PrefetchSettings(beside=beside))
-    assert cache.prefetch_queue.to_buffer == beside
+def cache_with(per_layer: int, *, to_buffer: bool, transit: int = 3, slow: bool = False) -> ExpertCache:
+    """So many slots per layer, and a buffer of `transit` experts where prefetches go `to_buffer`."""
+    cache = build(LAYERS * per_layer + transit * to_buffer, transit=transit * to_buffer)
+    cache.prefetch_by(None, PrefetchSettings(beside=to_buffer))
+    assert cache.prefetch_queue.to_buffer == to_buffer
     if slow:
         cache.copies.link.pace = Pace(gbps=SLOW, latency_us=0.0)  # type: ignore[attr-defined]
     return cache
@@ -40,8 +40,8 @@ def landed(cache: ExpertCache) -> None:
 
 
 @both
-def test_outcomes_and_counts_of_a_prefetch_that_is_used_and_one_that_is_not(beside: bool) -> None:
-    cache = cache_with(3, beside=beside)
+def test_outcomes_and_counts_of_a_prefetch_that_is_used_and_one_that_is_not(to_buffer: bool) -> None:
+    cache = cache_with(3, to_buffer=to_buffer)
     cache.prefetch([Prediction(1, 4, 0.9), Prediction(1, 5, 0.8)], -1)
     landed(cache)
     lease = hold(cache, 1, [4, 0])
@@ -55,8 +55,8 @@ def test_outcomes_and_counts_of_a_prefetch_that_is_used_and_one_that_is_not(besi
 
 
 @both
-def test_a_copy_in_flight_is_late_and_a_queued_one_is_a_miss(beside: bool) -> None:
-    cache = cache_with(3, beside=beside, slow=True)
+def test_a_copy_in_flight_is_late_and_a_queued_one_is_a_miss(to_buffer: bool) -> None:
+    cache = cache_with(3, to_buffer=to_buffer, slow=True)
     cache.prefetch([Prediction(0, 0, 0.9), Prediction(0, 1, 0.8)], -1)
     first, second = cache.copies.tickets[0], cache.copies.tickets[1]
     first.done.wait()
@@ -70,12 +70,12 @@ def test_a_copy_in_flight_is_late_and_a_queued_one_is_a_miss(beside: bool) -> No
 
 
 @both
-def test_a_queued_prefetch_that_is_not_wanted_is_cancelled(beside: bool) -> None:
-    cache = cache_with(3, beside=beside, slow=True)
+def test_a_queued_prefetch_that_is_not_wanted_is_cancelled(to_buffer: bool) -> None:
+    cache = cache_with(3, to_buffer=to_buffer, slow=True)
     cache.prefetch([Prediction(0, e, 0.9) for e in range(3)], -1)
     cache.copies.tickets[0].done.wait()
     cache.arrive(0, [5])
-    assert residents(cache, 0) == ([] if beside else [0]), "two copies never started; the buffer keeps no wasted one"
+    assert residents(cache, 0) == ([] if to_buffer else [0]), "two copies never started; the buffer keeps no wasted one"
     counts = cache.take_counts()
     assert counts.wasted_bytes == cache.copies.expert_bytes and counts.prefetch_issued == counts.prefetch_wasted == 1
     assert not cache.has_pending_prefetches
@@ -83,9 +83,9 @@ def test_a_queued_prefetch_that_is_not_wanted_is_cancelled(beside: bool) -> None
 
 @both
 def test_a_failed_prefetch_is_never_computed_from_and_can_be_fetched_again(
-    beside: bool, monkeypatch: pytest.MonkeyPatch
+    to_buffer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = cache_with(3, beside=beside)
+    cache = cache_with(3, to_buffer=to_buffer)
     with monkeypatch.context() as patched:
         patched.setattr(cache.copies.link, "_fetch", lambda eid, slot: 1 / 0)
         cache.prefetch([Prediction(0, 4, 0.9)], -1)
@@ -103,19 +103,19 @@ def test_a_failed_prefetch_is_never_computed_from_and_can_be_fetched_again(
 
 
 @both
-def test_only_a_prefetch_into_the_cache_evicts(beside: bool) -> None:
-    cache = cache_with(2, beside=beside)
+def test_only_a_prefetch_into_the_cache_evicts(to_buffer: bool) -> None:
+    cache = cache_with(2, to_buffer=to_buffer)
     cache.release(hold(cache, 1, [0, 1]))
     cache.prefetch([Prediction(1, 2, 1.0)], 0)
     landed(cache)
-    assert residents(cache, 1) == ([0, 1, 2] if beside else [1, 2])
-    assert cache.prefetch_queue.fresh[EXPERTS + 2].displaced == (-1 if beside else EXPERTS)
+    assert residents(cache, 1) == ([0, 1, 2] if to_buffer else [1, 2])
+    assert cache.prefetch_queue.fresh[EXPERTS + 2].displaced == (-1 if to_buffer else EXPERTS)
     assert use(cache, 1, 2) == [Outcome.PREFETCH_HIT]
     assert residents(cache, 1) == [1, 2], "a used prefetch is in the cache, and the least recently used one is not"
 
 
 def test_a_prefetch_waits_for_room_in_the_buffer() -> None:
-    cache = cache_with(3, beside=True, transit=1)
+    cache = cache_with(3, to_buffer=True, transit=1)
     cache.prefetch([Prediction(1, 4, 0.9), Prediction(2, 4, 0.8), Prediction(1, 5, 0.1)], -1)
     assert [*cache.prefetch_queue.fresh] == [EXPERTS + 4]
     landed(cache)
@@ -132,7 +132,7 @@ def test_a_prefetch_waits_for_room_in_the_buffer() -> None:
 
 
 def test_a_better_prediction_takes_the_slot_of_a_queued_one() -> None:
-    cache = cache_with(2, beside=False, slow=True)
+    cache = cache_with(2, to_buffer=False, slow=True)
     cache.prefetch([Prediction(0, 5, 1.0)], 1)
     cache.copies.tickets[5].done.wait()
     cache.prefetch([Prediction(1, 0, 0.3), Prediction(1, 1, 0.2)], 0)  # both slots of layer 1
@@ -145,7 +145,7 @@ def test_a_better_prediction_takes_the_slot_of_a_queued_one() -> None:
 
 
 def test_an_expert_displaced_by_a_wasted_prefetch_is_counted_when_it_is_demanded_again() -> None:
-    cache = cache_with(2, beside=False)
+    cache = cache_with(2, to_buffer=False)
     cache.release(hold(cache, 1, [0, 1]))
     cache.prefetch([Prediction(1, 2, 0.9)], 0)  # 0 was used first: it is evicted
     landed(cache)
@@ -172,7 +172,7 @@ def test_a_prefetch_that_demands_evict_before_its_use_is_wasted() -> None:
 
 
 def test_the_deadline_keeps_the_link_free() -> None:
-    cache = cache_with(3, beside=False, slow=True)  # a copy takes far longer than a layer
+    cache = cache_with(3, to_buffer=False, slow=True)  # a copy takes far longer than a layer
     cache.prefetch_queue.schedule.deadline = True
     cache.copies.phase = "decode"
     for layer in range(LAYERS):

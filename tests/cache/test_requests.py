@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.cache.address_table import AddressTable
+from core.cache.copies import CacheMemory
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import LeasedSegment
 from core.cache.requests import Requests
-from core.cache.spec import CacheMemory, CacheSpec
 from core.memory.ticket import Ticket
+from core.policy.allocation.slot_allocation import Placement
 from core.policy.eviction import policy_maker
 from core.policy.predict import Prediction
 from core.settings.param import Choice
@@ -195,9 +197,9 @@ def virtual(blocks: int, capacity: int, scope: str, eviction: str) -> tuple[Expe
         assert len({slot.index for slot in ticket.slots}) == blocks, "a slot for each block"
         copied.append((*ticket.segment, ticket.bytes, ticket.demand))
 
-    slots = LAYERS * capacity * blocks
-    spec = CacheSpec(LAYERS, EXPERTS, slots, scope, policy_maker(Choice(eviction)), blocks=blocks)
-    cache = ExpertCache(spec, CacheMemory(VirtualSlots(), VirtualExperts(BYTES), VirtualLink(0.5, fetch)))
+    placement = replace(Placement.even(LAYERS, EXPERTS, K, scope), blocks=blocks)
+    memory = CacheMemory(VirtualSlots(), VirtualExperts(BYTES), VirtualLink(0.5, fetch))
+    cache = ExpertCache(placement, LAYERS * capacity * blocks, policy_maker(Choice(eviction)), memory)
     cache.requests = Requests(cache.core, cache.copies, to_buffer=False)
     return cache, copied
 

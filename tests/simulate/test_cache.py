@@ -51,8 +51,7 @@ def request(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> int:
         nonlocal misses
         missing = core.lease(layer, group)
         for eid in missing:
-            assert core.admit(eid, core.leased, in_transit=True) is not None
-            core.use(eid)
+            assert core.admit_requested(eid) is not None
         misses += len(missing)
         return group
 

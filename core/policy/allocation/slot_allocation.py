@@ -14,7 +14,7 @@ import numpy.typing as npt
 from core.command import COMMAND
 from core.errors import SettingError
 from core.policy.allocation.cache_plan import CachePlan
-from core.policy.allocation.slots import proportional
+from core.policy.allocation.slots import proportional, shares
 from core.policy.allocation.weights import AllocationInputs
 from core.settings.cache import CacheSettings
 from core.settings.config import KINDS, Settings, general
@@ -78,6 +78,13 @@ class Placement:
     transit: int = 0
     blocks: int = 1
     tops: tuple[int, ...] = ()  # () = whole experts
+
+    @classmethod
+    def even(cls, layers: int, experts: int, top_k: int, scope: str) -> Placement:
+        """The same number of slots for every layer, nothing pinned, and no profile."""
+        return cls(
+            layers, experts, top_k, scope, partial(shares, pools=layers), frozenset(), np.zeros(layers * experts)
+        )
 
     def aside(self, slots: int) -> int:
         """Of that many slots, those that no pool gets."""

@@ -54,6 +54,7 @@ LINES: tuple[bytes, ...] = (
     b'{"prompt": "' + b"x" * 100_000 + b'"}',
     b"\xff\x00",
 )
+CONFLICT = 409  # a batch was refused, for example because the model is answering
 ATTACK = "attack"  # the chat in which a hostile template never ends, by computing one of these; constants alone would
 HOSTILE = (  # be computed when it is compiled, and the model would be refused at load
     "{% set n = messages | length + 8 %}{{ n ** (n ** (n ** n)) }}",
@@ -163,8 +164,8 @@ class Attacker(threading.Thread):
 
 
 def batch(http: Http, dice: random.Random, wait: Callable[[], object]) -> int:
-    """A batch of lines of which some are no prompts, stopped after `wait` or not; then its answers, whose status is
-    returned, or that of the upload where it was refused."""
+    """A batch of lines of which some are no prompts, stopped after `wait` or not. The status of its answers, of the
+    upload where that was refused, or 409 where the batch was."""
     lines = [dice.choice(LINES) for _ in range(dice.randint(1, 6))]
     status, paths = upload(http, f"{dice.getrandbits(40):x}.jsonl", b"\n".join(lines))
     if not paths:
@@ -172,6 +173,8 @@ def batch(http: Http, dice: random.Random, wait: Callable[[], object]) -> int:
     page = Page(http, dice)
     page.set("batch-upload", {"path": paths[0], "meta": {"_type": "gradio.FileData"}})
     page.fire("batch-go", "click")
+    if page.value("batch-alert"):
+        return CONFLICT
     wait()
     if dice.random() < 0.5:
         page.fire("batch-cancel", "click")

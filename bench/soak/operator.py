@@ -18,6 +18,7 @@ LOADED_AS = ("checkpoint", "checkpoint", "int8", "int4-g32")
 DEMO = ROOT / "assets" / "demo"
 LONGEST_S = 300.0  # for a load, an import, or for answers to end; longer is a hang
 LOOK_S = 0.2
+SETTLED_S = 2.0  # after which what an unload ends, such as child processes, has ended
 
 
 class Operator(threading.Thread):
@@ -32,22 +33,24 @@ class Operator(threading.Thread):
         calm: threading.Event,
         ended: threading.Event,
         pause_s: float,
+        unloaded: Callable[[], None],
     ) -> None:
+        """`unloaded` is called whenever no model is loaded and nothing runs, to sample that state."""
         super().__init__(name="soak-operator", daemon=True)
         self._http, self._home, self._dice, self._score = Http(url), home, dice, score
-        self._calm, self._ended, self._pause_s = calm, ended, pause_s
+        self._calm, self._ended, self._pause_s, self._unloaded = calm, ended, pause_s, unloaded
         self._page = Page(self._http, dice)
 
     def run(self) -> None:
-        """Repeats: import, load the import, answer a batch, load a model with a hostile template, load the demo model
-        again, delete the pack."""
+        """Repeats: load the demo model, delete the import, import, load the import, answer a batch, load a model with a
+        hostile template."""
         steps: list[Callable[[], object]] = [
+            self._load_demo,
+            self._delete,
             self._import,
             self._load_pack,
             self._batch,
             self._attack_template,
-            self._load_demo,
-            self._delete,
         ]
         at = 0
         while not self._ended.wait(self._dice.uniform(0.5, 1.5) * self._pause_s):
@@ -124,10 +127,12 @@ class Operator(threading.Thread):
         """Whether it was loaded."""
         self._quiet()
         page = self._page
-        if self._dice.random() < 0.5:
-            page.fire("unload", "click")
-            if not page.value("model-alert"):
-                self._score.did("unload")
+        page.fire("unload", "click")
+        if page.value("model-alert"):
+            self._score.refused("unload")
+        elif not self._ended.wait(SETTLED_S):
+            self._unloaded()
+            self._score.did("unload")
         page.set("model", model)
         page.set("set-format", format)
         page.fire("load", "click")

@@ -48,11 +48,13 @@ def run(
             Client(server.url, random.Random(dice.random()), shape, score, calm, ended) for _ in range(CLIENTS)
         ]
         everybody.append(Attacker(server.url, random.Random(dice.random()), score, calm, ended))
-        everybody.append(
-            Operator(
-                server.url, server.home, random.Random(dice.random()), score, calm, ended, 1.0 if small else OPERATOR_S
-            )
-        )
+
+        def unloaded() -> None:
+            if (use := server.held()) is not None and not use.model:
+                seen.unloaded.append(use)
+
+        operator_dice, pause_s = random.Random(dice.random()), 1.0 if small else OPERATOR_S
+        everybody.append(Operator(server.url, server.home, operator_dice, score, calm, ended, pause_s, unloaded))
         probe = subprocess.Popen(
             [sys.executable, "-m", "bench.soak.probe", server.url, str(PROBE_S)],
             cwd=ROOT,

@@ -16,7 +16,8 @@ from collections.abc import Callable
 
 from core.native import openmp
 
-LOOK_S = 0.02  # between two looks, while a model computes
+LOOK_S, SELDOM_S = 0.02, 0.25  # between two looks while a model computes; and while others want the processors:
+# a look takes Python's lock, and where it is stopped with that lock, the pass waits, too
 REST_S = 1.0  # after the last pass nobody looks any more
 LEAST_S = 0.01  # of computing, that a rate is taken over
 MANY = 40.0  # stops for each second of computing: some few are the system's own, hundreds another program's
@@ -71,7 +72,7 @@ class Watch:
         while True:
             while time.monotonic() < self._until_s:
                 self._use(self._contention.look())
-                time.sleep(LOOK_S)
+                time.sleep(SELDOM_S if self.contended else LOOK_S)
             with self._lock:
                 if time.monotonic() >= self._until_s:
                     self._use(False)

@@ -76,6 +76,18 @@ def test_a_hopeless_way_costs_little() -> None:
     assert {timed.fastest(rows) for rows in range(1, 999)} == {"codes"}
 
 
+def test_what_is_compiled_once_is_no_part_of_a_time() -> None:
+    fake, made = Fake(codes=(0.0, 1.0), torch=(0.0, 2.0)), set[int]()
+
+    def compiled_for_many(rows: int) -> None:
+        fake.now += 1000.0 * ((rows > ROWS[0]) not in made)
+        made.add(rows > ROWS[0])
+        fake.ways["codes"](rows)
+
+    timed = measure({"codes": compiled_for_many, "torch": fake.ways["torch"]}, fake.clock)
+    assert {timed.fastest(rows) for rows in range(1, 99)} == {"codes"}
+
+
 def test_a_slow_way_that_catches_up_is_not_given_up() -> None:
     fake = Fake(codes=(0.0, 1.0), tiles=(50.0, 0.1))
     timed = measure(fake.ways, fake.clock)

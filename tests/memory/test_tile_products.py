@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from core.memory.codec.formats import format_of
 from core.memory.codec.matrix import Matrix
-from core.memory.codec.native import tile_products
+from core.memory.codec.native import panels, tile_products
+from core.memory.codec.native.choice import TILES
 from core.memory.codec.native.threads import TORCHS, share, shared_by
 from core.memory.codec.native.tile_products import ExactTiles, TileProducts, by_onednn, serves
 from core.native.compile import multiplies_pairs, widths
@@ -23,6 +25,7 @@ from tests.selection import layered
 BF16 = torch.bfloat16
 SHAPES = [(64, 32), (128, 96), (192, 768), (1024, 512), (64, 2048)]
 needs_kernels = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+needs_panels = pytest.mark.skipif(multiplies_pairs(), reason="this CPU multiplies pairs of bfloat16 instead")
 needs_pairs = pytest.mark.skipif(not multiplies_pairs(), reason="this CPU does not multiply pairs of bfloat16")
 
 
@@ -76,19 +79,41 @@ def test_a_trial_tells_orders_of_additions_apart(monkeypatch: pytest.MonkeyPatch
     assert ExactTiles(matrix).many(weights.data_ptr() - FIRST, more) is None, "a trial of every number takes too long"
 
 
-@needs_kernels
+@needs_pairs
 @pytest.mark.parametrize("name", layered(CODED, quick=lambda name: name in FEW))
 def test_codes_are_as_near_as_their_numbers_in_bfloat16(name: str) -> None:
     inputs = max(inputs_of(name), 1024)
     made = case(name, 128, inputs, BF16, 0)
-    tiles = TileProducts(made.products.matrix)
     for count in (1, 5, 25, 250):
         x = random_states(count, inputs, BF16)
         numbers = made.products.dequantized(made.at[1])
         want = x.double() @ numbers.double().t()
-        got = tiles.many(made.at[1], x)
+        got = made.products.ways[TILES](made.at[1], x)
         assert relative(got, want) <= relative(want.to(BF16), want) + 2.0**-12
-        assert torch.equal(made.products.ways["tiles"](made.at[1], x), got), "it is what prompts are multiplied by"
+
+
+@needs_kernels
+@needs_panels
+@pytest.mark.parametrize("name", layered(CODED, quick=lambda name: name in FEW))
+@pytest.mark.parametrize("dtype", [BF16, torch.float16], ids=["bf16", "fp16"])
+def test_panels_add_the_products_of_each_row_in_the_order_of_inputs(name: str, dtype: torch.dtype) -> None:
+    group = max(64, format_of(name).group)
+    for inputs in (group, panels.SPAN + group):
+        made = case(name, 48, inputs, dtype, 0)
+        x = random_states(250, inputs, dtype)
+        got = made.products.ways[TILES](made.at[1], x)
+        made.near(got, x.double() @ made.weights[1].t())
+        if not made.products.matrix.table:  # whose numbers are rounded
+            sums = torch.zeros(len(x), 48)
+            for i in range(inputs):
+                sums = (sums.double() + x[:, i, None].double() * made.weights[1][:, i]).float()
+            assert torch.equal(got, sums.to(dtype))
+        for count in (1, 3, 8, 9, 16, 17, 33, 241):
+            assert torch.equal(made.products.ways[TILES](made.at[1], x[:count]), got[:count])
+        for threads, shared in ((1, TORCHS), (2, TORCHS), (3, TORCHS), (2, 1), (2, 2)):
+            torch.set_num_threads(threads)
+            share(shared)
+            assert torch.equal(made.products.ways[TILES](made.at[1], x), got)
 
 
 @needs_kernels

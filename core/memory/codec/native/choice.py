@@ -26,7 +26,7 @@ log = logging.getLogger("moestro.kernels")
 ROWS = (4, 16, 64)  # that are timed; between them times are taken to grow evenly
 REPEATS = 3  # of which the least counts: other programs only ever add to it
 HOPELESS = 3.0  # times the least: a way that is further off is not repeated, nor tried for more rows if it falls behind
-VERSION = 1  # of the ways: to be raised when one of them is computed in another manner
+VERSION = 2  # of the ways: to be raised when one of them is computed in another manner
 CODES, TILES, TORCH = "codes", "tiles", "torch"  # the ways
 
 Way = Callable[[int], object]
@@ -63,7 +63,8 @@ def measure(ways: Mapping[str, Way], clock: Clock = CLOCK) -> Timed:
     found: dict[str, list[float]] = {name: [] for name in ways}
     left = list(ways)
     for way in ways.values():
-        way(1)  # compiles what is used for any number
+        for rows in (1, ROWS[1] + 1):
+            way(rows)  # compiles what is used for any few, and for any more
     for rows in ROWS:
         best = dict.fromkeys(left, float("inf"))
         for turn in range(REPEATS):

@@ -22,14 +22,10 @@ AT_ONCE = 96  # states that stay in the cache while these rows are multiplied; a
 HIGH = -(1 << 16)  # of an i32 that holds two numbers: the bits of the second, as fp32
 
 
-def product(
-    name: str, inputs: int, outputs: int, width: int, rows: Callable[[Code, str, str], str], made: int = 0
-) -> Code:
+def product(name: str, inputs: int, outputs: int, width: int, rows: Callable[[Code, str, str], str]) -> Code:
     """Generates the function name(header, slot, nothing, from, to), whose arguments and `rows` are those of
     `core.memory.codec.native.tiles.product`; vectors have `width` bytes, which changes no bit."""
     code = Code(f"void @{name}(ptr %header, ptr noalias %slot, ptr %nothing, i64 %from, i64 %to)")
-    if made:
-        code.do(f"%made = alloca [{made} x i8], align 64")
     x, count, out = (code.load(kind, code.at("%header", 8 * i), 8) for i, kind in enumerate(("ptr", "i64", "ptr")))
     stride = inputs * 2
     with code.loop("%from", "%to", OUTPUTS) as block:

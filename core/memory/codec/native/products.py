@@ -15,7 +15,7 @@ from core.memory.codec.native.dequantize import dequantize
 from core.memory.codec.native.product import Product
 from core.memory.codec.native.states import BLOCK, StateLayout, prepare
 from core.memory.codec.native.threads import Team, claim
-from core.memory.codec.native.tile_products import TileProducts
+from core.memory.codec.native.tile_products import ManyProducts, out_of_codes
 from core.memory.codec.native.tile_products import serves as tiles_serve
 from core.native.compile import address, compiled, widths
 
@@ -183,8 +183,8 @@ class Products:
         return {**found, choice.TORCH: self.unpacked}
 
     @functools.cached_property
-    def _tiles(self) -> TileProducts:
-        return TileProducts(self.matrix)
+    def _tiles(self) -> ManyProducts:
+        return out_of_codes(self.matrix, self._dtype)
 
     def unpacked(self, slot: int, x: torch.Tensor) -> torch.Tensor:
         """As `many`, by torch's product of the dequantised matrix: x [..., in] -> [..., out]."""

@@ -1,10 +1,10 @@
-"""Products of many states with one matrix in bfloat16, with each row of it read once for all: see
-`core.memory.codec.native.tiles`, for CPUs that multiply pairs of such numbers, and `core.memory.codec.native.dots`, for
-all others.
+"""Products of many states with one matrix, each row of which is read once for all states, in bfloat16: see
+`core.memory.codec.native.tiles`, for CPUs that multiply pairs of such numbers; on all others
+`core.memory.codec.native.panels`, out of codes, and `core.memory.codec.native.dots`, out of plain numbers.
 
 They take any number of states. torch's products of a prompt's experts take different numbers, and oneDNN generates a
 kernel for each that it does not find among those that it keeps: a third of a millisecond, as long as the product of 20
-states. Where oneDNN has none for such numbers, torch multiplies one state by one row at a time. Out of codes tiles need
+states. Where oneDNN has none for such numbers, torch multiplies one state by one row at a time. Out of codes they need
 no copy of the matrix; out of plain numbers they are used where their very bits are torch's.
 """
 
@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 
 from core.memory.codec.matrix import Matrix
-from core.memory.codec.native import dots, tiles
+from core.memory.codec.native import dots, panels, tiles
 from core.memory.codec.native.dequantize import dequantize
 from core.memory.codec.native.threads import claim
 from core.native.compile import PAIRS, address, compiled, multiplies_pairs, widths
@@ -26,23 +25,39 @@ from core.native.ir import Code
 
 SPAN = 512  # inputs whose sums are added up: a panel of them stays in the cache
 SPANS = (512, 1024, 256)  # oneDNN's, and of all inputs: which one depends on the matrix
-MOST_BYTES = 1 << 20  # of a thread's rows in bfloat16, which are made out of codes on its stack
+MOST_BYTES = 1 << 20  # of a thread's rows, which are made out of codes on its stack
 MANY = 128  # states up to which oneDNN's kernels have trials: every number of them one
 SOME = (1, 2, 7)  # numbers of states in the trials of products that are torch's own, the same for any number
 STEP = 32  # inputs have to be a multiple
 
 
 def serves(matrix: Matrix, dtype: torch.dtype) -> bool:
-    """Whether this machine has kernels for a matrix, of codes or of bfloat16."""
-    if matrix.transposed or dtype != torch.bfloat16 or not widths():
+    """Whether this machine has kernels for a matrix, of codes or of plain numbers."""
+    if matrix.transposed or not widths():
         return False
-    fits = not (matrix.outputs % _outputs() or matrix.inputs % (STEP if multiplies_pairs() else dots.SUMS))
-    return fits and (matrix.codes.dtype == dtype if not matrix.bits else _outputs() * matrix.inputs * 2 <= MOST_BYTES)
+    if multiplies_pairs():
+        made, step, unit = 2, STEP, tiles.OUTPUTS
+    elif matrix.bits:
+        made, step, unit = 4, STEP, panels.OUTPUTS
+    else:
+        made, step, unit = 0, dots.SUMS, dots.OUTPUTS
+    fits = not (matrix.outputs % unit or matrix.inputs % step)
+    if not matrix.bits:
+        return fits and dtype == matrix.codes.dtype == torch.bfloat16
+    known = dtype == torch.bfloat16 or (dtype == torch.float16 and not multiplies_pairs())
+    return fits and known and unit * matrix.inputs * made <= MOST_BYTES
 
 
-def _outputs() -> int:
-    """Rows that a thread takes at a time."""
-    return tiles.OUTPUTS if multiplies_pairs() else dots.OUTPUTS
+class ManyProducts(Protocol):
+    """Products of one matrix [out, in]. Thread-safe; results do not depend on the number of threads or of states."""
+
+    def many(self, slot: int, x: torch.Tensor) -> torch.Tensor:
+        """States x [..., in] times the matrix in a slot, given by its address -> [..., out]."""
+
+
+def out_of_codes(matrix: Matrix, dtype: torch.dtype) -> ManyProducts:
+    """Products of a matrix of codes that is served."""
+    return TileProducts(matrix) if multiplies_pairs() else PanelProducts(matrix, dtype)
 
 
 def by_onednn() -> bool:
@@ -51,22 +66,46 @@ def by_onednn() -> bool:
 
 
 class TileProducts:
-    """Products of one matrix [out, in]. Thread-safe; results do not depend on the number of threads or of states."""
+    """Of a matrix in bfloat16, or on CPUs that multiply pairs of such numbers of codes."""
 
     def __init__(self, matrix: Matrix, span: int = SPAN) -> None:
         """`span`: inputs that are summed before they are added to the others, where pairs are multiplied."""
-        self._kernel = _kernel(matrix, min(span, matrix.inputs) if multiplies_pairs() else 0)
+        self._kernel = _tiles(matrix, min(span, matrix.inputs) if multiplies_pairs() else 0)
         self._outputs, self._inputs = matrix.outputs, matrix.inputs
+        self._unit = tiles.OUTPUTS if multiplies_pairs() else dots.OUTPUTS
 
     def many(self, slot: int, x: torch.Tensor) -> torch.Tensor:
-        """States x [..., in] times the matrix in a slot, given by its address -> [..., out]."""
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], self._outputs)
         header = (ctypes.c_int64 * tiles.HEADER)(x.data_ptr(), x.numel() // self._inputs, out.data_ptr())
         team = claim()
         try:
             at, row_bytes = ctypes.addressof(header), self._inputs * 2
-            team.run([slot], self._outputs, row_bytes, self._kernel, at, 0, 0, 0, unit=_outputs())
+            team.run([slot], self._outputs, row_bytes, self._kernel, at, 0, 0, 0, unit=self._unit)
+        finally:
+            team.release()
+        return out
+
+
+class PanelProducts:
+    """Of a matrix of codes, in fp32."""
+
+    def __init__(self, matrix: Matrix, dtype: torch.dtype) -> None:
+        """`dtype`: of states and results."""
+        self._turn, self._kernel = _panels(matrix, dtype)
+        self._outputs, self._inputs, self._width = matrix.outputs, matrix.inputs, widths()[0]
+
+    def many(self, slot: int, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        count, out = x.numel() // self._inputs, x.new_empty(*x.shape[:-1], self._outputs)
+        made = -(-count // (self._width // 4))
+        team = claim()
+        try:
+            memory = team.memory(PanelProducts, made * self._inputs * self._width)
+            header = (ctypes.c_int64 * panels.HEADER)(x.data_ptr(), memory, count, out.data_ptr())
+            at, row_bytes = ctypes.addressof(header), self._inputs * 4
+            team.run([slot], made, row_bytes, self._turn, at, 0, 0, 0, unit=1)
+            team.run([slot], self._outputs, row_bytes, self._kernel, at, 0, 0, 0, unit=panels.OUTPUTS)
         finally:
             team.release()
         return out
@@ -122,29 +161,42 @@ def _cancelling(rows: int, inputs: int, sign: int) -> torch.Tensor:
 
 
 @functools.cache
-def _kernel(matrix: Matrix, span: int) -> int:
-    stride = matrix.inputs * 2
+def _tiles(matrix: Matrix, span: int) -> int:
+    """The address of the kernel for this CPU, with the function that rows of codes are dequantised by."""
+    width, stride = widths()[0], matrix.inputs * 2
 
     def plain(code: Code, first: str, last: str) -> str:
         return code.at(code.at("%slot", matrix.codes.at), first, stride)
 
-    if not matrix.bits:
-        return _compiled(matrix, span, plain, made=0)
-
-    def out_of_codes(code: Code, first: str, last: str) -> str:
-        before = code.at("%made", code.let(f"mul i64 {first}, -{stride}"))
-        code.do(f"call void @dequantize(ptr null, ptr %slot, ptr {before}, i64 {first}, i64 {last})")
+    def made(code: Code, first: str, last: str) -> str:
+        _dequantized(code, first, last, stride)
         return "%made"
 
-    return _compiled(matrix, span, out_of_codes, made=_outputs() * stride)
-
-
-def _compiled(matrix: Matrix, span: int, rows: Callable[[Code, str, str], str], made: int) -> int:
-    """The address of the kernel for this CPU, with the function that rows of codes are dequantised by."""
-    width, features = widths()[0], PAIRS if multiplies_pairs() else ""
+    rows, size = (made, tiles.OUTPUTS * stride) if matrix.bits else (plain, 0)
     if multiplies_pairs():
-        code = tiles.product("tiles", matrix.inputs, matrix.outputs, span, rows, made)
+        code = tiles.product("tiles", matrix.inputs, matrix.outputs, span, rows, size)
     else:
-        code = dots.product("tiles", matrix.inputs, matrix.outputs, width, rows, made)
+        code = dots.product("tiles", matrix.inputs, matrix.outputs, width, plain)
     more = [dequantize("dequantize", matrix, torch.bfloat16, width)] if matrix.bits else []
-    return address(compiled(code, *more, width=width, features=features)["tiles"])
+    return address(compiled(code, *more, width=width, features=PAIRS if multiplies_pairs() else "")["tiles"])
+
+
+@functools.cache
+def _panels(matrix: Matrix, dtype: torch.dtype) -> tuple[int, int]:
+    """The addresses of the kernels that turn states into panels, and that multiply these."""
+    width, inputs = widths()[0], matrix.inputs
+    made = compiled(
+        panels.turn("turn", inputs, width, dtype),
+        panels.product(
+            "panels", inputs, matrix.outputs, width, dtype, lambda *at: _dequantized(*at, stride=inputs * 4)
+        ),
+        dequantize("dequantize", matrix, torch.float32, width),
+        width=width,
+    )
+    return address(made["turn"]), address(made["panels"])
+
+
+def _dequantized(code: Code, first: str, last: str, stride: int) -> None:
+    """Append what dequantises rows first..last - 1 to %made, `stride` bytes each."""
+    before = code.at("%made", code.let(f"mul i64 {first}, -{stride}"))
+    code.do(f"call void @dequantize(ptr null, ptr %slot, ptr {before}, i64 {first}, i64 {last})")

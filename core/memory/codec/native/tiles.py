@@ -78,20 +78,22 @@ def _turn(code: Code, begin: str, stride: int, length: int, panel: str) -> None:
         first = code.at(code.at(begin, vector.index, 16 * stride), each.index, 4)
         found = [code.load("<16 x i32>", code.at(first, r * stride), 2) for r in range(16)]
         into = code.at(code.at(panel, each.index, OUTPUTS * 4), vector.index, LINE)
-        for i, value in enumerate(_transposed(code, found)):
+        for i, value in enumerate(transposed(code, "<16 x i32>", found)):
             code.store("<16 x i32>", value, code.at(into, i * OUTPUTS * 4), LINE)
 
 
-def _transposed(code: Code, rows: list[str]) -> list[str]:
-    """16 vectors of 16, in four rounds: the halves of blocks of 1, 2, 4 and 8 numbers change places."""
-    for size in (1, 2, 4, 8):
-        low = [16 + i - size if i & size else i for i in range(16)]
+def transposed(code: Code, kind: str, rows: list[str]) -> list[str]:
+    """As many vectors of a kind as each has numbers, a power of two: the halves of blocks of 1, 2, 4 and 8 numbers
+    change places."""
+    count, size = len(rows), 1
+    while size < count:
+        low = [count + i - size if i & size else i for i in range(count)]
         high = [place + size for place in low]
         made = list(rows)
-        for i in (i for i in range(16) if not i & size):
-            made[i] = code.pick("<16 x i32>", rows[i], low, rows[i + size])
-            made[i + size] = code.pick("<16 x i32>", rows[i], high, rows[i + size])
-        rows = made
+        for i in (i for i in range(count) if not i & size):
+            made[i] = code.pick(kind, rows[i], low, rows[i + size])
+            made[i + size] = code.pick(kind, rows[i], high, rows[i + size])
+        rows, size = made, 2 * size
     return rows
 
 

@@ -41,7 +41,8 @@ class ExpertCache:
         """An empty cache of so many `slots`. Prefetches go into a buffer where experts have several blocks, and evict
         otherwise, until `prefetch_by`. Raises BudgetError when the device is full."""
         self.layers, self.experts, blocks = placement.layers, placement.experts, placement.blocks
-        self.slots, self.make_policy, self.arena, self.store = slots, make_policy, memory.arena, memory.store
+        self.placement, self.slots, self.make_policy = placement, slots, make_policy
+        self.arena, self.store = memory.arena, memory.store
         total = self.layers * self.experts
         pools: list[Pool[Slot]] = empty_pools(total, self.layers if placement.scope == "layer" else 1)
         core = CacheCore(self.layers, self.experts, make_policy, pools, blocks=blocks, on_loss=self._loses_slots)

@@ -27,7 +27,7 @@ def cache_with(per_layer: int, *, to_buffer: bool, transit: int = 3, slow: bool 
     cache.prefetch_by(None, PrefetchSettings(beside=to_buffer))
     assert cache.prefetch_queue.to_buffer == to_buffer
     if slow:
-        cache.copies.link.pace = Pace(gbps=SLOW, latency_us=0.0)  # type: ignore[attr-defined]
+        cache.copies.link.pace = Pace(gbps=SLOW, latency_us=0.0)
     return cache
 
 
@@ -139,7 +139,7 @@ def test_a_better_prediction_takes_the_slot_of_a_queued_one() -> None:
     cache.prefetch([Prediction(1, 2, 0.25)], 0)
     assert residents(cache, 1) == [0, 2]
     cache.prefetch([Prediction(1, 2, 0.5), Prediction(1, 3, 0.1)], 0)  # ranked anew; no worse one is evicted for 3
-    assert [t.eid for t in cache.copies.link._queue.prefetch] == [EXPERTS, EXPERTS + 2]  # type: ignore[attr-defined]
+    assert [t.eid for t in cache.copies.link._queue.prefetch] == [EXPERTS, EXPERTS + 2]
     assert residents(cache, 1) == [0, 2]
     cache.check_integrity()
 

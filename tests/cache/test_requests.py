@@ -146,7 +146,7 @@ def test_requests_after_a_token_leave_the_state_of_leases(
         copied = counts.demand_bytes // blob - missed
         assert 0 <= copied <= sum(map(len, routed)) and counts.demand_bytes == (missed + copied) * blob
     for cache in (host, device):
-        cache.copies.link.close()  # type: ignore[attr-defined]
+        cache.copies.link.close()
 
 
 def test_a_copy_is_read_in_its_slot_by_the_token_after_the_next() -> None:

@@ -12,14 +12,16 @@ from core.types import Segment
 class BlockTable(Generic[S]):
     """Experts of `blocks` blocks each, of which the first have slots: none, some or all. Mutated by CacheCore only.
 
-    `slots`: by eid, those of its blocks, in order. `tops`: by layer, the blocks that stay when others need slots; all
-    of them where experts are whole. `long`: experts that have more than their top, and so can be cut to it. `buffered`:
-    experts that were completed in the prefetch buffer, the oldest first, and how many of their blocks the cache has.
+    `whole`: by eid, all of its blocks; `slots`: by eid, those of its blocks, in order. `tops`: by layer, the blocks
+    that stay when others need slots; all of them where experts are whole. `long`: experts that have more than their
+    top, and so can be cut to it. `buffered`: experts that were completed in the prefetch buffer, the oldest first, and
+    how many of their blocks the cache has.
     `changed`: collects the experts whose slots change, for an owner that follows them.
     """
 
     def __init__(self, layers: int, experts: int, blocks: int) -> None:
         self.experts, self.blocks = experts, blocks
+        self.whole = [Segment(eid, range(blocks)) for eid in range(layers * experts)]
         self.slots: list[tuple[S, ...]] = [()] * (layers * experts)
         self.tops = [blocks] * layers
         self.long: set[int] = set()
@@ -29,7 +31,8 @@ class BlockTable(Generic[S]):
 
     def lacking(self, eid: int) -> Segment:
         """The blocks without slots."""
-        return Segment(eid, range(len(self.slots[eid]), self.blocks))
+        had = self.slots[eid]
+        return Segment(eid, range(len(had), self.blocks)) if had else self.whole[eid]
 
     def complete(self, eid: int, slots: tuple[S, ...], *, buffered: bool = False) -> None:
         """Give the other blocks of an expert slots, in the buffer or in the cache."""

@@ -30,7 +30,7 @@ from core.policy.hints import Hints
 from core.policy.predict import LayerMap, Prediction
 from core.settings.cache import CacheSettings
 from core.settings.prefetch import PrefetchSettings
-from core.types import Residence, Segment
+from core.types import Residence
 
 
 class ExpertCache:
@@ -46,8 +46,7 @@ class ExpertCache:
         total = self.layers * self.experts
         pools: list[Pool[Slot]] = empty_pools(total, self.layers if placement.scope == "layer" else 1)
         core = CacheCore(self.layers, self.experts, make_policy, pools, blocks=blocks, on_loss=self._loses_slots)
-        whole = [Segment(eid, range(blocks)) for eid in range(total)]
-        self.requests = Requests(core, Copies(memory.link, memory.store, whole), to_buffer=blocks > 1)
+        self.requests = Requests(core, Copies(memory.link, memory.store, core.held.whole), to_buffer=blocks > 1)
         self.place(placement)
         self._resize()
 
@@ -331,9 +330,10 @@ class ExpertCache:
     def _loses_slots(self, eid: int, kept: int) -> None:
         """An expert is about to lose the slots of its blocks after the first `kept`: a copy into them is cancelled, or
         awaited when it has started. A copy that has not ended is never into the first ones."""
-        if eid in self.prefetch_queue.fresh:
-            self.prefetch_queue.waste(eid, evicted=True)
-        self.copies.drop(eid)
+        requests = self.requests
+        if eid in requests.prefetches.fresh:
+            requests.prefetches.waste(eid, evicted=True)
+        requests.copies.drop(eid)
 
     def _evict_failed(self) -> None:
         for eid in self.copies.failed():

@@ -29,9 +29,10 @@ class Requests:
     def acquire(self, layer: int, wanted: Sequence[int]) -> Lease:
         """Lease `wanted` (distinct experts of `layer`, at most its `capacity_for`): those with all blocks first, then
         those that lack some, whose copies are submitted. Raises RuntimeError when they do not fit."""
-        core, hits = self.core, self.copies.hit_leases
-        eids, missing = self._lease(layer, wanted)
-        table, blocks = core.table, core.blocks
+        core, hits, base = self.core, self.copies.hit_leases, layer * self.core.experts
+        eids, table, blocks = [base + expert for expert in wanted], core.table, core.blocks
+        self.prefetches.guard.used(eids)
+        missing = core.lease(layer, eids)
         complete = [eid for eid in eids if len(table[eid]) == blocks] if missing else eids
         requests = [hits[eid] or self._complete(eid) for eid in complete]
         requests += [self._missing(eid) for eid in missing]
@@ -64,7 +65,10 @@ class Requests:
         admitted: dict[int, None] = {}
         requests = []
         for layer, chosen in enumerate(routed):
-            eids, missing = self._lease(layer, [*dict.fromkeys(chosen)])
+            base = layer * core.experts
+            eids = [base + expert for expert in dict.fromkeys(chosen)]
+            self.prefetches.guard.used(eids)
+            missing = core.lease(layer, eids)
             for eid in missing:
                 self._admit(eid)
             self._end_lease(eids)
@@ -94,13 +98,6 @@ class Requests:
         """End all leases, after a pass that broke off."""
         self.core.end_leases()
         self._fetched.clear()
-
-    def _lease(self, layer: int, wanted: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The eids of `wanted`, now leased, and those of them that lack blocks."""
-        base = layer * self.core.experts
-        eids = [base + expert for expert in wanted]
-        self.prefetches.guard.used(eids)
-        return eids, self.core.lease(layer, eids)
 
     def _end_lease(self, eids: Sequence[int]) -> None:
         core = self.core

@@ -19,7 +19,7 @@ from core.settings.registry import variant
 from core.simulate.blocks import Block
 from core.simulate.cache import Cache
 from core.simulate.clock import Clock
-from core.simulate.processes import here, spread
+from core.simulate.processes import run as run_jobs
 from core.simulate.replay import Replay, Tally
 from core.trace import Trace
 
@@ -158,9 +158,8 @@ def simulate(
         )
     processes = processes or os.cpu_count() or 1
     jobs = _jobs(configs, start, processes)
-    alone = processes == 1 or len(jobs) == 1 or trace.tokens * len(configs) <= SMALL
     found: dict[int, Result] = {}
-    for number, tally in here(jobs, trace) if alone else spread(jobs, trace, processes):
+    for number, tally in run_jobs(jobs, trace, 1 if trace.tokens * len(configs) <= SMALL else processes):
         job = jobs[number]
         found |= {
             at: _result(config, tally, copy, clock)

@@ -98,7 +98,7 @@ class AnswerStats:
     emulated: bool
     reason: Reason
     passes: int = 0  # forward passes, of prompts too, that `link_gbps` and `lossy` are over: the last ones
-    net_ms: float = 0.0  # mean per decoded token: time that prefetching saved less its cost; core.cache.prefetch_cost
+    net_ms: float = 0.0  # mean per decoded token: time that prefetching saved less its cost; core.cache.counts
     changed: int = 0  # (token, layer, expert) assignments that were not the router's
     assignments: int = 0  # all assignments
     cached_tokens: int = 0  # of the prompt: taken over from a kept KV cache, not computed

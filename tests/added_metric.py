@@ -26,8 +26,8 @@ ENTRIES = """    heat: float = field(
 """
 ADDED = {  # module -> its file and what stands before which line
     "core.metrics.record": (CORE / "metrics" / "record.py", {"    predict_ms: float = field(": ENTRIES}),
-    "core.cache.lease": (
-        CORE / "cache" / "lease.py",
+    "core.cache.counts": (
+        CORE / "cache" / "counts.py",
         {
             "    evicted_bytes: int = 0\n": "    fresh: int = 0\n",
             "        self.spared.append(ticket)": "        self.fresh += 1\n",

@@ -10,7 +10,7 @@ routing is an entry of REQUESTS or ROUTED (`table`). From METRICS, all of them, 
     results of simulations               core.simulate.prefetchers and the what-if table, where the cache counts it
     docs/metrics.md                      app.cli.metrics
 
-A new metric takes its field and the line that counts it: in core.runtime.recorder, or in core.cache.lease.
+A new metric takes its field and the line that counts it: in core.runtime.recorder, or in core.cache.counts.
 """
 
 from core.metrics.record import Metric as Metric

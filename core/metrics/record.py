@@ -130,7 +130,7 @@ class StepRecord:
             "the pass.",
         ),
     )
-    net_ms: float = field(  # core.cache.prefetch_cost
+    net_ms: float = field(  # core.cache.counts
         default=0.0,
         metadata=metric(
             "ms",

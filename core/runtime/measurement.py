@@ -136,12 +136,12 @@ class MeasurementSession:
         """Inside, passes leave no trace in the cache, its counts or the link's measurements: most experts stay
         resident, and evicted ones are fetched back afterwards, until `stop()`. Only while the cache is `quiet`."""
         noted = self.transfers.set_aside()
-        loan = self.expert_cache.set_aside(2 * self.shape.top_k)
+        reservation = self.expert_cache.reserve_slots(2 * self.shape.top_k)
         with self.unpaced():
             try:
                 yield
             finally:
-                self.expert_cache.take_back(loan, stop)
+                self.expert_cache.restore(reservation, stop)
                 self.transfers.put_back(noted)
                 self._counted = False
 
@@ -162,7 +162,7 @@ class MeasurementSession:
         """Whether that many experts of every layer fit into the slots at once, without the pinned ones."""
         layers = range(self.shape.layers)
         sharing = len(layers) // len({id(self.expert_cache.pool(layer)) for layer in layers})
-        return all(self.expert_cache.room(layer) >= experts * sharing for layer in layers)
+        return all(self.expert_cache.capacity_for(layer) >= experts * sharing for layer in layers)
 
     def close(self) -> None:
         """Call after the last pass, also after an aborted one."""

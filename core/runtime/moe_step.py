@@ -12,8 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import Lease, LeasedSegment
-from core.cache.waves import in_waves
+from core.cache.lease import Lease, LeasedSegment, in_waves
 from core.memory.codec.native.threads import MOST
 from core.memory.transfer import TransferEngine
 from core.runtime.batch import Batch
@@ -63,13 +62,13 @@ class MoEStep:
         """Compute resident experts first, then each missing one as it lands; [T, H]."""
         asked: list[list[int]] = ids.tolist()  # the layer's only synchronisation with the device
         if self._looks_up and len(asked) == 1:
-            segments = self.expert_cache.at_rest(layer, asked[0])
+            segments = self.expert_cache.lookup_all_hits(layer, asked[0])
             if segments is not None:
                 result = compute_all_hits(self.math[layer], segments, hidden, asked[0], weights, self._tap)
                 self.sink.layer(layer, asked, None)
                 return result
         routed = self._route(layer, ids, weights, asked)
-        if self.expert_cache.expects:
+        if self.expert_cache.has_pending_prefetches:
             self.expert_cache.arrive(layer, routed.wanted)
         rows = ExpertRows(self.math[layer], self._product(layer, routed), hidden, routed)
         requests = (self._token if len(routed.chosen) == 1 else self._prompt)(layer, rows, routed)

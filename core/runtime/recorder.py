@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from core.cache.counts import FIGURES, Counts, PrefetchCost
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import FIGURES, Counts
-from core.cache.prefetch_cost import PrefetchCost
 from core.memory.transfer import Ticket, TransferEngine
 from core.metrics.record import Origin
 from core.policy.prefetch.throttle import PrefetchThrottle

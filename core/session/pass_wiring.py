@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from core.cache.copies import CacheMemory
 from core.cache.expert_cache import ExpertCache
 from core.capacity.free_memory import free_bytes
 from core.capacity.sizes import PREFILL_CHUNK, Sizes
@@ -61,19 +62,13 @@ def wire_passes(
     the model are computed by `measured` until another step is the usual one. Raises BudgetError."""
     plan, settings, shape = loaded.plan, loaded.plan.spec.settings.cache, loaded.shape
     arena, split = Arena(plan.codec, loaded.device, placed is not None and plan.paged), plan.codec.blocks > 1
+    if placed is None:
+        placed = Placement.even(shape.layers, shape.experts, shape.top_k, settings.scope)
+        if split:
+            blocks = plan.codec.blocks
+            placed = replace(placed, transit=shape.top_k, blocks=blocks, tops=(blocks,) * shape.layers)
     expert_cache = ExpertCache(
-        shape.layers,
-        shape.experts,
-        arena,
-        loaded.store,
-        transfers,
-        policy_maker(settings.eviction),
-        settings.scope,
-        slots,
-        divide=placed.divide if placed is not None else None,
-        blocks=plan.codec.blocks,
-        transit=placed.transit if placed is not None else shape.top_k if split else 0,
-        split=split,
+        placed, slots, policy_maker(settings.eviction), CacheMemory(arena, loaded.store, transfers)
     )
     modules = [site.module for site in loaded.sites]
     math = make_math(modules, plan.codec)

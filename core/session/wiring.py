@@ -94,7 +94,7 @@ class Wiring:
 def wire(loaded: LoadedModel, profiles: Profiles | None) -> Wiring:
     """Build and fill the cache and build the parts around it; tries out how this machine computes fastest. Raises
     SettingError or BudgetError, after releasing the experts' memory."""
-    transfers = TransferEngine(loaded.device, loaded.store.fetch, loaded.plan.tier.readers, loaded.store.at_hand)
+    transfers = TransferEngine(loaded.device, loaded.store.fetch, loaded.plan.tier.readers, loaded.store.is_pinned)
     try:
         kv = KVCache(loaded.model, loaded.plan.context)
         loaded = with_measured_workspace(loaded, transfers, kv)
@@ -167,7 +167,6 @@ def _passes(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     it."""
     settings, placed = loaded.plan.spec.settings.cache, controller.placed
     passes = wire_passes(loaded, transfers, loaded.sizes.slots(settings.budget), placed)
-    passes.expert_cache.place(placed.usual, placed.pinned, placed.divide, placed.transit, placed.tops)
     loaded.store.use_policy(policy_maker(settings.host_eviction), placed.usual)
     return passes
 

@@ -39,16 +39,16 @@ def test_a_pass_goes_to_its_own_step_and_all_others_to_the_usual_one() -> None:
     assert called == ["other", "usual", "usual"]
 
 
-def test_experts_at_rest_are_looked_for_where_nothing_else_is_done_in_a_pass(
+def test_all_hits_are_looked_up_where_nothing_else_is_done_in_a_pass(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked, at_rest = list[int](), engine.expert_cache.at_rest
+    looked, lookup = list[int](), engine.expert_cache.lookup_all_hits
 
     def heard(layer: int, wanted: Sequence[int]) -> Any:
         looked.append(layer)
-        return at_rest(layer, wanted)
+        return lookup(layer, wanted)
 
-    monkeypatch.setattr(engine.expert_cache, "at_rest", heard)
+    monkeypatch.setattr(engine.expert_cache, "lookup_all_hits", heard)
     for changes, looks in (
         ({"predictor": "none"}, True),
         ({"predictor": "gate"}, False),

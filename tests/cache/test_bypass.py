@@ -58,6 +58,13 @@ def test_without_it_the_same_experts_displace_others() -> None:
     cache.copies.link.close()
 
 
+def test_without_slots_set_aside_nothing_counts_as_bypassed() -> None:
+    cache = build(LAYERS * 3, "layer", "none")
+    use(cache, 0, 0, 1)
+    assert residents(cache, 0) == [] and cache.take_counts().bypassed == 0, "the policy retains none"
+    cache.copies.link.close()
+
+
 @pytest.mark.parametrize("name", ["lru", "fifo"])
 def test_where_the_newest_score_highest_nothing_is_bypassed(name: str) -> None:
     cache = build(LAYERS * 3 + K, "layer", name, transit=K)

@@ -3,6 +3,8 @@ residents one may evict, and the rule without the guard as the control."""
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,16 +118,39 @@ def test_only_a_prefetch_into_the_cache_evicts(to_buffer: bool) -> None:
 
 def test_a_prefetch_waits_for_room_in_the_buffer() -> None:
     cache = cache_with(3, to_buffer=True, transit=1)
-    cache.prefetch([Prediction(1, 4, 0.9), Prediction(2, 4, 0.8), Prediction(1, 5, 0.1)], -1)
+    cache.prefetch([Prediction(1, 4, 0.9), Prediction(1, 5, 0.8), Prediction(2, 4, 0.7)], -1)
     assert [*cache.prefetch_queue.fresh] == [EXPERTS + 4]
     landed(cache)
     cache.release(hold(cache, 0, [0]))
     assert [*cache.prefetch_queue.fresh] == [EXPERTS + 4]
-    cache.release(hold(cache, 1, [0]))  # it was wasted and leaves the buffer; what waits for layer 1 is forgotten
+    cache.release(hold(cache, 1, [0]))  # wasted; the prefetch that still waits for layer 1 is forgotten
     assert [*cache.prefetch_queue.fresh] == [2 * EXPERTS + 4]
     cache.check_integrity()
     landed(cache)
     assert use(cache, 2, 4) == [Outcome.PREFETCH_HIT]
+
+
+def test_a_wasted_prefetch_stays_in_the_buffer_until_its_copy_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compute thread does not wait for it."""
+    cache, started, gate = cache_with(3, to_buffer=True), threading.Event(), threading.Event()
+    fetch = cache.copies.link._fetch
+
+    def held(*args: object) -> object:
+        started.set()
+        gate.wait(5)
+        return fetch(*args)
+
+    monkeypatch.setattr(cache.copies.link, "_fetch", held)
+    cache.prefetch([Prediction(0, 4, 0.9)], -1)
+    ticket = cache.copies.tickets[4]
+    assert started.wait(60)
+    cache.arrive(0, [5])
+    assert cache.is_resident(4) and not cache.has_pending_prefetches and cache.counts.prefetch_wasted == 1
+    gate.set()
+    cache.copies.link.settle(ticket)
+    cache.arrive(1, [0])
+    assert not cache.is_resident(4) and len(cache.core.transit) == 3
+    cache.check_integrity()
 
 
 # ------------------------------------------------------------------------------------------------------- into the cache

@@ -60,7 +60,7 @@ def test_a_knob_moved_afterwards_is_named_and_one_click_resets_it(section: Cache
     assert "Your own settings" in shown(section, section.values())[section.preset.about]
     assert titles(section)[-1] == "Custom"
     section._choose_preset("mixtral_offloading")
-    assert section.host.models.change("predictor.gate.width", 3) == ""
+    assert section.host.models.change("predictor.width", 3) == ""
     now = shown(section, section.values())
     assert now[section.preset.menu] == CUSTOM and now[section.preset.reset] == "Reset to Mixtral-offloading"
     assert titles(section)[-1] == "Mixtral-offloading, changed: Width"

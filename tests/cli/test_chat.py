@@ -142,7 +142,7 @@ def test_what_else_is_recorded_is_asked_of_the_engine(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--record", str(tmp_path / "t"), "--record-ranks", "--record-probs", "--predictor", "recent"]
-    assert talk(monkeypatch, "one", "/set predictor none", "/set predictor.recent.width 3", "/quit", options=words) == 0
+    assert talk(monkeypatch, "one", "/set predictor none", "/set predictor.width 3", "/quit", options=words) == 0
     assert engine.kept == {"probs": True, "ranks": True, "tokens": False}
     err = capsys.readouterr().err
     assert err.count("are being recorded, so it cannot be changed") == 2 and engine.settings["predictor"] == "recent"

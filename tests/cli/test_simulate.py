@@ -273,7 +273,7 @@ def test_settings_of_prefetchers_act_and_times_may_come_from_a_profile(
     given += ("--compute-ms", 6, "--load-ms", 3)
     plain, _ = result(capsys, *given)
     for pair in (
-        "predictor.transitions.width=1",
+        "predictor.width=1",
         "prefetch_deadline=on",
         "prefetch_guard=off",
         "eviction.lfu.half_life=3",

@@ -80,7 +80,7 @@ def test_routers_asked_early_are_executed(case: Case, engine: Engine) -> None:
     wanted = hooked(case.plain, routers, lambda layer, own, before: routers[layer].forward(before))
     assert not near(wanted, case.logits)
     for distance in (1, 3):
-        assert near(executed(engine, **{"predictor.gate.distance": distance}), wanted)
+        assert near(executed(engine, **{"predictor.distance": distance}), wanted)
     engine.parts.throttle.paused = True  # prefetching is, what is computed is not
     assert near(passes(engine.model, engine.fresh_cache()), wanted)
     engine.parts.throttle.paused = False

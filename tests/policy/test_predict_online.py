@@ -232,10 +232,10 @@ def test_a_pass_that_broke_off_is_not_taken_for_the_token_before() -> None:
     assert {g.expert for g in predictions} == wanted
 
 
-def test_random_predictions_are_even_and_repeat_by_seed() -> None:
+def test_random_predictions_are_even_and_repeat() -> None:
     passes = random_passes([(1, 1)] * 400, 3, 8, 2)
-    runs = [list(shown(make("random", seed=seed), passes, 8)) for seed in (0, 0, 1)]
-    assert runs[0] == runs[1] != runs[2]
+    runs = [list(shown(make("random"), passes, 8)) for _ in range(2)]
+    assert runs[0] == runs[1]
     drawn = [g for _, _, predictions in runs[0] for g in predictions]
     assert len(drawn) == 400 * 3 * 2
     assert {g.score for g in drawn} == {0.25}

@@ -49,9 +49,9 @@ class Transitions(Predictor):
         ] = 0,
         width: Width = 0,
         floor: Floor = 0.0,
-        distance: Distance = 1,
+        distance: Distance = 0,
     ) -> None:
-        self._half_life, self._width, self._floor, self._distance = half_life, width, floor, distance
+        self._half_life, self._width, self._floor, self._distance = half_life, width, floor, distance or 1
         self._pairs: Singles = np.zeros((0, 0, 0), np.float32)  # [L, E, E]
         self._from: Singles = np.zeros((0, 0), np.float32)  # [L, E]
         self._rows: dict[int, Ints] = {}  # layer -> its last choice [T, k]

@@ -1,9 +1,9 @@
 """bench pieces: what does it save that a long prompt borrows memory from the slots, so as to be read in fewer pieces?
 
-One engine reads the same new prompts with `borrow` on and off, by turns, with a part of the experts resident: over the
-machine's own disk, and over an emulated link on which fetching all missing experts takes as long as this machine needs
-to compute a piece of the usual length, as a GPU behind a slow link has it. A CPU computes prompts so slowly that its
-disk hardly matters.
+One engine reads the same new prompts with and without borrowing, by turns, with a part of the experts resident: over
+the machine's own disk, and over an emulated link on which fetching all missing experts takes as long as this machine
+needs to compute a piece of the usual length, as a GPU behind a slow link has it. A CPU computes prompts so slowly that
+its disk hardly matters.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from bench.generate import FULL, SMALL, checkpoint
 from bench.prefill import pack_of
 from bench.subject import subject
 from core.engine import Engine
+from core.session.settings_controller import SettingsController
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -35,7 +38,7 @@ COLUMNS = (  # key, form and unit
     ("waiting_s", "6.2f", 1.0),
     ("bytes", "6.2f", 1e9),
 )
-MODES = {"usual": False, "borrowed": True}
+MODES = ("usual", "borrowed")
 
 
 def run(
@@ -73,15 +76,20 @@ def _row(engine: Engine, length: int, rounds: int) -> dict[str, Any]:
     """Both ways by turns; medians of the rounds, and of their own ratios."""
     seen: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     for number in range(rounds):  # the pace was a warm-up
-        for mode, borrow in MODES.items():
-            engine.change({"borrow": borrow})
-            seen[mode].append(_read(engine, length, number + 1))
+        for mode in MODES:
+            with nullcontext() if mode == "borrowed" else patch.object(SettingsController, "longer_piece", _none):
+                seen[mode].append(_read(engine, length, number + 1))
     pairs = [*zip(seen["usual"], seen["borrowed"], strict=True)]
     return {
         **{mode: {key: median(one[key] for one in all_of) for key in all_of[0]} for mode, all_of in seen.items()},
         "seconds_ratio": median(borrowed["seconds"] / usual["seconds"] for usual, borrowed in pairs),
         "bytes_ratio": median(borrowed["bytes"] / max(1.0, usual["bytes"]) for usual, borrowed in pairs),
     }
+
+
+def _none(*args: object) -> int:
+    """In place of the length of a piece that would borrow memory: none does."""
+    return 0
 
 
 def _read(engine: Engine, length: int, seed: int) -> dict[str, float]:

@@ -172,7 +172,7 @@ class SettingsController:
         """In pieces of how many tokens `unread` ones of prompts are to be read with borrowed memory; 0 = without."""
         slots = to.expert_cache.slots + self._lent
         found = piece(to.sizes, slots, unread, lambda slots: self._works(to, slots)).chunk
-        return found if found > to.sizes.chunk and self.wanted.cache.borrow else 0
+        return found if found > to.sizes.chunk else 0
 
     def make_way(self, to: EngineParts, tokens: int) -> bool:
         """A pass over so many tokens of prompts follows, 0 = any other: lend it the memory of as many slots as it needs

@@ -17,28 +17,42 @@ V = TypeVar("V", bound=Value)
 DISTANCES = {  # each predictor had a width, a floor and a distance of its own: what the distance was by default
     **dict.fromkeys(("all_next", "default_vectors", "estimator", "gate", "hybrid", "previous_token", "random"), 1),
     **dict.fromkeys(("recent", "request", "token_table", "transitions"), 1),
-    **{"expert_map": 3, "routing_path": 4, "stride": 4},
+    "expert_map": 3,
+    "routing_path": 4,
+    "stride": 4,
 }
 SHARED = {"width": "width", "floor": "floor", "distance": "distance", "stride": "distance"}  # then, and now
 GONE = {  # name -> what holds now
+    "borrow": "long prompts always borrow slots where that copies less",
+    "regret_tokens": "the last 512 tokens are compared",
+    "eviction.lfu.half_life": "LFU never forgets; LFRU and LCP do",
     "predictor.random.seed": "its draws always start alike",
+    "predictor.transitions.half_life": "it never forgets",
+    "substitute.buddy.search_rank": "substitute.buddy.k_max limits the search",
+    "substitute.buddy.unique": "a substitute.buddy.discount above 0 lets an expert be taken twice",
 }
+
+BUDDY_LENGTHS = ("substitute.buddy.k_max", "substitute.buddy.search_rank")
 
 
 def migrated(values: Mapping[str, V]) -> dict[str, V]:
     """A set of settings under today's names. Those that are gone are left out, and so is what was set for predictors
     other than the chosen one where all share a parameter now. Other names stay as they are."""
-    found: dict[str, V] = {}
-    chosen = values.get("predictor")
+    kept: dict[str, V] = {}
+    renamed: dict[str, V] = {}
     for name, value in values.items():
         predictor, param = _own(name)
-        if name in GONE or name.startswith("host_eviction."):
-            continue
-        if not param:
-            found[name] = value
-        elif predictor == chosen:
-            found |= {f"predictor.{new}": kept for new, kept in migrated_params(predictor, {param: value}).items()}
-    return {**found, **{name: value for name, value in values.items() if name in found}}
+        if param and predictor == values.get("predictor"):
+            renamed |= {f"predictor.{new}": old for new, old in migrated_params(predictor, {param: value}).items()}
+        elif not param and name not in GONE and not name.startswith("host_eviction."):
+            kept[name] = value
+    found = {**renamed, **kept}
+    lengths = [values[name] for name in BUDDY_LENGTHS if str(values.get(name)).isdigit()]
+    if len(lengths) > 1:  # only so many of a list were searched
+        found[BUDDY_LENGTHS[0]] = min(lengths, key=int)
+    if str(values.get("substitute.buddy.unique")) == "True":  # the discount had no effect
+        found.pop("substitute.buddy.discount", None)
+    return found
 
 
 def migrated_params(predictor: str, params: Mapping[str, V]) -> dict[str, V]:
@@ -55,8 +69,7 @@ def migrated_params(predictor: str, params: Mapping[str, V]) -> dict[str, V]:
 def unknown(name: str, known: Iterable[str]) -> SettingError:
     """The error about a name that no setting has: what it is called now, if it was one, or the nearest one."""
     names = list(known)
-    predictor, param = _own(name)
-    if param:
+    if param := _own(name)[1]:
         return SettingError(f"There is no setting called {name!r} any more: it is predictor.{SHARED[param]}.")
     if name.startswith("host_eviction."):
         return SettingError(f"There is no setting called {name!r} any more: the policy has its defaults there.")

@@ -45,8 +45,8 @@ def text(value: object) -> str:
 
 
 def predictor_of(stated: Any) -> tuple[str, dict[str, Value]] | None:
-    """The predictor that made the recorded predictions: its name and parameters, under today's names. Raises ValueError,
-    KeyError or TypeError."""
+    """The predictor that made the recorded predictions: its name and parameters, under today's names. Raises
+    ValueError, KeyError or TypeError."""
     if stated is None:
         return None
     params: Any = stated["params"]

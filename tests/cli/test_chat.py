@@ -174,7 +174,7 @@ def test_settings_change_while_talking(
     talk(
         monkeypatch,
         "/set budget 25%",
-        "/set eviction.lfu.half_life=9",
+        "/set eviction.lcp.omega=9",
         "/set max_new_tokens 2",
         "/set format int8",
         "/set budget 200%",
@@ -187,7 +187,7 @@ def test_settings_change_while_talking(
         "never asked",
     )
     out, err = capsys.readouterr()
-    assert (engine.settings["budget"], engine.settings["eviction.lfu.half_life"]) == ("25%", 9)
+    assert (engine.settings["budget"], engine.settings["eviction.lcp.omega"]) == ("25%", 9)
     assert out == "the cache \n"
     for expected in (
         "budget = 25%",

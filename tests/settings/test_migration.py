@@ -37,6 +37,15 @@ from core.settings.registry import variants
         ),
         ({"host_eviction": "lfu", "host_eviction.lcp.rho": 0.5}, {"host_eviction": "lfu"}),
         ({"budgets": "50%"}, None),
+        ({"substitute.buddy.k_max": 8, "substitute.buddy.search_rank": 16}, {"substitute.buddy.k_max": 8}),
+        ({"substitute.buddy.k_max": "16", "substitute.buddy.search_rank": "3"}, {"substitute.buddy.k_max": "3"}),
+        ({"substitute.buddy.unique": True, "substitute.buddy.discount": 0.5}, {}),
+        (
+            {"substitute.buddy.unique": "False", "substitute.buddy.discount": "0.5"},
+            {"substitute.buddy.discount": "0.5"},
+        ),
+        ({"substitute.buddy.discount": 0.5}, None),
+        ({"borrow": False, "regret_tokens": 64, "eviction.lfu.half_life": 9}, {}),
     ],
 )
 def test_old_names_become_new_ones(then: dict[str, Value], now: dict[str, Value] | None) -> None:

@@ -32,8 +32,8 @@ def test_a_group_holds_what_its_names_say() -> None:
     settings = Settings(
         {
             "budget": "6.5GB",
-            "eviction": "lfu",
-            "eviction.lfu.half_life": "64",
+            "eviction": "lcp",
+            "eviction.lcp.omega": "64",
             "pins": "5:17 0:3",
             "prefetch_auto": "on",
             "link_gbps": 2,
@@ -43,7 +43,7 @@ def test_a_group_holds_what_its_names_say() -> None:
         }
     )
     assert settings.cache.budget == Budget(bytes=6_500_000_000)
-    assert settings.cache.eviction == Choice("lfu", {"half_life": 64})
+    assert settings.cache.eviction == Choice("lcp", {"rho": 0.25, "omega": 64})
     assert settings.cache.pins == Pins(named=((0, 3), (5, 17))) and settings["pins"] == "0:3, 5:17"
     assert settings.prefetch.auto and settings.link.gbps == 2.0 and not settings.telemetry.enabled
     assert settings.lossy.substitutes and settings.lossy.active and settings.lossy.protect == Pins(top=1)
@@ -71,10 +71,10 @@ def test_a_changed_copy_leaves_the_original_alone() -> None:
 
 
 def test_the_parameters_of_variants_not_chosen_are_kept_and_change_no_group() -> None:
-    settings = Settings({"eviction.lfu.half_life": 64})
-    assert settings.cache == Settings().cache and settings["eviction.lfu.half_life"] == 64
-    assert settings.with_({"eviction": "lfu"}).cache.eviction.params == {"half_life": 64}
-    assert settings.choice("eviction", "lfu") == Choice("lfu", {"half_life": 64})
+    settings = Settings({"eviction.lcp.omega": 64})
+    assert settings.cache == Settings().cache and settings["eviction.lcp.omega"] == 64
+    assert settings.with_({"eviction": "lcp"}).cache.eviction.params == {"rho": 0.25, "omega": 64}
+    assert settings.choice("eviction", "lcp") == Choice("lcp", {"rho": 0.25, "omega": 64})
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not same_as(kind)])
@@ -122,7 +122,7 @@ def test_host_memory_has_every_policy_with_its_defaults() -> None:
 def test_there_are_no_more_settings_than_these() -> None:
     """Each is named by a paper, a preset or a user's task: one that comes should take another's place."""
     counts = {group.__name__: len(declared(group)) for group in (LoadSpec, CalibrationSettings, Sampling)}
-    assert len(params()) + sum(counts.values()) <= 96, (len(params()), counts)
+    assert len(params()) + sum(counts.values()) <= 90, (len(params()), counts)
 
 
 def test_what_is_active_when_names_settings_and_their_values() -> None:

@@ -20,7 +20,7 @@ from core.session.manifest import device_name, versions
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.param import Value
-from core.settings.registry import variants
+from core.settings.registry import variant, variants
 from core.settings.sampling import Sampling
 
 VARIED: dict[str, tuple[str, dict[str, Value]]] = {  # besides every predictor with its defaults
@@ -122,7 +122,7 @@ def listen(
 ) -> PredictorProbe:
     """Asks the held-out questions until enough tokens were decoded."""
     engine.change({"predictor": "none"})
-    engine.change({"predictor": predictor, **{f"predictor.{predictor}.{name}": v for name, v in params.items()}})
+    engine.change({"predictor": predictor, **variant("predictor", predictor).full_names(params)})
     until_ready(engine.predictor_host.predictor)
     probe = engine.predictor_host.predictor = PredictorProbe(engine.predictor_host.predictor, patient)
     left = tokens

@@ -26,8 +26,8 @@ from core.settings.cache import CacheSettings
 from core.settings.config import KINDS, Settings, general
 from core.settings.link import LinkSettings
 from core.settings.loading import LoadSpec
-from core.settings.migration import migrated
 from core.settings.lossy import LossySettings
+from core.settings.migration import migrated
 from core.settings.prefetch import PrefetchSettings
 from core.settings.registry import variant
 from core.simulate import Clock

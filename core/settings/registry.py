@@ -38,6 +38,11 @@ class Variant:
         it shares with other variants of the kind."""
         return f"{self.kind}.{param.name}" if param.shared else f"{self.kind}.{self.name}.{param.name}"
 
+    def full_names(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """Values of its parameters, under their names among all settings."""
+        known = {param.name: param for param in self.params}
+        return {self.full_name(known[name]): value for name, value in params.items()}
+
 
 _VARIANTS: dict[str, dict[str, Variant]] = {}
 _SAME: dict[str, str] = {}  # kind -> the kind whose variants it has, without their parameters

@@ -258,7 +258,7 @@ def test_what_is_executed_is_fetched_before_all_else(
         predictor=predictor,
         execute=mode,
         execute_share=0.5,
-        **{f"predictor.{predictor}.width": 1, f"predictor.{predictor}.floor": 1.0},
+        **{"predictor.width": 1, "predictor.floor": 1.0},
     )
     assert len(seen) == (engine.shape.layers - 1) * (2 + STEPS)
 

@@ -95,8 +95,7 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
     dashboard.page.wait_for_selector("#set-link_gbps", state="hidden")
     if not every:
         return
-    for name, value in ("kv_chats", 2):
-        dashboard.expect_mark(lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
+    dashboard.expect_mark(lambda: dashboard.slide("set-kv_chats", 2), "kv_chats")
     dashboard.expect_mark(lambda: dashboard.type_in("set-pins", "0:3 1:2"), "pins")
     moved = {mark.split()[0] for mark in dashboard.marks()}
     refused = {k for k in KINDS if k in shown and all(v.needs or v.name == known[k].default for v in variants(k))}
@@ -273,7 +272,7 @@ def test_a_preset_applies_all_its_values_and_moving_a_knob_makes_it_custom(dashb
         "Expert maps",
     ]
     page.wait_for_selector("#set-layer_slots", state="hidden")
-    page.wait_for_selector("#set-predictor-expert_map-distance", state="visible")
+    page.wait_for_selector("#set-predictor-distance", state="visible")
     dashboard.choose("set-eviction", "LRU")
     preset_shows("FineMoE, changed: Cache policy")
     page.wait_for_selector("#reset-preset", state="visible")

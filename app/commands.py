@@ -1,7 +1,7 @@
 """The commands of `launch.py`, in the order of its help. Standard library only: read before anything is installed.
 
 A new command takes a line here and a module of its name in `app.cli`, with add_arguments(parser) and run(args) -> exit
-code.
+code. A module elsewhere is named in MODULES.
 """
 
 COMMANDS = {
@@ -23,4 +23,6 @@ COMMANDS = {
     "metrics": "Print the table of metrics as Markdown.",
     "test": "Run the linters, the type checker and the tests. What is not listed below goes to pytest.",
 }
+MODULES = {name: f"bench.commands.{name}" for name in ("bench", "papers", "accept")}
+"""Loaded by name: `app` imports nothing of `bench`, and runs without these commands where that folder is absent."""
 ALIASES = {"profile": "calibrate"}  # other words for the same

@@ -1,1 +1,1 @@
-"""Side-by-side measurements: every ratio within one run, medians of several rounds, the bound beside each figure."""
+"""Side-by-side measurements: every ratio within one run, medians of several rounds, each figure with its bound."""

@@ -1,8 +1,8 @@
 """What speed to expect of a GPU before anybody has measured one: the table of docs/gpu.md. `python -m bench.gpu_model`.
 
 A token takes at least the longest of what the host, the GPU and the link do for it, if all three work side by side, and
-at most the host's or the GPU's time and then the link's. Of the experts asked for, at least the share is there that has
-a slot (uniform routing), and at most what others report of LRU for Qwen3 30B-A3B. All of it is computed from the
+at most the host's or the GPU's time and then the link's. Of the requested experts, at least the share is resident that
+has a slot (uniform routing), and at most what others report of LRU for Qwen3 30B-A3B. All of it is computed from the
 figures below; none of it is measured on a GPU.
 """
 
@@ -62,7 +62,7 @@ class Expected(NamedTuple):
 
 
 def expected(card: Card, model: Model) -> Expected | None:
-    """With experts in int4 and the rest in bf16; None where a token's experts do not fit beside the rest."""
+    """With experts in int4 and the rest in bf16; None where a token's experts do not fit with the rest."""
     blob = model.expert * 1e-3 * INT4  # GB, as everything here
     dense = model.dense * 1e-3 * BF16
     slots = int((card.memory - SPARE - dense) / blob)
@@ -70,10 +70,10 @@ def expected(card: Card, model: Model) -> Expected | None:
         return None
     share = min(1.0, slots / (model.layers * model.experts))
     hit = share, max(share, float(np.interp(share, REPORTED[:, 0], REPORTED[:, 1])))
-    asked = model.layers * model.top_k
+    requested = model.layers * model.top_k
     host_s = model.layers * HOST_US / 1e6
-    gpu_s = (dense + asked * blob) / card.memory_gbps
-    slow_s, fast_s = (asked * (1 - one) * blob / card.link_gbps for one in hit)
+    gpu_s = (dense + requested * blob) / card.memory_gbps
+    slow_s, fast_s = (requested * (1 - one) * blob / card.link_gbps for one in hit)
     return Expected(share, hit, (1 / (max(host_s, gpu_s) + slow_s), 1 / max(host_s, gpu_s, fast_s)))
 
 

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from importlib import import_module
+from importlib.util import find_spec
 from keyword import iskeyword
 from typing import TextIO
 
@@ -18,15 +19,17 @@ import launch
 from app.cli.parser import CommandParser
 from app.cli.reference import PrintReference
 from app.commands import ALIASES, COMMANDS
+from app.commands import MODULES as ELSEWHERE
 from app.services.crash import describe
 from app.services.secret import Secret, hide, hide_in_logs, hide_words
+from app.store import results
 from app.store.home import data_dir
 from app.store.private import open_private, private_folder
-from bench import stored
 from core.command import COMMAND
 from core.errors import MoestroError
 
-MODULES = {name: import_module(f"{__name__}.{name}_" if iskeyword(name) else f"{__name__}.{name}") for name in COMMANDS}
+WHERE = {name: ELSEWHERE.get(name, f"{__name__}.{name}{'_' if iskeyword(name) else ''}") for name in COMMANDS}
+MODULES = {name: import_module(module) for name, module in WHERE.items() if find_spec(module.partition(".")[0])}
 CLOSED = 141
 TALKS = {"chat", "eval", "calibrate", "profile"}  # commands whose options contain texts
 
@@ -102,7 +105,7 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         args = parse(arguments)
         if launch.INSTALLED:
-            stored.FOLDERS[1:] = [data_dir() / "bench" / "results"]
+            results.FOLDERS[1:] = [data_dir() / "bench" / "results"]
         return int(args.run(args))
     except MoestroError as error:
         print(hide(str(error)), file=sys.stderr)

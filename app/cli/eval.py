@@ -17,9 +17,9 @@ from app.cli.bar import Bar, clock
 from app.cli.interrupt import stoppable
 from app.cli.parser import CommandParser
 from app.cli.target import require_new_file
+from app.store import results
 from app.store.home import data_dir
 from app.store.private import data_folder
-from bench import stored
 from core.errors import MoestroError, SettingError
 from core.system.paths import expanded
 
@@ -138,8 +138,8 @@ def run(args: argparse.Namespace) -> int:
     result["seconds"] = round(time.perf_counter() - began_s, 1)
     print(table(result))
     if args.save is not None:
-        file = args.save if args.save != Path() else stored.new_file("eval", began)
-        stored.write(file, {"bench": "eval", "date": began.isoformat(timespec="seconds"), **result})
+        file = args.save if args.save != Path() else results.new_file("eval", began)
+        results.write(file, {"bench": "eval", "date": began.isoformat(timespec="seconds"), **result})
         print(f"Written to {file}", file=sys.stderr)
     if args.json:
         print(json.dumps(result, allow_nan=False))

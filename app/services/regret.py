@@ -1,7 +1,7 @@
 """The regret meter during chat: feeds the session's routing to shadow caches in a process of their own.
 
 The computing thread only appends to a queue (`add`). A thread here sends the passes of each half second to the process
-(`app.services.regret_worker`) and keeps the returned figures. When it falls behind, the oldest passes are dropped and
+(`app.services.regret_process`) and keeps the returned figures. When it falls behind, the oldest passes are dropped and
 counted.
 """
 

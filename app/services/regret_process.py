@@ -1,12 +1,25 @@
-"""The application's side of the shadow caches' process: starts it, asks it, ends it."""
+"""The process that runs the shadow caches beside the engine: the application's side of it, and its own.
+
+It answers each message of its pipe and ends when that closes. It runs at the lowest priority and imports only numpy and
+the simulator.
+"""
 
 from __future__ import annotations
 
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict
+from multiprocessing.connection import Connection
 from typing import Any
 
-from app.services.regret_worker import Arrays, Head, serve
+import numpy as np
+import numpy.typing as npt
+
 from core.system.worker_process import WorkerProcess
 
+Head = Mapping[str, Any]
+Arrays = Mapping[str, npt.NDArray[Any]]
 GONE_S = 2.0
 
 
@@ -47,3 +60,56 @@ class Process:
     def end(self) -> None:
         """End it if it still runs, and release its resources. A second call does nothing."""
         self._worker.end(GONE_S)
+
+
+# -- in the process ---------------------------------------------------------------------------------------------------
+
+
+class ShadowServer:
+    """Handles messages: `setup` creates new shadow caches, `forget` resets the counts, arrays are passes, `report`
+    requests figures.
+    """
+
+    def __init__(self) -> None:
+        from core.settings.registry import variants
+        from core.simulate import regret
+        from core.trace import Chunk
+
+        self._regret, self._chunk, self._variants = regret, Chunk, variants
+        self._shadows: Any = None
+
+    def answer(self, head: Head, arrays: Arrays) -> dict[str, Any]:
+        """The reply: `problem` is "" on success, `report` the figures when requested and available."""
+        started_s = time.perf_counter()
+        if "setup" in head:
+            known = {variant.name for variant in self._variants("eviction")}  # without policies of user-defined modules
+            policies = {name: values for name, values in head["setup"]["policies"].items() if name in known}
+            setup = self._regret.Setup(**{**head["setup"], "policies": policies})
+            self._shadows = self._regret.Shadows(setup, head["window"])
+        if head.get("forget"):
+            self._shadows.forget()
+        if arrays:
+            sizes = arrays["sizes"]
+            chunk = self._chunk(arrays["ids"], sizes, arrays["decode"], np.zeros(len(sizes), np.int32))
+            if head.get("warm"):
+                self._shadows.warm(chunk)
+            else:
+                self._shadows.feed(chunk, arrays["hits"], arrays["requests"])
+        report = self._shadows.report() if head.get("report") else None
+        return {
+            "problem": "",
+            "report": asdict(report) if report is not None else None,
+            "spent_s": time.perf_counter() - started_s,
+        }
+
+
+def serve(pipe: Connection) -> None:
+    """Main loop of the process."""
+    server = ShadowServer()
+    while True:
+        head, arrays = pipe.recv()
+        try:
+            answer = server.answer(head, arrays)
+        except Exception as error:
+            answer = {"problem": str(error) or type(error).__name__, "details": traceback.format_exc()}
+        pipe.send(answer)

@@ -73,7 +73,7 @@ def checks(small: bool = False) -> tuple[Check, ...]:
         Check("stress", "the same bits with few slots as with all", 420, _own("stress", small)),
         Check("speed", "tokens a second, and where the time goes", 600, _own("speed", small)),
         Check("decode", "tokens led by the GPU: their bits, and how many a second", 600, _own("decode", small)),
-        Check("memory", "what torch reserves beside the budget, and what unloading leaves", 420, _own("memory", small)),
+        Check("memory", "what torch reserves beyond the budget, and what unloading leaves", 420, _own("memory", small)),
         Check("swap", "a model loaded in the place of another", 300, _own("swap", small)),
         Check(
             "bandwidth",
@@ -82,7 +82,7 @@ def checks(small: bool = False) -> tuple[Check, ...]:
             _pytest("-s", "tests/gpu/test_kernels.py", "-k", "how_fast"),
             without=_without_tests,
         ),
-        Check("sanitizer", "no kernel reads or writes beside its slots", 300, _sanitized, without=_without_sanitizer),
+        Check("sanitizer", "no kernel reads or writes outside its slots", 300, _sanitized, without=_without_sanitizer),
         Check(
             "chat",
             "an answer of the demo model",
@@ -93,7 +93,7 @@ def checks(small: bool = False) -> tuple[Check, ...]:
         ),
         Check(
             "quick",
-            "the demo model beside transformers",
+            "the demo model against transformers",
             300,
             _launch("bench", "quick", "--json", "--save", "{folder}/quick.json", *("--rounds", "1") * small),
         ),

@@ -1,4 +1,4 @@
-"""Check of `launch.py accept`: tokens led by the GPU (the setting gpu_decode), beside those led by the host."""
+"""Check of `launch.py accept`: tokens led by the GPU (the setting gpu_decode), against those led by the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from bench.accept.drawn import Subject, dense_only, one_expert
 from bench.accept.engines import Text, drawn, load, talk
 from bench.accept.link import Wrong
-from bench.generate import checkpoint
+from bench.models.generate import checkpoint
 from core.engine import Engine
 from core.errors import BudgetError, SettingError
 from core.settings.sampling import Sampling

@@ -1,7 +1,7 @@
 """The models of `launch.py accept`: shapes of real ones, as large as this machine can hold, with random weights.
 
 Of a large model only what is not an expert is written; one random expert then stands for all, as what is measured is
-time and memory. Where bits are compared, every expert is different (bench.generate).
+time and memory. Where bits are compared, every expert is different (bench.models.generate).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import save_file
 
-from bench.generate import DEMO, TOKENIZER, Sizes, config
+from bench.models.generate import DEMO, TOKENIZER, Sizes, config
 from core.capacity.free_memory import free_bytes
 from core.hf import ExpertsSite, find_experts, meta_skeleton
 from core.memory.codec.measure import random_expert

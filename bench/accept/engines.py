@@ -13,8 +13,8 @@ import torch
 
 from bench.accept.drawn import FORMAT, Subject, dense_only, one_expert
 from bench.accept.link import Wrong
-from bench.dispatch import own_rotation
-from bench.generate import checkpoint
+from bench.models.generate import checkpoint
+from bench.speed.dispatch import own_rotation
 from core.capacity.free_memory import free_bytes
 from core.engine import Engine
 from core.errors import BudgetError, ModelError
@@ -26,7 +26,7 @@ from core.types import Ids, StepRecord
 
 STRESS_S = 240.0
 STRESSED = [(p, s) for p in ("none", "gate", "previous_token", "all_next") for s in ("layer", "global")]
-FEW = "20%"  # of the experts, and what that becomes meanwhile
+FEW = "20%"  # of the experts, and what that becomes while it answers
 MOVES = ("40%", "15%", FEW)
 SPEEDS: tuple[tuple[str, dict[str, object], bool], ...] = (  # name, settings, cuDNN's attention
     ("all", {"budget": "all", "eviction": "lru", "predictor": "none"}, False),
@@ -184,7 +184,7 @@ def _busy_us(row: Any) -> float:
 
 
 def memory(subject: Subject) -> dict[str, Any]:
-    """What torch reserves beside what the budget allows, with dense layers as stored and rounded, and what unloading
+    """What torch reserves beyond what the budget allows, with dense layers as stored and rounded, and what unloading
     leaves."""
     sizes, device, found = subject.sizes, subject.device, dict[str, Any]()
     model = str(dense_only(subject.folder, sizes))

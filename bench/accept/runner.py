@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from app.store.results import write
 from bench.accept.checks import Check
-from bench.stored import write
 from core import __version__
 from core.system.process_tree import end_tree
 

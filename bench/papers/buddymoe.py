@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.buddy_figures import BUSY, CLAIMS, COMPACT, COVERED, MOST, OFTEN
 from bench.papers.parts import BY_CLAIM, HOLDS, NO, PART, Paper, Part, Row
 from bench.papers.sources import DRAWING, Claims, Modes, Reading, never
+from bench.routing.buddy_figures import BUSY, CLAIMS, COMPACT, COVERED, MOST, OFTEN
 
 REGIME = (
     "eval --questions 48 --tokens 256 --modes paper_exact,paper_random,paper_75_4,paper_99_2,paper_95_16,"
@@ -22,8 +22,6 @@ NAMES = {
     "paper_95_16_rho3": "rho 3 of 6",
     "paper_95_16_rho4": "rho 4 of 6",
 }
-LOSSY = "bench lossy --questions 48 --tokens 256"
-BUDDIES = "bench buddies"
 ALIKE = 0.5  # cosine from which on two experts are called alike; ours, the paper draws a map without a number
 
 
@@ -31,7 +29,7 @@ def tables(residency: float, *more: tuple[str, str]) -> Modes:
     """The orderings that tables 2 to 4 have in common, in exact match, and those of one table."""
     best, rivals = "paper_95_16_rho3", ("paper_95_16_rho4", "paper_95_16", "paper_random")
     pairs = (("paper_exact", best), *((best, rival) for rival in rivals), *more)
-    return Modes(pairs, "exact_match", residency, NAMES)
+    return Modes(pairs, "exact_match", residency, NAMES, REGIME)
 
 
 def likeness(result: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -40,9 +38,9 @@ def likeness(result: Mapping[str, Any]) -> tuple[str, str] | None:
     if not layers:
         return None
     alike = sum(cosine >= ALIKE for cosine in layers)
-    said = HOLDS if alike == len(layers) else PART if alike else NO
+    verdict = HOLDS if alike == len(layers) else PART if alike else NO
     values = ", ".join(f"{cosine:.2f}" for cosine in layers)
-    return said, f"Mean cosine with the most similar expert, by layer: {values}; called alike from {ALIKE:g} on."
+    return verdict, f"Mean cosine with the most similar expert, by layer: {values}; called alike from {ALIKE:g} on."
 
 
 def holds(result: Mapping[str, Any], name: str) -> str:
@@ -64,7 +62,7 @@ def uneven(result: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def sparse(result: Mapping[str, Any]) -> tuple[str, str]:
-    """How few peers cover most of an expert's co-activations, beside what popularity alone would make of it."""
+    """How few peers cover most of an expert's co-activations, against what popularity alone would make of it."""
     return holds(result, "sparse"), (
         f"Share of an expert's co-activations that first {result['few_peers']} of {result['experts'] - 1} peers "
         f"cover, by layer: {by_layer(result['few_cover'])}; called sparse above {by_layer([MOST])}; were they chosen "
@@ -124,64 +122,49 @@ PAPER = Paper(
             "Table 1",
             "A replaced miss takes no time, a miss that is waited for does.",
             Modes((("buddy_unlimited", "exact"),), "stall_ms"),
-            LOSSY,
         ),
-        Row(
-            "Figure 4",
-            "Many pairs of experts work alike.",
-            Reading("lossy", likeness),
-            LOSSY,
-        ),
+        Row("Figure 4", "Many pairs of experts work alike.", Reading("lossy", likeness)),
         Row(
             "Figure 6",
             "A few experts of a layer are active far more often than the others.",
             Reading("buddies", uneven),
-            BUDDIES,
         ),
         Row(
-            "Figures 7, 9",
-            "Which experts are active together is sparse: few pairs, often.",
-            Reading("buddies", sparse),
-            BUDDIES,
+            "Figures 7, 9", "Which experts are active together is sparse: few pairs, often.", Reading("buddies", sparse)
         ),
-        Row(
-            "Section 3.3, lists",
-            "Buddy lists are compact: 2 to 16 of 64 experts.",
-            Reading("buddies", compact),
-            BUDDIES,
-        ),
+        Row("Section 3.3, lists", "Buddy lists are compact: 2 to 16 of 64 experts.", Reading("buddies", compact)),
         Row(
             "Section 3.2, layers",
             "Early layers have more diffuse co-activations, so longer lists, than late ones.",
             Reading("buddies", early),
-            BUDDIES,
         ),
         Row(
             "Table 2, accuracy",
             "Three quarters resident: exact above rho 3 of 6, that above rho 4, no limit, random, and lists of 4.",
             tables(0.75, ("paper_95_16_rho3", "paper_75_4"), ("paper_75_4", "paper_95_16")),
-            REGIME,
             ("rho", "residents"),
         ),
         Row(
             "Table 3, accuracy",
             "Half resident: the same; lists of 2 between rho 3 and no limit.",
             tables(0.5, ("paper_95_16_rho3", "paper_99_2"), ("paper_99_2", "paper_95_16")),
-            REGIME,
             ("rho", "residents"),
         ),
         Row(
             "Table 4, accuracy",
             "Three eighths resident: rho 3 above rho 4 above no limit above random.",
             tables(0.375, ("paper_95_16_rho4", "paper_95_16"), ("paper_95_16", "paper_random")),
-            REGIME,
             ("rho", "residents"),
         ),
         Row(
             "Tables 2-4, speed",
             "The more is replaced, the faster: random, rho 3 of 6, exact.",
-            Modes((("paper_random", "paper_95_16_rho3"), ("paper_95_16_rho3", "paper_exact")), "tok_s", names=NAMES),
-            REGIME,
+            Modes(
+                (("paper_random", "paper_95_16_rho3"), ("paper_95_16_rho3", "paper_exact")),
+                "tok_s",
+                names=NAMES,
+                command=REGIME,
+            ),
             ("rho", "residents"),
         ),
         Row(
@@ -189,25 +172,26 @@ PAPER = Paper(
             "The same orderings where every miss is left to substitution (harsher than the paper).",
             Claims(
                 "lossy",
-                ("BuddyMoE tables 2-4: exact above buddies with rho 3 above buddies without limit above random",),
+                "BuddyMoE tables 2-4: exact above buddies with rho 3 above buddies without limit above random",
                 ("exact", "rho 3, no limit, random"),
             ),
-            LOSSY,
             ("rho",),
         ),
         Row(
             "Section 3.1",
             "Leaving peaked tokens alone keeps answers.",
-            Modes((("buddy_rho1_tae", "buddy_rho1"),), "exact_match"),
-            "eval --questions 48 --tokens 256 --modes exact,buddy_rho1,buddy_rho1_tae,buddy_rho1_heaviest,"
-            "buddy_rho1_tae_heaviest --save",
+            Modes(
+                (("buddy_rho1_tae", "buddy_rho1"),),
+                "exact_match",
+                command="eval --questions 48 --tokens 256 --modes exact,buddy_rho1,buddy_rho1_tae,buddy_rho1_heaviest,"
+                "buddy_rho1_tae_heaviest --save",
+            ),
             ("rho",),
         ),
         Row(
             "Figure 8",
             "A fifth less goes over the link.",
-            Modes((("paper_95_16_rho3", "paper_exact"),), "link_bytes", names=NAMES),
-            REGIME,
+            Modes((("paper_95_16_rho3", "paper_exact"),), "link_bytes", names=NAMES, command=REGIME),
             ("rho", "residents"),
         ),
         Row(

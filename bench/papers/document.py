@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import stored
+from app.store import results as stored
 from bench.papers.parts import NEVER, VERDICTS, Answer, Paper, Row
 from core.command import COMMAND
 
@@ -104,11 +104,11 @@ def text(paper: Paper, results: StoredResults, width: int = 110) -> str:
     lines = [f"{paper.title} ({paper.name}). {counted(found)}"]
     for row, answer in found:
         lines.append(f"  {row.where:32s} {answer.verdict.upper() if answer.verdict != NEVER else answer.verdict}")
-        said = [row.asks, answer.text, remarks(row, answer).replace("**", "").replace("`", "")]
-        said += [f"Asked again by: {COMMAND} {row.command}"] if row.command else []
+        parts = [row.asks, answer.text, remarks(row, answer).replace("**", "").replace("`", "")]
+        parts += [f"Asked again by: {COMMAND} {row.command}"] if row.command else []
         lines += [
             line
-            for one in said
+            for one in parts
             if one
             for line in textwrap.wrap(one, width, initial_indent="    ", subsequent_indent="    ")
         ]

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bench.papers.parts import HOLDS, NO, PART, Paper, Part, Row
-from bench.papers.sources import DRAWING, Claims, Reading, Readings, Systems, never
+from bench.papers.sources import DRAWING, Claims, Reading, Readings, Systems, never, of
 from core.command import COMMAND
 
-METHODS, SYSTEMS = "bench methods", "bench systems"
 PATH = ("path_predictor", "residents")
 NEAR = 0.02  # less is no difference
 
@@ -20,8 +19,8 @@ def predicted_beside(result: Mapping[str, Any]) -> tuple[str, str] | None:
     if one is None:
         return None
     added, token = one["added_ms"], one["none_ms"]
-    said = HOLDS if added <= 0.02 * token else NO
-    return said, (
+    verdict = HOLDS if added <= 0.02 * token else NO
+    return verdict, (
         f"A token of {token:.2f} ms takes {added:.2f} ms longer ({added / token:.0%}), of which "
         f"{one['predict_ms']:.2f} ms are the computing thread's own work; the network runs in a process of its own. "
         "At most 2 % would be no time; the model is small."
@@ -33,8 +32,8 @@ def scheduled(result: Mapping[str, Any]) -> tuple[str, str] | None:
     rows = result["schedulers"]
     none, ours, whole = rows["none"], rows["similarity"], rows["one batch"]
     gain = ours["tok_s"] / none["tok_s"]
-    said = HOLDS if gain >= 1.15 else PART if gain >= 1.075 else NO  # in part: at least half of it
-    return said, (
+    verdict = HOLDS if gain >= 1.15 else PART if gain >= 1.075 else NO  # in part: at least half of it
+    return verdict, (
         f"{gain:.2f} times the tokens a second of two batches in the order of arrival (half of the "
         f"experts resident, emulated link); a pass needs {ours['union']:.1f} experts a layer in place of "
         f"{none['union']:.1f}. Sequences are expected to need their newest token's experts again. All of them as one "
@@ -57,25 +56,25 @@ def scheduling(result: Mapping[str, Any]) -> tuple[str, str] | None:
     row = result["schedulers"]["similarity"]
     share = row["scheduled_ms"] / (2 * row["pass_ms"])
     return HOLDS if share <= NEAR else NO, (
-        f"{row['scheduled_ms']:.2f} ms beside two passes of {row['pass_ms']:.1f} ms ({share:.1%}); it runs between "
-        "passes here; pipelined it runs beside them. At most 2 % would be no time."
+        f"{row['scheduled_ms']:.2f} ms for two passes of {row['pass_ms']:.1f} ms ({share:.1%}); it runs between "
+        "passes here; pipelined it runs at the same time. At most 2 % would be no time."
     )
 
 
 def accuracies(result: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The network beside its two controls, by size of the batch."""
+    """The network against its two controls, by size of the batch."""
     sizes = {size: rows for size, rows in result.get("accuracy", {}).items() if int(size) >= 8}
     if not sizes:
         return None
     above = [rows["network"]["accuracy"] > rows[name]["accuracy"] for rows in sizes.values() for name in ("TLP", "SLP")]
-    said = HOLDS if all(above) else PART if any(above) else NO
-    told = "; ".join(
+    verdict = of(above)
+    found = "; ".join(
         f"{size}: network {rows['network']['accuracy']:.0%}, TLP {rows['TLP']['accuracy']:.0%}, SLP "
         f"{rows['SLP']['accuracy']:.0%}"
         for size, rows in sizes.items()
     )
-    return said, (
-        f"Batch-level accuracy, batches of {told} ({result['top_k']} of {result['experts']} experts "
+    return verdict, (
+        f"Batch-level accuracy, batches of {found} ({result['top_k']} of {result['experts']} experts "
         "a token, as many named for each sequence). The network learned from what this small model wrote to its "
         "bundled texts, and gives next to no expert a probability above one half; the paper's models choose one expert."
     )
@@ -86,10 +85,12 @@ def over_batches(result: Mapping[str, Any]) -> tuple[str, str] | None:
     lost = {name: rows["4"]["hit_rate"] - rows["16"]["hit_rate"] for name, rows in result["caches"].items()}
     ours = "plec, network" if "plec, network" in lost else "plec"
     fewer = [lost[ours] < lost[name] - NEAR for name in ("lru", "lru, one pool")]
-    said = HOLDS if all(fewer) else PART if any(fewer) else NO
-    told = ", ".join(f"{name} {100 * points:+.1f}" for name, points in lost.items() if name.startswith(("lru", "plec")))
-    return said, (
-        f"Points lost from 4 to 16 sequences: {told} (half of the experts resident; PLEC alone is behind the next "
+    verdict = of(fewer)
+    found = ", ".join(
+        f"{name} {100 * points:+.1f}" for name, points in lost.items() if name.startswith(("lru", "plec"))
+    )
+    return verdict, (
+        f"Points lost from 4 to 16 sequences: {found} (half of the experts resident; PLEC alone is behind the next "
         "gate)."
     )
 
@@ -105,7 +106,7 @@ PAPER = Paper(
         Part("Its answers for the next token", "core/policy/predict/routing_path.py", ("predictor=routing_path",)),
         Part("PLEC", "core/policy/eviction/plec.py", ("eviction=plec", "scope=global")),
         Part("The token scheduler", "core/policy/batching/scheduler.py"),
-        Part("Its two batches, and the dual-batch pipeline", "core/session/units.py"),
+        Part("Its two batches, and the dual-batch pipeline", "core/session/batch_groups.py"),
         Part("Demands before prefetches", "core/cache/prefetch_queue.py"),
         Part("Temporal locality (TLP), the control", "core/policy/predict/recent.py", ("predictor=recent",)),
         Part("Spatial locality (SLP), the control", "core/policy/predict/transitions.py", ("predictor=transitions",)),
@@ -117,43 +118,37 @@ PAPER = Paper(
         Row(
             "Table 1, temporal",
             "The network recalls more than what was used of late (TLP); here of one sequence.",
-            Claims("methods", ("ExpertFlow table 1: path predictor above temporal (TLP)",), ("network", "TLP")),
-            METHODS,
+            Claims("methods", "ExpertFlow table 1: path predictor above temporal (TLP)", ("network", "TLP")),
             PATH,
         ),
         Row(
             "Table 1, spatial",
             "The network recalls more than layer-to-layer counts (SLP); here of one sequence.",
-            Claims("methods", ("ExpertFlow table 1: path predictor above spatial (SLP)",), ("network", "SLP")),
-            METHODS,
+            Claims("methods", "ExpertFlow table 1: path predictor above spatial (SLP)", ("network", "SLP")),
             PATH,
         ),
         Row(
             "Table 1, batches of 8 to 32",
             "The network names more of what a batch needs than TLP and SLP.",
             Readings("batch", accuracies),
-            "bench batch",
             ("path_predictor",),
         ),
         Row(
             "Figure 7",
             "Faster than fetching whole layers (SE-MoE), at every size of the cache; here of one sequence.",
             Systems("expertflow", ("se_moe",)),
-            SYSTEMS,
             PATH,
         ),
         Row(
             "Figure 8, speed",
             "Faster than a cache in every layer with LRU (Mixtral-offloading, which prefetches, too).",
             Systems("expertflow", ("mixtral_offloading",)),
-            SYSTEMS,
             PATH,
         ),
         Row(
             "Figure 8, hit ratio",
             "More hits than that cache.",
             Systems("expertflow", ("mixtral_offloading",), "hit_rate"),
-            SYSTEMS,
             PATH,
         ),
         Row(
@@ -167,36 +162,27 @@ PAPER = Paper(
         Row(
             "Figure 9, sizes of the cache",
             "PLEC hits more than LRU behind the same predictions.",
-            Claims("methods", ("ExpertFlow: PLEC hits more than LRU",), ("PLEC", "LRU")),
-            METHODS,
+            Claims("methods", "ExpertFlow: PLEC hits more than LRU", ("PLEC", "LRU")),
             ("live_searches", *PATH),
         ),
         Row(
             "Figure 9, its bound",
             "PLEC hits more than LRU where predictions are perfect (the paper measures its own predictor alone).",
-            Claims("methods", ("ExpertFlow: PLEC hits more than LRU behind perfect predictions",), ("PLEC", "LRU")),
-            METHODS,
+            Claims("methods", "ExpertFlow: PLEC hits more than LRU behind perfect predictions", ("PLEC", "LRU")),
             ("residents",),
         ),
         Row(
             "Figure 9, sizes of batches",
             "Larger batches cost PLEC fewer hits than LRU.",
             Readings("batch", over_batches),
-            "bench batch",
         ),
-        Row(
-            "Table 3",
-            "The token scheduler makes decoding 1.15 times as fast.",
-            Readings("batch", scheduled),
-            "bench batch",
-        ),
+        Row("Table 3", "The token scheduler makes decoding 1.15 times as fast.", Readings("batch", scheduled)),
         Row(
             "Section 5.5, predictor",
-            "Predicting beside the computation takes no extra time.",
+            "Predicting while the model computes takes no extra time.",
             Reading("overhead", predicted_beside),
-            "bench overhead",
             ("path_predictor",),
         ),
-        Row("Section 5.5, scheduler", "Scheduling takes no extra time.", Readings("batch", scheduling), "bench batch"),
+        Row("Section 5.5, scheduler", "Scheduling takes no extra time.", Readings("batch", scheduling)),
     ),
 )

@@ -8,21 +8,20 @@ from typing import Any
 from bench.papers.parts import HOLDS, NO, PART, Paper, Part, Row
 from bench.papers.sources import DRAWING, Claims, Reading, Stated, Systems, never
 
-METHODS, SYSTEMS, MAPS = "bench methods", "bench systems", "bench expert_maps"
 RIVALS = ("se_moe", "mixtral_offloading", "promoe", "moe_infinity")
 SEARCHED = ("live_searches", "residents")
 BATCH = "No bench lets requests arrive one after the other yet; FineMoE's search follows one sequence."
 FREE = 0.02  # of a token's time: what the paper calls negligible is 1 %
 
 
-def beside(result: Mapping[str, Any]) -> tuple[str, str] | None:
+def searching(result: Mapping[str, Any]) -> tuple[str, str] | None:
     """What map searches cost the computing thread of a token: their own part of it, and the stall."""
     one = result["predictors"].get("expert_map")
     if one is None:
         return None
     own, token = one["predict_ms"], one["none_ms"]
-    said = HOLDS if own <= FREE * token and not one["stall_ms"] else NO
-    return said, (
+    verdict = HOLDS if own <= FREE * token and not one["stall_ms"] else NO
+    return verdict, (
         f"Of a token of {token:.2f} ms the computing thread spends {own:.2f} ms on maps ({own / token:.0%}), and "
         f"waits {one['stall_ms']:.2f} ms for a search; a token takes {one['added_ms']:.2f} ms longer in all. At "
         f"most {FREE:.0%} would be next to nothing; the model is small."
@@ -42,8 +41,8 @@ def best_distance(result: Mapping[str, Any]) -> tuple[str, str] | None:
         f"{distance} ahead hits {row['hit_rate']:.1%}, late {row['late_rate']:.1%}, {row['tpot_ms']:.2f} ms"
         for distance, row in sorted(rows.items())
     )
-    said = HOLDS if best not in (ordered[0], ordered[-1]) else NO
-    return said, (
+    verdict = HOLDS if best not in (ordered[0], ordered[-1]) else NO
+    return verdict, (
         f"Layers ahead, with {found['share']} of the experts in slots, behind its own eviction, simulated on "
         f"searches recorded live: {text}. The least time is {best} ahead; at an end of what was tried it is no best "
         "distance."
@@ -53,12 +52,12 @@ def best_distance(result: Mapping[str, Any]) -> tuple[str, str] | None:
 PAPER = Paper(
     "finemoe",
     "FineMoE",
-    "Store, for every token computed, what the routers of all layers said (an expert map) and what the token meant; "
+    "Store, for every token computed, the probabilities of all routers (an expert map) and what the token meant; "
     "find the most similar stored one by meaning and by the layers so far, prefetch as many of its experts as the "
     "similarity asks for, and evict by its probabilities and by use.",
     (
         Part("The store of maps, its search and its deduplication", "core/policy/predict/maps.py"),
-        Part("The searches, beside the computation", "core/policy/predict/map_search.py"),
+        Part("The searches, while the model computes", "core/policy/predict/map_search.py"),
         Part(
             "Prediction from the maps found",
             "core/policy/predict/expert_map.py",
@@ -82,52 +81,44 @@ PAPER = Paper(
         Row(
             "Figure 3b",
             "Routing summed over a request is harder to predict (higher entropy) than of one token.",
-            Claims("expert_maps", ("FineMoE figure 3b: fine-grained entropy below coarse-grained",)),
-            MAPS,
+            Claims("expert_maps", "FineMoE figure 3b: fine-grained entropy below coarse-grained"),
         ),
         Row(
             "Figures 3a, 3c",
             "The more tokens are summed, the harder (3a draws examples).",
-            Claims("expert_maps", ("FineMoE figure 3c: entropy rises with the iterations aggregated",)),
-            MAPS,
+            Claims("expert_maps", "FineMoE figure 3c: entropy rises with the iterations aggregated"),
         ),
         Row(
             "Figure 4, distances",
             "The further ahead, the less is hit; here the recall of searches that are waited for.",
-            Claims("expert_maps", ("FineMoE figure 4: recall falls with the distance",)),
-            MAPS,
+            Claims("expert_maps", "FineMoE figure 4: recall falls with the distance"),
         ),
         Row(
             "Figure 4, request counts",
             "Maps name more of what comes than counts of the request, at every distance.",
-            Claims("expert_maps", ("FineMoE figure 4: map search above request counts, at every distance",)),
-            MAPS,
+            Claims("expert_maps", "FineMoE figure 4: map search above request counts, at every distance"),
         ),
         Row(
             "Figures 8, 9",
             "The more similar the map found, the more of its experts are hit (Pearson).",
-            Claims("expert_maps", ("FineMoE figure 9: semantic and trajectory scores correlate with hits",)),
-            MAPS,
+            Claims("expert_maps", "FineMoE figure 9: semantic and trajectory scores correlate with hits"),
         ),
         Row(
             "Figures 1b, 10, TPOT",
             "Less time per token than four other systems (SE-MoE stands for fetching whole layers).",
             Systems("finemoe", RIVALS),
-            SYSTEMS,
             ("finemoe_eviction", *SEARCHED),
         ),
         Row(
             "Figure 10, TTFT",
             "Less time to the first token, too.",
             Systems("finemoe", RIVALS, "ttft_ms"),
-            SYSTEMS,
             ("finemoe_eviction", *SEARCHED),
         ),
         Row(
             "Figure 10, hit rate",
             "More hits than the systems that cache.",
             Systems("finemoe", RIVALS[1:], "hit_rate"),
-            SYSTEMS,
             ("finemoe_eviction", *SEARCHED),
         ),
         Row("Figure 11", "Latency of requests that arrive as in a recorded day.", never(BATCH)),
@@ -135,7 +126,6 @@ PAPER = Paper(
             "Figure 12",
             "The same at every limit of the memory.",
             Systems("finemoe", RIVALS),
-            SYSTEMS,
             ("finemoe_eviction", *SEARCHED),
         ),
         Row(
@@ -148,70 +138,59 @@ PAPER = Paper(
             "Search by meaning and layers hits more than by layers alone.",
             Claims(
                 "methods",
-                ("FineMoE figure 14a: full map search above trajectory alone",),
+                "FineMoE figure 14a: full map search above trajectory alone",
                 ("full search", "trajectory alone"),
             ),
-            METHODS,
             SEARCHED,
         ),
         Row(
             "Figure 14a, selection",
             "As many experts as the similarity asks for hit more than always k.",
             Claims(
-                "methods",
-                ("FineMoE figure 14a: dynamic selection above always k",),
-                ("dynamic selection", "always k"),
+                "methods", "FineMoE figure 14a: dynamic selection above always k", ("dynamic selection", "always k")
             ),
-            METHODS,
             SEARCHED,
         ),
         Row(
             "Figure 14a, hit count",
             "Maps hit more than counts of the request.",
-            Claims("methods", ("FineMoE figure 14a: map search above request counts",), ("maps", "request counts")),
-            METHODS,
+            Claims("methods", "FineMoE figure 14a: map search above request counts", ("maps", "request counts")),
             SEARCHED,
         ),
         Row(
             "Figure 14a, speculation",
             "Maps hit more than asking the next layer's gate.",
-            Claims("methods", ("FineMoE figure 14a: map search above the next gate",), ("maps", "next gate")),
-            METHODS,
+            Claims("methods", "FineMoE figure 14a: map search above the next gate", ("maps", "next gate")),
             SEARCHED,
         ),
         Row(
             "Figure 14b, LRU",
             "Its eviction hits more than LRU behind the same maps.",
-            Claims("methods", ("FineMoE figure 14b: its eviction hits more than LRU",), ("FineMoE", "LRU")),
-            METHODS,
+            Claims("methods", "FineMoE figure 14b: its eviction hits more than LRU", ("FineMoE", "LRU")),
             ("finemoe_eviction", *SEARCHED),
         ),
         Row(
             "Figure 14b, LFU",
             "Its eviction hits more than LFU behind the same maps.",
-            Claims("methods", ("FineMoE figure 14b: its eviction hits more than LFU",), ("FineMoE", "LFU")),
-            METHODS,
+            Claims("methods", "FineMoE figure 14b: its eviction hits more than LFU", ("FineMoE", "LFU")),
             ("finemoe_eviction", *SEARCHED),
         ),
         Row(
             "Figure 15",
             "There is a best prefetch distance: nearer hides too little, further hits too little.",
             Reading("methods", best_distance),
-            METHODS,
             ("finemoe_eviction", *SEARCHED),
         ),
         Row(
             "Figure 16a",
             "The larger the store, the more similar are the maps found (little so above 1000).",
-            Claims("expert_maps", ("FineMoE figure 16a: scores rise with the store's capacity",)),
-            MAPS,
+            Claims("expert_maps", "FineMoE figure 16a: scores rise with the store's capacity"),
         ),
         Row("Figure 16b", "The lead stays with batches of up to eight.", never(BATCH)),
         Row(
             "Figure 17",
-            "Searches run beside and cost a token next to nothing.",
-            Reading("overhead", beside),
-            "bench overhead",
+            "Searches run while the model computes and cost a token next to nothing.",
+            Reading("overhead", searching),
             ("live_searches",),
         ),
         Row(

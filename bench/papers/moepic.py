@@ -8,10 +8,9 @@ from typing import Any
 
 from bench.papers.over_budgets import hits_save_time, least_memory
 from bench.papers.parts import HOLDS, NO, PART, Paper, Part, Row
-from bench.papers.sources import DRAWING, Claims, Reading, Systems, SystemsReading, never
+from bench.papers.sources import DRAWING, Claims, Reading, Systems, SystemsReading, never, of
 from core.command import COMMAND
 
-METHODS, SYSTEMS = "bench methods", "bench systems"
 RIVALS = ("pre_gated", "mixtral_offloading", "adapmoe", "moe_infinity")
 DIFFER = 0.0555  # in hit rate, of layers with as many slots: what the paper found, with LFU
 LITTLE = 8 / 132  # of a token's time: the paper's 8 ms (section 4.5) at a TPOT of 132 ms (table 3)
@@ -34,29 +33,29 @@ def gate_by_layer(result: Mapping[str, Any]) -> tuple[str, str]:
     """Recall of the next layer's gate, by layer; the first layer has none before it."""
     recalls = result["predictors"]["gate"]["recall_by_layer"][1:]
     good = sum(rate >= 0.5 for rate in recalls)
-    said = HOLDS if good == len(recalls) else PART if good else NO
-    return said, "Recall@k by layer: " + ", ".join(f"{rate:.0%}" for rate in recalls) + "; high from 50 % on."
+    verdict = HOLDS if good == len(recalls) else PART if good else NO
+    return verdict, "Recall@k by layer: " + ", ".join(f"{rate:.0%}" for rate in recalls) + "; high from 50 % on."
 
 
 def similar(result: Mapping[str, Any]) -> tuple[str, str]:
     """Cosine of a layer's router input with the layer's before."""
     cosines = result["speculating"]["cosine"]["before"]
     good = sum(one is not None and one >= 0.5 for one in cosines)
-    said = HOLDS if good == len(cosines) else PART if good else NO
+    verdict = HOLDS if good == len(cosines) else PART if good else NO
     values = ", ".join("-" if one is None else f"{one:.2f}" for one in cosines)
-    return said, f"Cosine with the layer before, by layer: {values}; high from .5 on."
+    return verdict, f"Cosine with the layer before, by layer: {values}; high from .5 on."
 
 
 def guessing(result: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The gate's prefetching beside random prefetching, with LRU."""
+    """The gate's prefetching against random prefetching, with LRU."""
     rows = result["prefetchers"]
     if any("random" not in row for row in rows.values()):
         return None
     pairs = {share: (row["gate"]["tpot_ms"], row["random"]["tpot_ms"]) for share, row in rows.items()}
     holds = [a < b for a, b in pairs.values()]
     text = ", ".join(f"{share} {a:.2f} / {b:.2f} ms" for share, (a, b) in pairs.items())
-    said = HOLDS if all(holds) else PART if any(holds) else NO
-    return said, f"Simulated time per token, next gate / random experts, behind LRU: {text}."
+    verdict = of(holds)
+    return verdict, f"Simulated time per token, next gate / random experts, behind LRU: {text}."
 
 
 def layers_differ(result: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -70,8 +69,8 @@ def layers_differ(result: Mapping[str, Any]) -> tuple[str, str] | None:
         for share, row in rates.items()
     )
     error = 50 / (result["tokens"] * result["top_k"]) ** 0.5
-    said = HOLDS if all(differs) else PART if any(differs) else NO
-    return said, (
+    verdict = of(differs)
+    return verdict, (
         f"LFU's hit rate by layer, every layer with as many slots: {text}. Called different from a spread of "
         f"{100 * DIFFER:.2f} points on, as in the paper; standard error of a rate up to {error:.1f} points. Time is "
         "not measured by layer."
@@ -96,8 +95,8 @@ def matters_little(result: Mapping[str, Any]) -> tuple[str, str] | None:
         + f" (spread {spreads[share]:.1%} of the default's time)"
         for share, rows in sizes.items()
     )
-    said = HOLDS if all(little) else PART if any(little) else NO
-    return said, (
+    verdict = of(little)
+    return verdict, (
         f"Hit rate and simulated time per token without prefetching: {text}. Little is up to {LITTLE:.1%}, the paper's "
         "8 of 132 ms; its five settings are in its picture alone, these are ours around its default."
     )
@@ -127,16 +126,16 @@ def inner_optimum(result: Mapping[str, Any]) -> tuple[str, str] | None:
         best = min(times, key=times.__getitem__)
         inner.append(0 < best < 1)
         texts.append(f"{link} " + ", ".join(f"{part:.2f} {ms:.1f} ms" for part, ms in times.items()))
-    said = HOLDS if all(inner) else PART if any(inner) else NO
+    verdict = of(inner)
     whole = ", ".join(f"{name} {link['rows'][link['best_plain']]['tpot_ms']:.1f}" for name, link in _links(result))
-    return said, (
+    return verdict, (
         f"Time per token by the part that stays, {result['budget']} of the experts, in blocks: {'; '.join(texts)}. The "
         f"best cache of whole experts, not in blocks: {whole} ms."
     )
 
 
 def without_configurator(result: Mapping[str, Any]) -> tuple[str, str] | None:
-    """MoEpic's plan beside the part nearest to a half, the same in every layer."""
+    """MoEpic's plan against the part nearest to a half, the same in every layer."""
     if result["budget"] != SPLIT_BUDGET:
         return None
     holds, texts = [], []
@@ -147,8 +146,8 @@ def without_configurator(result: Mapping[str, Any]) -> tuple[str, str] | None:
             return None
         holds.append(full < times[part])
         texts.append(f"{link} {full:.1f} / {times[part]:.1f} ms (part {part:.2f})")
-    said = HOLDS if all(holds) else PART if any(holds) else NO
-    return said, f"Time per token, the plan / the same part everywhere: {'; '.join(texts)}."
+    verdict = of(holds)
+    return verdict, f"Time per token, the plan / the same part everywhere: {'; '.join(texts)}."
 
 
 def coarser(result: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -160,8 +159,8 @@ def coarser(result: Mapping[str, Any]) -> tuple[str, str] | None:
         times = list(link["zeta"].values())
         holds.append(all(a <= b for a, b in pairwise(times)) and times[0] < times[-1])
         texts.append(f"{name} " + ", ".join(f"{zeta} {ms:.2f} ms" for zeta, ms in link["zeta"].items()))
-    said = HOLDS if all(holds) else PART if any(holds) else NO
-    return said, f"By the latency model, not measured: {'; '.join(texts)}."
+    verdict = of(holds)
+    return verdict, f"By the latency model, not measured: {'; '.join(texts)}."
 
 
 def _links(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -189,25 +188,14 @@ PAPER = Paper(
     LACKS,
     (
         Row("Figures 1, 3, 5", "How a MoE model infers, schedules of two layers, the system.", DRAWING),
-        Row(
-            "Figure 2a",
-            "The more experts are cached, the more hits.",
-            Reading("methods", hits_grow),
-            METHODS,
-        ),
+        Row("Figure 2a", "The more experts are cached, the more hits.", Reading("methods", hits_grow)),
         Row(
             "Figure 2b",
             "The higher the hit rate, the less time a token takes.",
             SystemsReading(hits_save_time),
-            SYSTEMS,
             ("residents",),
         ),
-        Row(
-            "Figure 2c",
-            "The next layer's router predicts well in most layers.",
-            Reading("predictors", gate_by_layer),
-            "bench predictors",
-        ),
+        Row("Figure 2c", "The next layer's router predicts well in most layers.", Reading("predictors", gate_by_layer)),
         Row(
             "Figure 2d",
             "Loading an expert takes longer than computing a layer, on several GPUs.",
@@ -217,39 +205,29 @@ PAPER = Paper(
             "Figure 4a",
             "Layers differ in latency, one reason being hit rates, so that they need different shares of the memory.",
             Reading("methods", layers_differ),
-            METHODS,
         ),
         Row(
             "Figure 4b",
             "A split of .4 is faster than whole experts and than none kept.",
             Reading("split", inner_optimum),
-            "bench split",
         ),
-        Row(
-            "Figure 6",
-            "The states before the routers of neighbouring layers are alike.",
-            Reading("lossy", similar),
-            "bench lossy --questions 48 --tokens 256",
-        ),
+        Row("Figure 6", "The states before the routers of neighbouring layers are alike.", Reading("lossy", similar)),
         Row(
             "Table 1, LRU",
             "LCP hits more than LRU.",
-            Claims("methods", ("MoEpic table 1: LCP hits more than LRU",), ("LCP", "LRU")),
-            METHODS,
+            Claims("methods", "MoEpic table 1: LCP hits more than LRU", ("LCP", "LRU")),
             ("lcp",),
         ),
         Row(
             "Table 1, LFU",
             "LCP hits more than LFU.",
-            Claims("methods", ("MoEpic table 1: LCP hits more than LFU",), ("LCP", "LFU")),
-            METHODS,
+            Claims("methods", "MoEpic table 1: LCP hits more than LFU", ("LCP", "LFU")),
             ("lcp",),
         ),
         Row(
             "Table 1, random",
             "LCP hits more than random eviction.",
-            Claims("methods", ("MoEpic ablation: LCP hits more than random",), ("LCP", "random")),
-            METHODS,
+            Claims("methods", "MoEpic ablation: LCP hits more than random", ("LCP", "random")),
             ("lcp",),
         ),
         Row("Table 2", "The models.", never("A description of their models: nothing was measured.")),
@@ -257,50 +235,38 @@ PAPER = Paper(
             "Figure 7, TPOT",
             "Less time per token than four other systems, at every budget.",
             Systems("moepic", RIVALS),
-            SYSTEMS,
             ("lcp", "layer0", "residents"),
         ),
         Row(
             "Figure 7, TTFT",
             "Less time to the first token, too.",
             Systems("moepic", RIVALS, "ttft_ms"),
-            SYSTEMS,
             ("lcp", "layer0", "residents"),
         ),
         Row(
             "Figure 8",
             "The least memory for a given time per token.",
             SystemsReading(lambda result: least_memory(result, "moepic", RIVALS)),
-            SYSTEMS,
             ("lcp", "layer0", "residents"),
         ),
         Row(
             "Table 3, without its prefetch",
             "Prefetching random experts instead is slower.",
             Reading("methods", guessing),
-            METHODS,
             ("layer0", "residents"),
         ),
         Row(
             "Table 3, without LCP",
             "Random eviction instead hits less, and is slower for it.",
-            Claims("methods", ("MoEpic ablation: LCP hits more than random",), ("LCP", "random")),
-            METHODS,
+            Claims("methods", "MoEpic ablation: LCP hits more than random", ("LCP", "random")),
             ("lcp",),
         ),
         Row(
             "Table 3, without its configurator",
             "Half of every expert kept, the same everywhere, is slower.",
             Reading("split", without_configurator),
-            "bench split",
         ),
-        Row(
-            "Figure 9a",
-            "rho and omega of LCP matter little.",
-            Reading("methods", matters_little),
-            METHODS,
-            ("lcp",),
-        ),
-        Row("Figure 9b", "A coarser zeta of the configurator is slower.", Reading("split", coarser), "bench split"),
+        Row("Figure 9a", "rho and omega of LCP matter little.", Reading("methods", matters_little), ("lcp",)),
+        Row("Figure 9b", "A coarser zeta of the configurator is slower.", Reading("split", coarser)),
     ),
 )

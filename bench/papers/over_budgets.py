@@ -7,11 +7,11 @@ from itertools import pairwise
 from math import inf, isinf
 from typing import Any
 
-from bench.claims import verdict
+from bench.harness.report import verdict
 from bench.papers.parts import BY_CLAIM, HOLDS, NO, OPEN, PART
 
 Curve = Sequence[tuple[float, float]]  # (memory in bytes, ms a token), from the least memory to the most
-PARTS = 4  # into which the range of measured times is cut for the times asked for
+PARTS = 4  # into which the range of measured times is cut for the times compared
 
 
 def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
@@ -36,7 +36,7 @@ def ran(result: Mapping[str, Any], name: str) -> dict[str, Mapping[str, Any]]:
 
 def hits_save_time(result: Mapping[str, Any]) -> tuple[str, str] | None:
     """Whether time falls as the hit rate rises, in each exact system over its budgets. The correlation over the systems
-    at one budget is told beside it: these differ in more than hits."""
+    at one budget is in the text, too: these differ in more than hits."""
     systems = {name: ran(result, name) for name in result["systems"]}
     exact = {
         name: {
@@ -56,16 +56,16 @@ def hits_save_time(result: Mapping[str, Any]) -> tuple[str, str] | None:
         for name, pairs in exact.items()
         if of_system[name] is not None
     ]
-    beside = []
+    at_budgets = []
     for budget in result["budgets"]:
         found = correlation([pairs[budget] for pairs in exact.values() if budget in pairs])
-        beside += [] if found is None else [f"at {budget} {found:.2f}"]
+        at_budgets += [] if found is None else [f"at {budget} {found:.2f}"]
     falls = [one <= -1 + 1e-9 for one in known]
-    said = HOLDS if all(falls) else PART if any(one < 0 for one in known) else NO
-    return said, (
+    answer = HOLDS if all(falls) else PART if any(one < 0 for one in known) else NO
+    return answer, (
         f"Hit rate and time per token over budgets, rank correlation r (-1: less time at every higher hit rate): "
         f"{'; '.join(texts)}. r is -1 in {sum(falls)} of {len(known)} exact systems. Over the systems at one budget, "
-        f"which differ in more than hits: {', '.join(beside) or 'none'}."
+        f"which differ in more than hits: {', '.join(at_budgets) or 'none'}."
     )
 
 
@@ -116,9 +116,9 @@ def least_memory(result: Mapping[str, Any], better: str, rivals: Sequence[str]) 
         f"{name} " + ", ".join(f"{size / 1e6:.1f} MB {ms:.2f} ms" for size, ms in curve)
         for name, curve in curves.items()
     )
-    said = BY_CLAIM[verdict(rows, lower=True)]
-    note = " None of these can be told apart." if said == OPEN else ""
-    return said, f"By interpolation between budgets: {'; '.join(texts)}.{note} Measured: {measured}."
+    answer = BY_CLAIM[verdict(rows, lower=True)]
+    note = " None of these differ." if answer == OPEN else ""
+    return answer, f"By interpolation between budgets: {'; '.join(texts)}.{note} Measured: {measured}."
 
 
 def _size(need: float, first: float) -> str:

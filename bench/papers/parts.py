@@ -1,8 +1,8 @@
 """What a page on a paper is made of: what it proposes, where that is here, and every table and figure with its answer.
 
 An answer is read from the newest result file that has it (`bench.papers.sources`), stated with its reason where no file
-can have it, or open. Whoever repairs what a result rests on adds a line to REPAIRS and names it in the rows it touches:
-results older than it are then said to be from before.
+can have it, or open. A change of what a result depends on takes a line in REPAIRS and its name in the rows it touches:
+results older than it are then marked.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from datetime import datetime
 from typing import Any, Protocol
 
 HOLDS, PART, NO = "holds", "holds in part", "does not hold"
-OPEN = "not measured yet"  # it can be asked here, and there is no result, or nothing prints it yet
+OPEN = "not measured yet"  # it can be measured here, and there is no result, or nothing prints it yet
 NEVER = "not askable here"
 VERDICTS = (HOLDS, PART, NO, OPEN, NEVER)
-BY_CLAIM: Mapping[str, str] = {"yes": HOLDS, "in part": PART, "no": NO, "not measured": OPEN}  # bench.claims
+BY_CLAIM: Mapping[str, str] = {"yes": HOLDS, "in part": PART, "no": NO, "not measured": OPEN}  # bench.harness.report
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +61,27 @@ class Results(Protocol):
 class Source(Protocol):
     """How a row gets its answer."""
 
+    @property
+    def command(self) -> str:
+        """Words of `launch.py` that measure it again; "" = none can."""
+
     def answer(self, results: Results) -> Answer:
         """The answer of the newest result that has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A table or figure of a paper. `asks`: what it says, in our words; `command` asks it again (words of `launch.py`;
-    "" = none can); `touched`: names of REPAIRS that its answer depends on."""
+    """A table or figure of a paper. `asks`: what it says, in our words; `touched`: names of REPAIRS that its answer
+    depends on."""
 
     where: str
     asks: str
     source: Source
-    command: str = ""
     touched: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> str:
+        return self.source.command
 
     def before(self, answer: Answer) -> tuple[Repair, ...]:
         """The repairs that the measurement behind `answer` was made before."""

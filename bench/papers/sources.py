@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.claims import verdict
+from bench.harness.report import verdict
 from bench.papers.parts import BY_CLAIM, HOLDS, NEVER, NO, OPEN, PART, Answer, Results, Source
 
 LOWER = ("kl", "perplexity", "tpot_ms", "ttft_ms", "stall_ms", "link_bytes")  # figures of which less is better
@@ -15,6 +15,8 @@ SHARES = ("hit_rate", "recall_at_k", "recall", "exact_match", "unseen_match", "a
 TIMED = ("tok_s", "tpot_ms", "ttft_ms", "stall_ms")  # figures that other programs on the machine change
 BUSY = 0.3  # CPU cores of other programs from which on times are not compared (core.evaluate.others)
 NOTHING = "No result has it yet."
+OPTIONS = {"lossy": " --questions 48 --tokens 256"}  # with which a bench answers
+LOSSY, SYSTEMS = f"bench lossy{OPTIONS['lossy']}", "bench systems"
 QUIET = f"{NOTHING} Times ask for a machine that does nothing else."
 
 
@@ -43,18 +45,32 @@ def together(verdicts: Sequence[str]) -> str:
     return HOLDS if set(known) == {HOLDS} else NO if set(known) == {NO} else PART
 
 
+def of(holds: Sequence[bool]) -> str:
+    """The verdict on comparisons."""
+    return HOLDS if all(holds) else PART if any(holds) else NO
+
+
 @dataclass(frozen=True, slots=True)
-class Claims:
-    """Orderings that a bench computed and stored, by the beginning of their text; `names` of what is compared."""
+class OfBench:
+    """What reads results of one bench."""
 
     bench: str
-    claims: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        return f"bench {self.bench}{OPTIONS.get(self.bench, '')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claims(OfBench):
+    """An ordering that a bench computed and stored, in some figures; `names` of what is compared."""
+
+    claim: str
     names: tuple[str, ...] = ()
 
     def answer(self, results: Results) -> Answer:
         for file, result in results.newest(self.bench):
-            found = [one for claim in self.claims for one in result.get("orderings", ()) if one["claim"] == claim]
-            if {one["claim"] for one in found} == set(self.claims):
+            if found := [one for one in result.get("orderings", ()) if one["claim"] == self.claim]:
                 verdicts = [BY_CLAIM[one["holds"]] for one in found]
                 texts = [
                     f"{self._compared(one)}: {BY_CLAIM[one['holds']]} ({_values(one, 'pairs', 'values')})"
@@ -70,8 +86,7 @@ class Claims:
         return Answer(OPEN, NOTHING)
 
     def _compared(self, one: Mapping[str, Any]) -> str:
-        names = self.names[:2] if len(self.claims) == 1 and self.names else ()
-        what = " above ".join(names) if names else one["claim"].partition(": ")[2] or one["claim"]
+        what = " above ".join(self.names[:2]) or one["claim"].partition(": ")[2] or one["claim"]
         return f"{what}, {one['figure'].replace('_', ' ')}" if "figure" in one else what
 
 
@@ -86,12 +101,13 @@ def _values(one: Mapping[str, Any], *keys: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Modes:
     """Orderings of modes of an evaluation, (better, worse), in a figure; of the newest evaluation that has them all, at
-    `residency`, or at every one that it has. Times measured beside other programs are shown, and not compared."""
+    `residency`, or at every one that it has. Times measured while other programs ran are shown, and not compared."""
 
     pairs: tuple[tuple[str, str], ...]
     figure: str = "exact_match"
     residency: float | None = None
     names: Mapping[str, str] = field(default_factory=dict)  # of modes, where they have others than here
+    command: str = LOSSY
 
     def answer(self, results: Results) -> Answer:
         wanted = list(dict.fromkeys(mode for pair in self.pairs for mode in pair))
@@ -117,8 +133,8 @@ class Modes:
                 for share in shares
                 for pair in self.pairs
             ]
-            said = f"{sum(one == 'yes' for one in holds)} of {len(holds)} orderings hold"
-            return Answer(together([BY_CLAIM[one] for one in holds]), f"{text}; {said}.", result["date"], file)
+            answers = f"{sum(one == 'yes' for one in holds)} of {len(holds)} orderings hold"
+            return Answer(together([BY_CLAIM[one] for one in holds]), f"{text}; {answers}.", result["date"], file)
         return disturbed or Answer(OPEN, NOTHING)
 
     def _values(
@@ -152,6 +168,7 @@ class Keeps:
 
     mode: str
     base: str
+    command: str = LOSSY
 
     def answer(self, results: Results) -> Answer:
         for file, result in evaluations(results):
@@ -170,9 +187,9 @@ class Keeps:
                     f"{base['exact_match']:.1%}"
                     for share, row, base in pairs
                 )
-                said = HOLDS if all(holds) else PART if any(holds) else NO
+                answers = of(holds)
                 text = f"{whose(result)}Exact match: {text}; kept is what is within two errors."
-                return Answer(said, text, result["date"], file)
+                return Answer(answers, text, result["date"], file)
         return Answer(OPEN, NOTHING)
 
 
@@ -185,11 +202,12 @@ def _title(figure: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Systems:
     """One preset against others in a figure of `bench systems`, at every budget, in the newest result of each model;
-    times measured beside other programs are left out."""
+    times measured while other programs ran are left out."""
 
     better: str
     worse: tuple[str, ...]
     figure: str = "tpot_ms"
+    command: str = SYSTEMS
 
     def answer(self, results: Results) -> Answer:
         names = (self.better, *self.worse)
@@ -217,7 +235,7 @@ def of_each_model(
     results: Results, names: Sequence[str] = (), *, timed: bool = True
 ) -> dict[str, tuple[str, dict[str, Any]]]:
     """Model -> (file, its newest result of `bench systems` that has these systems); `timed`: none that was measured
-    beside other programs."""
+    while other programs ran."""
     used: dict[str, tuple[str, dict[str, Any]]] = {}
     for file, result in results.newest("systems"):
         disturbed = timed and (result.get("others_cores") or 0.0) > BUSY
@@ -232,6 +250,7 @@ class SystemsReading:
     that result lacks it."""
 
     read: Callable[[Mapping[str, Any]], tuple[str, str] | None]
+    command: str = SYSTEMS
 
     def answer(self, results: Results) -> Answer:
         found = [(file, one, self.read(one)) for file, one in of_each_model(results).values()]
@@ -239,10 +258,9 @@ class SystemsReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(OfBench):
     """What `read` makes of the newest result of a bench: (verdict, text), None where that result lacks it."""
 
-    bench: str
     read: Callable[[Mapping[str, Any]], tuple[str, str] | None]
 
     def answer(self, results: Results) -> Answer:
@@ -257,20 +275,20 @@ class Readings(Reading):
     """The same of the newest result of each model."""
 
     def answer(self, results: Results) -> Answer:
-        said: dict[str, tuple[str, Mapping[str, Any], tuple[str, str]]] = {}
+        answers: dict[str, tuple[str, Mapping[str, Any], tuple[str, str]]] = {}
         for file, result in results.newest(self.bench):
             if (found := self.read(result)) is not None:
-                said.setdefault(str(result["model"]), (file, result, found))
-        return _joined([*said.values()], NOTHING)
+                answers.setdefault(str(result["model"]), (file, result, found))
+        return _joined([*answers.values()], NOTHING)
 
 
-def _joined(said: Sequence[tuple[str, Mapping[str, Any], tuple[str, str]]], nothing: str) -> Answer:
+def _joined(answers: Sequence[tuple[str, Mapping[str, Any], tuple[str, str]]], nothing: str) -> Answer:
     """One answer of several (file, result, (verdict, text))."""
-    if not said:
+    if not answers:
         return Answer(OPEN, nothing)
-    text = " ".join(f"{Path(str(one['model'])).name}: {answer[1]}" for _, one, answer in said)
-    date = min(str(one["date"]) for _, one, _ in said)
-    return Answer(together([answer[0] for *_, answer in said]), text, date, ", ".join(file for file, *_ in said))
+    text = " ".join(f"{Path(str(one['model'])).name}: {answer[1]}" for _, one, answer in answers)
+    date = min(str(one["date"]) for _, one, _ in answers)
+    return Answer(together([answer[0] for *_, answer in answers]), text, date, ", ".join(file for file, *_ in answers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +296,10 @@ class First:
     """The first of several sources that has an answer."""
 
     sources: tuple[Source, ...]
+
+    @property
+    def command(self) -> str:
+        return self.sources[0].command
 
     def answer(self, results: Results) -> Answer:
         found = [source.answer(results) for source in self.sources]
@@ -290,6 +312,7 @@ class Stated:
 
     verdict: str
     text: str
+    command: str = ""
 
     def answer(self, results: Results) -> Answer:
         return Answer(self.verdict, self.text)

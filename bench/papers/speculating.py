@@ -8,17 +8,12 @@ from itertools import pairwise
 from typing import Any
 
 from bench.papers.parts import HOLDS, NO, PART, Paper, Part, Row
-from bench.papers.sources import DRAWING, Claims, First, Keeps, Reading, Systems, never
+from bench.papers.sources import DRAWING, Claims, First, Keeps, Reading, Systems, never, of
 
-LOSSY = "bench lossy --questions 48 --tokens 256"
 EXECUTED = (
     "eval --questions 48 --tokens 256 --residency .75 --modes exact,execute_default_vectors,execute_estimator,"
     "execute_hybrid --save"
 )
-
-
-def of(holds: list[bool]) -> str:
-    return HOLDS if all(holds) else PART if any(holds) else NO
 
 
 def copying(result: Mapping[str, Any]) -> tuple[str, str]:
@@ -44,7 +39,7 @@ def grows(result: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def bounded(result: Mapping[str, Any]) -> tuple[str, str]:
-    """What prefetching gains beside its bound."""
+    """What prefetching gains, and its bound."""
     rows = result["speculating"]["tpot"]
     pairs = {
         at: (row["systems"]["prefetch, default vectors"]["gained_ms"], row["bound_ms"]) for at, row in rows.items()
@@ -71,7 +66,7 @@ def more_tokens(result: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def early_layers(result: Mapping[str, Any]) -> tuple[str, str]:
-    """Recall by layer of the best estimator and of the routers asked with quasi-hidden states."""
+    """Recall by layer of the best estimator and of the routers given quasi-hidden states."""
     best = max(result["estimators"], key=lambda row: float(row["recall"]))
     pairs = list(
         zip(best["recall_by_layer"][1:], result["untrained"]["default_vectors"]["recall_by_layer"][1:], strict=True)
@@ -81,7 +76,7 @@ def early_layers(result: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def default_layers(result: Mapping[str, Any]) -> tuple[str, str]:
-    """The same of the estimator as it is by default, beside other predictors."""
+    """The same of the estimator as it is by default, against default vectors."""
     rows = result["predictors"]
     pairs = list(
         zip(rows["estimator"]["recall_by_layer"][1:], rows["default_vectors"]["recall_by_layer"][1:], strict=True)
@@ -98,8 +93,8 @@ def heaviest_best(result: Mapping[str, Any]) -> tuple[str, str] | None:
     ranks = [statistics.fmean(rates) for rates in zip(*layers[1:], strict=True)]
     falls = all(a > b for a, b in pairwise(ranks))
     first, last = ([rates[at] for rates in layers[1:]] for at in (0, -1))
-    said = HOLDS if falls else PART if ranks[0] > ranks[-1] else NO
-    return said, (
+    verdict = HOLDS if falls else PART if ranks[0] > ranks[-1] else NO
+    return verdict, (
         "Recall@k of default vectors by rank, heaviest first, mean of the layers but the first: "
         f"{', '.join(f'{rate:.1%}' for rate in ranks)}. By layer, heaviest / lightest: "
         + ", ".join(f"{a:.0%} / {b:.0%}" for a, b in zip(first, last, strict=True))
@@ -136,38 +131,30 @@ PAPER = Paper(
     "Attention kernels, graphs and several batches of its engine.",
     (
         Row("Figures 1, 6, 11", "How prefetching works, its code in short, the estimator's network.", DRAWING),
-        Row("Figure 2", "A trace of a GPU with copies beside computing.", never("It shows a GPU's own trace.")),
+        Row("Figure 2", "A trace of a GPU with copies during computing.", never("It shows a GPU's own trace.")),
         Row(
             "Figure 3",
             "Quasi-hidden states are nearer to the next layer's state than this layer's.",
             Claims(
                 "lossy",
-                ("Speculating Experts figure 3: quasi-hidden states nearer than the states before",),
+                "Speculating Experts figure 3: quasi-hidden states nearer than the states before",
                 ("quasi-hidden states", "states before"),
             ),
-            LOSSY,
         ),
         Row(
             "Figure 4",
             "Default vectors recall more than the next gate.",
             Claims(
                 "lossy",
-                ("Speculating Experts figure 4: default vectors above the next gate",),
+                "Speculating Experts figure 4: default vectors above the next gate",
                 ("default vectors", "next gate"),
             ),
-            LOSSY,
         ),
-        Row(
-            "Figure 5",
-            "The experts of most weight are recalled best.",
-            Reading("predictors", heaviest_best),
-            "bench predictors",
-        ),
+        Row("Figure 5", "The experts of most weight are recalled best.", Reading("predictors", heaviest_best)),
         Row(
             "Table 1, routers",
             "Executing default vectors' choice keeps answers (of two of their three models).",
-            Keeps("execute_default_vectors", "exact"),
-            EXECUTED,
+            Keeps("execute_default_vectors", "exact", command=EXECUTED),
             ("execute",),
         ),
         Row(
@@ -175,10 +162,9 @@ PAPER = Paper(
             "The estimator's choice keeps more than default vectors'.",
             Claims(
                 "lossy",
-                ("Speculating Experts table 1: executing the estimator's choice above default vectors'",),
+                "Speculating Experts table 1: executing the estimator's choice above default vectors'",
                 ("estimator", "default vectors"),
             ),
-            LOSSY,
             ("execute", "estimator"),
         ),
         Row(
@@ -186,10 +172,9 @@ PAPER = Paper(
             "So does the estimator for the layers that need it.",
             Claims(
                 "lossy",
-                ("Speculating Experts table 1: executing the hybrid's choice above default vectors'",),
+                "Speculating Experts table 1: executing the hybrid's choice above default vectors'",
                 ("hybrid", "default vectors"),
             ),
-            LOSSY,
             ("execute", "estimator"),
         ),
         Row(
@@ -201,51 +186,35 @@ PAPER = Paper(
             "Figure 7",
             "On demand, copying takes most of a token (84 to 88 %), at every length of context.",
             Reading("lossy", copying),
-            LOSSY,
         ),
         Row(
             "Figure 8, speed",
             "Prefetching is faster than fetching on demand.",
             Claims(
-                "lossy",
-                ("Speculating Experts figure 8: prefetching faster than on demand",),
-                ("prefetching", "on demand"),
+                "lossy", "Speculating Experts figure 8: prefetching faster than on demand", ("prefetching", "on demand")
             ),
-            LOSSY,
             ("residents",),
         ),
         Row(
-            "Figure 8, contexts",
-            "The longer the context, the more it gains.",
-            Reading("lossy", grows),
-            LOSSY,
-            ("residents",),
+            "Figure 8, contexts", "The longer the context, the more it gains.", Reading("lossy", grows), ("residents",)
         ),
         Row(
             "Figure 8, executed",
             "Executing predictions is faster than fetching on demand, at every budget.",
             Systems("speculating_execute", ("on_demand",)),
-            "bench systems",
             ("execute",),
         ),
         Row(
             "Equation 1",
             "It gains at most what computing and copying have in common.",
             Reading("lossy", bounded),
-            LOSSY,
             ("residents",),
         ),
-        Row(
-            "Figure 9",
-            "The estimator's recall grows over its training tokens.",
-            Reading("estimator", more_tokens),
-            "bench estimator",
-        ),
+        Row("Figure 9", "The estimator's recall grows over its training tokens.", Reading("estimator", more_tokens)),
         Row(
             "Figure 10",
             "The estimator recalls more than the routers, above all in early layers.",
             First((Reading("estimator", early_layers), Reading("predictors", default_layers))),
-            "bench estimator",
             ("estimator",),
         ),
     ),

@@ -17,20 +17,20 @@ import torch
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import SkippedRequest
 from core.choices import CHOICE, Action, Lossy
-from core.memory.placed import placed
+from core.memory.to_device import to_device
 from core.policy.substitute import Ask, Gates, Substitute, batch, plain
 from core.policy.substitute.entropy import entropy
 from core.prediction.predictor_host import PredictorHost
 from core.prediction.speculation import Executing
 from core.profile import Profile
 from core.runtime.gates import ALWAYS, gates_of, thresholds
-from core.runtime.routed import NOTHING, Routed, distinct
+from core.runtime.rows import NOTHING, Routed, distinct
 from core.settings.lossy import LossySettings
 from core.settings.registry import create
 from core.types import ModelShape, Outcome, Phase
 
 Bytes = npt.NDArray[np.integer[Any]]
-FATES = {Action.SUBSTITUTE: Outcome.SUBSTITUTED, Action.DROP: Outcome.DROPPED, Action.PREDICTED: Outcome.PREDICTED}
+OUTCOME_OF = {Action.SUBSTITUTE: Outcome.SUBSTITUTED, Action.DROP: Outcome.DROPPED, Action.PREDICTED: Outcome.PREDICTED}
 
 
 class MissPolicy:
@@ -180,19 +180,19 @@ class MissPolicy:
             layer,
             now.ids,
             now.weights,
-            placed(lacks, self._device),
-            placed(ready, self._device),
-            *self._told(layer, source),
+            to_device(lacks, self._device),
+            to_device(ready, self._device),
+            *self._inputs(layer, source),
         )
         if len(now.chosen) > 1 or (source is not None and source.reroutes):
             found = batch.select(ask, gates, source)
             ids, action, why = torch.stack((found.ids, found.action.long(), found.why.long())).cpu().numpy()
             return self._taken(layer, now, missing, ids.tolist(), action, why, found.weights)
-        listed = partial(source.listed, ask, 0) if source is not None else nobody
+        listed = partial(source.listed, ask, 0) if source is not None else no_candidates
         one = plain.pick(now.chosen[0], ask.numbers("weights"), lacks, ready, gates, listed, float(self._delta[layer]))
         return self._taken(layer, now, missing, [one.ids], np.array([one.action]), np.array([one.why]), None)
 
-    def _told(self, layer: int, source: Substitute | None) -> tuple[Any, Any, Any]:
+    def _inputs(self, layer: int, source: Substitute | None) -> tuple[Any, Any, Any]:
         """Further inputs of a substitute: the router's logits, the predicted experts, and the router's weighting
         rule."""
         predictor_host, logits, named, weigh = self._predictor_host, None, None, None
@@ -226,12 +226,14 @@ class MissPolicy:
         if not (done >= Action.SUBSTITUTE).any():
             return now
         weights = now.weights if weights is None else weights
-        changed = placed(ids, self._device)
+        changed = to_device(ids, self._device)
         if (done == Action.DROP).any():
             weights = without(weights, changed == NOTHING, renormalise=self._renormalise)
         wanted, how = distinct(ids), dict(zip(asked.tolist(), done.tolist(), strict=True))
         fates = [
-            SkippedRequest(e, FATES[Action(how[e])]) for e in missing if e not in wanted and how.get(e, 0) in FATES
+            SkippedRequest(e, OUTCOME_OF[Action(how[e])])
+            for e in missing
+            if e not in wanted and how.get(e, 0) in OUTCOME_OF
         ]
         kept = (one for one in now.fates if one.expert not in wanted)  # others have been taken as substitutes
         return replace(now, ids=changed, weights=weights, chosen=ids, wanted=wanted, fates=[*kept, *fates])
@@ -243,7 +245,7 @@ class MissPolicy:
         self._rows.append(rows)
 
 
-def nobody(position: int, expert: int) -> tuple[tuple[int, float], ...]:
+def no_candidates(position: int, expert: int) -> tuple[tuple[int, float], ...]:
     """The candidates where substitution is off: none."""
     return ()
 

@@ -18,7 +18,7 @@ from core.settings.param import Value
 from core.settings.registry import create, variant
 from core.simulate.blocks import Block
 from core.simulate.clock import Clock
-from core.simulate.processes import here, spread
+from core.simulate.processes import run as run_jobs
 from core.simulate.replayed import Replayed
 from core.simulate.run import Config
 from core.simulate.timed_replay import Sums, TimedReplay, passes
@@ -137,9 +137,8 @@ def timed(
         )
         for config in configs
     ]
-    alone = processes == 1 or len(jobs) == 1 or trace.tokens * len(configs) <= SMALL
     found: dict[int, TimedResult] = {}
-    for at, result in here(jobs, trace) if alone else spread(jobs, trace, processes):
+    for at, result in run_jobs(jobs, trace, 1 if trace.tokens * len(configs) <= SMALL else processes):
         found[at] = result
         say(f"{len(found)} of {len(configs)}: {jobs[at].timed.config.policy}, {jobs[at].timed.predictor}")
     return [found[at] for at in range(len(configs))]

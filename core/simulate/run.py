@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from core.errors import SettingError
-from core.policy.allocation.slot_allocation import AllocationProfile, place
+from core.policy.allocation.slot_allocation import AllocationProfile, Placement, place
 from core.policy.eviction import Belady, ExpertIndex, MakePolicy, policy_maker
 from core.policy.hints import Hints
 from core.settings.config import Settings
@@ -19,7 +19,7 @@ from core.settings.registry import variant
 from core.simulate.blocks import Block
 from core.simulate.cache import Cache
 from core.simulate.clock import Clock
-from core.simulate.processes import here, spread
+from core.simulate.processes import run as run_jobs
 from core.simulate.replay import Replay, Tally
 from core.trace import Trace
 
@@ -66,6 +66,17 @@ class Config:
             tuple(sorted(placed.pinned)),
             tuple(placed.usual.tolist()) if placed.usual.any() else (),
             placed.aside(slots),
+        )
+
+    def placement(self, layers: int, experts: int, top_k: int) -> Placement:
+        """What the engine's cache is built from."""
+        even = Placement.even(layers, experts, top_k, self.scope)
+        return replace(
+            even,
+            divide=(lambda slots: list(self.sizes)) if self.sizes else even.divide,
+            pinned=frozenset(self.pinned),
+            usual=np.asarray(self.usual) if self.usual else even.usual,
+            transit=self.transit,
         )
 
     @property
@@ -147,9 +158,8 @@ def simulate(
         )
     processes = processes or os.cpu_count() or 1
     jobs = _jobs(configs, start, processes)
-    alone = processes == 1 or len(jobs) == 1 or trace.tokens * len(configs) <= SMALL
     found: dict[int, Result] = {}
-    for number, tally in here(jobs, trace) if alone else spread(jobs, trace, processes):
+    for number, tally in run_jobs(jobs, trace, 1 if trace.tokens * len(configs) <= SMALL else processes):
         job = jobs[number]
         found |= {
             at: _result(config, tally, copy, clock)

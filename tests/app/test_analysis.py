@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from app.server.api import build_app
 from app.server.live_state import jobs_state
-from app.services.analysis import sources, workers
+from app.services.analysis import sources
 from app.services.analysis.analyst import Analysis, Analyst
 from app.services.analysis.question import Question
 from app.services.analysis.sources import RoutingSource
@@ -22,6 +22,7 @@ from app.services.host import Host
 from app.services.jobs import JobRunner
 from app.store import Store
 from core.errors import BusyError, SettingError, TraceError
+from core.system.tasks import Stopped
 from tests.app.conftest import WAIT_S, ended, open_host
 from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_profile
@@ -194,12 +195,12 @@ def test_one_at_a_time_and_stopped_when_asked(tmp_path: Path, trace: Path, monke
     analyst = Analyst(Store(tmp_path / "home"), JobRunner())
     began = threading.Event()
 
-    def never(tasks: Any, cancel: threading.Event, *rest: Any) -> None:
+    def never(tasks: Any, processes: int, cancel: threading.Event) -> Iterator[Any]:
         began.set()
         assert cancel.wait(WAIT_S)
-        raise workers.Stopped("Stopped.")
+        raise Stopped("Stopped.")
 
-    monkeypatch.setattr(workers, "here", never)
+    monkeypatch.setattr("app.services.analysis.analyst.here", never)
     question = Question(RoutingSource("file", path=str(trace)), ("lru",))
     job = analyst.start(question)
     assert began.wait(WAIT_S)

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from app.services import regret, regret_worker
+from app.services import regret, regret_process
 from app.services.regret_feed import Step, arrays, imitated
 from app.services.regret_process import Lost, Process
 from core.settings.config import Settings
@@ -65,18 +65,18 @@ def test_the_process_is_modest_and_ends_with_whoever_started_it() -> None:
 
 def test_the_process_needs_no_torch() -> None:
     code = (
-        "import sys; from app.services.regret_worker import Shop; Shop(); "
+        "import sys; from app.services.regret_process import ShadowServer; ShadowServer(); "
         "sys.exit(len({'torch', 'transformers'} & {*sys.modules}))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 def test_a_policy_of_the_users_own_has_no_shadow_and_no_other_is_advised_for_it() -> None:
-    shop = regret_worker.Shop()
+    server = regret_process.ShadowServer()
     fed = [Step(1, SHAPE, Settings(), step) for step in passes(40)]
     setup = {**asdict(imitated(fed[0])), "policies": {"lru": {}, "fifo": {}, "mine": {}}}
-    assert shop.answer({"setup": setup, "window": 64}, {})["problem"] == ""
-    report = shop.answer({"report": True}, arrays(fed))["report"]
+    assert server.answer({"setup": setup, "window": 64}, {})["problem"] == ""
+    report = server.answer({"report": True}, arrays(fed))["report"]
     assert list(report["rates"]) == ["lru", "fifo"]
     for own in (1.0, 0.0):  # what an engine hits that prefetches is not what a shadow would
         told = regret.ranked("mine", {**report, "own": own}, prefetch=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.measure_protocol import Job, take_part
+from bench.harness.protocol import Job, take_part
 
 
 def prepare(job: Job) -> Callable[[], Job]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.systems_measure import NAMES
+from bench.harness.workload import NAMES
 
 
 def figures(tpot_ms: float, **more: Any) -> dict[str, Any]:

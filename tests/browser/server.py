@@ -16,7 +16,7 @@ from app.serve import StartOptions, serve
 from app.server import api  # what `serve` imports before it serves
 from app.services.engine_protocol import Profiles
 from app.services.host import Host
-from bench import stored
+from app.store import results
 from core.errors import MoestroError
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -92,5 +92,5 @@ def host() -> Host:
 
 if __name__ == "__main__":
     assert api and "torch" not in sys.modules, "torch takes seconds to import, and the page needs none of it"
-    stored.FOLDERS = [Path(os.environ["MOESTRO_HOME"]) / "results"]  # of benches: what a test puts there
+    results.FOLDERS = [Path(os.environ["MOESTRO_HOME"]) / "results"]  # of benches: what a test puts there
     serve(StartOptions(), port=int(sys.argv[1]), browser=False, host=host())

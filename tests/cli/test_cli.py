@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import launch
 from app import cli
 from app.cli import MODULES, options, test, ui
 from app.serve import StartOptions
 from app.server.security.access import Access
-from bench import stored
-from bench.accept import checks
 from core.command import called
 from core.errors import MoestroError, SettingError
 from core.settings.config import params
@@ -146,61 +142,12 @@ def test_help_needs_nothing_heavy() -> None:
     )
 
 
-def test_a_bench_prints_its_table_and_saves_its_data(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(
-        model: str = "demo", budget: str = "50%", rounds: int = 5, say: Callable[[str], None] = print
-    ) -> dict[str, object]:
-        say("round 1 of 2")
-        return {"asked": [model, budget, rounds]}
-
-    monkeypatch.setattr("bench.quick.run", run)
-    monkeypatch.setattr("bench.quick.table", lambda result: f"a table of {result['asked'][0]}")
-    file = tmp_path / "result.json"
-    assert cli.main(["bench", "quick", "--rounds", "2", "--budget", "25%", "--save", str(file)]) == 0
-    assert capsys.readouterr() == ("a table of demo\n", f"round 1 of 2\nWritten to {file}\n")
-    saved = json.loads(file.read_text(encoding="utf-8"))
-    assert (saved["bench"], saved["asked"]) == ("quick", ["demo", "25%", 2])
-    monkeypatch.setattr("bench.stored.FOLDERS", [tmp_path / "results"])
-    assert cli.main(["bench", "--json"]) == 0
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [json.loads(f.read_text(encoding="utf-8")) for f in (tmp_path / "results").iterdir()] == [last]
-    assert cli.main(["bench", "--save", str(tmp_path / "no" / "such.json")]) == 2
-    assert "There is no folder" in capsys.readouterr().err
-    assert cli.main(["bench", "--keep", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == "bench quick has no --keep. Leave it out.\n"
-
-
-def test_an_installed_copy_keeps_results_among_the_data_and_reads_those_it_came_with(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    came, home = tmp_path / "came", tmp_path / "home"
-    stored.write(came / "quick-20260101-000000.json", {"bench": "quick"})
-    monkeypatch.setattr(stored, "FOLDERS", [came])
-    monkeypatch.setattr(launch, "INSTALLED", True)
-    monkeypatch.setenv("MOESTRO_HOME", str(home))
-    monkeypatch.setattr("bench.quick.run", lambda say: {"fresh": True})
-    monkeypatch.setattr("bench.quick.table", str)
-    for _ in range(2):  # a command may run another
-        assert cli.main(["bench", "quick"]) == 0
-    fresh = {file.parent for file, found in stored.results("quick") if found.get("fresh")}
-    assert fresh == {home / "bench" / "results"} and stored.files("quick")[0].parent == came
-    assert len(stored.FOLDERS) == 2
-
-
 def test_an_installed_copy_has_no_tests_and_says_where_they_are(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(test, "TESTS", tmp_path / "tests")
-    monkeypatch.setattr(checks, "TESTS", tmp_path / "tests")
     assert cli.main(["test", "-k", "link"]) == 2
     assert "Clone the repository" in capsys.readouterr().err
-    assert {check.name for check in checks.checks() if "without the tests" in check.without()} == {
-        "tests",
-        "bandwidth",
-        "sanitizer",
-    }
 
 
 @pytest.mark.parametrize(

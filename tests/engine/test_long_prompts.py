@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.capacity import sizes
-from core.capacity.pieces import COMES_BACK, lent, piece
+from core.capacity.pieces import COMES_BACK, borrowed_slots, piece
 from core.capacity.plan import plan
 from core.capacity.sizes import PromptPiece, Sizes
 from core.engine import Engine
@@ -44,14 +44,14 @@ def test_no_other_pieces_copy_fewer_bytes(chunk: int, extra: list[int], slots: i
 
     def copied(one: PromptPiece) -> int:
         """Missing experts are fetched by every pass; those that made room leave and come back."""
-        total, at = COMES_BACK * lent(some, one), 0
+        total, at = COMES_BACK * borrowed_slots(some, one), 0
         while at < unread:
-            total += max(0, 64 - (slots - lent(some, one)))
+            total += max(0, 64 - (slots - borrowed_slots(some, one)))
             at += one.chunk
         return total
 
     usual = PromptPiece(chunk, 0)
-    allowed = [usual, *(one for one in some.longer if slots - lent(some, one) >= least)]
+    allowed = [usual, *(one for one in some.longer if slots - borrowed_slots(some, one) >= least)]
     assert chosen in allowed and copied(chosen) == min(map(copied, allowed))
     assert chosen == usual or copied(chosen) < copied(usual)
     if slots >= 64:
@@ -94,7 +94,7 @@ def test_a_long_prompt_is_read_in_one_pass_and_gives_the_memory_back(
     assert all(one.device_bytes <= one.budget_bytes for one in (read, *later)), "the budget is a promise"
     assert engine.memory().workspace == engine.sizes.workspace
     cache.check_integrity()
-    monkeypatch.setattr(SettingsController, "longer_piece", lambda *_: 0)
+    monkeypatch.setattr(SettingsController, "max_prefill_chunk", lambda *_: 0)
     short = [one.step for one in prefills(list(engine.generate(LONG, ONE)))]
     assert len(short) == 3 and all(one is not None and one.slots == slots for one in short)
     assert read.demand_bytes < sum(one.demand_bytes for one in short if one is not None)
@@ -105,7 +105,7 @@ def test_what_was_borrowed_changes_no_bit(engine: Engine, path: Path, monkeypatc
     tokens = [one.token for one in engine.generate(LONG, ONE) if one.kind == "token"]
     whole = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "all"}), context=1500))
     try:
-        monkeypatch.setattr(whole._generation._passes, "piece", lambda unread: unread)
+        monkeypatch.setattr(whole._generation._passes, "max_chunk", lambda unread: unread)
         assert [one.token for one in whole.generate(LONG, ONE) if one.kind == "token"] == tokens
     finally:
         whole.unload()
@@ -146,14 +146,14 @@ def test_a_budget_that_is_lowered_before_a_long_pass_leaves_it_no_more_than_its_
 ) -> None:
     """The length was chosen by then: the pass is cut."""
     passes, least = engine._generation._passes, engine.sizes.slots_min("layer")
-    choose = passes.piece
+    choose = passes.max_chunk
 
     def piece(unread: int) -> int:
         chosen = choose(unread)
         engine.change({"budget": str(engine.sizes.bytes(least))})
         return chosen
 
-    monkeypatch.setattr(passes, "piece", piece)
+    monkeypatch.setattr(passes, "max_chunk", piece)
     steps = {}
     if together:
         texts = [LONG[:700], LONG[1:800], LONG[2:90]]
@@ -171,7 +171,7 @@ def test_a_budget_that_is_lowered_before_a_long_pass_leaves_it_no_more_than_its_
 
 def test_a_budget_lowered_between_two_long_pieces_holds(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     passes, least, seen = engine._generation._passes, engine.sizes.slots_min("layer"), list[int]()
-    monkeypatch.setattr(passes, "piece", lambda unread: 700)
+    monkeypatch.setattr(passes, "max_chunk", lambda unread: 700)
     for one in engine.generate(LONG, ONE):
         if one.step is not None and one.step.phase == "prefill":
             seen.append(one.step.tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from bench.super_experts import left_out, read_without
 from core.calibrate.gather import calibrate
 from core.choices import Action, Lossy, Why
 from core.engine import Engine
-from core.evaluate.passages import reference
 from core.policy.substitute.super_experts import super_experts
 from core.profile import Profile, load, save
 from core.settings.config import Settings
@@ -122,16 +119,3 @@ def test_experts_protected_by_name_stay_protected(engine: Engine) -> None:
     for row in rows:
         named = (int(row["layer"]), int(row["expert"])) in kept
         assert (row["why"] == Why.PROTECTED) == named == (row["action"] == Action.WAIT)
-
-
-def test_left_out_it_counts_nothing_and_afterwards_it_does_again(engine: Engine) -> None:
-    """As the bench leaves experts out: by a gate weight of 0, wherever they are."""
-    pieces = [[5, 9, 77, 130, 12, 44, 8, 201]]
-    exact = reference(engine, pieces, threading.Event())
-    without = read_without(engine, [(LAYER, EXPERT)], pieces, exact)
-    assert without.tokens == 7 and without.kl > 1e-4
-    assert read_without(engine, [], pieces, exact).kl == pytest.approx(0.0, abs=1e-6)
-    with left_out(engine, [(0, 1), (LAYER, EXPERT)]):
-        sites = [site for site in engine.loaded.sites if site.module._forward_pre_hooks]
-        assert [site.index for site in sites] == [0, LAYER]
-    assert all(torch.equal(a, b) for a, b in zip(exact, reference(engine, pieces, threading.Event()), strict=True))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app import cli
-from bench import stored
+from app.store import results
 from core.engine import Engine
 from core.evaluate import calibrated, run
 from core.evaluate.modes import chosen
@@ -84,7 +84,7 @@ def test_the_command_prints_one_object(
     model: Path, facts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(calibrated, "READ", 40)
-    monkeypatch.setattr(stored, "FOLDERS", [tmp_path])
+    monkeypatch.setattr(results, "FOLDERS", [tmp_path])
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path / "home"))
     (tmp_path / "text.txt").write_text("Some words that it can read, and some more of them.", encoding="utf-8")
     assert (
@@ -111,7 +111,7 @@ def test_the_command_prints_one_object(
     )
     said = capsys.readouterr()
     found: Any = json.loads(said.out.splitlines()[-1])
-    [(file, saved)] = stored.results("eval", tmp_path)
+    [(file, saved)] = results.results("eval", tmp_path)
     assert saved == {"bench": "eval", "date": saved["date"], **found} and f"Written to {file}" in said.err
     assert [(one["mode"], one["residency"]) for one in found["rows"]] == [
         ("exact", 0.75),

@@ -28,6 +28,9 @@ EXPERTS = [
 FEW = [("checkpoint", True, False), ("int4-g64", False, True), ("mxfp4", True, True), ("int8", False, False)]
 
 
+DRAWN = ("checkpoint", *cases.FEW)
+
+
 def few_errors() -> dict[str, float]:
     """As `errors`, of one case of each kernel."""
     found = {
@@ -41,9 +44,9 @@ def few_errors() -> dict[str, float]:
 
 
 def drawn_errors(examples: int = 3) -> dict[str, float]:
-    """As `errors`, of drawn shapes, number types and orders of every format: products, and matrices dequantized."""
+    """As `errors`, of drawn shapes, number types and orders of DRAWN: products, and matrices dequantized."""
     found: dict[str, float] = {}
-    for name in cases.FORMATS:
+    for name in DRAWN:
         _draw(name, examples, found)
     return found
 

@@ -64,7 +64,7 @@ def crowded():
     openmp.crowd()
     begun.set()
     over.wait()
-    openmp.rest()
+    openmp.stop_workers()
 thread = threading.Thread(target=crowded)
 thread.start()
 begun.wait()

@@ -17,6 +17,7 @@ import pytest
 from core.memory.codec import FORMATS
 from tests.hf.rotary_cases import DTYPES, FUNCTIONS
 from tests.kernel_cases import CODED
+from tests.memory.interpreted import DRAWN
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,9 +54,9 @@ def wrong(errors: dict[str, float]) -> dict[str, float]:
 # -- products and matrices dequantized -------------------------------------------------------------------------------
 
 
-def test_drawn_shapes_of_every_format(some: dict[str, Any]) -> None:
+def test_drawn_shapes(some: dict[str, Any]) -> None:
     errors = some["interpreted:drawn"]
-    for name in FORMATS:
+    for name in DRAWN:
         tried = [case for case in errors if case.startswith(f"{name} ")]
         assert len([case for case in tried if not case.endswith("dequantized")]) >= 2, name
         assert name not in CODED or any(case.endswith("dequantized") for case in tried)

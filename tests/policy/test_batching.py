@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.policy.batching import NoScheduler, RandomScheduler, Scheduler, TokenScheduler, batch_accuracy, union_size
+from core.policy.batching.scheduler import _growth, _packed, in_order
 from core.policy.batching.unions import Paths
 from core.settings.registry import variants
 
@@ -64,15 +65,36 @@ def test_it_finds_the_two_kinds_of_sequences() -> None:
     assert union_size(paths, groups) * 1.8 < union_size(paths, NoScheduler().regroup(paths, 8))
 
 
+def test_the_optimum_of_the_papers_figure_4_from_every_start() -> None:
+    """Eight sequences of one expert each, four experts: two batches of four need two experts each."""
+    for seed in range(200):
+        paths = np.eye(4, dtype=np.bool_)[np.random.default_rng(seed).permutation(8) % 4]
+        assert union_size(paths, TokenScheduler(seed).regroup(paths, 4)) == 4
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(3, 20), experts=st.integers(1, 70))
+def test_exchanges_never_lose_what_clustering_found(seed: int, n: int, experts: int) -> None:
+    paths, size = drawn(seed, n, 2, experts, min(3, experts)), (n + 1) // 2
+    scheduler, bits = TokenScheduler(seed), _packed(paths)
+    clustered = scheduler._clustered(bits, paths.shape[1], in_order(n, size), size)
+    exchanged = scheduler._exchanged(bits, clustered, size)
+    assert union_size(paths, exchanged) <= union_size(paths, clustered)
+    grows = _growth(bits, *clustered)
+    for i, j in itertools.product(*map(range, map(len, clustered))):
+        one, other = (list(group) for group in clustered)
+        one[i], other[j] = other[j], one[i]
+        assert union_size(paths, [one, other]) - union_size(paths, clustered) == grows[i, j]
+
+
 def test_it_is_near_the_best_of_all_partitions_where_there_is_something_to_find() -> None:
-    """Mean over 40 draws of 8 sequences: of the saving that brute force finds, at least 80 % where there are kinds."""
+    """Mean over 40 draws of 8 sequences: of the saving that brute force finds, at least 95 % where there are kinds."""
     saved, possible = 0, 0
     for seed in range(40):
         paths = drawn(seed, 8, 4, 16, 2, kinds=2)[np.random.default_rng(seed).permutation(8)]
         arrival = union_size(paths, NoScheduler().regroup(paths, 4))
         saved += arrival - union_size(paths, TokenScheduler(seed).regroup(paths, 4))
         possible += arrival - best(paths, 4)
-    assert saved >= 0.8 * possible > 0
+    assert saved >= 0.95 * possible > 0
 
 
 @pytest.mark.parametrize("scheduler", [NoScheduler(), RandomScheduler(3), TokenScheduler()])

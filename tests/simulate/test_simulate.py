@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.bounds import belady_misses
 from core.errors import SettingError
 from core.settings.registry import variants
 from core.simulate import BELADY, Clock, Config, simulate
 from core.simulate import run as run_module
 from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
 from core.trace.file import save
+from tests.simulate.belady import belady_misses
 from tests.simulate.test_engine import routes
 
 NAMES = [v.name for v in variants("eviction")]

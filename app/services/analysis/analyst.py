@@ -8,13 +8,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.services.analysis import sources, workers
+from app.services.analysis import sources
 from app.services.analysis.compare import compare, test
 from app.services.analysis.lab import Lab
 from app.services.analysis.question import Question
 from app.services.analysis.sources import Routing, RoutingSource
 from app.services.analysis.whatif import Table
-from app.services.analysis.workers import Task
 from app.services.jobs import Job, JobRunner
 from app.store import Store
 from app.store.private import clear
@@ -22,6 +21,7 @@ from app.words import count
 from core.errors import MoestroError, SettingError
 from core.settings.registry import variant
 from core.system.paths import named_path
+from core.system.tasks import Task, here, run
 
 # tokens x runs; smaller analyses run in this process, since they end before another process would have started
 SMALL = 3000
@@ -109,35 +109,27 @@ class Analyst:
         """All results, in the order of the tasks."""
         found: dict[int, Any] = {}
         text = f"Simulating {count(tokens)} tokens"
-
-        def done(at: int, result: Any) -> None:
+        job.progress(f"{text}: 0 of {len(tasks)} runs", 0.0)
+        work = here if tokens * len(tasks) <= SMALL else run
+        for at, result in work(tasks, self.processes, job.cancelled):
             found[at] = result
             job.progress(f"{text}: {len(found)} of {len(tasks)} runs", len(found) / len(tasks))
-
-        job.progress(f"{text}: 0 of {len(tasks)} runs", 0.0)
-        work = workers.here if tokens * len(tasks) <= SMALL else workers.run
-        work(tasks, job.cancelled, done, self.processes)
         return [found[at] for at in range(len(tasks))]
 
     def _routing(self, job: Analysis, question: Question) -> Routing:
         source, target = question.source, self._folder / FILES[0]
         if source.kind != "file":
             return sources.from_store(self.store, source, target, question.limit, lab=question.needs_recording)
-        read: list[Routing] = []
-        work = workers.here if named_path(source.path).stat().st_size <= SMALL_BYTES else workers.run
-        work(
-            [Task(sources.from_file, (source, str(target), question.limit))],
-            job.cancelled,
-            lambda at, result: read.append(result),
-            1,
-        )
+        work = here if named_path(source.path).stat().st_size <= SMALL_BYTES else run
+        reading = [Task(sources.from_file, (source, str(target), question.limit))]
+        ((_, read),) = work(reading, 1, job.cancelled)
         session = None
         if question.load is not None:
             try:
                 session = sources.from_store(self.store, RoutingSource("load", question.load), self._folder / FILES[1])
             except MoestroError:
                 pass  # the session recorded nothing to take over
-        return sources.known(read[0], session)
+        return sources.known(read, session)
 
     def _remember(self, kind: str, dumped: Any) -> None:
         try:

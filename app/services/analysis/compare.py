@@ -16,12 +16,12 @@ from app.services.analysis.lab import Lab, Run
 from app.services.analysis.question import Question, clock_of
 from app.services.analysis.sources import Routing
 from app.services.analysis.whatif import AUTO, NONE, About, Table, less
-from app.services.analysis.workers import Task
 from core.errors import MoestroError, SettingError
 from core.profile import Profile
 from core.settings.registry import variant, variants
 from core.simulate import BELADY, BELADY_BYPASS, Clock, Config, Result, simulate
 from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
+from core.system.tasks import Task
 from core.trace import FileTrace
 
 UNIT = 1000  # assumed expert size where it is not known; only ratios are used then

@@ -11,6 +11,7 @@ import gradio as gr
 from app.services.analysis.best import of_lab, of_table
 from app.services.analysis.whatif import Table
 from app.services.host import Host
+from app.store import results
 from app.ui.best import BestLine
 from app.ui.controls import LIVE, html
 from app.ui.job_tab import SORTED
@@ -18,7 +19,6 @@ from app.ui.tabs import lab_views
 from app.ui.tabs.analysis_figures import budget_curve, compared
 from app.ui.tabs.analysis_views import EMPTY, budgets, legend, listing, nearest, summary
 from app.ui.tabs.systems_figures import tpot_over_budgets
-from bench import stored
 from core.command import COMMAND
 
 SYSTEMS_EMPTY = (
@@ -168,7 +168,7 @@ class SystemsAnswer:
 
     def values(self, dark: bool) -> list[Any]:
         """The newest result that can be read."""
-        found = stored.newest("systems")
+        found = results.newest("systems")
         if found is None:
             return [gr.update(visible=True), gr.update(visible=False), gr.skip(), gr.skip()]
         file, result = found

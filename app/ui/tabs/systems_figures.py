@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from app.store.results import BOUNDS
 from app.ui.tabs.figures import PALETTE, figure, quiet
-from bench.systems_table import BOUNDS
 
 DASHES = {
     "belady": "dash",

@@ -185,11 +185,13 @@ def _tiles(matrix: Matrix, span: int) -> int:
 def _panels(matrix: Matrix, dtype: torch.dtype) -> tuple[int, int]:
     """The addresses of the kernels that turn states into panels, and that multiply these."""
     width, inputs = widths()[0], matrix.inputs
+
+    def rows(code: Code, first: str, last: str) -> None:
+        _dequantized(code, first, last, inputs * 4)
+
     made = compiled(
         panels.turn("turn", inputs, width, dtype),
-        panels.product(
-            "panels", inputs, matrix.outputs, width, dtype, lambda *at: _dequantized(*at, stride=inputs * 4)
-        ),
+        panels.product("panels", inputs, matrix.outputs, width, dtype, rows),
         dequantize("dequantize", matrix, torch.float32, width),
         width=width,
     )

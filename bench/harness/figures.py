@@ -1,0 +1,66 @@
+"""Figures: medians over rounds, what pairs of the same round say, and bounds.
+
+A slow hour of the machine affects both sides of a pair. The bounds are those of any cache and any prefetcher: Belady's
+misses on the same tokens, and the link's own speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import comb
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from core.memory.link import Pace
+from core.simulate import BELADY, Config, simulate
+from core.trace import ArrayTrace
+
+CONFIDENCE = 0.95
+
+
+def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median of each figure over rows that have the same figures; no rows have none."""
+    return {name: median(row[name] for row in rows) for name in rows[0]} if rows else {}
+
+
+def ratio(some: Sequence[float], others: Sequence[float]) -> float | None:
+    """The median of the rounds' own ratios; None where no round has one. Rounds whose divisor is 0 do not count."""
+    values = [a / b for a, b in zip(some, others, strict=True) if b]
+    return median(values) if values else None
+
+
+def differences(some: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Of each round, what one has more than the other."""
+    return [a - b for a, b in zip(some, others, strict=True)]
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """The median, the least and most, and the interval that holds the true median with a confidence of CONFIDENCE,
+    whatever the distribution; None where there are too few values for one."""
+    return {"median": median(values), "least": min(values), "most": max(values), "interval": interval(values)}
+
+
+def interval(values: Sequence[float]) -> list[float] | None:
+    """Of the median, by order statistics: the number of values below it is binomial."""
+    count, ordered, below = len(values), sorted(values), 0.0
+    for at in range(count // 2 + 1):  # how many values may be cut off at each end
+        if below + comb(count, at) / 2**count > (1 - CONFIDENCE) / 2:
+            return [ordered[at - 1], ordered[count - at]] if at else None
+        below += comb(count, at) / 2**count
+    return None
+
+
+def belady_misses_per_token(ids: npt.NDArray[Any], experts: int, slots: int) -> float:
+    """Fewest misses per token of any eviction policy on `ids` [L, T, k], each layer with its even share of `slots`. The
+    first miss of each expert is left out: a cache that was filled before need not have it."""
+    trace = ArrayTrace(np.ascontiguousarray(ids.transpose(1, 0, 2)), experts)
+    (best,) = simulate(trace, [Config(BELADY, slots)], processes=1)
+    return (best.requests - best.hits - best.compulsory) / trace.tokens
+
+
+def overlapped_ms(compute_ms: float, copies: float, size_bytes: int, pace: Pace) -> float:
+    """TPOT if every copy were hidden behind compute as far as the link allows: the longer of the two."""
+    return max(compute_ms, copies * pace.duration_s(size_bytes) * 1e3)

@@ -1,0 +1,72 @@
+"""Results as text: columns as wide as their cells, goals, and whether the orderings that papers claim hold here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+Rows = Sequence[Sequence[float | None]]
+WORDS = {True: "kept", False: "MISSED", None: "not measured"}
+
+
+def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Lines of columns: the first is flush left, the others flush right; without heads ("" each) the first line is
+    left out."""
+    lines = [list(heads), *(list(row) for row in rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
+    shown = lines if any(heads) else lines[1:]
+    return [
+        indent
+        + "  ".join(c.ljust(w) if not at else c.rjust(w) for at, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in shown
+    ]
+
+
+def cell(value: float | None, form: str = ".2f", scale: float = 1.0) -> str:
+    """A figure, "-" where there is none."""
+    return "-" if value is None else format(value / scale, form)
+
+
+def cells(row: Mapping[str, Any], forms: Mapping[str, str]) -> list[str]:
+    """The figures of a row that `forms` names, "-" for those it lacks."""
+    return [cell(row.get(name), form) for name, form in forms.items()]
+
+
+def headline(result: Mapping[str, Any]) -> str:
+    """The model and its shape."""
+    active = f", {result['top_k']} active" if "top_k" in result else ""
+    return f"{result['model']}: {result['layers']} layers of {result['experts']} experts{active}"
+
+
+def goal(what: str, sign: str, asked: float, found: float | None) -> dict[str, Any]:
+    """A goal and whether it is kept; None where it could not be measured."""
+    kept = None if found is None else found >= asked if sign == ">=" else found <= asked
+    return {"goal": what, "sign": sign, "asked": asked, "found": found, "kept": kept}
+
+
+def goal_lines(goals: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [f"  {g['goal']}: {cell(g['found'], '.3g')} ({g['sign']} {g['asked']:g}) {WORDS[g['kept']]}" for g in goals]
+
+
+def verdict(rows: Rows, lower: bool = False) -> str:
+    """Whether every row falls strictly from first value to last (rises, where lower is better): "yes", "in part" when
+    only some do, or "no". Rows that lack a value are ignored; with no other rows it is "not measured"."""
+    sign = -1.0 if lower else 1.0
+    known = [[sign * value for value in row if value is not None] for row in rows if None not in row]
+    holds = [all(a > b for a, b in pairwise(row)) for row in known]
+    return "not measured" if not holds else "yes" if all(holds) else "in part" if any(holds) else "no"
+
+
+def ordering(claim: str, values: Rows | Mapping[str, Any], lower: bool = False, **more: Any) -> dict[str, Any]:
+    """A claim, the values it compares (best first as claimed; rows, or rows by name), and whether it holds."""
+    rows = list(values.values()) if isinstance(values, Mapping) else values
+    return {"claim": claim, **more, "values": values, "holds": verdict(rows, lower)}
+
+
+def claim_lines(orderings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What the result says of each claim."""
+    return [
+        f"  {one['holds']:13s} {one.get('holds_waited_for', one.get('figure', '')):13s} {one['claim']}"
+        for one in orderings
+    ]

@@ -1,0 +1,1 @@
+"""Suites of whole systems, and of what lossy choices cost in answers and gain in speed."""

@@ -1,0 +1,244 @@
+"""bench lossy: quality cost and gain of substituting, dropping and executing predictions on this machine.
+
+Two tables. The first is like BuddyMoE's tables 2 to 4: residencies x modes on the demo model's questions and held-out
+text (core.evaluate). The second is like figures 3, 4, 7 and 8 of Speculating Experts (bench.quality.speculating), whose
+table 1 is the execute modes of the first. Which of the papers' orderings hold is computed from the numbers.
+Measurements are saved as they are made: an interrupted bench continues where it was.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.harness.report import cell, claim_lines, grid, ordering
+from bench.harness.resume import KeptRows
+from bench.harness.run import Result, Run, Suite
+from bench.quality import speculating
+from core.engine import Engine
+from core.evaluate.calibrated import calibrated
+from core.evaluate.modes import modes_of
+from core.evaluate.others import MUCH
+from core.evaluate.rows import EvaluationRow, with_savings
+from core.evaluate.run import evaluate, gather
+from core.evaluate.summary import about, result
+from core.profile import Profile, load, save
+
+RESIDENCIES = (0.75, 0.5, 0.375)
+LOWER = ("kl", "perplexity", "tpot_ms", "link_bytes")  # figures of which less is better
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An ordering that a paper, or others, report of their models: the modes, best first, in some figures."""
+
+    text: str
+    modes: tuple[str, ...]
+    figures: tuple[str, ...] = ("exact_match", "kl")
+
+
+CLAIMS = (
+    Claim(
+        "BuddyMoE tables 2-4: exact above buddies with rho 3 above buddies without limit above random",
+        ("exact", "buddy_rho3", "buddy_unlimited", "random"),
+    ),
+    Claim(
+        "BuddyMoE tables 2-4: speed the other way round",
+        ("random", "buddy_unlimited", "buddy_rho3", "exact"),
+        ("tok_s",),
+    ),
+    Claim("BuddyMoE tables 2-4: rho 3 above rho 4", ("buddy_rho3", "buddy_rho4")),
+    Claim(
+        "Expected: the fewer replacements a token, the better", ("buddy_rho1", "buddy_rho2", "buddy_rho3", "buddy_rho4")
+    ),
+    Claim("BuddyMoE section 3.1: leaving peaked tokens alone helps, rho 3", ("buddy_rho3_tae", "buddy_rho3")),
+    Claim("BuddyMoE section 3.1: leaving peaked tokens alone helps, rho 1", ("buddy_rho1_tae", "buddy_rho1")),
+    Claim(
+        "BuddyMoE tables 2-4 in their regime: exact above rho 3 of 6 above no limit above random",
+        ("paper_exact", "paper_95_16_rho3", "paper_95_16", "paper_random"),
+    ),
+    Claim("BuddyMoE tables 2-4 in their regime: rho 3 of 6 above 4 of 6", ("paper_95_16_rho3", "paper_95_16_rho4")),
+    Claim(
+        "BuddyMoE table 2 in its regime: alpha .75 and lists of 4 above .95 and 16",
+        ("paper_75_4", "paper_95_16"),
+    ),
+    Claim(
+        "BuddyMoE table 3 in its regime: alpha .99 and lists of 2 above .95 and 16",
+        ("paper_99_2", "paper_95_16"),
+    ),
+    Claim("Ours: rho 1 spent on the lightest above on the heaviest", ("buddy_rho1", "buddy_rho1_heaviest")),
+    Claim("Ours: the same, with TAE", ("buddy_rho1_tae", "buddy_rho1_tae_heaviest")),
+    Claim("Ours: the same, of one dropped", ("drop_rho1", "drop_rho1_heaviest")),
+    Claim(
+        "BuddyMoE figure 8: fewer link bytes with rho 3 than exact (there by a fifth)",
+        ("buddy_rho3", "exact"),
+        ("link_bytes",),
+    ),
+    Claim("Reported elsewhere: the router's next best above the most alike", ("router_ranked", "similar")),
+    Claim("Reported elsewhere: one buddy a token above one expert dropped", ("buddy_rho1", "drop_rho1")),
+    Claim("Reported elsewhere: renormalising after dropping hurts", ("drop", "drop_renormalised")),
+    Claim(
+        "After Speculating Experts figures 3 and 4: executing default vectors' choice above the next gate's",
+        ("execute_default_vectors", "execute_gate"),
+    ),
+    Claim("The same with the true router's weights", ("execute_default_vectors_true", "execute_gate_true")),
+    Claim(
+        "Speculating Experts table 1: executing the estimator's choice above default vectors'",
+        ("execute_estimator", "execute_default_vectors"),
+    ),
+    Claim(
+        "Speculating Experts table 1: executing the hybrid's choice above default vectors'",
+        ("execute_hybrid", "execute_default_vectors"),
+    ),
+    Claim(
+        "Ours: executing in decoding only above executing in prompts, too",
+        ("execute_default_vectors_true", "execute_prompts"),
+    ),
+    Claim(
+        "Expected: executing with true weights above predicted ones",
+        ("execute_default_vectors_true", "execute_default_vectors"),
+    ),
+)
+
+
+def measure(run: Run, model: str = "demo", questions: int = 64, tokens: int = 512, rounds: int = 3) -> Result:
+    """Rows stay in the run's folder until all are measured."""
+    modes = [mode for mode in modes_of() if not run.small or mode.name in ("exact", "drop", "execute_gate")]
+    engine = run.engine(model, {})
+    material = gather(engine, questions, tokens)
+    sizes = {"model": engine.model_hash, "questions": questions, "tokens": tokens, "small": run.small}
+    kept = Kept(run.folder(), sizes)
+    run.say(f"{len(kept.rows)} of {len(modes) * len(RESIDENCIES)} rows are there; more are kept in {kept.folder}")
+    profile = known(run, engine, modes, kept)
+    rows = list(kept.rows)
+    engine.change(kept.link(engine))
+
+    def add(row: EvaluationRow) -> None:
+        kept.add(row)
+        rows.append(row)
+        figures = f"exact match {row.exact_match}, kl {row.kl or 0.0:.4f}, {row.tok_s or 0.0:.1f} tok/s"
+        run.say(f"{row.residency:.4g} {row.mode}: {row.problem or figures}")
+
+    evaluate(engine, modes, RESIDENCIES, material, on_row=add, done={row.key for row in rows})
+    place = {mode.name: at for at, mode in enumerate(modes)}
+    rows = with_savings(sorted(rows, key=lambda row: (-row.residency, place[row.mode])))
+    found = result(about(engine, material), rows)
+    ahead = speculating.measure(run, engine, material.questions, rounds)
+    kept.done()
+    return {
+        **found,
+        "redundancy": redundancy(profile),
+        "speculating": ahead,
+        "orderings": [*orderings(found["rows"]), *speculating.orderings(ahead)],
+    }
+
+
+class Kept:
+    """Saves rows as they are measured, with the link and the profile they are based on, in a folder of `folder`; rows
+    of anything other than `measured` are discarded."""
+
+    def __init__(self, folder: Path, measured: Mapping[str, object]) -> None:
+        self.folder = folder / "lossy"
+        self._kept = KeptRows(self.folder / "rows.jsonl", measured)
+        self._profile = self.folder / "profile.safetensors"
+        self.rows = [EvaluationRow.read(row) for row in self._kept.rows]
+
+    def link(self, engine: Engine) -> dict[str, object]:
+        """Settings of the link for all rows. What "auto" emulates is timed anew with every load, so the value from the
+        first row is kept."""
+
+        def now() -> dict[str, object]:
+            pace = engine.transfers.pace
+            if not pace:
+                return {"link": "own"}
+            return {"link": "emulated", "link_gbps": pace.gbps, "link_latency_us": pace.latency_us}
+
+        return dict(self._kept.note("link", now, anew=not self.rows))
+
+    def add(self, row: EvaluationRow) -> None:
+        """Saves a row; it is on disk when this returns."""
+        self._kept.add(asdict(row))
+
+    def profile(self, model_hash: str) -> Profile | None:
+        """The profile that the saved rows are based on."""
+        return load(self._profile, model_hash=model_hash) if self.rows and self._profile.exists() else None
+
+    def save(self, profile: Profile) -> None:
+        save(profile, self._profile)
+
+    def done(self) -> None:
+        """Everything was measured: the next run starts anew."""
+        self._kept.done()
+        self._profile.unlink(missing_ok=True)
+
+
+def known(run: Run, engine: Engine, modes: Sequence[Any], kept: Kept) -> Profile | None:
+    """Gives the engine its profile: the saved one, or a new one."""
+    engine.use_profile(kept.profile(engine.model_hash))
+    run.say("calibrating")
+    profile = calibrated(engine, [*modes, *speculating.MODES], limit=200 if run.small else 0)
+    if profile is not None:
+        kept.save(profile)
+    return profile
+
+
+def redundancy(profile: Profile | None) -> list[float] | None:
+    """[L] cosine of an expert's outputs with its most similar expert's, mean over a layer's experts."""
+    if profile is None or profile.likeness is None:
+        return None
+    return [
+        statistics.fmean(max(float(one[j]) for j in range(len(one)) if j != i) for i, one in enumerate(layer))
+        for layer in profile.likeness
+    ]
+
+
+def orderings(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Which claims hold here, at every residency: each mode's figure, best first as claimed."""
+    by_key = {(row["residency"], row["mode"]): row for row in rows}
+    shares, found = dict.fromkeys(row["residency"] for row in rows), []
+    for claim in CLAIMS:
+        for figure in claim.figures:
+            values = {f"{at:g}": [by_key.get((at, mode), {}).get(figure) for mode in claim.modes] for at in shares}
+            found.append(ordering(claim.text, values, figure in LOWER, figure=figure, modes=claim.modes))
+    return found
+
+
+FORMS = {
+    "exact_match": (".1%", "match"),
+    "unseen_match": (".1%", "unseen"),
+    "perplexity": (".1f", "perpl."),
+    "agreement": (".1%", "agree"),
+    "kl": (".3f", "KL"),
+    "substituted_rate": (".1%", "changed"),
+    "link_bytes": (".3f", "MB/tok"),
+    "saved": (".1%", "saved"),
+    "tok_s": (".1f", "tok/s"),
+}
+
+
+def table(r: Result) -> list[str]:
+    lines = [
+        f"{r['model']}: {r['questions']['seen']} + {r['questions']['unseen']} questions, {r['text']['tokens']} "
+        f"tokens of {r['text']['source']}; link: {r['link']}."
+    ]
+    heads = [head for _, head in FORMS.values()]
+    for share in dict.fromkeys(one["residency"] for one in r["rows"]):
+        rows = []
+        for one in (one for one in r["rows"] if one["residency"] == share):
+            name = f"{'*' if one['mode'] in r['pareto'][f'{share:g}'] else ' '}{one['mode']}"
+            figures = [cell(one[f], form, 1e6 if f == "link_bytes" else 1.0) for f, (form, _) in FORMS.items()]
+            rows.append((name, *figures, one["problem"]))
+        lines += [f"Residency {share:g} (* = on the front of exact match and speed):", *grid(("", *heads, ""), rows)]
+    busiest = max((one["others_cores"] or 0.0 for one in r["rows"]), default=0.0)
+    if busiest > MUCH:
+        lines.append(f"Other programs used up to {busiest:.1f} CPU cores: compare speeds with care.")
+    if r["redundancy"]:
+        cosines = " ".join(f"{cosine:.2f}" for cosine in r["redundancy"])
+        lines.append(f"Cosine with the most similar expert, by layer: {cosines}")
+    return [*lines, *speculating.table(r["speculating"]), "The papers' orderings here:", *claim_lines(r["orderings"])]
+
+
+SUITE = Suite(measure, table, small={"questions": 2, "tokens": 8, "rounds": 1})

@@ -1,0 +1,330 @@
+"""bench systems: every preset at several budgets, live on one model, with the bounds that none can beat.
+
+The exact model writes answers; then every system reads the same prompts and draws the same tokens, so that all exact
+systems route alike and Belady's hit rates are of that very routing. Every round takes each system at each budget once;
+the figures of a system are those of the round with its median time per token, so that the parts of that time add up.
+Systems that change answers are evaluated too (core.evaluate). Presets that need a profile get one, calibrated once and
+kept. Measurements are kept as they are made: an interrupted bench continues.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from app.store.results import BOUNDS
+from bench.harness.engines import READ, divided, emulated_link, model_of
+from bench.harness.report import cell, cells, grid, headline
+from bench.harness.resume import KeptRows
+from bench.harness.run import Result, Run, Suite
+from bench.harness.workload import (
+    QUALITY,
+    Workload,
+    bounds,
+    clock_of,
+    judged,
+    measured,
+    median_round,
+    recorded,
+    usual,
+    workload,
+)
+from bench.models.generate import MIDDLE
+from core.calibrate.gather import calibrate
+from core.calibrate.texts import bundled
+from core.engine import Engine
+from core.errors import MoestroError, SettingError
+from core.evaluate.modes import BASE, PLAIN, Mode
+from core.evaluate.others import MUCH, Others
+from core.evaluate.rows import FIGURES
+from core.evaluate.run import evaluate, gather
+from core.memory.link import Pace
+from core.metrics import BY_NAME
+from core.profile import PARTS, Profile, load, profile_path, save
+from core.settings.budget import Budget
+from core.settings.config import Settings
+from core.settings.presets import PRESETS, Preset
+
+RESIDENT = "resident"  # the run with everything resident, and nothing to predict
+EVERYTHING: dict[str, object] = {"budget": "all", "predictor": "none", "eviction": "lru", "scope": "layer"}
+TEXT = 192  # tokens of held-out text that a lossy system is judged on
+SMALL_PRESETS = ("on_demand", "mixtral_offloading", "speculating_execute")
+
+
+def measure(
+    run: Run,
+    model: str = "demo",
+    budgets: str = "25%,50%,75%",
+    rounds: int = 3,
+    tokens: int = 192,
+    questions: int = 24,
+) -> Result:
+    """`budgets`: shares or bytes, with commas between them. `tokens` = decoded tokens of a run, `questions` = asked of
+    a system that changes answers."""
+    asked = [Budget.parse(word) for word in budgets.split(",") if word.strip()]
+    if not asked:
+        raise SettingError("Name at least one budget, such as 25%,50% or 6.5GB.")
+    presets = [one for one in PRESETS if not one.splits and (not run.small or one.name in SMALL_PRESETS)]
+    path = model_of(run, model, MIDDLE)
+    largest = max(asked, key=lambda one: (one.share or 0.0, one.bytes or 0))  # what bytes pay for is not known yet
+    engine, others = run.engine(path, {"budget": str(largest)}), Others()
+    bench = Bench(run, engine, path != model, [str(one) for one in asked], presets)
+    found = bench.all(rounds, tokens, questions)
+    return {**found, "model": Path(model).name, "others_cores": others.cores()}
+
+
+@dataclass
+class Bench:
+    """One run of the bench on a loaded engine. `generated`: its model was written by the bench."""
+
+    run: Run
+    engine: Engine
+    generated: bool
+    budgets: Sequence[str]
+    presets: Sequence[Preset]
+
+    def all(self, rounds: int, tokens: int, questions: int) -> Result:
+        """Measures what is not kept yet; the result."""
+        engine, profile, about = self.engine, self.profile, self.run.about
+        small = "-small" if self.run.small else ""
+        kept = KeptRows(
+            self.run.folder() / "systems" / f"{engine.model_hash[:16]}{small}.jsonl",
+            {
+                "model": engine.model_hash,
+                "profile": profile.created,
+                "budgets": list(self.budgets),
+                "sizes": [tokens, questions],
+                "versions": about["versions"],
+            },
+        )
+        self.run.say(f"{len(kept.rows)} measurements are there already")
+        link = dict(kept.note("link", self.link, anew=not kept.rows))
+        base = engine.settings.with_({**BASE, **link, "predictor": "none", "telemetry": True})
+        engine.change(dict(base))
+
+        def answers() -> Workload:
+            self.run.say("the exact model answers")
+            return workload(engine, divided(bundled(engine.model_name))[1], tokens)
+
+        work: Workload = kept.note("workload", answers)
+        self.times(kept, base, work, rounds)
+        exact = self.quality(kept, base, questions)
+        engine.change(dict(base))
+        result = {**self.result(kept, work), **self.about(kept, work), "exact_quality": exact}
+        kept.done()
+        return result
+
+    @cached_property
+    def profile(self) -> Profile:
+        """The kept profile of this model, completed by what it lacks; gives it to the engine, too."""
+        engine, small = self.engine, self.run.small
+        file = profile_path(self.run.folder(), f"{engine.model_hash}{'-small' if small else ''}")
+        old = load(file, model_hash=engine.model_hash) if file.exists() else None
+        parts = {"counts", "times", *(part for one in self.presets for part in one.needs)} & PARTS.keys()
+        lacks = {part for part in parts if old is None or not old.has(part)}
+        if lacks:
+            self.run.say(f"calibrating for {', '.join(sorted(lacks))}")
+            new = calibrate(
+                engine,
+                divided(bundled(engine.model_name))[0],
+                parts=lacks,
+                source="the bundled prompts",
+                limit=400 if small else READ,
+                progress=self._calibrating(),
+            )
+            old = new if old is None else new.over(old)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save(old, file)
+        assert old is not None
+        engine.use_profile(old)
+        return old
+
+    def _calibrating(self) -> Callable[[str, float], None]:
+        """Says every tenth of a calibration."""
+        last = -1
+
+        def progress(text: str, share: float) -> None:
+            nonlocal last
+            if int(10 * share) > last:
+                last = int(10 * share)
+                self.run.say(f"calibrating, {share:.0%}: {text}")
+
+        return progress
+
+    def link(self) -> dict[str, object]:
+        """Settings of the link: the machine's own; where host and device share memory, for the demo model and a
+        generated one an emulated link, as slow for them as PCIe is for a large model."""
+        engine, times = self.engine, self.profile.times
+        if pace := engine.transfers.pace:
+            return {"link": "emulated", "link_gbps": pace.gbps, "link_latency_us": pace.latency_us}
+        if self.generated and engine.device.type == "cpu" and times is not None:
+            return emulated_link(times["att"] + times["moe"], engine.sizes.blob)
+        return {"link": "own"}
+
+    def times(self, kept: KeptRows, base: Settings, work: Workload, rounds: int) -> None:
+        """Every system at every budget, once a round; what is kept is not measured again."""
+        there = {(row["round"], row["budget"], row["system"]) for row in kept.rows if "round" in row}
+        for number in self.run.rounds(rounds, warm=False):
+            todo: list[tuple[str, str, Mapping[str, object]]] = [("all", RESIDENT, EVERYTHING)]
+            for budget in self.budgets:
+                turned = [*self.presets[number - 1 :], *self.presets[: number - 1]]
+                todo += [(budget, one.name, {**one.values, "budget": budget}) for one in turned]
+            for at, (budget, name, settings) in enumerate(todo, 1):
+                if (number, budget, name) in there:
+                    continue
+                row: dict[str, Any] = {"round": number, "budget": budget, "system": name}
+                try:
+                    found = measured(self.engine, work, base.with_(settings))
+                    row |= found
+                    what = f"{found['tpot_ms']:.2f} ms a token, {found['hit_rate'] or 0.0:.1%} hits"
+                except MoestroError as error:
+                    row["problem"] = what = str(error)
+                kept.add(row)
+                self.run.say(f"{at} of {len(todo)}: {name} at {budget}: {what}")
+
+    def quality(self, kept: KeptRows, base: Settings, questions: int) -> dict[str, Any] | None:
+        """Evaluates the systems that change answers at every budget; returns the exact model's own figures, None where
+        every system is exact."""
+        lossy = [one for one in self.presets if Settings(one.values).lossy.active]
+        if not lossy:
+            return None
+        engine = self.engine
+        there = {(row["mode"], row["at"]) for row in kept.rows if "mode" in row}
+        material = gather(engine, questions, 8 if self.run.small else TEXT)
+        exact = next(mode for mode in PLAIN if mode.name == "exact")
+        engine.change(dict(base))
+        for budget in self.budgets:
+            modes = [Mode(one.name, one.title, one.about, one.values) for one in lossy]
+            modes += [exact] if budget == self.budgets[0] else []
+            share = engine.sizes.slots(Budget.parse(budget)) / engine.sizes.slots_all
+            for mode in modes:
+                if (mode.name, budget) in there or not 0 < share <= 1:
+                    continue
+                self.run.say(f"quality of {mode.title} at {budget}")
+                [row] = evaluate(engine, [mode], [share], material)
+                figures = {name: getattr(row, name) for name in (*QUALITY, "questions", "positions", "problem")}
+                kept.add({"mode": mode.name, "at": budget, **figures})
+        return next((judged(row) for row in kept.rows if row.get("mode") == "exact"), None)
+
+    def result(self, kept: KeptRows, work: Workload) -> Result:
+        """The figures of each system at each budget, and the bounds."""
+        engine, profile = self.engine, self.profile
+        qualities = {(row["mode"], row["at"]): judged(row) for row in kept.rows if "mode" in row}
+        resident = median_round([row for row in kept.rows if row.get("system") == RESIDENT])
+        resident_ms, sizes = resident.get("tpot_ms"), engine.sizes
+        pace = engine.transfers.pace or Pace(engine.parts.memory.link_gbps, 0.0)
+        load_ms = pace.duration_s(sizes.blob) * 1e3
+        clock = clock_of(profile, resident_ms, load_ms) if resident_ms is not None else None
+        with tempfile.TemporaryDirectory() as folder:
+            trace = recorded(engine, work, Path(folder) / "routing.trace")
+            limits = {
+                budget: bounds(trace, slots, usual(profile), resident_ms, pace, sizes.blob, clock)
+                for budget, slots in self._slots()
+            }
+
+        def rows(name: str, budget: str) -> list[dict[str, Any]]:
+            return [row for row in kept.rows if (row.get("system"), row.get("budget")) == (name, budget)]
+
+        return {
+            "resident": resident,
+            "bounds": limits,
+            "systems": {
+                one.name: {
+                    budget: {**median_round(rows(one.name, budget)), "quality": qualities.get((one.name, budget))}
+                    for budget in self.budgets
+                }
+                for one in self.presets
+            },
+            "units": {
+                "ttft_ms": "ms",
+                "tpot_ms": "ms",
+                **{name: f"{one.unit} per token" for name, one in BY_NAME.items() if name in resident},
+                **{name: FIGURES[name][0] for name in QUALITY},
+                "hit_rate": "share",
+            },
+        }
+
+    def about(self, kept: KeptRows, work: Workload) -> Result:
+        """What was measured on."""
+        sizes, profile, manifest = self.engine.sizes, self.profile, self.engine.manifest()
+        return {
+            "expert_bytes": sizes.blob,
+            **{name: manifest[name] for name in manifest if name.startswith("link")},
+            "budgets": {
+                budget: {"slots": slots, "share": slots / sizes.slots_all, "bytes": sizes.bytes(slots)}
+                for budget, slots in self._slots()
+            },
+            "rounds": max((row["round"] for row in kept.rows if "round" in row), default=0),
+            "tokens": sum(len(answer) - 1 for _, answer in work),
+            "prompts": len(work),
+            "profile": {"tokens": profile.tokens, "source": profile.source, "created": profile.created},
+            "titles": {one.name: one.title for one in self.presets},
+        }
+
+    def _slots(self) -> Iterator[tuple[str, int]]:
+        return ((budget, self.engine.sizes.slots(Budget.parse(budget))) for budget in self.budgets)
+
+
+# ---------------------------------------------------------------------- the result
+
+HEADS = ("", "TTFT", "TPOT", "compute", "predict", "stall", "idle", "hits", "demand", "prefetch", "wasted", "")
+FORMS = {
+    "exact_match": ".1%",
+    "unseen_match": ".1%",
+    "agreement": ".1%",
+    "kl": ".3f",
+    "perplexity": ".1f",
+    "substituted_rate": ".1%",
+}
+
+
+def table(r: Result) -> list[str]:
+    """A block of lines for every budget: the systems by time per token, and the bounds."""
+    own = "EMULATED" if r["link"] == "emulated" else "this machine's own"
+    lines = [
+        f"{headline(r)}; {r['tokens']} decoded tokens after {r['prompts']} prompts, {r['rounds']} rounds; link: {own}, "
+        f"{r['link_gbps']:g} GB/s",
+        "Times in ms, MB a token. TPOT = compute + predict + stall + idle, in the round with the median TPOT.",
+    ]
+    for budget, about in r["budgets"].items():
+        lines.append(f"Budget {budget}: {about['slots']} slots, {about['share']:.1%} of the experts")
+        found = [(r["titles"][name], of[budget]) for name, of in r["systems"].items()]
+        ran = sorted((row for row in found if not row[1]["problem"]), key=lambda row: float(row[1]["tpot_ms"]))
+        rows = [(title, *_cells(one)) for title, one in ran]
+        for name, bound in r["bounds"][budget].items():
+            hits = "" if bound.get("hit_rate") is None else f"{bound['hit_rate']:.1%}"
+            rows.append((f"= {BOUNDS[name]}", "", cell(bound["tpot_ms"]), *[""] * 4, hits, *[""] * 4))
+        lines += grid(HEADS, rows)
+        lines += [f"  {title}: {one['problem']}" for title, one in found if one["problem"]]
+    lossy = [
+        (f"{r['titles'][name]} at {budget}", one["quality"])
+        for name, of in r["systems"].items()
+        for budget, one in of.items()
+        if one["quality"] is not None
+    ]
+    if lossy:
+        rows = [("= Exact", r["exact_quality"])] if r["exact_quality"] else []
+        heads = ("Systems that change answers", "match", "unseen", "agree", "KL", "perpl.", "changed", "")
+        lines += grid(heads, [(what, *cells(one, FORMS), one["problem"]) for what, one in [*rows, *lossy]])
+    if (r.get("others_cores") or 0.0) > MUCH:
+        lines.append(f"Other programs used {r['others_cores']:.1f} CPU cores: its times mean little.")
+    return lines
+
+
+def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
+    computed = one["compute_ms"] - one["predict_ms"]
+    times = one["ttft_ms"], one["tpot_ms"], computed, one["predict_ms"], one["stall_ms"], one["idle_ms"]
+    sizes = (one[f"{name}_bytes"] / 1e6 for name in ("demand", "prefetch", "wasted"))
+    return (
+        *(f"{value:.2f}" for value in times),
+        f"{one['hit_rate'] or 0.0:.1%}",
+        *(f"{value:.3f}" for value in sizes),
+        "" if one["exact"] else "LOSSY",
+    )
+
+
+SUITE = Suite(measure, table, small={"rounds": 1, "tokens": 12, "questions": 2})

@@ -1,0 +1,90 @@
+"""bench predictors: recall of each predictor, layer by layer, and its cost on the computing thread.
+
+Recall is measured on a model whose profile comes from other texts than the questions; predictors with background
+work are waited for, so that their recall is the method's. Cost is measured without waiting. The cost in a large model
+is measured on one of 48 layers of 128 experts with random weights: only the time counts there.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from bench.harness.engines import READ, divided
+from bench.harness.report import grid, headline
+from bench.harness.run import RESIDENT, Result, Run, Suite
+from bench.routing import skeleton
+from bench.routing.probe import listen, subjects
+from core.calibrate.gather import calibrate
+from core.calibrate.texts import bundled
+
+
+def measure(run: Run, model: str = "demo", tokens: int = 256, answer: int = 48) -> Result:
+    """`tokens` = decoded tokens per predictor, at most `answer` of each answer."""
+    found = {}
+    with run.loaded(model, RESIDENT) as engine:
+        known, held_out = divided(bundled(model))
+        run.say("calibrating")
+        profile = calibrate(engine, known, limit=600 if run.small else READ)
+        engine.use_profile(profile)
+        layers, k = engine.shape.layers, engine.shape.top_k
+        for name, (predictor, params) in subjects().items():
+            run.say(name)
+            patient = listen(engine, predictor, params, held_out, tokens, answer, patient=True)
+            quick = listen(engine, predictor, params, held_out, tokens, answer, patient=False)
+            by_layer = patient.recall(layers, k)
+            found[name] = {
+                "recall_at_k": fmean(by_layer),
+                "recall_by_layer": by_layer,
+                "recall_by_rank": patient.recall_by_rank(layers, k),
+                "recall_of_all_named": fmean(patient.recall(layers)),
+                "recall_in_time": fmean(quick.recall(layers, k)),
+                "named": patient.named(),
+                "ms_per_token": quick.ms_per_token(),
+            }
+    sizes = skeleton.TINY if run.small else skeleton.LARGE
+    return {
+        "profile_tokens": profile.tokens,
+        "predictors": found,
+        "large": skeleton.measure(sizes, subjects(), 4 if run.small else 24, run.say),
+        "large_layers": sizes.layers,
+        "large_experts": sizes.experts,
+        "large_top_k": sizes.top_k,
+        "large_hidden": sizes.hidden,
+    }
+
+
+def table(r: Result) -> list[str]:
+    found, large = r["predictors"], r["large"]
+    rows = [
+        (
+            name,
+            f"{one['recall_at_k']:.1%}",
+            f"{one['recall_of_all_named']:.1%}",
+            f"{one['named']:.1f}",
+            f"{one['recall_in_time']:.1%}",
+            *(f"{ms['cpu']:.3f} / {ms['wall']:.3f}" for ms in (one["ms_per_token"], large[name])),
+        )
+        for name, one in sorted(found.items(), key=lambda pair: -pair[1]["recall_at_k"])
+    ]
+    ranks = range(r["top_k"])
+    return [
+        f"{headline(r)}; recall@{r['top_k']} of {r['tokens']} decoded tokens; ms per token on the computing thread "
+        f"(its own work / with waits), there and with {r['large_layers']} layers of {r['large_experts']}",
+        *grid(("predictor", "recall", "all named", "named", "in time", "ms", "ms large"), rows),
+        "  recall by layer:",
+        *grid(
+            ("", *[""] * r["layers"]),
+            [(name, *(f"{rate:.0%}" for rate in one["recall_by_layer"])) for name, one in found.items()],
+        ),
+        "  recall by the chosen expert's weight, heaviest first, mean of the layers:",
+        *grid(
+            ("", *["" for _ in ranks]),
+            [
+                (n, *(f"{fmean(rank):.0%}" for rank in zip(*one["recall_by_rank"], strict=True)))
+                for n, one in found.items()
+            ],
+        ),
+    ]
+
+
+SUITE = Suite(measure, table, small={"tokens": 6, "answer": 6})

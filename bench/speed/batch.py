@@ -1,0 +1,324 @@
+"""bench batch: how many more tokens a second do prompts give that are answered together?
+
+The same engine answers prompts of one length, each with the same number of tokens, 1 to 32 of them at a time: with a
+part of the experts resident, over an emulated link and out of a pack on disk. Tokens a second count the reading of the
+prompts. transformers answers the same batches with everything resident. What a batch can gain is bounded by the experts
+that its tokens share, so each figure comes with the union of their experts and the bytes copied for a token, and the
+goal with the most that any cache and any prefetcher could gain, and with what the link would allow with the copies of
+the measured cache that made the fewest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from bench.harness.engines import emulated_link, model_of, pack_of, token_stream
+from bench.harness.figures import medians
+from bench.harness.report import goal, goal_lines, grid, headline
+from bench.harness.run import Result, Run, Suite
+from bench.speed.batch_accuracy import READ
+from bench.speed.batch_accuracy import measure as accuracies
+from core.calibrate.texts import bundled
+from core.engine import Engine
+from core.hf.cached_pass import cached_pass
+from core.hf.files import model_path
+from core.metrics import reduced
+from core.policy.batching import NoScheduler, RandomScheduler, Scheduler, TokenScheduler
+from core.session.batch_request import BatchRequest
+from core.session.loading import own_memory
+from core.settings.sampling import Sampling
+from core.types import Ids, StepRecord
+
+SIZES = (1, 4, 8, 16, 32)
+PROMPT = 48  # tokens
+SHARES = ("100%", "50%", "25%")
+PLACES = {"link": "over an emulated link of {:.3g} GB/s", "disk": "from disk"}
+GOAL = 6.0  # tokens a second of 16 at a time over those of one, with half of the experts resident
+PLAIN: dict[str, object] = {
+    "eviction": "lru",
+    "scope": "layer",
+    "predictor": "none",
+    "bypass": False,
+    "pins": "",
+    "prefetch_beside": False,
+    "predictor.floor": 0.0,
+}
+BYPASS = {**PLAIN, "eviction": "lfu", "bypass": True}
+CACHES: dict[str, dict[str, object]] = {  # compared at half of the experts
+    "lru": PLAIN,
+    "lru, one pool": {**PLAIN, "scope": "global"},
+    "lfu, bypass": BYPASS,
+    "lfu, ahead": {**BYPASS, "predictor": "gate", "predictor.floor": 0.8},
+    "lfu, beside": {**BYPASS, "predictor": "gate", "predictor.floor": 0.8, "prefetch_beside": True},
+    "plec": {**PLAIN, "eviction": "plec", "scope": "global", "predictor": "gate", "prefetch_guard": False},
+}
+NETWORK: dict[str, object] = {**CACHES["plec"], "predictor": "routing_path"}
+Schedulers = Mapping[str, Callable[[], Scheduler] | None]  # None: all of them as one batch
+SCHEDULERS: Schedulers = {
+    "one batch": None,
+    "none": NoScheduler,
+    "random": RandomScheduler,
+    "similarity": TokenScheduler,
+}
+BY_NETWORK: Schedulers = {"none, network": NoScheduler, "similarity, network": TokenScheduler}
+By = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Prompts as token ids, how many tokens each answer has, how many are answered at a time, and how often."""
+
+    run: Run
+    prompts: Sequence[Sequence[int]]
+    tokens: int
+    sizes: Sequence[int]
+    rounds: int
+
+    def emulated(self, engine: Engine) -> dict[str, Any]:
+        """A link as slow for this machine as the reference machine's is for its layers."""
+        steps = _answered(engine, self.prompts[:1], self.tokens, 1)[1]
+        layer_ms = median(step.total_ms for step in steps if step.phase == "decode") / engine.shape.layers
+        return emulated_link(layer_ms, engine.sizes.blob)
+
+    def everything(self, linked: Engine, disk: Engine, link: Mapping[str, object]) -> dict[str, Any]:
+        """By place and share of the experts; with half of them by cache and by scheduler."""
+        found: dict[str, Any] = {place: {} for place in PLACES}
+        for place, engine, own in (("link", linked, link), ("disk", disk, {"link": "own"})):
+            for share in SHARES:
+                found[place][share] = self.by_size(engine, {**PLAIN, "budget": share, **own}, f"{place} {share}")
+        half = {"budget": "50%", **link}
+        found["caches"] = {name: self.by_size(linked, {**one, **half}, name) for name, one in CACHES.items()}
+        found["schedulers"] = self.by_scheduler(linked, {**PLAIN, **half}, SCHEDULERS)
+        return found
+
+    def with_network(self, engine: Engine, link: Mapping[str, object], found: dict[str, Any]) -> None:
+        """Adds what the trained network predicts, and what a cache and schedulers make of it."""
+        self.run.say("training the network")
+        texts, batches = bundled("demo")[: 8 if self.run.small else None], [n for n in self.sizes if n > 1]
+        limit, network = 600 if self.run.small else READ, {"budget": "50%", **link, **NETWORK}
+        found["accuracy"] = accuracies(engine, texts, self.prompts, self.tokens, batches, limit)
+        found["caches"]["plec, network"] = self.by_size(engine, network, "plec, network")
+        found["schedulers"] |= self.by_scheduler(engine, network, BY_NETWORK)
+
+    def by_size(self, engine: Engine, settings: Mapping[str, object], what: str) -> By:
+        """By batch size: the medians of some rounds."""
+        engine.change(settings)
+        _row(engine, self.prompts, self.tokens, self.sizes[-1])  # warm-up
+        each = partial(_row, engine, self.prompts, self.tokens)
+        found = self.run.by_turns(self.sizes, lambda size, _: each(size), self.rounds, warm=False, what=what)
+        return {str(size): medians(rows) for size, rows in found.items()}
+
+    def by_scheduler(self, engine: Engine, settings: Mapping[str, object], schedulers: Schedulers) -> By:
+        """Two batches of half of the prompts each, by what divides them."""
+        engine.change(settings)
+        half = len(self.prompts) // 2
+
+        def one(name: str, number: int) -> dict[str, float]:
+            make, times = schedulers[name], engine.batching.regrouped
+            times.clear()
+            row = _row(engine, self.prompts, self.tokens, half if make else 2 * half, make() if make else None)
+            return {**row, "scheduled_ms": median(one.ms for one in times) if times else 0.0}
+
+        found = self.run.by_turns([*schedulers], one, self.rounds, what="schedulers")
+        return {name: medians(rows) for name, rows in found.items()}
+
+    @torch.inference_mode()
+    def by_transformers(self, model: str) -> dict[str, float]:
+        """Tokens a second of transformers' own grouped_mm, all resident, prompts counted; of each size the same
+        prompts."""
+        plain = AutoModelForCausalLM.from_pretrained(model_path(model), experts_implementation="grouped_mm").eval()
+        own_memory(plain)
+        each = partial(_plain_s, plain, self.prompts, self.tokens)
+        found = self.run.by_turns(self.sizes, lambda size, _: each(size), self.rounds, what="transformers")
+        return {str(size): max(size, 4) * self.tokens / median(seconds) for size, seconds in found.items()}
+
+
+def measure(run: Run, model: str = "demo", rounds: int = 3, tokens: int = 32) -> Result:
+    """`tokens` = tokens of an answer."""
+    sizes, path = SIZES[:2] if run.small else SIZES, model_of(run, model)
+    pack = str(pack_of(run, path, "whole1"))
+    load: dict[str, Any] = {"context": PROMPT + tokens + 16, "sequences": max(sizes), "endless": True}
+    everything = {**PLAIN, "budget": "all", "link": "own", "telemetry": True}
+    with (
+        run.loaded(path, everything, host="auto", **load) as linked,
+        run.loaded(pack, everything, host="none", **load) as disk,
+    ):
+        stream = token_stream(linked)
+        bench = Bench(run, [list(islice(stream, PROMPT)) for _ in range(max(sizes))], tokens, sizes, rounds)
+        link = bench.emulated(linked)
+        found = bench.everything(linked, disk, link)
+        if model == "demo":  # elsewhere the network would take longer to train than all of this
+            bench.with_network(linked, link, found)
+    return {
+        **found,
+        **gains(found, str(max(s for s in sizes if s <= 16)), link["link_gbps"]),
+        "model": run.about["model"],
+        "link_gbps": link["link_gbps"],
+        "transformers": bench.by_transformers(path),
+        "prompt_tokens": PROMPT,
+        "sizes": list(sizes),
+    }
+
+
+def gains(found: Mapping[str, Any], most: str, gbps: float) -> dict[str, Any]:
+    """Tokens a second of `most` at a time over one, with half of the experts resident: with the same cache, with the
+    fastest one, and at most: as with everything resident, or as fast as the link brings what has to be copied."""
+    half, caches = found["link"]["50%"], found["caches"]
+    one, resident = half["1"]["tok_s"], found["link"]["100%"][most]["tok_s"]
+    frugal = min(caches, key=lambda name: caches[name][most]["bytes_per_token"])
+    quickest = max(caches, key=lambda name: caches[name][most]["tok_s"])
+
+    def fastest(copied: float) -> float:
+        return float(min(resident, gbps * 1e9 / max(copied, 1.0)) / one)
+
+    return {
+        "gain": half[most]["tok_s"] / one,
+        "quickest": quickest,
+        "gain_quickest": caches[quickest][most]["tok_s"] / one,
+        "gain_bound": fastest(half[most]["least_bytes_per_token"]),
+        "gain_frugal": fastest(caches[frugal][most]["bytes_per_token"]),
+        "frugal": frugal,
+        "goal": GOAL,
+    }
+
+
+def _row(
+    engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, size: int, scheduler: Scheduler | None = None
+) -> dict[str, float]:
+    """The figures of answering prompts, so many at a time: all of them once, or a few one by one; with a `scheduler`
+    two batches of so many."""
+    prompts = prompts[: max(size, 4) if scheduler is None else 2 * size]
+    seconds, steps = _answered(engine, prompts, tokens, size, scheduler)
+    decode = [step for step in steps if step.phase == "decode"]
+    figures, generated, layers = reduced(steps), len(prompts) * tokens, engine.shape.layers
+    copied, experts = (
+        sum(step.demand_bytes + step.prefetch_bytes for step in steps),
+        sum(len(s.expert) for s in decode),
+    )
+    lacking = sum(max(0, len(step.expert) - engine.expert_cache.slots) for step in decode)  # if all slots were of use
+    return {
+        "tok_s": generated / seconds,
+        "pass_ms": median(step.total_ms for step in decode),
+        "prefill_share": sum(step.total_ms for step in steps if step.phase == "prefill") / 1e3 / seconds,
+        "stall_share": sum(step.stall_ms for step in steps) / 1e3 / seconds,
+        "union": experts / layers / len(decode),
+        "tokens_per_expert": sum(step.tokens for step in decode) * engine.shape.top_k * layers / experts,
+        "hit_rate": float(figures["hit_rate"] or 0.0),
+        "bytes_per_token": copied / generated,
+        "least_bytes_per_token": lacking * engine.sizes.blob / generated,
+    }
+
+
+def _answered(
+    engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, size: int, scheduler: Scheduler | None = None
+) -> tuple[float, list[StepRecord]]:
+    """Seconds, and the passes that it took."""
+    sampling, steps = Sampling(max_new_tokens=tokens, temperature=0.0), dict[int, StepRecord]()
+    began_s = time.perf_counter()
+    requests = [BatchRequest(n, Ids(ids), sampling) for n, ids in enumerate(prompts)]
+    for one in engine.generate_many(requests, size, scheduler=scheduler):
+        if one.piece is not None and one.piece.step is not None:
+            steps[one.piece.step.index] = one.piece.step
+    return time.perf_counter() - began_s, list(steps.values())
+
+
+def _plain_s(plain: Any, prompts: Sequence[Sequence[int]], tokens: int, size: int) -> float:
+    prompts, began_s = prompts[: max(size, 4)], time.perf_counter()
+    for at in range(0, len(prompts), size):
+        cache, ids = DynamicCache(config=plain.config), torch.tensor(prompts[at : at + size])
+        for _ in range(tokens):
+            logits = cached_pass(plain, ids, cache, logits_to_keep=1).logits
+            ids = logits[:, -1:].argmax(-1)
+    return time.perf_counter() - began_s
+
+
+# ---------------------------------------------------------------------- the result
+
+COLUMNS = {
+    "pass_ms": (".1f", "pass ms"),
+    "prefill_share": (".0%", "prompts"),
+    "stall_share": (".0%", "waiting"),
+    "union": (".1f", "union"),
+    "tokens_per_expert": (".2f", "tokens an expert"),
+    "hit_rate": (".1%", "hits"),
+}
+BYTES = ("bytes_per_token", "least_bytes_per_token")
+
+
+def table(f: Result) -> list[str]:
+    sizes = [str(size) for size in f["sizes"]]
+    lines = [
+        f"{headline(f)}; prompts of {f['prompt_tokens']} tokens, answers of {f['tokens']}, medians of {f['rounds']} "
+        "rounds",
+        *grid(
+            ("at a time", *sizes),
+            [("transformers, all resident, tok/s", *(f"{f['transformers'][n]:.1f}" for n in sizes))],
+        ),
+    ]
+    for place, what in PLACES.items():
+        for share, rows in f[place].items():
+            lines += [f"{share} of the experts resident, {what.format(f['link_gbps'])}", *_rows(rows)]
+    half = f["sizes"][-1] // 2
+    caches = [
+        (n, *(f"{rows[s]['hit_rate']:.1%}, {rows[s]['tok_s']:.1f}" for s in sizes)) for n, rows in f["caches"].items()
+    ]
+    schedulers = [
+        (
+            name,
+            *(format(row[figure], form) for figure, form in (("tok_s", ".1f"), ("pass_ms", ".1f"), ("union", ".1f"))),
+            f"{row['hit_rate']:.1%}",
+            f"{row['bytes_per_token'] / 1e6:.3f}",
+            f"{row['scheduled_ms']:.2f}",
+        )
+        for name, row in f["schedulers"].items()
+    ]
+    lines += [
+        "half of the experts resident, over the emulated link, by cache: hits, tok/s",
+        *grid(("at a time", *sizes), caches),
+        f"{2 * half} prompts as two batches of {half}, regrouped for every token",
+        *grid(("", "tok/s", "pass ms", "union", "hits", "MB a token", "scheduling ms"), schedulers),
+    ]
+    for size, named in f.get("accuracy", {}).items():
+        rows = [
+            (n, f"{r['accuracy']:.1%}", f"{r['named']:.1f}", f"{r['ms']:.2f}" if "ms" in r else "")
+            for n, r in named.items()
+        ]
+        lines += [f"a batch of {size}: share of the experts needed that were named before, experts named a layer, ms"]
+        lines += grid(("", "", "", ""), rows)
+    return [
+        *lines,
+        *goal_lines([goal("16 at a time over one, half resident", ">=", f["goal"], f["gain"])]),
+        f"  with {f['quickest']}, the fastest cache for 16, over the same one: {f['gain_quickest']:.2f}; at most, "
+        f"if the link never idled: {f['gain_frugal']:.2f} with the copies of {f['frugal']}, which made the fewest, "
+        f"{f['gain_bound']:.2f} with those that no cache can do without",
+    ]
+
+
+def _rows(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
+    one, lines = rows["1"], []
+    for size, row in rows.items():
+        copied = row["bytes_per_token"]
+        lines.append(
+            (
+                size,
+                f"{row['tok_s']:.1f}",
+                f"{row['tok_s'] / one['tok_s']:.2f}",
+                f"{one['bytes_per_token'] / copied:.2f}" if copied else "-",
+                *(format(row[figure], form) for figure, (form, _) in COLUMNS.items()),
+                *(f"{row[figure] / 1e6:.3f}" for figure in BYTES),
+            )
+        )
+    heads = [head for _, head in COLUMNS.values()]
+    return grid(("at a time", "tok/s", "gain", "by bytes", *heads, "MB a token", "at least"), lines)
+
+
+SUITE = Suite(measure, table, small={"rounds": 1, "tokens": 4})

@@ -1,0 +1,139 @@
+"""Batch-level accuracy of predictors (ExpertFlow section 4.2, table 1): the share of the experts that a batch needs
+which is named before its pass, by what its sequences used last (TLP), by counts from layer to layer (SLP), and by the
+network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from core.calibrate.gather import calibrate
+from core.calibrate.texts import Text
+from core.engine import Engine
+from core.policy.batching import batch_accuracy
+from core.policy.predict.path_reader import ACTIVE, PathReader, Share, answered, asked, needed
+from core.policy.predict.worker import WorkerTask
+from core.session.batch_request import BatchRequest
+from core.settings.sampling import Sampling
+from core.types import Ids, StepRecord
+
+Bools = npt.NDArray[np.bool_]
+NAMES = ("TLP", "SLP", "network", "network, above one half")
+READ = 20_000  # tokens of the profile
+
+
+def measure(
+    engine: Engine,
+    texts: Sequence[Text],
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    sizes: Iterable[int],
+    limit: int,
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Trains the network on `texts`, of which at most `limit` tokens are read, and uses it as the engine's profile;
+    then answers `prompts`, so many at a time, each with `tokens` tokens. By batch size and predictor: `accuracy`, and
+    how many experts of a layer are `named`; of the network also its `ms` for a pass."""
+    engine.use_profile(calibrate(engine, texts, parts={"path"}, limit=limit))
+    engine.change({"predictor": "none", "budget": "all"})
+    return {str(size): _at(engine, prompts, tokens, size) for size in sizes}
+
+
+def _at(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, size: int) -> dict[str, dict[str, float]]:
+    sampling, judge = Sampling(max_new_tokens=tokens, temperature=0.0), Judge(engine)
+    steps: dict[int, StepRecord] = {}
+    drawn: dict[int, list[int]] = {at: [] for at in range(len(prompts))}
+    requests = [BatchRequest(at, Ids(ids), sampling) for at, ids in enumerate(prompts)]
+    for one in engine.generate_many(requests, size):
+        if one.piece is not None and one.piece.step is not None:
+            steps[one.piece.step.index] = one.piece.step
+        if one.piece is not None and one.piece.kind == "token":
+            drawn[int(str(one.key))].append(int(one.piece.token or 0))
+    first = min(request for step in steps.values() for request, _ in step.rows)
+    texts = {first + at: [*prompts[at], *drawn[at]] for at in drawn}
+    for step in steps.values():
+        judge.see(step, texts)
+    return judge.figures()
+
+
+class Judge:
+    """Compares what each predictor would have named before a pass with what the pass needed."""
+
+    def __init__(self, engine: Engine) -> None:
+        assert engine.profile is not None
+        shape = engine.shape
+        self._size, self._top_k = (shape.layers, shape.experts), shape.top_k
+        sizes, arrays = engine.profile.net("path")
+        self._reader = PathReader(WorkerTask("path", {**sizes, ACTIVE: shape.top_k}, arrays))
+        self._newest: dict[int, npt.NDArray[np.int16]] = {}  # [L, k]
+        self._done: dict[int, int] = {}  # tokens of each request so far
+        self._pairs = np.zeros((shape.layers - 1, shape.experts, shape.experts))
+        self._from = np.zeros((shape.layers - 1, shape.experts))
+        self._found: dict[str, list[float]] = {name: [] for name in NAMES}
+        self._named: dict[str, list[float]] = {name: [] for name in NAMES}
+        self._ms: list[float] = []
+
+    def see(self, step: StepRecord, texts: dict[int, list[int]]) -> None:
+        """A pass, and the tokens of every request."""
+        shares = []
+        for request, count in step.rows:
+            done = self._done.get(request, 0)
+            shares.append(Share(request, not done, texts[request][done : done + count]))
+            self._done[request] = done + count
+        began_s = time.perf_counter()
+        found = answered(self._reader.work(asked(step.index, shares)))
+        if step.phase == "decode":
+            self._ms.append((time.perf_counter() - began_s) * 1e3)
+            idle = found.idle.reshape(-1, *self._size)
+            self._compare(step.ids, step.rows, found.active.reshape(-1, *self._size), idle)
+        self._learn(step.ids)
+        for (request, _), row in zip(step.rows, np.cumsum([count for _, count in step.rows]), strict=True):
+            self._newest[request] = step.ids[:, row - 1]
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """By predictor."""
+        found: dict[str, dict[str, Any]] = {
+            name: {"accuracy": fmean(self._found[name]), "named": fmean(self._named[name])} for name in NAMES
+        }
+        found["network"]["ms"] = fmean(self._ms)
+        return found
+
+    def _compare(
+        self, ids: npt.NDArray[np.int16], rows: Sequence[tuple[int, int]], active: Bools, idle: npt.NDArray[np.float32]
+    ) -> None:
+        newest = np.stack([self._newest[request] for request, _ in rows], 1)
+        named = {
+            "TLP": self._union(newest),
+            "SLP": self._counted(ids, newest),
+            "network": active.any(0),
+            "network, above one half": np.any([needed(one, 0) for one in idle], 0),
+        }
+        for name, union in named.items():
+            self._found[name].append(batch_accuracy(self._union(ids), union))
+            self._named[name].append(float(union.sum(1).mean()))
+
+    def _union(self, ids: npt.NDArray[np.int16]) -> Bools:
+        """[L, T, k] -> [L, E]."""
+        union: Bools = np.zeros(self._size, np.bool_)
+        np.put_along_axis(union, ids.reshape(len(ids), -1).astype(np.int64), True, 1)
+        return union
+
+    def _counted(self, ids: npt.NDArray[np.int16], newest: npt.NDArray[np.int16]) -> Bools:
+        """What followed each token's experts of the layer before most often; in layer 0 what was used last."""
+        union = self._union(newest)
+        for layer in range(1, self._size[0]):
+            share = self._pairs[layer - 1] / np.maximum(self._from[layer - 1], 1)[:, None]
+            scores = share[ids[layer - 1]].mean(1)  # [T, E]
+            union[layer] = False
+            union[layer, np.argsort(-scores, 1, "stable")[:, : self._top_k]] = True
+        return union
+
+    def _learn(self, ids: npt.NDArray[np.int16]) -> None:
+        for layer in range(1, self._size[0]):
+            before, after = ids[layer - 1].astype(np.int64), ids[layer].astype(np.int64)
+            np.add.at(self._pairs[layer - 1], (before[:, :, None], after[:, None, :]), 1)
+            np.add.at(self._from[layer - 1], before, 1)

@@ -1,0 +1,140 @@
+"""bench quick: is the engine as fast as transformers with everything resident, and what does a cache gain otherwise?
+
+Every round runs every configuration once on the same prompt. Figures are medians over the rounds' passes, ratios are
+medians of the rounds' own ratios.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from bench.harness.engines import QUESTION, decode_steps, emulated_link
+from bench.harness.figures import belady_misses_per_token, overlapped_ms, ratio
+from bench.harness.report import cell, grid
+from bench.harness.run import RESIDENT, Result, Run, Suite
+from bench.speed.plain import IMPLEMENTATIONS, Plain
+from core.capacity.plan import plan
+from core.memory.link import REFERENCE
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.types import StepRecord
+
+EVERYTHING = {**RESIDENT, "eviction": "lru", "predictor": "none"}
+OURS: dict[str, dict[str, object]] = {
+    "resident": {**EVERYTHING, "telemetry": True},
+    "telemetry_off": {**EVERYTHING, "telemetry": False},
+}
+LINKED = {
+    "ondemand": {"eviction": "none", "predictor": "none"},
+    "lru": {"eviction": "lru", "predictor": "none"},
+    "lru_gate": {"eviction": "lru", "predictor": "gate"},
+}
+RATIO, TELEMETRY = 1.0, 1.02  # goals
+
+
+class Passes(NamedTuple):
+    """One round of one configuration: milliseconds of each decode pass, and of the engine the records."""
+
+    ms: list[float]
+    steps: Sequence[StepRecord] = ()
+
+
+def measure(
+    run: Run, model: str = "demo", budget: str = "50%", rounds: int = 5, tokens: int = 48, dtype: str = "auto"
+) -> Result:
+    """`tokens` = decode passes a round."""
+    planned = plan(LoadSpec.checked(model, Settings(dict(RESIDENT)), dtype=dtype))
+    engine = run.engine(model, RESIDENT, endless=True, dtype=dtype)
+    plain, ids = Plain(planned.files.path, planned.dtype, planned.device), engine.prompt.tokens(QUESTION)
+    most = torch.get_num_threads()
+    plains = {f"{name}, {n} thread{'s'[: n > 1]}": (name, n) for name in IMPLEMENTATIONS for n in sorted({1, most})}
+    link: dict[str, Any] = {}
+
+    def one(name: str, number: int) -> Passes:
+        if name in plains:
+            implementation, threads = plains[name]
+            try:
+                return Passes(plain.decode(ids, tokens, implementation, threads))
+            finally:
+                torch.set_num_threads(most)
+        engine.change(OURS[name] if name in OURS else {**LINKED[name], "budget": budget, "telemetry": True, **link})
+        steps = decode_steps(engine, tokens)
+        if name == "resident":
+            layer_ms = median(step.total_ms for step in steps) / engine.shape.layers
+            link.update(emulated_link(layer_ms, engine.sizes.blob))
+        return Passes([step.total_ms for step in steps], steps)
+
+    # in this order, as the link follows from the time of a layer with everything resident
+    found = run.by_turns([*plains, *OURS, *LINKED], one, rounds, alternate=False)
+    tpot = {name: median(ms for passes in of for ms in passes.ms) for name, of in found.items()}
+    each = {name: [median(passes.ms) for passes in of] for name, of in found.items()}
+    fastest, pace, size = min(plains, key=tpot.__getitem__), engine.transfers.pace, engine.sizes.blob
+    table = {}
+    for name in LINKED:
+        steps = [step for passes in found[name] for step in passes.steps]
+        copies = _mean(steps, lambda step: (step.demand_bytes + step.prefetch_bytes) / size)
+        table[name] = {
+            "tpot_ms": tpot[name],
+            "bound_tpot_ms": overlapped_ms(tpot["resident"], copies, size, pace),
+            "copies_per_token": copies,
+            "hit_rate": sum(step.hits for step in steps) / sum(step.requests for step in steps),
+            "stall_ms": _mean(steps, lambda step: step.stall_ms),
+        }
+    routed = np.concatenate([step.ids for step in found["lru"][-1].steps], axis=1)
+    belady = belady_misses_per_token(routed, engine.shape.experts, engine.expert_cache.slots)
+    return {
+        "resident_ratio": ratio(each["resident"], each[fastest]),
+        "telemetry_ratio": ratio(each["resident"], each["telemetry_off"]),
+        **{f"{name}_tpot_ms": one["tpot_ms"] for name, one in table.items()},
+        "bound_tpot_ms": overlapped_ms(tpot["resident"], belady, size, pace),
+        **link,
+        "link_scaled_like": REFERENCE,
+        "resident_tpot_ms": tpot["resident"],
+        "telemetry_off_tpot_ms": tpot["telemetry_off"],
+        "plain_tpot_ms": {name: tpot[name] for name in plains},
+        "plain_fastest": fastest,
+        "belady_misses_per_token": belady,
+        "systems": table,
+        "slots": engine.expert_cache.slots,
+        "dtype": str(engine.model.dtype).removeprefix("torch."),
+    }
+
+
+def _mean(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> float:
+    return sum(map(value, steps)) / len(steps)
+
+
+def table(r: Result) -> list[str]:
+    ours = f"Moestro, {r['decode_threads']} decode thread(s)"
+    times = [(f"transformers {name}", ms) for name, ms in r["plain_tpot_ms"].items()]
+    times += [(ours, r["resident_tpot_ms"]), ("  the same, telemetry off", r["telemetry_off_tpot_ms"])]
+    systems = [
+        (
+            name,
+            *(cell(one[figure], ".3f") for figure in ("tpot_ms", "bound_tpot_ms")),
+            f"{one['hit_rate']:.1%}",
+            cell(one["copies_per_token"]),
+            cell(one["stall_ms"], ".3f"),
+        )
+        for name, one in r["systems"].items()
+    ]
+    return [
+        f"Everything resident, {r['dtype']}, TPOT in ms (medians):",
+        *grid(("", ""), [(name, cell(ms, ".3f")) for name, ms in times]),
+        f"  Moestro / fastest transformers ({r['plain_fastest']}): {r['resident_ratio']:.3f}, goal <= {RATIO:g}",
+        f"  telemetry on / off: {r['telemetry_ratio']:.3f}, goal <= {TELEMETRY}",
+        f"Budget {r['budget']} ({r['slots']} slots), EMULATED link of {r['link_gbps']} GB/s + "
+        f"{r['link_latency_us']} us, scaled like {r['link_scaled_like']}:",
+        *grid(("system", "TPOT ms", "bound ms", "hit rate", "copies/token", "stall ms"), systems),
+        "  (bound: the same copies, hidden behind computing as far as the link allows)",
+        f"  any cache of this size, perfectly prefetched: bound {r['bound_tpot_ms']:.3f} ms "
+        f"({r['belady_misses_per_token']:.2f} Belady misses a token, first ones left out)",
+    ]
+
+
+SUITE = Suite(measure, table, small={"rounds": 1, "tokens": 8})

@@ -1,0 +1,52 @@
+"""The suites of `launch.py bench`: where each stands, and its options. Imports nothing heavy: the command line reads
+it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bench.harness.run import Suite
+
+SUITES = {  # name -> folder, options
+    "quick": ("speed", "model budget rounds tokens dtype small"),
+    "tiers": ("speed", "rounds tokens keep llama small"),
+    "formats": ("speed", "rounds small"),
+    "predictors": ("routing", "model tokens small"),
+    "estimator": ("routing", "model tokens small"),
+    "methods": ("routing", "model tokens keep small"),
+    "expert_maps": ("routing", "model tokens small"),
+    "buddies": ("routing", "model profile small"),
+    "training": ("routing", "model tokens small"),
+    "overhead": ("routing", "model rounds tokens small"),
+    "super_experts": ("quality", "model questions tokens rounds small"),
+    "lossy": ("quality", "model questions tokens rounds keep small"),
+    "systems": ("quality", "model budgets rounds tokens questions keep small"),
+    "turns": ("speed", "model rounds small"),
+    "prefill": ("speed", "rounds keep llama small"),
+    "pieces": ("speed", "rounds keep small"),
+    "split": ("speed", "model budget rounds tokens keep small"),
+    "batch": ("speed", "model rounds tokens keep small"),
+    "dispatch": ("speed", "rounds tokens small"),
+    "busy": ("speed", "model budget rounds tokens small"),
+    "soak": ("speed", "minutes seed small"),
+}
+GONE = {  # names of before -> what to do instead
+    "regret": "The live comparison of policies is a row of `bench overhead` now.",
+    "substitution": "What substitutes cost a token is part of the times of `bench lossy`.",
+}
+
+
+def suite(name: str) -> Suite:
+    """The suite of this name, loaded now."""
+    found: Any = import_module(f"bench.{SUITES[name][0]}.{name}").SUITE
+    suite: Suite = found
+    return suite
+
+
+def having(option: str) -> str:
+    """The suites with an option, as its help names them."""
+    names = [name for name, (_, options) in SUITES.items() if option in options.split()]
+    lacking = [name for name in SUITES if name not in names]
+    return f"all but {' and '.join(lacking)}" if len(lacking) < 4 else ", ".join(names)

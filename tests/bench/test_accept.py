@@ -1,0 +1,142 @@
+"""`accept`: checks run within their limits, what they found is in one file, and without a GPU it says so."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from app import cli
+from bench.accept import checks as given
+from bench.accept import runner
+from bench.accept.checks import Check
+
+HOME = str(Path.home())
+SPAWNS = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE); "
+SPAWNS += "print(p.pid, flush=True); p.wait()"
+
+
+def check(name: str, code: str, limit_s: float = 60, **more: object) -> Check:
+    return Check(name, f"does {name}", limit_s, lambda folder: [sys.executable, "-c", code], **more)  # type: ignore[arg-type]
+
+
+CHECKS = (
+    check("good", f'print(\'at\', {HOME!r}); print(\'{{"ms": 2.5, "machine": {{"gpu": "G"}}}}\')'),
+    check("bad", f"print('seen'); raise SystemExit('other bits in {HOME}/x')"),
+    check("several", "import json; print('a line'); print(json.dumps({'free': 1}, indent=2)); exit(1)", good=(0, 1)),
+    check("hangs", SPAWNS, limit_s=2),
+    check("not_here", "", without=lambda: "it is not installed"),
+    check("too_late", "", limit_s=3600),
+)
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    file, said = tmp_path_factory.mktemp("accept") / "new" / "accept.json", list[str]()
+    found = runner.run(file, CHECKS, 30, said.append)
+    assert json.loads(file.read_text()) == found
+    assert "hangs: does hangs, at most 2 s" in said and "  left out: it is not installed" in said
+    return {one["name"]: one for one in found["checks"]} | {"whole": found}
+
+
+def test_each_check_has_its_outcome(result: dict[str, dict[str, object]]) -> None:
+    outcomes = {name: one["outcome"] for name, one in result.items() if name != "whole"}
+    assert outcomes == {
+        "good": runner.PASSED,
+        "bad": runner.FAILED,
+        "several": runner.PASSED,
+        "hangs": runner.LATE,
+        "not_here": runner.LEFT_OUT,
+        "too_late": runner.LEFT_OUT,
+    }
+    assert result["bad"]["why"] == "other bits in ~/x" and result["bad"]["status"] == 1
+    assert result["good"]["figures"] == {"ms": 2.5} and result["several"]["figures"] == {"free": 1}
+    assert result["whole"]["machine"] == {"gpu": "G"}
+    assert "no time" in str(result["too_late"]["why"])
+
+
+def ended(pid: int) -> bool:
+    """Whether a process that was killed is gone, or waits for its parent to notice."""
+    for _ in range(1000):
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_nothing_goes_on_after_the_limit(result: dict[str, dict[str, str]]) -> None:
+    assert ended(int(result["hangs"]["output"].split()[0]))
+
+
+def test_the_file_does_not_name_the_user(result: dict[str, object]) -> None:
+    assert HOME not in json.dumps(result)
+
+
+def test_what_is_printed(result: dict[str, dict[str, object]]) -> None:
+    text = runner.table(result["whole"])
+    assert "bad          failed: other bits in ~/x" in text and "ms: 2.5" in text and "\nG\n" in text
+
+
+def test_pytest_says_how_many() -> None:
+    text = "FAILED tests/gpu/test_cuda.py::test_a\n1 failed, 40 passed, 2 skipped in 9.1s"
+    assert runner.figures(text) == {"failed": 1, "passed": 40, "skipped": 2}
+    assert runner.figures("Traceback\nValueError: {") == {}
+
+
+def test_a_subfolder_of_windows_is_anonymous_within_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner.Path, "home", lambda: "C:\\Users\\Ada")
+    assert runner.anonymous(json.dumps({"at": "C:\\Users\\Ada\\x"})) == '{"at": "~\\\\x"}'
+
+
+def test_without_a_gpu_it_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["accept", "--save", str(tmp_path / "a.json")]) == 2
+    assert "There is no GPU here that torch can use" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_with_one_it_runs_the_chosen_checks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(runner, "made", lambda one: {"name": one.name, "outcome": runner.PASSED, "seconds": 1.0})
+    file = tmp_path / "a.json"
+    assert cli.main(["accept", "--only", "stress", "machine", "--save", str(file)]) == 0
+    assert [one["name"] for one in json.loads(file.read_text())["checks"]] == ["machine", "stress"]
+    monkeypatch.setattr(runner, "made", lambda one: {"name": one.name, "outcome": runner.LATE, "seconds": 1.0})
+    assert cli.main(["accept", "--only", "stress", "--save", str(tmp_path / "b.json")]) == 1
+    assert "stress" in capsys.readouterr().out
+    assert cli.main(["accept", "--save", str(tmp_path / "none" / "a.json")]) == 2
+
+
+def test_the_commands_are_ones_that_there_are(tmp_path: Path) -> None:
+    """Their options are parsed, their files exist, and each ends within what a run may take."""
+    from bench.accept.work import WORK
+
+    for one in given.checks():
+        words = one.command(tmp_path)
+        if "launch.py" in words:
+            cli.parse(words[words.index("launch.py") + 1 :])
+        elif "bench.accept.work" in words:
+            assert words[words.index("bench.accept.work") + 1] in WORK
+        else:
+            files = [word for word in words if word.endswith(".py")]
+            assert "pytest" in words and all((runner.ROOT / file).is_file() for file in files)
+        assert one.limit_s <= 600
+    assert {one.name for one in given.checks(small=True)} == {one.name for one in given.checks()}
+
+
+def test_an_installed_copy_leaves_out_checks_that_are_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(given, "TESTS", tmp_path / "tests")
+    without = {check.name for check in given.checks() if "without the tests" in check.without()}
+    assert without == {"tests", "bandwidth", "sanitizer"}

@@ -1,0 +1,227 @@
+"""The suites of whole systems and of lossy choices: their arithmetic, bounds, what is kept, table and picture."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from app.store import results as stored
+from app.store.results import BOUNDS
+from app.ui.tabs.analysis_answers import SystemsAnswer
+from app.ui.tabs.systems_figures import LOSSY, bound_lines, lines, tpot_over_budgets
+from bench.harness.workload import NAMES, PER_TOKEN, bounds, median_round
+from bench.quality import lossy, speculating, super_experts, systems
+from core.engine import Engine
+from core.errors import SettingError
+from core.evaluate.modes import modes_of
+from core.evaluate.passages import reference
+from core.evaluate.rows import EvaluationRow
+from core.memory.link import Pace
+from core.metrics import BY_NAME
+from core.policy.substitute.super_experts import SuperExpert
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.simulate import Clock
+from core.trace import Chunk, FileTrace
+from core.trace.file import TraceWriter
+from tests.bench.systems_result import systems_result
+from tests.checkpoints import random_model
+from tests.tiny_tokenizer import save_tokenizer
+
+
+def test_every_figure_is_a_metric_of_the_table() -> None:
+    assert set(PER_TOKEN) <= BY_NAME.keys()
+
+
+def test_the_round_with_the_median_time_stands_for_a_system() -> None:
+    rounds = [
+        {"round": 1, "tpot_ms": 9.0, "ttft_ms": 1.0, "stall_ms": 4.0},
+        {"round": 2, "tpot_ms": 7.0, "ttft_ms": 5.0, "stall_ms": 2.0},
+        {"round": 3, "tpot_ms": 8.0, "ttft_ms": 3.0, "stall_ms": 3.0},
+        {"round": 4, "problem": "too small"},
+    ]
+    found = median_round(rounds)
+    assert (found["tpot_ms"], found["stall_ms"], found["ttft_ms"]) == (8.0, 3.0, 3.0)
+    assert found["tpot_rounds_ms"] == [9.0, 7.0, 8.0] and found["problem"] == ""
+    assert median_round(rounds[3:]) == {"problem": "too small"}
+    assert median_round([])["problem"]
+
+
+def traced(path: Path) -> FileTrace:
+    """Two layers of six experts, two active, 40 decoded tokens."""
+    random = np.random.default_rng(0)
+    ids = np.stack([random.permutation(6)[:2] for _ in range(80)]).reshape(40, 2, 2)
+    with TraceWriter(path, 2, 6, 2) as trace:
+        trace.write(Chunk(ids.astype(np.int16), np.ones(40, np.int32), np.ones(40, bool), np.ones(40, np.int32)))
+    return FileTrace(path)
+
+
+def test_bounds_are_in_their_order(tmp_path: Path) -> None:
+    trace, pace = traced(tmp_path / "a.trace"), Pace(1.0, 0.0)
+    clock = Clock(compute_ms=2.0, load_ms=1.0, expert_ms=0.1)
+    found = bounds(trace, 8, (), 2.0, pace, 1_000_000, clock)
+    hits = [found[name]["hit_rate"] or 0.0 for name in NAMES]
+    assert 0 < hits[0] <= hits[2] and hits[1] > 0  # one pool can keep whatever pools of layers keep
+    times = [found[name]["tpot_ms"] or 0.0 for name in ("resident", "perfect_prefetch", "belady")]
+    assert 0 < times[0] <= times[1] <= times[2]
+    fewest = min(found[name]["misses"] or 0.0 for name in NAMES)
+    assert found["perfect_prefetch"]["tpot_ms"] == pytest.approx(max(2.0, fewest))  # a copy takes 1 ms
+    few = bounds(trace, 4, (), 2.0, pace, 1_000_000, clock)
+    assert few["belady"]["hit_rate"] is not None and few["belady_bypass"]["hit_rate"] is None
+    whole = bounds(trace, 12, (), None, pace, 1_000_000, None)
+    assert whole["belady"]["tpot_ms"] is whole["perfect_prefetch"]["tpot_ms"] is None
+    assert found.keys() == BOUNDS.keys()
+
+
+def test_the_table_says_what_was_measured() -> None:
+    text = "\n".join(systems.table(systems_result()))
+    assert "EMULATED" in text and "LOSSY" in text and "The budget is too small." in text
+    rows = text.splitlines()
+    at = next(i for i, line in enumerate(rows) if line.startswith("Budget 50%"))
+    assert [line.split()[0] for line in rows[at + 2 : at + 4]] == ["BuddyMoE", "FineMoE"]  # the faster first
+    assert all(name in text for name in BOUNDS.values())
+    assert "BuddyMoE at 50%" in text and "FineMoE at" not in text
+
+
+def test_the_picture_has_a_line_for_every_system_and_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "systems-20260102-030405.json").write_text(json.dumps(systems_result()), "utf-8")
+    (tmp_path / "systems-20260103-030405.json").write_text(json.dumps({"bench": "systems", "small": True}), "utf-8")
+    (tmp_path / "systems-20260104-030405.json").write_text("torn", "utf-8")
+    found = stored.newest("systems", tmp_path)
+    assert found is not None and found[0].name == "systems-20260102-030405.json"
+    result = found[1]
+    assert lines(result) == {"finemoe": ([25.0, 50.0], [20.0, 10.0], True), "buddymoe": ([50.0], [9.0], False)}
+    assert bound_lines(result)["belady"] == ([25.0, 50.0], [12.0, 8.0])
+    for dark in (True, False):
+        drawn = tpot_over_budgets(result, dark)
+        assert [one.name for one in drawn.data] == ["FineMoE", "BuddyMoE" + LOSSY, *BOUNDS.values()]
+    monkeypatch.setattr(stored, "FOLDERS", [tmp_path])
+    shown = SystemsAnswer().values(True)
+    assert "systems-20260102-030405.json" in shown[2] and len(shown[3].data) == 7
+    monkeypatch.setattr(stored, "FOLDERS", [tmp_path / "none"])
+    assert [update.get("visible") for update in SystemsAnswer().values(True)[:2]] == [True, False]
+
+
+@pytest.mark.parametrize(("budgets", "why"), [("half", "not understood"), (" , ", "at least one budget")])
+def test_a_wrong_budget_is_refused_before_a_model_is_loaded(budgets: str, why: str) -> None:
+    with pytest.raises(SettingError, match=why):
+        systems.SUITE.run(budgets=budgets)
+
+
+def test_claims_are_held_against_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        lossy, "CLAIMS", (lossy.Claim("says", ("exact", "drop")), lossy.Claim("speed", ("drop", "exact"), ("tok_s",)))
+    )
+    rows = [
+        {"mode": "exact", "residency": 0.75, "exact_match": 1.0, "kl": 0.0, "tok_s": 9.0},
+        {"mode": "drop", "residency": 0.75, "exact_match": 0.5, "kl": 0.2, "tok_s": 8.0},
+        {"mode": "exact", "residency": 0.5, "exact_match": 1.0, "kl": 0.0, "tok_s": 7.0},
+        {"mode": "drop", "residency": 0.5, "exact_match": 1.0, "kl": 0.3, "tok_s": 8.0},
+    ]
+    found = {(one["claim"], one["figure"]): one["holds"] for one in lossy.orderings(rows)}
+    assert found == {("says", "exact_match"): "in part", ("says", "kl"): "yes", ("speed", "tok_s"): "in part"}
+    known = {mode.name for mode in modes_of()}
+    monkeypatch.undo()
+    assert all(set(claim.modes) <= known for claim in lossy.CLAIMS)
+
+
+def test_the_bound_is_what_computing_and_copying_have_in_common() -> None:
+    def copy(layer: int, ms: float) -> Any:
+        return SimpleNamespace(layer=layer, started_s=1.0, ended_s=1.0 + ms / 1e3)
+
+    steps: Any = [
+        SimpleNamespace(compute_ms=4.0, transfers=(copy(0, 1.0), copy(0, 2.0), copy(1, 5.0))),
+        SimpleNamespace(compute_ms=8.0, transfers=(copy(1, 9.0),)),
+    ]
+    # a token computes 6 ms, 3 in each layer; it copies 1.5 ms in layer 0 and 7 ms in layer 1: 1.5 + 3
+    assert speculating.bound_ms(steps, 2) == pytest.approx(4.5)
+
+
+@pytest.mark.parametrize(
+    ("context", "lengths"), [(1024, [64, 256, 768, 976]), (816, [64, 256, 768]), (112, [64]), (60, [12])]
+)
+def test_times_go_up_to_the_models_own_context(context: int, lengths: list[int]) -> None:
+    assert speculating.lengths(context, 48) == lengths
+
+
+def test_redundancy_is_the_best_pair() -> None:
+    likeness = np.array([[[1, 0.5, 0.1], [0.5, 1, 0.3], [0.1, 0.3, 1]]], np.float32)
+    profile: Any = SimpleNamespace(likeness=likeness)
+    [best] = lossy.redundancy(profile) or [0.0]
+    assert best == pytest.approx((0.5 + 0.5 + 0.3) / 3) and lossy.redundancy(None) is None
+
+
+def test_what_was_measured_is_kept(tmp_path: Path) -> None:
+    pace = SimpleNamespace(gbps=0.25, latency_us=10.0)
+    engine: Any = SimpleNamespace(transfers=SimpleNamespace(pace=pace))
+    rows = [
+        EvaluationRow("exact", "Exact", 0.5, tok_s=3.0),
+        EvaluationRow("drop", "Drop", 0.5, settings={"miss": "drop"}),
+    ]
+    first = lossy.Kept(tmp_path, {"tokens": 8})
+    assert first.rows == [] and first.link(engine)["link_gbps"] == 0.25
+    for row in rows:
+        first.add(row)
+    file = tmp_path / "lossy" / "rows.jsonl"
+    with file.open("a", encoding="utf-8") as torn:
+        torn.write(json.dumps(asdict(rows[0]))[:40])
+    again = lossy.Kept(tmp_path, {"tokens": 8})
+    pace.gbps = 0.5  # another load timed it so
+    assert again.rows == rows and again.link(engine)["link_gbps"] == 0.25
+    assert lossy.Kept(tmp_path, {"tokens": 9}).rows == []
+    again.done()
+    assert not file.exists()
+
+
+def test_protection_is_the_setting_where_there_are_super_experts_else_by_name() -> None:
+    one = SuperExpert(1, 6, 300.0, 200.0)
+    without, protected = (mode.over(Settings()).lossy for mode in super_experts.modes_of("drop", [(1, 6)], [one]))
+    assert not without.protect_super and protected.protect_super and not str(protected.protect)
+    without, protected = (mode.over(Settings()).lossy for mode in super_experts.modes_of("buddy", [(1, 6)], []))
+    assert without.substitutes and not str(without.protect) and str(protected.protect) == "1:6"
+    assert not protected.protect_super and protected.rho == without.rho
+
+
+def test_claims_on_super_experts_are_held_against_the_rows() -> None:
+    def out(*random: float) -> list[dict[str, Any]]:
+        return [{"name": "asked", "kl": 0.5}, *({"name": "random", "kl": kl} for kl in random)]
+
+    def rows(*better: bool) -> list[dict[str, Any]]:
+        pairs = zip(super_experts.WAYS, better, strict=True)
+        return [
+            {"mode": name, "kl": kl}
+            for way, good in pairs
+            for name, kl in ((way, 0.2), (f"{way}_protected", 0.1 if good else 0.3))
+        ]
+
+    held = [one["holds"] for one in super_experts.orderings(out(0.1, 0.2), rows(True, True, True))]
+    assert held == ["yes", "yes"]
+    held = [one["holds"] for one in super_experts.orderings(out(0.1, 0.7), rows(False, False, False))]
+    assert held == ["in part", "no"]
+
+
+def test_an_expert_left_out_counts_nothing_and_afterwards_it_does_again(tmp_path: Path) -> None:
+    random_model("qwen3_moe").save_pretrained(tmp_path)
+    spec = LoadSpec.checked(str(save_tokenizer(tmp_path)), Settings({"budget": "50%"}), context=256)
+    engine = Engine.load(spec)
+    try:
+        pieces = [[5, 9, 77, 130, 12, 44, 8, 201]]
+        exact = reference(engine, pieces, threading.Event())
+        without = super_experts.read_without(engine, [(1, 6), (1, 2)], pieces, exact)
+        assert without.tokens == 7 and without.kl > 1e-6
+        assert super_experts.read_without(engine, [], pieces, exact).kl == pytest.approx(0.0, abs=1e-6)
+        with super_experts.left_out(engine, [(0, 1), (1, 6)]):
+            hooked = [site.index for site in engine.loaded.sites if site.module._forward_pre_hooks]
+            assert hooked == [0, 1]
+        again = reference(engine, pieces, threading.Event())
+        assert all(torch.equal(a, b) for a, b in zip(exact, again, strict=True))
+    finally:
+        engine.unload()

@@ -1,0 +1,258 @@
+"""The suites of speed: their arithmetic, and that what is left out is left out."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.models import fixtures
+from bench.models.generate import Sizes, checkpoint
+from bench.papers.moepic import coarser, inner_optimum, without_configurator
+from bench.papers.parts import HOLDS, NO, PART
+from bench.speed import busy, dispatch, prefill, turns
+from bench.speed.dispatch import passes, stubbed, without_step
+from bench.speed.prefill import Seen
+from bench.speed.split import judged
+from bench.speed.tiers_result import Runs, goals
+from core.engine import Engine
+from core.hf.rotary import OWN, replace
+from core.native.contention import watch
+from core.policy.allocation.cache_plan import CachePlan
+from core.runtime.product import Product, by_expert
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from tests.checkpoints import random_model
+
+
+def test_one_bit_more_or_one_token_less_is_not_the_same() -> None:
+    one = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])]
+    assert turns._same(one, [each.clone() for each in one])
+    assert not turns._same(one, one[:1])
+    assert not turns._same(one, [one[0], torch.nextafter(one[1], torch.tensor([9.0, 9.0]))])
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    def of(*values: float) -> dict[str, list[float]]:
+        return {name: list(values) for name in busy.FIGURES}
+
+    seen = {"idle without": of(1, 2, 4), "idle": of(1, 2, 4), "beside without": of(9, 9, 9), "beside": of(2, 4, 8)}
+    found = busy.ratios(seen)
+    assert found["beside over idle"] == {"ttft_ms": 2, "tpot_ms": 2}
+    assert found["beside without over idle without"]["tpot_ms"] == 4.5
+    assert found["idle over idle without"]["ttft_ms"] == 1
+
+
+def test_the_watch_is_off_inside_and_on_afterwards() -> None:
+    watch.computing()
+    with busy.unwatched():
+        watch.computing()
+        assert not watch.looks and not watch.contended
+    watch.computing()
+    assert watch.looks
+
+
+def test_experts_are_constants_inside_and_what_they_were_afterwards() -> None:
+    own = Product(lambda slots, x, counts=None, places=None: x + 1, by_expert)
+    math = SimpleNamespace(token=own)
+    with stubbed([math]):  # type: ignore[list-item]
+        state = torch.ones(1, 4)
+        assert math.token.multiply([1, 2, 3], state) is state and math.combine(state, None, None) is state
+        assert math.token.batches is by_expert
+    assert math.token is own and "combine" not in vars(math), "the class's own is seen again"
+
+
+def test_a_model_rotates_by_its_own_code_inside() -> None:
+    model = random_model("qwen3_moe")
+    replaced = replace(model)
+    forwards = [vars(module).get(OWN) for module in model.modules()]
+    with dispatch.own_rotation(model):
+        assert replaced and not any(OWN in vars(module) for module in replaced)
+    assert [one is None for one in forwards] == [vars(module).get(OWN) is None for module in model.modules()]
+
+
+CORE = str(Path(__file__).parents[2] / "core")
+
+
+FEW, MANY, LAYERS = 8, 64, 3
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Inside, the interpreter's instructions in functions of core, by function."""
+    found = Counter[str]()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(CORE):
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        if event == "opcode":
+            found[f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_qualname}"] += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield found
+    finally:
+        sys.settrace(before)
+
+
+def instructions(path: Path, experts: int) -> Counter[str]:
+    """Of three tokens, each computed without a MoE step, with one, and with one and recorded; of experts nothing is
+    computed, as how depends on times measured at the load."""
+    sizes = Sizes(f"of{experts}", 32, LAYERS, experts, 4, 16, 2, 1, head_dim=16)
+    folder = checkpoint(path, sizes, say=lambda text: None)
+    settings = Settings({"budget": "all", "link": "own", "predictor": "none"})
+    engine = Engine.load(LoadSpec.checked(str(folder), settings, context=64))
+    try:
+        pipelines = [without_step(engine.wiring), engine.wiring.measuring, engine.wiring.answering]
+        with stubbed(engine.wiring.math):
+            for layer in range(LAYERS):  # each expert's first request finds that it is at rest
+                engine.expert_cache.release(engine.expert_cache.acquire(layer, range(experts)))
+            passes(engine.wiring, pipelines, 2)
+            with counted() as found:
+                passes(engine.wiring, pipelines, 3)
+    finally:
+        engine.unload()
+    return found
+
+
+@pytest.mark.long(0.2)
+def test_a_token_of_residents_takes_as_many_instructions_with_eight_times_the_experts(tmp_path: Path) -> None:
+    few, many = (instructions(tmp_path, experts) for experts in (FEW, MANY))
+    assert few["moe_step.MoEStep.__call__"] > 0 < few["recorder.Recorder.end"]
+    assert {name: (few[name], many[name]) for name in few | many if few[name] != many[name]} == {}
+
+
+def seen_by(**seconds: list[float]) -> prefill.Systems:
+    """Three rounds of every system, of 2 s each unless given; at 50 %, 3 GB were missing and 3 GB read."""
+    found: prefill.Systems = {}
+    for name in ("transformers", *(f"{name} {budget}" for name in prefill.FORMATS for budget in prefill.BUDGETS)):
+        took = seconds.get(name.replace(" ", "_").replace("%", ""), [2.0, 2.0, 2.0])
+        missing = [3_000_000_000] * 3 if "50" in name else [0] * 3
+        found[name] = {100: Seen(took, [0.0] * 3, missing, list(missing), [torch.tensor([1.0, 2.0])] * 3)}
+    return found
+
+
+def test_ratios_are_medians_of_the_rounds_own() -> None:
+    found = prefill.result(seen_by(transformers=[1.0, 4.0, 9.0], bf16_100=[2.0, 2.0, 3.0]), 1.0)
+    assert found["prefill_ratio"]["bf16"]["100%"]["100"] == 2.0  # of 0.5, 2 and 3
+    assert found["int4_over_bf16"]["100%"]["100"] == 1.0  # of 1, 1 and 1.5
+    assert found["tok_s"]["bf16 100%"]["100"] == 50.0
+    assert found["over_bound"]["bf16"]["50%"]["100"] == pytest.approx(2 / 3)  # 3 s to read, whatever computing takes
+    assert found["over_bound"]["bf16"]["100%"]["100"] == 1.0
+
+
+def test_llama_cpp_has_ratios_where_it_is_installed() -> None:
+    seen = seen_by(bf16_100=[2.0, 2.0, 3.0])
+    assert prefill.result(seen, 1.0)["over_llama"] == {"bf16": {}, "int4": {}}
+    seen["llama.cpp bf16"] = {100: Seen([1.0, 4.0, 3.0])}
+    found = prefill.result(seen, 1.0)
+    assert found["over_llama"] == {"bf16": {"100": 1.0}, "int4": {}}  # of .5, 2 and 1
+    assert found["tok_s"]["llama.cpp bf16"]["100"] == pytest.approx(100 / 3)
+
+
+def test_what_is_read_twice_misses_its_goal() -> None:
+    seen = seen_by()
+    seen["int4 50%"][100].read_bytes = [6_000_000_000, 3_000_000_000, 6_000_000_000]
+    found = prefill.result(seen, 1.0)
+    assert found["read_over_missing"]["int4"]["50%"]["100"] == 2.0
+    assert found["read_over_missing"]["bf16"]["50%"]["100"] == 1.0
+    assert found["read_over_missing"]["bf16"]["100%"]["100"] is None  # nothing was missing
+    assert [goal["kept"] for goal in found["goals"]] == [True, False, True]
+
+
+def test_one_other_bit_is_found() -> None:
+    seen = seen_by()
+    seen["bf16 50%"][100].logits[1] = torch.nextafter(torch.tensor([1.0, 2.0]), torch.tensor([9.0, 9.0]))
+    found = prefill.result(seen, 1.0)
+    assert found["same_bits"] == {"100%": {"100": True}, "50%": {"100": False}}
+
+
+def test_slower_than_transformers_at_one_length_misses_the_goal() -> None:
+    seen = seen_by()
+    for name in seen:
+        seen[name][200] = Seen([1.0] * 3, [0.0] * 3, [0] * 3, [0] * 3, [])
+    seen["int4 100%"][200].seconds = [1.5] * 3
+    ratio, read, int4 = prefill.result(seen, 1.0)["goals"]
+    assert (ratio["kept"], read["kept"], int4["kept"]) == (False, True, False)
+    assert ratio["found"] == int4["found"] == pytest.approx(1 / 1.5)
+
+
+def rows(times: dict[str, float]) -> dict[str, dict[str, Any]]:
+    return {name: {"tpot_ms": ms} for name, ms in times.items()}
+
+
+def test_what_pays_is_judged_against_the_best_plain_cache() -> None:
+    times = {"lru": 9.0, "lru_gate": 6.0, "lcp_gate": 8.0, "theta 0.00": 20.0, "theta 0.50": 4.0, "theta 1.00": 7.0}
+    plan = CachePlan((4.0,), (8,), (0.5,), (1.0,), 4.0)
+    found = judged(rows({**times, "moepic_split": 3.0}), {"moepic_split": plan, "theta 0.25": plan})
+    assert found["best_plain"] == "lru_gate" and found["gain"] == 2.0 and found["gain_of_best_theta"] == 1.5
+    assert found["best_theta"] == 0.5 and found["inner_optimum"] is True
+    assert found["predicted_over_measured"] == {"moepic_split": pytest.approx(5 / 3)}
+    nothing = judged({name: {"problem": "no room"} for name in times}, {})
+    assert nothing["gain"] is None and nothing["best_theta"] is None and nothing["predicted_over_measured"] == {}
+
+
+def link(best: str, full: float, zeta: float) -> dict[str, Any]:
+    times = {"lru": 5.0, "theta 0.00": 9.0, "theta 0.50": 6.0, "theta 1.00": 7.0, "moepic_split": full}
+    return {"rows": rows({**times, best: 3.0}), "best_plain": "lru", "zeta": {"0.01": 4.0, "0.1": zeta}}
+
+
+def test_the_papers_claims_are_read_off_it() -> None:
+    good, bad = link("theta 0.50", 2.5, 4.5), link("theta 1.00", 8.0, 3.5)
+    for links, wanted in (({"a": good}, HOLDS), ({"a": bad}, NO), ({"a": good, "b": bad}, PART)):
+        result = {"links": links, "budget": "20%"}
+        for read in (inner_optimum, without_configurator, coarser):
+            said = read(result)
+            assert said is not None and said[0] == wanted and "ms" in said[1]
+
+
+def test_the_best_variant_is_compared_round_by_round() -> None:
+    runs = Runs()
+    assert runs.best("llama.cpp", "bf16", "50%") is None and runs.rounds("llama.cpp", "bf16", "50%") == []
+    for ours, one, two in ((8.0, 1.0, 3.0), (6.0, 9.0, 2.0), (8.0, 1.0, 2.0)):
+        runs.add("moestro", "bf16", "50%", "", ours, {"hit_rate": ours / 10, "limit_bytes": None})
+        runs.add("llama.cpp", "bf16", "50%", "1 thread", one, {})
+        runs.add("llama.cpp", "bf16", "50%", "2 threads", two, {})
+    assert runs.best("llama.cpp", "bf16", "50%") == "2 threads"
+    assert runs.ratio(("moestro", "bf16", "50%"), ("llama.cpp", "bf16", "50%")) == 3.0  # of 8/3, 3, 4
+    assert runs.ratio(("moestro", "bf16", "50%"), ("llama.cpp", "int4", "50%")) is None
+    assert runs.middle("moestro", "bf16", "50%", "hit_rate") == 0.8
+    assert runs.middle("moestro", "bf16", "50%", "limit_bytes") is None
+
+
+@pytest.mark.parametrize(("read", "kept"), [(104.0, True), (106.0, False), (94.0, False)])
+def test_bytes_off_by_more_than_five_percent_miss_the_goal(read: float, kept: bool) -> None:
+    runs = Runs()
+    for name in ("bf16", "int4"):
+        runs.add("moestro", name, "50%", "", 1.0, {"disk_bytes_per_token": 100.0, "read_bytes_per_token": read})
+    details = {name: {"50%": {"misses_x_blob": 100.0}} for name in ("bf16", "int4")}
+    imports = {"bf16": {"rss_mb": 1200.0, "dense_mb": 100.0}, "int4": {"rss_mb": 900.0, "dense_mb": 100.0}}
+    found = {goal["goal"].split(",")[0]: goal["kept"] for goal in goals(runs, details, imports)}
+    assert found["bytes read / (misses x blob)"] is kept
+    assert found["all resident"] is None
+    assert [g["kept"] for g in goals(runs, details, imports)[-2:]] == [False, True]
+
+
+def test_the_generated_model_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixtures, "find_llama", lambda asked: ("", "there is none"))
+    said: list[str] = []
+    first = fixtures.build(tmp_path, True, "", said.append)
+    assert fixtures.build(tmp_path, True, "", said.append).model == first.model
+    assert len(said) == 1
+
+
+def test_an_interpreter_without_llama_cpp_is_refused_by_name(tmp_path: Path) -> None:
+    from core.errors import MoestroError
+
+    with pytest.raises(MoestroError, match="does not start"):
+        fixtures.find_llama(str(tmp_path / "python"))

@@ -1,0 +1,488 @@
+"""Every suite, far too small to mean anything: its result is JSON with what it was measured on, its figures fit
+together, and its table shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.ui.tabs.systems_figures import tpot_over_budgets
+from bench.harness import process, protocol
+from bench.harness.run import Suite
+from bench.models import fixtures
+from bench.models.generate import SMALL
+from bench.quality import lossy, speculating, super_experts, systems
+from bench.routing import methods, overhead, predictors, training
+from bench.routing.methods_result import WAITED
+from bench.speed import busy, pieces, prefill, split, tiers, turns, worker
+from bench.suites import GONE, SUITES, suite
+from core.capacity import fit
+from core.errors import BudgetError
+from core.settings.formats import FORMATS, LOADABLE
+from core.settings.presets import PRESETS
+from core.settings.registry import variants
+from core.simulate import BELADY, BELADY_BYPASS
+from core.simulate.prefetchers import ORACLE, TimedConfig
+from tests.engine.profiles import drawn_profile
+from tests.prediction.held import held_until
+
+
+def profile(engine: Any, *texts: Any, **more: Any) -> Any:
+    """In the place of a calibration."""
+    return replace(drawn_profile(engine), times={"att": 0.5, "moe": 0.3, "head": 1.0, "load": 0.7})
+
+
+def calibrated(engine: Any, modes: Any, limit: int) -> Any:
+    engine.use_profile(drawn_profile(engine))
+    return drawn_profile(engine)
+
+
+@dataclass
+class Tried:
+    """A suite that ran, and what it said meanwhile."""
+
+    result: dict[str, Any]
+    text: str
+    said: list[str]
+
+
+def tried(name: str, keep: Path | None = None, **options: Any) -> Tried:
+    said: list[str] = []
+    found = json.loads(json.dumps(suite(name).run(small=True, keep=keep, say=said.append, **options), allow_nan=False))
+    return Tried(found, "\n".join(suite(name).table(found)), said)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_the_command_line_knows_the_options_of_a_suite(name: str) -> None:
+    found, (_, listed) = suite(name), SUITES[name]
+    assert isinstance(found, Suite) and found.small.keys() <= found.options.keys() and name not in GONE
+    assert {*listed.split()} - {"keep", "small"} <= found.options.keys()
+
+
+# ---------------------------------------------------------------------- speed
+
+
+@pytest.mark.long(0.3)
+def test_quick() -> None:
+    r = tried("quick").result
+    assert r["layers"] == 6 and r["versions"] and r["cores"] and r["rounds"] == 1
+    assert (
+        r["resident_ratio"] > 0
+        and r["systems"]["lru"]["copies_per_token"] <= r["systems"]["ondemand"]["copies_per_token"]
+    )
+    assert r["bound_tpot_ms"] >= r["resident_tpot_ms"] and r["belady_misses_per_token"] >= 0
+
+
+@pytest.mark.long(0.3)
+def test_turns() -> None:
+    one = tried("turns")
+    r, (first, new, answer) = one.result, (turns.FIRST, turns.NEW, turns.ANSWER)
+    assert r["same_bits"] is True and "the same bits" in one.text
+    assert r["reused"] == [0, first + answer - 1, first + new + 2 * answer - 1]
+    assert r["read"] == [first, new + 1, new + 1]
+    assert r["ratio"] > 0 and r["moved_ratio"] > 0 and len(r["alone_ms"]) == 2
+    assert 0 <= r["anew_difference"] < 0.1
+
+
+@pytest.mark.long(0.5)
+def test_busy() -> None:
+    one = tried("busy")
+    assert all(one.result[kind]["ttft_ms"]["median"] > 0 < one.result[kind]["tpot_ms"]["median"] for kind in busy.KINDS)
+    assert one.result["loops"] >= 1 and "endless loops" in one.text
+
+
+@pytest.mark.long(0.2)
+def test_formats() -> None:
+    one = tried("formats", rounds=2)
+    rows = one.result["formats"]
+    assert tuple(rows) == LOADABLE and one.said[-1] == "round 2 of 2"
+    for name, row in rows.items():
+        bits = FORMATS[name].bits or 16
+        assert bits <= row["blob_bits"] < bits + 1.2 and row["slot_bits"] <= 16
+        assert min(row[key] for key in ("ffn_ms", "ffn_ratio", "place_ms", "place_ms_per_mb", "encode_ms")) > 0
+        assert row["weight_error"] < row["output_error"] < 2.5 * row["weight_error"] + 0.01 or not row["weight_error"]
+    assert rows["checkpoint"]["ffn_ratio"] == 1
+    order = ["checkpoint", "int8-g32", "int4-g32", "int4-g64", "int4-g128", "int3", "int2"]
+    assert sorted(order, key=lambda name: rows[name]["weight_error"]) == order
+    assert all(name in one.text for name in LOADABLE)
+
+
+@pytest.mark.long(0.3)
+def test_dispatch() -> None:
+    one = tried("dispatch")
+    assert list(one.result["experts"]) == ["16", "64"] and one.result["growth"] > 0 and "goals" in one.text
+    for row in one.result["experts"].values():
+        assert row["model"] > row["router"] > 0 and row["step"] > 0 and "own_rotation" in row and row["reading"] > 0
+        assert {"gate", "random"} <= row["predictors"].keys()
+    assert one.result["demo"]["token_us"] > 0 < one.result["demo"]["own_rotation_us"]
+
+
+@pytest.mark.long(1)
+def test_batch(tmp_path: Path) -> None:
+    one = tried("batch", tmp_path)
+    r = one.result
+    for place in ("link", "disk"):
+        for share, rows in r[place].items():
+            assert rows["1"]["tokens_per_expert"] == 1.0 and rows["4"]["union"] > rows["1"]["union"]
+            assert (rows["1"]["bytes_per_token"] > 0) == (share != "100%")
+            assert all(row["least_bytes_per_token"] <= row["bytes_per_token"] for row in rows.values())
+    named = {"one batch", "none", "random", "similarity", "none, network", "similarity, network"}
+    assert {*r["schedulers"]} == named
+    for rows in r["accuracy"].values():
+        assert all(0 <= row["accuracy"] <= 1 for row in rows.values()) and rows["TLP"]["accuracy"] > 0.3
+    assert 0 < r["gain_frugal"] <= r["gain_bound"]
+    assert "16 at a time over one" in one.text and "two batches of 2" in one.text
+
+
+@pytest.mark.long(1)
+def test_split(tmp_path: Path) -> None:
+    one = tried("split", tmp_path)
+    r = one.result
+    assert r["links"].keys() == {*split.LINKS, "disk"} and r["blocks"] == 3
+    thetas = [f"theta {n / 3:.2f}" for n in range(4)]
+    for name, link in r["links"].items():
+        assert link["rows"].keys() == {*split.PLAIN, *split.PLANNED, *thetas}
+        assert all(not row["problem"] for row in link["rows"].values())
+        assert link["emulated"] == (name != "disk") and link["gain"] > 0
+        assert link["rows"]["theta 0.33"]["top_hits"] > 0 == link["rows"]["lru"]["top_hits"]
+        assert link["predicted_over_measured"].keys() == {"moepic_split", *thetas}
+    assert len(r["expected"]) == len(split.LOADS) * len(split.SHARES)
+    least, most = min(split.LOADS), max(split.SHARES)
+    resident = [one for one in r["expected"] if one["load"] == least and one["share"] == most]
+    assert all(one["whole_ms"] == pytest.approx(one["plan_ms"], rel=0.05) for one in resident), "nothing to save"
+    assert "times as fast" in one.text and "not measured" in one.text
+
+
+@pytest.mark.long(0.3)
+def test_prefill(tmp_path: Path) -> None:
+    one = tried("prefill", tmp_path)
+    r, lengths = one.result, [str(length) for length in prefill.LENGTHS[True]]
+    for name, budget in prefill.OURS:
+        assert [*r["prefill_ratio"][name][budget]] == lengths
+        assert all(ratio > 0 for ratio in r["prefill_ratio"][name][budget].values())
+        assert r["pieces"][f"{name} {budget}"] >= prefill.LENGTHS[True][-1]
+    for name in prefill.FORMATS:
+        assert set(r["missing_bytes"][name]["100%"].values()) == {0}
+        assert set(r["read_over_missing"][name]["50%"].values()) <= {1.0, None}
+        assert any(r["missing_bytes"][name]["50%"].values())
+    assert all(same for by_length in r["same_bits"].values() for same in by_length.values())
+    assert sum("importing" in text for text in one.said) == len(prefill.FORMATS)
+    assert "the same" in one.text and "DIFFERENT" not in one.text
+
+
+@pytest.mark.long(1)
+def test_pieces(tmp_path: Path) -> None:
+    one = tried("pieces", tmp_path)
+    found, links = one.result["found"], ("own", "emulated")
+    lengths = pieces.LENGTHS[True]
+    assert {*found} == {f"{budget}, {link}, {n}" for budget in pieces.BUDGETS for link in links for n in lengths}
+    for row in found.values():
+        assert row["borrowed"]["pieces"] <= row["usual"]["pieces"] and row["borrowed"]["slots"] <= row["usual"]["slots"]
+        assert row["bytes_ratio"] < 1 or row["borrowed"]["pieces"] == row["usual"]["pieces"]
+        assert row["usual"]["bytes"] > 0
+    assert "GB ratio" in one.text and len(one.text.splitlines()) == 2 + len(found)
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> list[protocol.Job]:
+    """Measurements without processes of their own: the jobs are real, what a process would add is made up."""
+    asked: list[protocol.Job] = []
+
+    def measure(module: str, job: protocol.Job, files: Sequence[Path], **more: Any) -> protocol.Job:
+        assert module == tiers.WORKER and all(file.exists() for file in files)
+        asked.append(job)
+        held = {f"peak_{name}": value for name, value in protocol.memory().items()}
+        idle = {"idle_bytes": protocol.memory()["rss"], "stayed_cached": 0}
+        return {**worker.prepare(job)(), **held, **idle}
+
+    monkeypatch.setattr(process, "measure", measure)
+    monkeypatch.setattr(fixtures, "measure", measure)
+    monkeypatch.setattr(tiers, "BUDGETS", ("100%", "50%"))
+    monkeypatch.setattr(fixtures.Fixtures, "threads", [1])
+    monkeypatch.setattr(fixtures, "disk_gbps", lambda pack: {"1 thread": 1.0})
+    monkeypatch.setattr(fixtures, "find_llama", lambda asked: ("", "there is none"))
+    return asked
+
+
+@pytest.mark.long(0.2)
+def test_tiers(tmp_path: Path, in_process: list[protocol.Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    one = tried("tiers", tmp_path, tokens=4)
+    r = one.result
+    more = ["moestro", "fit"] * (len(tiers.BUDGETS) - 1)  # at the budgets below 100 %
+    kinds = ["import", "import", "moestro", "transformers", "fit", *more, "moestro", "moestro", "fit", *more]
+    assert [job["kind"] for job in in_process] == kinds
+    whole = [job["dense"] for job in in_process if job.get("budget") == "100%" and job["kind"] == "moestro"]
+    assert whole == ["checkpoint", "int4-g64", "checkpoint"]
+    assert all(tuple(of) == tiers.BUDGETS for of in r["tok_s"].values())
+    assert set(r["tok_s"]["bf16"]["100%"]) == {"moestro", "transformers"}
+    assert r["tok_s"]["int4"]["100%"].keys() == {"moestro", "moestro, dense layers as in the checkpoint"}
+    assert r["fit"].keys() == {f"{name}, {budget}" for name in ("bf16", "int4") for budget in tiers.BUDGETS}
+    assert all(of["estimated_bytes"] >= of["counted_bytes"] > 0 for of in r["fit"].values())
+    assert r["tok_s"]["int4"]["50%"]["moestro"] > 0
+    blob = SMALL.expert_bytes // SMALL.layers // SMALL.experts
+    for name, size in (("bf16", blob), ("int4", blob * 4.5 / 16)):
+        detail = r["moestro"][name]["50%"]
+        assert detail["slots"] == SMALL.layers * SMALL.experts // 2
+        assert detail["blob_bytes"] == pytest.approx(size, rel=0.03)
+        assert r["misses_x_blob"][name]["50%"] == detail["disk_misses_per_token"] * detail["blob_bytes"] > 0
+        assert r["bytes_per_token"][name]["50%"] == pytest.approx(r["misses_x_blob"][name]["50%"], rel=0.05)
+        assert r["bytes_per_token"][name]["100%"] == 0
+        assert detail["belady_misses_per_token"] <= detail["disk_misses_per_token"]
+    assert r["llama_cpp"] == "there is none" and r["memory_limit_method"].startswith("none: ")
+    assert r["routing"]["by_chance"] == 0.25 and 0 < r["routing"]["repeats_of_previous_token"] <= 1
+    assert "absent, there is none" in one.text and "not measured" in one.text and r["routing"]["says"] in one.text
+    job = next(job for job in in_process if (job["kind"], job.get("budget")) == ("moestro", "50%"))
+    budget = int(r["moestro"]["bf16"]["50%"]["budget_bytes"])
+    monkeypatch.setattr("core.capacity.free_memory.free_bytes", lambda device: (budget, budget))
+    monkeypatch.setattr(fit, "HOST_MARGIN", fit.HOST_MARGIN)  # which a group sets to 0
+    with pytest.raises(BudgetError, match="host memory"):
+        worker.prepare(job)()
+    assert worker.prepare({**job, "group": "with a limit"})()["tok_s"] > 0, "no margin is left in a group"
+
+
+# ---------------------------------------------------------------------- routing
+
+
+def only(monkeypatch: pytest.MonkeyPatch, module: Any, wanted: Callable[[str], bool]) -> dict[str, Any]:
+    """Some of the predictors, and a drawn profile."""
+    found = {name: of for name, of in module.subjects().items() if wanted(name)}
+    monkeypatch.setattr(module, "calibrate", profile)
+    monkeypatch.setattr(module, "subjects", lambda: found)
+    return found
+
+
+@pytest.mark.long(0.2)
+def test_predictors(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = only(monkeypatch, predictors, lambda name: name in ("all_next", "gate", "routing_path", "expert_map"))
+    one = tried("predictors")
+    r, found = one.result, one.result["predictors"]
+    assert found.keys() == r["large"].keys() == some.keys() and all(name in one.text for name in found)
+    for row in found.values():
+        assert len(row["recall_by_layer"]) == r["layers"]
+        by_rank = [sum(rates) / r["top_k"] for rates in row["recall_by_rank"]]
+        assert by_rank == pytest.approx(row["recall_by_layer"])
+        assert 0 <= row["recall_at_k"] <= row["recall_of_all_named"] <= 1
+    assert found["all_next"]["recall_of_all_named"] > 0.9 and found["all_next"]["named"] > r["top_k"]
+    assert found["gate"]["recall_at_k"] > found["routing_path"]["recall_at_k"]  # which was never trained
+
+
+@pytest.mark.long(0.2)
+def test_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, overhead, lambda name: name in ("gate", "record_lab"))
+    monkeypatch.setattr(overhead, "BEGIN", 33)
+    one = tried("overhead")
+    found = one.result["predictors"]
+    assert found.keys() == {"gate", "record_lab"}
+    for name, figure in (("gate", "predict_ms"), ("record_lab", "record_ms")):
+        assert found[name]["total_ms"] > found[name]["compute_ms"] > found[name][figure] > 0 == found[name]["stall_ms"]
+    assert one.result["comparison"]["none_ms"] > 0
+    assert "none blocks the compute path" in one.text and "record_lab" in one.text and overhead.LIVE in one.text
+
+
+@pytest.mark.long(0.3)
+def test_training() -> None:
+    one = tried("training")
+    r, (few, many) = one.result, one.result["recall"].values()
+    assert [*r["recall"]] == sorted(r["recall"], key=int)
+    assert few.keys() == many.keys() >= {v.name for v in variants("predictor") if v.needs}
+    assert few["gate"] == many["gate"] and few != many  # it reads no profile
+    assert all(len(of["recall_by_layer"]) == r["layers"] for of in few.values())
+    assert many[training.PATH] != many[training.READ_PATH]  # other texts
+    assert r["orderings"][-1]["claim"] == "routing_path: generated texts above those read"
+    assert all(title in one.text for title in few)
+
+
+@pytest.mark.long(0.3)
+def test_estimator() -> None:
+    one = tried("estimator")
+    rows = one.result["estimators"]
+    assert [row["estimator_input"] for row in rows] == ["hidden", "quasi"]
+    for row in rows:
+        assert row["trained"] == 180 and row["parameters"] > 0 and 0 <= row["recall"] <= 1
+        assert len(row["recall_by_layer"]) == one.result["layers"] == 6
+    assert rows[1]["disk_bytes"] == rows[0]["disk_bytes"] + 200 * 5 * 24
+    assert list(one.result["untrained"]) == ["gate", "default_vectors"] and "default_vectors, untrained" in one.text
+
+
+@pytest.mark.long(0.2)
+def test_expert_maps() -> None:
+    one = tried("expert_maps")
+    r = one.result
+    assert r["tokens"] == 12 and list(r["distance"]) == [str(d) for d in range(1, r["layers"] + 1)]
+    for of in ("probabilities", "activations"):
+        assert 0 < r["entropy"][of]["fine"] <= r["entropy"][of]["coarse"] <= r["entropy"]["most"]
+    assert r["entropy"]["activations"]["fine"] == pytest.approx(np.log2(r["top_k"]))
+    assert all(-1 <= of["pearson"] <= 1 for of in r["correlation"].values())
+    assert all(0 <= of["recall_in_time"] <= 1 for of in r["distance"].values())
+    assert r["distance"]["3"]["recall_at_k"] == r["capacity"]["1000"]["recall_at_k"]
+    assert all(claim["claim"] in one.text for claim in r["orderings"])
+
+
+@pytest.mark.long(0.1)
+def test_buddies() -> None:
+    one = tried("buddies")
+    r = one.result
+    assert r["model"] == "demo" and r["profile_tokens"] >= 100 and r["device"]
+    assert all(0 < share < 1 for share in (*r["busiest"], *r["few_cover"], *r["few_popular_cover"]))
+    assert all(claim["claim"] in one.text for claim in r["orderings"])
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Two predictors with a worker."""
+    return only(monkeypatch, methods, lambda name: name in ("expert_map", "routing_path"))
+
+
+@pytest.mark.long(0.2)
+def test_an_answer_that_comes_after_its_layer_counts_late(workers: dict[str, Any], tmp_path: Path) -> None:
+    late = 4
+    with held_until(late):
+        r = tried("methods", tmp_path).result
+    for row in r["prefetchers"].values():
+        assert row["none"]["hit_rate"] == pytest.approx(row["none"]["engine"]["hit_rate"])  # the very same cache
+        for name in workers:
+            live, waited = row[name], row[name + WAITED]
+            assert not any(live["recall_by_layer"][: late + 1]), "these were reached before their answer"
+            assert any(waited["recall_by_layer"][1 : late + 1])
+            assert live["prefetch_mb"] < waited["prefetch_mb"] and live["recall_at_k"] < waited["recall_at_k"]
+    for row in r["behind"].values():
+        assert all(row[policy]["prefetch_mb"] < row[policy + WAITED]["prefetch_mb"] for policy in methods.HEEDING)
+
+
+@pytest.mark.long(0.2)
+def test_what_was_recorded_before_an_interruption_is_not_recorded_again(
+    workers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before: list[str] = []
+
+    def stop(text: str) -> None:
+        before.extend([text] if text.startswith("recording ") else [])
+        if len(before) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        suite("methods").run(small=True, keep=tmp_path, say=stop)
+    monkeypatch.setattr(methods, "calibrate", None)  # the profile is kept, too
+    one = tried("methods", tmp_path)
+    after = [text for text in one.said if text.startswith("recording ")]
+    assert after[0] == before[2] and not {*before[:2]} & {*after} and len({*before, *after}) == 1 + 2 * 3 + 2 + 3
+    assert one.result["prefetchers"].keys() == {"25.0%", "50.0%"}
+    assert not [*(tmp_path / "methods").iterdir()], "the next run starts anew"
+
+
+@pytest.mark.long(0.4)
+def test_methods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wanted = ("gate", "expert_map", "request", "transitions", "recent", "hybrid", "default_vectors", "routing_path")
+    some, replay, replayed = (
+        only(monkeypatch, methods, lambda n: n.startswith(wanted)),
+        methods.timed,
+        list[TimedConfig](),
+    )
+    monkeypatch.setattr(methods, "timed", lambda *args, **own: replayed.extend(args[1]) or replay(*args, **own))
+    one = tried("methods", tmp_path)
+    r = one.result
+    assert {each.guard for each in replayed if each.config.scope == "layer"} == {True}
+    assert {each.guard for each in replayed if each.config.scope == "global"} == {False}, "as the systems' presets are"
+    for scope, sizes in r["hit_rate"].items():
+        for share, row in sizes.items():
+            bypass = {BELADY_BYPASS} if scope == "layer" and share != "12.5%" else set()  # a token needs those slots
+            assert row.keys() == {BELADY, *bypass, *(v.name for v in variants("eviction"))}
+            forced = {name: rate for name, rate in row.items() if name != BELADY_BYPASS}
+            assert row["none"] == 0.0 and all(row[BELADY] >= rate for rate in forced.values())
+    for share, row in r["hit_rate_by_layer"].items():
+        assert row.keys() == r["hit_rate"]["layer"][share].keys()
+        assert sum(row["lfu"]) / r["layers"] == pytest.approx(r["hit_rate"]["layer"][share]["lfu"])
+    for share, rows in r["lcp_settings"].items():
+        assert [(row["rho"], row["omega"]) for row in rows] == [*methods.LCP_SETTINGS]
+        assert [row["hit_rate"] for row in rows if row["default"]] == [r["hit_rate"]["layer"][share]["lcp"]]
+        assert all(row["tpot_ms"] > 0 for row in rows)
+    apart = r["distance"]
+    assert apart["rows"].keys() == {str(each) for each in methods.DISTANCES} and apart["share"] in r["behind"]
+    default = r["behind"][apart["share"]]["finemoe"]  # the same recording, named by its default distance
+    assert {**apart["rows"]["3"], "engine": None} == {**default, "engine": None}
+    waited = {n + WAITED for n in some if n.startswith(("expert_map", "routing_path"))}
+    for row in r["prefetchers"].values():
+        assert row.keys() == {"none", ORACLE, *some, *waited}
+        assert row[ORACLE]["tpot_ms"] <= min(each["tpot_ms"] for each in row.values())
+        assert row["none"]["prefetch_mb"] == 0.0 < row["gate"]["prefetch_mb"]
+        assert {name for name, each in row.items() if "engine" in each} == {"none", *some}
+        assert all(each["engine"]["tpot_ms"] > 0.0 for each in row.values() if "engine" in each)
+    assert r["clock"].keys() == r["prefetchers"].keys()
+    for share, clock in r["clock"].items():
+        lived = r["prefetchers"][share]["none"]["engine"]
+        busy_ms = clock["compute_ms"] + clock["miss_ms"] * lived["misses"]
+        assert busy_ms == pytest.approx(max(lived["busy_ms"], clock["compute_ms"])), "a replayed token is as busy"
+    assert {each["holds"] for each in r["orderings"]} <= {"yes", "in part", "no"} and "simulated" in r["simulated"]
+    assert all(name in one.text for name in ("Belady (forced admission)", "Belady with bypass", *waited))
+
+
+# ---------------------------------------------------------------------- quality
+
+
+@pytest.mark.long(0.2)
+def test_lossy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lossy, "calibrated", calibrated)
+    monkeypatch.setattr(lossy, "RESIDENCIES", (0.75,))
+    one = tried("lossy", tmp_path)
+    r, found = one.result, one.result["speculating"]
+    assert [row["mode"] for row in r["rows"]] == ["exact", "drop", "execute_gate"]
+    assert r["rows"][0]["kl"] == 0 and r["rows"][1]["saved"] == 1.0 and r["emulated"]
+    by_layer = (*found["cosine"].values(), *found["recall"].values())
+    assert {len(rates) for rates in by_layer} == {r["layers"] - 1}
+    for row in found["tpot"].values():
+        assert row["systems"].keys() == speculating.SYSTEMS.keys() and row["bound_ms"] > 0
+        for of in row["systems"].values():
+            assert of["tpot_ms"] == pytest.approx(of["compute_ms"] + of["stall_ms"] + of["idle_ms"])
+        assert row["systems"]["on demand"]["gained_ms"] == 0
+    assert {each["holds"] for each in r["orderings"]} <= {"yes", "in part", "no", "not measured"}
+    assert "BuddyMoE" in one.text and not (tmp_path / "lossy" / "rows.jsonl").exists()
+
+
+@pytest.mark.long(0.3)
+def test_super_experts() -> None:
+    one = tried("super_experts")
+    r = one.result
+    assert [row["name"] for row in r["left_out"]] == ["none", "asked", "busiest", "random"]
+    none, asked, *_ = r["left_out"]
+    assert none["kl"] == pytest.approx(0.0, abs=1e-6) and none["agreement"] == 1.0 and asked["kl"] > 0
+    assert len(r["rows"]) == 2 * len(super_experts.WAYS) and not any(row["problem"] for row in r["rows"])
+    assert asked["experts"] == [[each["layer"], each["expert"]] for each in r["super_experts"] or [r["outstanding"]]]
+    assert "Super experts: " in one.text and "drop, " in one.text and "busiest" in one.text
+
+
+@pytest.mark.long(0.5)
+def test_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    options: dict[str, Any] = {"model": "generated", "budgets": "50%,5MB"}
+    with monkeypatch.context() as broken:  # it is interrupted after some rounds, and continues
+        broken.setattr(systems, "gather", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            suite("systems").run(small=True, keep=tmp_path, say=said.append, **options)
+    measured = [line for line in said if " of 7: " in line]
+    assert len(measured) == 1 + 2 * len(systems.SMALL_PRESETS)
+    one = tried("systems", tmp_path, **options)
+    r = one.result
+    assert f"{len(measured)} measurements are there already" in one.said
+    assert not [line for line in one.said if " of 7: " in line or line.startswith("calibrating")]
+    assert r["systems"].keys() == r["titles"].keys() == set(systems.SMALL_PRESETS) <= {each.name for each in PRESETS}
+    assert r["budgets"]["50%"]["share"] == 0.5 and r["link"] == "emulated"
+    for name, row in r["systems"].items():
+        assert row.keys() == r["budgets"].keys() == r["bounds"].keys()
+        for of in row.values():
+            if of["problem"]:
+                assert "too small" in of["problem"] and of is row["5000000"]
+                continue
+            assert of["tpot_ms"] == pytest.approx(of["compute_ms"] + of["stall_ms"] + of["idle_ms"])
+            assert of["tokens"] == r["tokens"] and of["ttft_ms"] > 0
+            assert of["exact"] == (name != "speculating_execute") == (of["quality"] is None)
+    assert r["resident"]["hit_rate"] == 1.0 and r["exact_quality"]["kl"] == 0.0
+    judged = r["systems"]["speculating_execute"]["50%"]["quality"]
+    assert judged["kl"] > 0 and judged["exact_match"] is None  # there are no questions for a generated model
+    assert {"tpot_ms", "hit_rate", "kl", "demand_bytes"} <= r["units"].keys()
+    assert len(tpot_over_budgets(r, True).data) > len(systems.SMALL_PRESETS)

@@ -47,8 +47,8 @@ def params() -> dict[str, Param]:
     ("predictor.width"), and each variant's own ("eviction.lcp.rho")."""
     found = general()
     for kind in KINDS:
-        found |= {f"{kind}.{name}": param for name, param in shared(kind).items()}
-        found |= {v.full_name(p): p for v in variants(kind) for p in v.params if not p.shared}
+        own = {v.full_name(p): p for v in variants(kind) for p in v.params if not p.shared}
+        found |= {f"{kind}.{name}": param for name, param in shared(kind).items()} | own
     return found
 
 

@@ -82,7 +82,7 @@ def same_as(kind: str) -> str:
 
 def variants(kind: str) -> tuple[Variant, ...]:
     """All variants of a kind, in order of registration."""
-    return tuple(_group(kind).values())
+    return tuple(_of(kind, one) for one in _VARIANTS.get(_SAME.get(kind, kind), {}).values())
 
 
 def shared(kind: str) -> dict[str, Param]:
@@ -99,10 +99,10 @@ def shared(kind: str) -> dict[str, Param]:
 
 def variant(kind: str, name: str) -> Variant:
     """Looks one up. Raises SettingError that lists the choices."""
-    group = _group(kind)
+    group = _VARIANTS.get(_SAME.get(kind, kind), {})
     if name not in group:
         raise SettingError(f"There is no {kind} called {name!r}. Choose one of: {', '.join(group)}.")
-    return group[name]
+    return _of(kind, group[name])
 
 
 def create(kind: str, name: str, params: Mapping[str, Value], **context: Any) -> Any:
@@ -117,7 +117,6 @@ def create(kind: str, name: str, params: Mapping[str, Value], **context: Any) ->
     return chosen.make(**context, **values)
 
 
-def _group(kind: str) -> dict[str, Variant]:
-    """The variants of a kind by name."""
-    found = _VARIANTS.get(_SAME.get(kind, kind), {})
-    return {name: replace(one, kind=kind, params=()) for name, one in found.items()} if kind in _SAME else found
+def _of(kind: str, one: Variant) -> Variant:
+    """A variant as one of this kind."""
+    return replace(one, kind=kind, params=()) if kind in _SAME else one

@@ -12,6 +12,7 @@ from core.errors import SettingError
 from core.settings.calibration import CalibrationSettings
 from core.settings.config import Settings, general, params
 from core.settings.loading import LoadSpec
+from core.settings.migration import unknown
 from core.settings.param import Param, Value, declared
 from core.settings.presets import PRESETS, Preset, preset
 from core.settings.sampling import Sampling
@@ -44,7 +45,7 @@ def add_settings(parser: CommandParser) -> None:
         metavar="NAME=VALUE",
         type=pair,
         dest="pairs",
-        help="set any setting by its full name, for example eviction.lfu.half_life=64; "
+        help="set any setting by its full name, for example eviction.lcp.omega=64; "
         f"`{COMMAND} settings` lists the names",
     )
 
@@ -100,8 +101,7 @@ def assign(name: str, value: object) -> tuple[str, str, Value]:
     for where, known in groups.items():
         if name in known:
             return where, name, known[name].check(value)
-    names = ", ".join(name for known in groups.values() for name in known)
-    raise SettingError(f"There is no setting called {name!r}. Settings: {names}.")
+    raise unknown(name, (name for known in groups.values() for name in known))
 
 
 def _add(parser: CommandParser, group: Any, known: Mapping[str, Param], where: str) -> None:
@@ -134,7 +134,7 @@ def pair(text: str) -> tuple[str, str, Value]:
     """Parse and check NAME=VALUE of any setting; returns the same as `assign`."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, for example eviction.lfu.half_life=64.")
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, for example eviction.lcp.omega=64.")
     try:
         return assign(name.strip(), value.strip())
     except SettingError as error:

@@ -10,7 +10,7 @@ from core.settings.config import KINDS, general
 from core.settings.loading import LoadSpec
 from core.settings.param import Param, declared
 from core.settings.presets import PRESETS
-from core.settings.registry import same_as, variants
+from core.settings.registry import same_as, shared, variants
 from core.settings.sampling import Sampling
 
 HEAD = """# Settings
@@ -42,16 +42,19 @@ def reference() -> str:
     for kind in KINDS:
         parts.append(f"## {known[kind].title}: `{kind}`")
         if of := same_as(kind):
-            own = [f"`{variant.full_name(param.name)}`" for variant in variants(kind) for param in variant.params]
             parts.append(
-                f"The same as for [`{of}`](#{_anchor(f'{known[of].title}: {of}')}), with the same parameters under "
-                f"names of their own: {', '.join(own)}."
+                f"The same as for [`{of}`](#{_anchor(f'{known[of].title}: {of}')}), each with the defaults of its "
+                "parameters."
             )
             continue
+        if common := shared(kind):
+            parts.append(_table({f"{kind}.{name}": param for name, param in common.items()}))
         for variant in variants(kind):
             parts += [f"### `{variant.name}`: {variant.title}", f"{variant.help}\n\nSource: {variant.source}."]
-            if variant.params:
-                parts.append(_table({variant.full_name(param.name): param for param in variant.params}))
+            if uses := [f"`{variant.full_name(param)}`" for param in variant.params if param.shared]:
+                parts.append(f"Uses {', '.join(uses)}.")
+            if own := {variant.full_name(param): param for param in variant.params if not param.shared}:
+                parts.append(_table(own))
     parts += ["## Presets", PRESETS_HEAD, _presets()]
     parts += ["## Sampling", _table(declared(Sampling)), "## Loading", _table(declared(LoadSpec))]
     parts += ["## Calibration", _table(declared(CalibrationSettings))]

@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         type=options.pair,
         dest="pairs",
-        help="set a policy's own parameter, for example eviction.lfu.half_life=64",
+        help="set a policy's own parameter, for example eviction.lcp.omega=64",
     )
     parser.add_argument(
         "--experts",
@@ -230,7 +230,7 @@ def asked(args: argparse.Namespace, prefetching: str) -> Settings:
         if not ours and not (prefetching and (name in RULES or name.startswith("predictor."))):
             raise SettingError(
                 f"simulate has no use for {name}: it takes parameters of cache policies, like "
-                "eviction.lfu.half_life=64, and with --predictors those of prefetchers, and "
+                "eviction.lcp.omega=64, and with --predictors those of prefetchers, and "
                 f"{', '.join(RULES[:-1])} and {RULES[-1]}."
             )
         values[name] = value

@@ -27,7 +27,9 @@ from core.settings.config import KINDS, Settings, general
 from core.settings.link import LinkSettings
 from core.settings.loading import LoadSpec
 from core.settings.lossy import LossySettings
+from core.settings.migration import migrated
 from core.settings.prefetch import PrefetchSettings
+from core.settings.registry import variant
 from core.simulate import Clock
 from core.types import Fit, Outcome
 
@@ -207,7 +209,7 @@ class OwnAnswers:
         for step in sorted(changes):
             now = {**now, **changes[step]}
             forces.append(now)
-        return sorted(changes), forces
+        return sorted(changes), [migrated(force) for force in forces]
 
 
 def _alike(load: Load, spec: LoadSpec) -> bool:
@@ -229,7 +231,8 @@ def _agree(had: Mapping[str, str], asked: Settings, *groups: type) -> bool:
         if had.get(name, str(default[name])) != str(asked[name]):
             return False
         if name in KINDS:
-            own = (name for name in (f"{name}.{asked[name]}.{param}" for param in asked.choice(name).params))
+            chosen = variant(name, str(asked[name]))
+            own = (chosen.full_name(param) for param in chosen.params)
             if any(had.get(full, str(default[full])) != str(asked[full]) for full in own):
                 return False
     return True

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from app.services.analysis.whatif import BOUNDS
-from app.services.regret_feed import Compared, Feed, Step, choices
+from app.services.regret_feed import WINDOW, Compared, Feed, Step, choices
 from app.services.regret_process import Lost, Process
 from core.policy.allocation.slot_allocation import AllocationProfile
 from core.quality.interval import margin, mean_error, surely_more
@@ -112,7 +112,7 @@ class Regret:
         shown: dict[str, Any] = {
             "policy": name,
             "title": variant("eviction", name).title,
-            "window": settings.telemetry.regret_tokens,
+            "window": WINDOW,
             "tokens": tokens,
             "enough": ENOUGH,
             "left_out": compared.left_out if fits and compared is not None else 0,

@@ -19,6 +19,7 @@ from core.settings.registry import variants
 from core.simulate.regret import Setup
 from core.types import ModelShape, StepRecord
 
+WINDOW = 512  # last tokens that are compared
 RECENT = 1024  # tokens kept for warming new shadow caches
 BATCH = 64  # passes per message; bounds the delay of a stop
 # largest share of the process's time spent on the bound: the costlier it is, the more rarely it is computed
@@ -107,7 +108,7 @@ class Feed:
         self._keep_to(step.load)
         if self.process is None:
             self.process = self._start()
-        self._ask({"setup": asdict(imitated(step)), "window": step.settings.telemetry.regret_tokens})
+        self._ask({"setup": asdict(imitated(step)), "window": WINDOW})
         recent = list(self._recent)
         for at in range(0, len(recent), BATCH):
             self._ask({"warm": True}, arrays(recent[at : at + BATCH]))
@@ -148,7 +149,6 @@ def setup_of(step: Step) -> tuple[object, ...]:
         step.record.slots,
         id(step.profile),
         (cache.scope, cache.layer_slots, cache.pins, cache.bypass),
-        step.settings.telemetry.regret_tokens,
         policies(step.settings),
     )
 

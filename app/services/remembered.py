@@ -11,6 +11,7 @@ from app.store.database import Database
 from core.errors import MoestroError, SettingError
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from core.settings.migration import migrated
 from core.settings.param import Value, declared
 from core.settings.sampling import Sampling
 
@@ -41,7 +42,7 @@ class Remembered:
         """The live settings of the last start."""
         settings = Settings()
         kept: Mapping[str, Value] = self._db.get("settings") or {}
-        for name, value in kept.items():
+        for name, value in migrated(kept).items():
             try:
                 settings = settings.with_({name: value})
             except (SettingError, TypeError, ValueError) as error:

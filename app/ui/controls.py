@@ -83,7 +83,7 @@ def label(param: Param) -> str:
 
 
 def element_id(name: str) -> str:
-    """The element id of a control: "eviction.lfu.half_life" becomes #set-eviction-lfu-half_life."""
+    """The element id of a control: "eviction.lcp.rho" becomes #set-eviction-lcp-rho."""
     return "set-" + name.replace(".", "-")
 
 

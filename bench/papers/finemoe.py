@@ -63,7 +63,7 @@ PAPER = Paper(
             "core/policy/predict/expert_map.py",
             (
                 "predictor=expert_map",
-                "predictor.expert_map.distance",
+                "predictor.distance",
                 "predictor.expert_map.capacity",
                 "predictor.expert_map.semantic",
                 "predictor.expert_map.dynamic",

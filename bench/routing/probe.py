@@ -12,7 +12,7 @@ from core.calibrate.texts import Text
 from core.engine import Engine
 from core.policy.predict import LayerMap, Prediction, Predictor, View
 from core.settings.param import Value
-from core.settings.registry import variants
+from core.settings.registry import variant, variants
 from core.settings.sampling import Sampling
 
 Predictors = Mapping[str, tuple[str, dict[str, Value]]]  # title -> (predictor, parameters)
@@ -45,7 +45,7 @@ def listen(
     """Asks questions until so many tokens were decoded, at most `answer` of each. `patient`: background work is waited
     for."""
     engine.change({"predictor": "none"})
-    engine.change({"predictor": predictor, **{f"predictor.{predictor}.{name}": v for name, v in params.items()}})
+    engine.change({"predictor": predictor, **variant("predictor", predictor).full_names(params)})
     until_ready(engine.predictor_host.predictor)
     probe = engine.predictor_host.predictor = PredictorProbe(engine.predictor_host.predictor, patient)
     left = tokens

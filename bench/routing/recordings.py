@@ -17,6 +17,7 @@ from core.engine import Engine
 from core.evaluate.run import start_mode
 from core.profile import Profile, load, save
 from core.settings.param import Value
+from core.settings.registry import variant
 from core.settings.sampling import Sampling
 from core.trace import FileTrace
 from core.trace.file import TraceWriter
@@ -108,7 +109,7 @@ class Recordings:
     ) -> list[StepRecord]:
         """Asks the questions, from a cache as after a load; its predictions go into the trace."""
         engine, shape = self._engine, self._engine.shape
-        own = {f"predictor.{name}.{key}": value for key, value in params.items()}
+        own = variant("predictor", name).full_names(params)
         start_mode(engine, engine.settings.with_({**settings, "predictor": name, **own}))
         until_ready(engine.predictor_host.predictor)
         engine.predictor_host.predictor.patient = waited_for

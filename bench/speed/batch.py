@@ -50,15 +50,15 @@ PLAIN: dict[str, object] = {
     "bypass": False,
     "pins": "",
     "prefetch_beside": False,
-    "predictor.gate.floor": 0.0,
+    "predictor.floor": 0.0,
 }
 BYPASS = {**PLAIN, "eviction": "lfu", "bypass": True}
 CACHES: dict[str, dict[str, object]] = {  # compared at half of the experts
     "lru": PLAIN,
     "lru, one pool": {**PLAIN, "scope": "global"},
     "lfu, bypass": BYPASS,
-    "lfu, ahead": {**BYPASS, "predictor": "gate", "predictor.gate.floor": 0.8},
-    "lfu, beside": {**BYPASS, "predictor": "gate", "predictor.gate.floor": 0.8, "prefetch_beside": True},
+    "lfu, ahead": {**BYPASS, "predictor": "gate", "predictor.floor": 0.8},
+    "lfu, beside": {**BYPASS, "predictor": "gate", "predictor.floor": 0.8, "prefetch_beside": True},
     "plec": {**PLAIN, "eviction": "plec", "scope": "global", "predictor": "gate", "prefetch_guard": False},
 }
 NETWORK: dict[str, object] = {**CACHES["plec"], "predictor": "routing_path"}

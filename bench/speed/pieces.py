@@ -1,15 +1,16 @@
 """bench pieces: what does a long prompt save by borrowing memory from the slots, so as to be read in fewer pieces?
 
-One engine reads the same new prompts with `borrow` on and off, with a part of the experts resident: from the machine's
-own disk, and over an emulated link on which fetching all missing experts takes as long as this machine needs to compute
-a piece of the usual length, as a GPU behind a slow link has it. A CPU computes prompts so slowly that its disk hardly
-matters.
+One engine reads the same new prompts with and without borrowing, with a part of the experts resident: from the
+machine's own disk, and over an emulated link on which fetching all missing experts takes as long as this machine needs
+to compute a piece of the usual length, as a GPU behind a slow link has it. A CPU computes prompts so slowly that its
+disk hardly matters.
 """
 
 from __future__ import annotations
 
 import time
 from typing import Any
+from unittest.mock import patch
 
 from bench.harness.engines import GENERATED, model_of, pack_of, random_tokens
 from bench.harness.figures import medians, ratio
@@ -17,6 +18,7 @@ from bench.harness.report import grid
 from bench.harness.run import Result, Run, Suite
 from bench.models.fixtures import FORMATS
 from core.engine import Engine
+from core.session.settings_controller import SettingsController
 from core.settings.sampling import Sampling
 from core.types import Ids, StepRecord
 
@@ -29,7 +31,7 @@ COLUMNS = {  # figure -> head, form and unit
     "waiting_s": ("waiting s", ".2f", 1.0),
     "bytes": ("GB", ".2f", 1e9),
 }
-MODES = {"usual": False, "borrowed": True}
+MODES = ("usual", "borrowed")
 
 
 def measure(run: Run, rounds: int = 2) -> Result:
@@ -48,8 +50,10 @@ def measure(run: Run, rounds: int = 2) -> Result:
             for length in lengths:
 
                 def one(mode: str, number: int, length: int = length) -> dict[str, float]:
-                    engine.change({"borrow": MODES[mode]})
-                    return _read(engine, length, number)
+                    if mode == "borrowed":
+                        return _read(engine, length, number)
+                    with patch.object(SettingsController, "max_prefill_chunk", lambda *_: 0):  # none is longer
+                        return _read(engine, length, number)
 
                 name = f"{budget}, {link}, {length}"
                 seen = run.by_turns([*MODES], one, rounds, warm=False, what=name)  # the piece was a warm-up

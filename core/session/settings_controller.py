@@ -190,7 +190,7 @@ class SettingsController:
         """In pieces of how many tokens `unread` ones of prompts are to be read with borrowed memory; 0 = without."""
         slots = to.memory.expert_cache.slots + self._borrowed
         found = piece(self._sizes, slots, unread, lambda slots: self._works(to, slots)).chunk
-        return found if found > self._sizes.chunk and self.wanted.cache.borrow else 0
+        return found if found > self._sizes.chunk else 0
 
     def reserve_workspace(self, to: EngineParts, tokens: int) -> bool:
         """A pass over so many tokens of prompts follows, 0 = any other: borrow the memory of as many slots as it needs

@@ -91,17 +91,6 @@ class CacheSettings:
             active_when={"scope": ("layer",)},
         ),
     ] = False
-    borrow: Annotated[
-        bool,
-        Param(
-            "What is read at once of long prompts, or of many, may need more memory than is reserved for that: it is "
-            "borrowed from the slots meanwhile, where that copies fewer bytes than reading in shorter pieces, each of "
-            "which fetches the missing experts again.",
-            title="Long prompts borrow slots",
-            advanced=True,
-            resets_comparison=False,
-        ),
-    ] = True
     pins: Annotated[
         Pins,
         Param(

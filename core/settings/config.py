@@ -1,7 +1,7 @@
 """All live settings: those that act while the model runs.
 
 Code reads them by group (`settings.link.gbps`). Outside the process each is known by one dotted name ("link_gbps",
-"eviction.lfu.half_life"), so a change is a name and a value everywhere: in the UI, on the command line, in the
+"eviction.lcp.rho"), so a change is a name and a value everywhere: in the UI, on the command line, in the
 database, in the CSV and in the log.
 """
 
@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from core.errors import SettingError
 from core.settings.cache import CacheSettings
 from core.settings.kv import KVSettings
 from core.settings.link import LinkSettings
 from core.settings.lossy import LossySettings
+from core.settings.migration import unknown
 from core.settings.param import Choice, Group, Param, Value, declared
 from core.settings.prefetch import PrefetchSettings
-from core.settings.registry import variant, variants
+from core.settings.registry import shared, variant, variants
 from core.settings.telemetry import TelemetrySettings
 
 G = TypeVar("G")
@@ -43,9 +43,13 @@ def general(*groups: type) -> dict[str, Param]:
 
 
 def params() -> dict[str, Param]:
-    """Every live setting by its dotted name: those of the groups and each variant's own ("eviction.lfu.half_life")."""
-    own = {v.full_name(p.name): p for kind in KINDS for v in variants(kind) for p in v.params}
-    return {**general(), **own}
+    """Every live setting by its dotted name: those of the groups, those that variants of a kind share
+    ("predictor.width"), and each variant's own ("eviction.lcp.rho")."""
+    found = general()
+    for kind in KINDS:
+        own = {v.full_name(p): p for v in variants(kind) for p in v.params if not p.shared}
+        found |= {f"{kind}.{name}": param for name, param in shared(kind).items()} | own
+    return found
 
 
 class Settings(Mapping[str, Value]):
@@ -56,7 +60,7 @@ class Settings(Mapping[str, Value]):
         known = params()
         for name in values or {}:
             if name not in known:
-                raise SettingError(f"There is no setting called {name!r}. Settings: {', '.join(known)}.")
+                raise unknown(name, known)
         self._values = {n: p.check((values or {}).get(n, p.default)) for n, p in known.items()}
         self.cache = self._group(CacheSettings)
         self.prefetch = self._group(PrefetchSettings)
@@ -85,7 +89,7 @@ class Settings(Mapping[str, Value]):
     def choice(self, kind: str, name: str = "") -> Choice:
         """A variant of a kind, by default the chosen one, with the values of its own parameters."""
         chosen = variant(kind, name or str(self._values[kind]))
-        return Choice(chosen.name, {p.name: self._values[chosen.full_name(p.name)] for p in chosen.params})
+        return Choice(chosen.name, {p.name: self._values[chosen.full_name(p)] for p in chosen.params})
 
     def _group(self, group: type[G]) -> G:
         return group(**{field: self._typed(param) for field, param in declared(group).items()})

@@ -49,6 +49,7 @@ class Param:
     advanced: bool = False  # on the command line, listed by --help-all alone
     active_when: When | None = field(default=None, compare=False)  # it has an effect while ...; None: always
     variants_active_when: When | None = field(default=None, compare=False)  # of a kind: its variants' own parameters do
+    shared: bool = False  # of variants' own parameters: one setting of the kind, for all variants that have it
     in_blocks: bool = False  # it has an effect where the model was loaded with several blocks per expert
     on_gpu: bool = False  # it has an effect where the model is on a GPU
     resets_comparison: bool = True  # a change starts the live comparison of cache policies anew

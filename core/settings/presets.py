@@ -25,7 +25,7 @@ _GOVERNED = tuple(
 SPECULATIVE: Mapping[str, Value] = {
     "predictor": "gate",
     "predictor.gate.last_state": True,
-    "predictor.gate.width": 256,
+    "predictor.width": 256,
 }
 """MoEpic's prefetching: every expert of the next layer, in the order of what its router says one layer early."""
 
@@ -46,7 +46,7 @@ class Preset:
         and everything lossy except its metering."""
         known = params()
         chosen = {kind: str(self.settings.get(kind, known[kind].default)) for kind in KINDS}
-        own = {variant(*one).full_name(param.name) for one in chosen.items() for param in variant(*one).params}
+        own = {variant(*one).full_name(param) for one in chosen.items() for param in variant(*one).params}
         governed = [name for name in known if name in _GOVERNED or name in own]
         return {name: known[name].check(self.settings.get(name, known[name].default)) for name in governed}
 
@@ -240,7 +240,7 @@ PRESETS: tuple[Preset, ...] = (
             "eviction": "lfu",
             "bypass": True,
             "predictor": "gate",
-            "predictor.gate.floor": 0.8,
+            "predictor.floor": 0.8,
             "prefetch_beside": True,
         },
     ),

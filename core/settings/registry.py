@@ -33,13 +33,19 @@ class Variant:
         """Parts of a profile (core.profile.PARTS) that it requires, from the class's `needs`."""
         return tuple(getattr(self.make, "needs", ()))
 
-    def full_name(self, param: str) -> str:
-        """The name of one of its own parameters among all settings."""
-        return f"{self.kind}.{self.name}.{param}"
+    def full_name(self, param: Param) -> str:
+        """The name of one of its parameters among all settings: "eviction.lcp.rho", or "predictor.width" for one that
+        it shares with other variants of the kind."""
+        return f"{self.kind}.{param.name}" if param.shared else f"{self.kind}.{self.name}.{param.name}"
+
+    def full_names(self, params: Mapping[str, Value]) -> dict[str, Value]:
+        """Values of its parameters, under their names among all settings."""
+        known = {param.name: param for param in self.params}
+        return {self.full_name(known[name]): value for name, value in params.items()}
 
 
 _VARIANTS: dict[str, dict[str, Variant]] = {}
-_SAME: dict[str, str] = {}  # kind -> the kind whose variants it has
+_SAME: dict[str, str] = {}  # kind -> the kind whose variants it has, without their parameters
 
 
 def register(kind: str, name: str, *, title: str, help: str, source: str) -> Callable[[type[T]], type[T]]:
@@ -52,27 +58,43 @@ def register(kind: str, name: str, *, title: str, help: str, source: str) -> Cal
         group = _VARIANTS.setdefault(kind, {})
         if name in group:
             raise ValueError(f"{kind} {name!r} is registered twice")
-        told = f"{help} {NEEDS_PROFILE}" if getattr(cls, "needs", ()) else help
-        group[name] = Variant(kind, name, title, told, source, tuple(declared(cls).values()), cls)
+        params = tuple(declared(cls).values())
+        known = shared(kind)
+        for param in params:
+            if param.shared and param != known.get(param.name, param):
+                raise ValueError(f"{kind} {name!r} declares {param.name} otherwise than the variants it shares it with")
+        text = f"{help} {NEEDS_PROFILE}" if getattr(cls, "needs", ()) else help
+        group[name] = Variant(kind, name, title, text, source, params, cls)
         return cls
 
     return add
 
 
 def same_variants(kind: str, of: str) -> None:
-    """Makes every variant of one kind one of another, too, where it is chosen and has its parameters for itself."""
+    """Makes every variant of one kind a variant of another, where it has its default parameters."""
     _SAME[kind] = of
 
 
 def same_as(kind: str) -> str:
-    """The kind that it shares all variants with, or "" when they are its own."""
+    """The kind whose variants it has with their default parameters, or "" when they are its own."""
     return _SAME.get(kind, "")
 
 
 def variants(kind: str) -> tuple[Variant, ...]:
     """All variants of a kind, in order of registration."""
-    found = _VARIANTS.get(_SAME.get(kind, kind), {})
-    return tuple(replace(one, kind=kind) if kind in _SAME else one for one in found.values())
+    return tuple(_of(kind, one) for one in _VARIANTS.get(_SAME.get(kind, kind), {}).values())
+
+
+def shared(kind: str) -> dict[str, Param]:
+    """The parameters that variants of a kind share, by name; each has an effect while one that has it is chosen."""
+    found: dict[str, Param] = {}
+    users: dict[str, list[str]] = {}
+    for one in variants(kind):
+        for param in one.params:
+            if param.shared:
+                found[param.name] = param
+                users.setdefault(param.name, []).append(one.name)
+    return {name: replace(param, active_when={kind: tuple(users[name])}) for name, param in found.items()}
 
 
 def variant(kind: str, name: str) -> Variant:
@@ -80,7 +102,7 @@ def variant(kind: str, name: str) -> Variant:
     group = _VARIANTS.get(_SAME.get(kind, kind), {})
     if name not in group:
         raise SettingError(f"There is no {kind} called {name!r}. Choose one of: {', '.join(group)}.")
-    return replace(group[name], kind=kind) if kind in _SAME else group[name]
+    return _of(kind, group[name])
 
 
 def create(kind: str, name: str, params: Mapping[str, Value], **context: Any) -> Any:
@@ -93,3 +115,8 @@ def create(kind: str, name: str, params: Mapping[str, Value], **context: Any) ->
             raise SettingError(f"{kind} {name!r} has no parameter {key!r}. It has: {', '.join(known) or 'none'}.")
     values = {p.name: p.typed(p.check(params.get(p.name, p.default))) for p in chosen.params}
     return chosen.make(**context, **values)
+
+
+def _of(kind: str, one: Variant) -> Variant:
+    """A variant as one of this kind."""
+    return replace(one, kind=kind, params=()) if kind in _SAME else one

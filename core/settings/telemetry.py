@@ -39,24 +39,10 @@ class TelemetrySettings:
     regret: Annotated[
         bool,
         Param(
-            "In the dashboard, compare the cache policy live with every other one and with the "
-            "best possible one, on the very tokens of the chat. It runs beside the engine, in a process of low "
-            "priority.",
+            "In the dashboard, the hit rates of every other cache policy, and of the best possible one, on the last "
+            "512 tokens of the chat. They are computed in a process of low priority.",
             title="Compare cache policies",
             advanced=True,
             resets_comparison=False,
         ),
     ] = True
-    regret_tokens: Annotated[
-        int,
-        Param(
-            "How many of the last tokens are compared.",
-            title="Window for the comparison",
-            low=32,
-            high=4096,
-            step=32,
-            unit="tokens",
-            advanced=True,
-            active_when={"regret": (True,)},
-        ),
-    ] = 512

@@ -84,7 +84,7 @@ def measure_curves(trace: Trace, make: MakePolicy, *, sizes: Sequence[int] = (),
     """Curves of a trace's decoded tokens, each a pass of its own; `make` and `sizes` as for CurveMeter. `last`: only
     that many tokens at the end of the trace; 0 = all of it.
 
-    Predictions are those recorded with the trace (`chat --predictor gate --set predictor.gate.width=256 --record FILE
+    Predictions are those recorded with the trace (`chat --predictor gate --set predictor.width=256 --record FILE
     --record-ranks`: a ranking has as many experts as the predictor's width); without them Y is 0. A token without any
     counts as having predicted nothing. Raises TraceError when no token was decoded.
     """

@@ -13,6 +13,7 @@ from core.metrics import METRICS
 from core.policy.allocation.slot_allocation import AllocationProfile, check_need
 from core.policy.predict import Oracle, Predictor
 from core.policy.predict.base import PredictorProfile, has_worker
+from core.settings.migration import migrated_params
 from core.settings.param import Value
 from core.settings.registry import create, variant
 from core.simulate.blocks import Block
@@ -182,8 +183,11 @@ def _is(config: TimedConfig, recorded: tuple[str, Mapping[str, Value]]) -> bool:
     if name != config.predictor:
         return False
     known = variant("predictor", name).params
-    asked, had = ({p.name: p.check(of.get(p.name, p.default)) for p in known} for of in (config.params, params))
-    return had == asked
+    wanted, had = (
+        {p.name: p.check(of.get(p.name, p.default)) for p in known}
+        for of in (migrated_params(name, config.params), migrated_params(name, params))
+    )
+    return had == wanted
 
 
 def follow(

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from core.settings.migration import migrated_params
 from core.settings.param import Value
 from core.trace.chunk import BESIDE, RANKED, Chunk, beside_map_type, map_type
 
@@ -44,14 +45,15 @@ def text(value: object) -> str:
 
 
 def predictor_of(stated: Any) -> tuple[str, dict[str, Value]] | None:
-    """The predictor that made the recorded predictions: its name and parameters. Raises ValueError,
-    KeyError or TypeError."""
+    """The predictor that made the recorded predictions: its name and parameters, under today's names. Raises
+    ValueError, KeyError or TypeError."""
     if stated is None:
         return None
     params: Any = stated["params"]
     if not isinstance(params, dict) or not all(isinstance(one, bool | int | float | str) for one in params.values()):
         raise ValueError
-    return text(stated["name"]), params
+    name = text(stated["name"])
+    return name, migrated_params(name, params)
 
 
 def predictors_of(stated: Any) -> tuple[tuple[str, dict[str, Value]], ...]:

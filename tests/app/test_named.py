@@ -67,7 +67,8 @@ def test_a_trace_has_the_predictors_that_were_asked_last(store: Store, tmp_path:
     load = recorded(store)
     (stored,) = store.traces(None, load)
     trace = FileTrace(traces.write(stored, tmp_path / "t"))
-    assert trace.beside == (GATE, STRIDE) and trace.tokens == 12
+    shown = ("gate", {"width": 0, "floor": 0.0})  # a distance of 1 is its own, as is none
+    assert trace.beside == (shown, STRIDE) and trace.tokens == 12
     (chunk,) = trace.chunks()
     assert chunk.beside is not None
     gate = chunk.beside[chunk.beside["by"] == 0]

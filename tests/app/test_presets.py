@@ -60,7 +60,7 @@ def test_a_knob_moved_afterwards_is_named_and_one_click_resets_it(section: Cache
     assert "Your own settings" in shown(section, section.values())[section.preset.about]
     assert titles(section)[-1] == "Custom"
     section._choose_preset("mixtral_offloading")
-    assert section.host.models.change("predictor.gate.width", 3) == ""
+    assert section.host.models.change("predictor.width", 3) == ""
     now = shown(section, section.values())
     assert now[section.preset.menu] == CUSTOM and now[section.preset.reset] == "Reset to Mixtral-offloading"
     assert titles(section)[-1] == "Mixtral-offloading, changed: Width"
@@ -102,10 +102,10 @@ def test_slots_per_layer_show_only_where_layers_have_their_own(section: CacheSec
 
 
 def test_a_preset_on_the_command_line_stands_below_what_else_is_given() -> None:
-    args = cli.parse("chat --preset moe_infinity --scope layer --set eviction.lfu.half_life=64".split())
+    args = cli.parse("chat --preset moepic --scope layer --set eviction.lcp.omega=64".split())
     settings = options.spec(args).settings
-    assert (settings["eviction"], settings["predictor"], settings["scope"]) == ("lfu", "request", "layer")
-    assert settings["eviction.lfu.half_life"] == 64
+    assert (settings["eviction"], settings["predictor"], settings["scope"]) == ("lcp", "gate", "layer")
+    assert settings["eviction.lcp.omega"] == 64
     assert matching(options.spec(cli.parse(["chat", "--preset", "se_moe"])).settings) is preset("se_moe")
     assert options.given(cli.parse(["ui", "--preset", "se_moe"]))[2] == preset("se_moe").values
     with pytest.raises(SystemExit):

@@ -14,12 +14,12 @@ from fastapi.testclient import TestClient
 
 from app.server import frames
 from app.server.api import build_app
-from app.services import regret
+from app.services import regret, regret_feed
 from app.services.host import Host
 from app.services.progress import Answer
 from app.services.regret import Regret
+from app.services.regret_feed import WINDOW, arrays, imitated
 from app.services.regret_feed import Step as Fed
-from app.services.regret_feed import arrays, imitated
 from app.services.regret_process import Lost, Process
 from core.settings.config import Settings
 from core.simulate.regret import RegretReport, Shadows
@@ -81,7 +81,7 @@ def ask(host: Host, chat: int | None = None) -> Answer:
 def expected(host: Host, steps: list[StepRecord], warm: int, settings: Settings) -> RegretReport:
     """The figures of `steps` after the first `warm`, worked out directly."""
     fed = [Fed(1, SHAPE, settings, step) for step in steps]
-    shadows = Shadows(imitated(fed[-1]), int(settings["regret_tokens"]))
+    shadows = Shadows(imitated(fed[-1]), WINDOW)
 
     def chunk(part: list[Fed]) -> Chunk:
         found = arrays(part)
@@ -243,9 +243,10 @@ class Slow(Process):
 
 
 @pytest.mark.long(0.1)
-def test_a_process_that_falls_behind_delays_nobody_and_the_oldest_are_left_out() -> None:
+def test_a_process_that_falls_behind_delays_nobody_and_the_oldest_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow()
-    meter, settings = Regret(start=lambda: slow), Settings({"regret_tokens": 4096})
+    monkeypatch.setattr(regret_feed, "WINDOW", 4096)
+    meter, settings = Regret(start=lambda: slow), Settings()
     steps = passes(regret.QUEUE + 300)
     meter.add(1, SHAPE, settings, steps[0])
     assert slow.asked.wait(WAIT_S)

@@ -28,7 +28,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         ("eviction lru → lfu", "Cache policy: LRU → LFU"),
         ("miss wait → substitute_drop", "When an expert is missing: Wait for it (exact) → Use another, else leave out"),
         ("budget 50% → 6.5GB", "Memory budget: 50% → 6.5GB"),
-        ("eviction.lfu.half_life 32 → 64", "Half-life: 32 → 64"),
+        ("eviction.lfru.half_life 32 → 64", "Half-life: 32 → 64"),
         ("the device ran out of memory: fewer experts", "the device ran out of memory: fewer experts"),
         ("eviction", "eviction"),
     ],
@@ -66,7 +66,7 @@ def test_controls_have_the_words_that_were_agreed_on() -> None:
     )
     assert label(length) == "Maximum answer length (tokens)"
     assert length.help == "The answer stops here. Takes effect with the next answer."
-    assert label(known["regret_tokens"]) == "Window for the comparison (tokens)"
+    assert label(known["link_gbps"]) == "Emulated bandwidth (GB/s)"
     heads = dict(HEADS)
     assert (heads["tpot"], heads["belady"]) == ("Time per token", "Below best possible (points)")
     assert lossy({"exact": True, "weights": "int8"}) == "EXACT for int8 weights"

@@ -61,11 +61,9 @@ def test_the_switch_removes_it_and_brings_it_back(dashboard: Dashboard) -> None:
     page = dashboard.page
     page.wait_for_selector("[data-k=regret]", state="visible")
     dashboard.advanced()
-    page.wait_for_selector("#set-regret_tokens", state="visible")
     page.locator("#set-regret input").uncheck()
     _state(dashboard, "off")
     page.wait_for_selector("[data-k=regret]", state="hidden")
-    page.wait_for_selector("#set-regret_tokens", state="hidden")
     dashboard.ask("Without").streaming(20)
     dashboard.stop()
     assert dashboard.frame()["regret"] is None

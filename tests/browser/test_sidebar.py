@@ -82,7 +82,7 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
                 continue
             dashboard.expect_mark(lambda c=choice, k=kind: dashboard.choose(f"set-{k}", c.title), kind)
             for param in choice.params:
-                dashboard.page.wait_for_selector(f"#set-{kind}-{choice.name}-{param.name}", state="visible")
+                dashboard.page.wait_for_selector("#set-" + choice.full_name(param).replace(".", "-"), state="visible")
     for name, other in (("scope", "global"), ("scope", "layer"), ("link", "emulated"))[0 if every else 2 :]:
         dashboard.expect_mark(lambda n=name, o=other: dashboard.choose(f"set-{n}", o), name)
     for name, value in (("link_gbps", 2.5 + every), ("link_latency_us", 50 + every))[: None if every else 1]:
@@ -95,8 +95,7 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
     dashboard.page.wait_for_selector("#set-link_gbps", state="hidden")
     if not every:
         return
-    for name, value in (("kv_chats", 2), ("regret_tokens", 128)):
-        dashboard.expect_mark(lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
+    dashboard.expect_mark(lambda: dashboard.slide("set-kv_chats", 2), "kv_chats")
     dashboard.expect_mark(lambda: dashboard.type_in("set-pins", "0:3 1:2"), "pins")
     moved = {mark.split()[0] for mark in dashboard.marks()}
     refused = {k for k in KINDS if k in shown and all(v.needs or v.name == known[k].default for v in variants(k))}
@@ -120,16 +119,31 @@ def dashboard_value(dashboard: Dashboard, kind: str) -> str:
 
 @pytest.mark.long(0.1)  # the test above sees the knobs of one variant, test_late_answers.py what is said of it
 def test_a_variants_own_knobs_show_only_while_it_is_chosen(dashboard: Dashboard) -> None:
-    dashboard.choose("set-eviction", "LFU")
-    dashboard.page.wait_for_selector("#set-eviction-lfu-half_life")
+    dashboard.choose("set-eviction", "LFRU")
+    dashboard.page.wait_for_selector("#set-eviction-lfru-half_life")
     dashboard.page.wait_for_selector("#set-eviction-lcp-rho", state="hidden")
-    dashboard.wait_text("#about-eviction", "MoE-Infinity")
+    dashboard.wait_text("#about-eviction", "hyperbolic caching")
     before = len(dashboard.marks())
-    dashboard.type_in("set-eviction-lfu-half_life", "64")
+    dashboard.type_in("set-eviction-lfru-half_life", "64")
     dashboard.wait_deck("marks", before)
     assert dashboard.marks()[-1].endswith("64")
     dashboard.choose("set-eviction", "LRU")
-    dashboard.page.wait_for_selector("#set-eviction-lfu-half_life", state="hidden")
+    dashboard.page.wait_for_selector("#set-eviction-lfru-half_life", state="hidden")
+
+
+@pytest.mark.long(0.2)
+def test_what_prefetchers_share_shows_for_those_that_use_it_and_keeps_its_value(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.choose("set-predictor", "Next-layer gate")
+    page.wait_for_selector("#set-predictor-floor", state="visible")
+    dashboard.expect_mark(lambda: dashboard.slide("set-predictor-width", 3), "predictor.width")
+    dashboard.choose("set-predictor", "Previous token")
+    page.wait_for_selector("#set-predictor-floor", state="hidden")
+    page.wait_for_selector("#set-predictor-distance", state="visible")
+    assert dashboard.value("#set-predictor-width input") == "3"
+    dashboard.expect_mark(lambda: dashboard.slide("set-predictor-width", 0), "predictor.width")
+    dashboard.choose("set-predictor", "None")
+    page.wait_for_selector("#set-predictor-width", state="hidden")
 
 
 @pytest.mark.long(0.1)  # the estimate follows the slider in the test of a warning, below
@@ -258,7 +272,7 @@ def test_a_preset_applies_all_its_values_and_moving_a_knob_makes_it_custom(dashb
         "Expert maps",
     ]
     page.wait_for_selector("#set-layer_slots", state="hidden")
-    page.wait_for_selector("#set-predictor-expert_map-distance", state="visible")
+    page.wait_for_selector("#set-predictor-distance", state="visible")
     dashboard.choose("set-eviction", "LRU")
     preset_shows("FineMoE, changed: Cache policy")
     page.wait_for_selector("#reset-preset", state="visible")

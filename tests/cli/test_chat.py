@@ -142,7 +142,7 @@ def test_what_else_is_recorded_is_asked_of_the_engine(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--record", str(tmp_path / "t"), "--record-ranks", "--record-probs", "--predictor", "recent"]
-    assert talk(monkeypatch, "one", "/set predictor none", "/set predictor.recent.width 3", "/quit", options=words) == 0
+    assert talk(monkeypatch, "one", "/set predictor none", "/set predictor.width 3", "/quit", options=words) == 0
     assert engine.kept == {"probs": True, "ranks": True, "tokens": False}
     err = capsys.readouterr().err
     assert err.count("are being recorded, so it cannot be changed") == 2 and engine.settings["predictor"] == "recent"
@@ -174,7 +174,7 @@ def test_settings_change_while_talking(
     talk(
         monkeypatch,
         "/set budget 25%",
-        "/set eviction.lfu.half_life=9",
+        "/set eviction.lcp.omega=9",
         "/set max_new_tokens 2",
         "/set format int8",
         "/set budget 200%",
@@ -187,7 +187,7 @@ def test_settings_change_while_talking(
         "never asked",
     )
     out, err = capsys.readouterr()
-    assert (engine.settings["budget"], engine.settings["eviction.lfu.half_life"]) == ("25%", 9)
+    assert (engine.settings["budget"], engine.settings["eviction.lcp.omega"]) == ("25%", 9)
     assert out == "the cache \n"
     for expected in (
         "budget = 25%",

@@ -32,7 +32,7 @@ def test_every_knob_can_be_set_and_arrives() -> None:
         "--budget",
         "25%",
         "--eviction",
-        "lfu",
+        "lfru",
         "--telemetry",
         "off",
         "--link-gbps",
@@ -42,7 +42,7 @@ def test_every_knob_can_be_set_and_arrives() -> None:
         "--top-k",
         "5",
         "--set",
-        "eviction.lfu.half_life=64",
+        "eviction.lfru.half_life=64",
         "--set",
         "seed=3",
         "--set",
@@ -51,7 +51,7 @@ def test_every_knob_can_be_set_and_arrives() -> None:
     args = cli.parse(words)
     spec, sampling = options.spec(args), options.sampling(args)
     assert (spec.format, spec.context, spec.model) == ("int4-g128-sym", 512, "demo")
-    assert spec.settings.choice("eviction") == ("lfu", {"half_life": 64})
+    assert spec.settings.choice("eviction") == ("lfru", {"half_life": 64})
     assert (str(spec.settings.cache.budget), spec.settings["telemetry"], spec.settings["link_gbps"]) == (
         "25%",
         False,

@@ -98,7 +98,7 @@ def test_choices_act(tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[
         ("--slots 5", "need at least 6"),
         ("--policies lru,psychic", "no eviction called 'psychic'"),
         ("--policies lru --set seed=3", "no use for seed"),
-        ("--set eviction.lfu.half_life=-1", "between 0 and"),
+        ("--set eviction.lfru.half_life=-1", "between 1 and"),
         ("--compute-ms 5", "give both"),
         ("--load-ms -1", "milliseconds"),
         ("--predictors recent", "or a --profile with measured times"),
@@ -269,14 +269,14 @@ def test_prefetchers_beside_what_perfect_prefetching_would_reach(
 def test_settings_of_prefetchers_act_and_times_may_come_from_a_profile(
     tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ("--trace", trace, "--predictors", "transitions", "--slots", "25%", "--policies", "lfu")
+    given = ("--trace", trace, "--predictors", "transitions", "--slots", "25%", "--policies", "lfru")
     given += ("--compute-ms", 6, "--load-ms", 3)
     plain, _ = result(capsys, *given)
     for pair in (
-        "predictor.transitions.width=1",
+        "predictor.width=1",
         "prefetch_deadline=on",
         "prefetch_guard=off",
-        "eviction.lfu.half_life=3",
+        "eviction.lfru.half_life=3",
     ):
         other, _ = result(capsys, *given, "--set", pair)
         assert other["prefetching"] != plain["prefetching"], pair

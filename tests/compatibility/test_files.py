@@ -40,7 +40,7 @@ SETTINGS = {  # what the user had changed
     "miss": "substitute_drop",
     "substitute": "cache_prior",
     "rho": 3,
-    "predictor.transitions.width": 6,
+    "predictor.width": 6,
 }
 
 

@@ -113,8 +113,8 @@ def test_growing_into_a_full_device_keeps_what_there_is(engine: Engine, monkeypa
         {"nothing": 1},
         {"eviction": "mru"},
         {"link_gbps": -1},
-        {"eviction.lfu.half_life": 1.5},
-        {"predictor.gate.width": "many"},
+        {"eviction.lcp.omega": 1.5},
+        {"predictor.width": "many"},
     ],
 )
 def test_bad_settings_are_refused_by_name(engine: Engine, bad: dict[str, object]) -> None:

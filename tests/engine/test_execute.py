@@ -80,7 +80,7 @@ def test_routers_asked_early_are_executed(case: Case, engine: Engine) -> None:
     wanted = hooked(case.plain, routers, lambda layer, own, before: routers[layer].forward(before))
     assert not near(wanted, case.logits)
     for distance in (1, 3):
-        assert near(executed(engine, **{"predictor.gate.distance": distance}), wanted)
+        assert near(executed(engine, **{"predictor.distance": distance}), wanted)
     engine.parts.prediction.throttle.paused = True  # prefetching is, what is computed is not
     assert near(passes(engine.model, engine.fresh_cache()), wanted)
     engine.parts.prediction.throttle.paused = False
@@ -258,7 +258,7 @@ def test_what_is_executed_is_fetched_before_all_else(
         predictor=predictor,
         execute=mode,
         execute_share=0.5,
-        **{f"predictor.{predictor}.width": 1, f"predictor.{predictor}.floor": 1.0},
+        **{"predictor.width": 1, "predictor.floor": 1.0},
     )
     assert len(seen) == (engine.shape.layers - 1) * (2 + STEPS)
 

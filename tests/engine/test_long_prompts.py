@@ -18,6 +18,7 @@ from core.capacity.plan import plan
 from core.capacity.sizes import PromptPiece, Sizes
 from core.engine import Engine
 from core.session.batch_request import BatchRequest
+from core.session.settings_controller import SettingsController
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -80,7 +81,9 @@ def prefills(pieces: list[Piece]) -> list[Piece]:
     return [one for one in pieces if one.kind == "prefill" and one.step is not None]
 
 
-def test_a_long_prompt_is_read_in_one_pass_and_gives_the_memory_back(engine: Engine) -> None:
+def test_a_long_prompt_is_read_in_one_pass_and_gives_the_memory_back(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert engine.sizes.chunk == sizes.SHORT_CHUNK and engine.sizes.longer
     slots, cache = engine.expert_cache.slots, engine.expert_cache
     pieces = list(engine.generate(LONG, ONE))
@@ -91,7 +94,7 @@ def test_a_long_prompt_is_read_in_one_pass_and_gives_the_memory_back(engine: Eng
     assert all(one.device_bytes <= one.budget_bytes for one in (read, *later)), "the budget is a promise"
     assert engine.memory().workspace == engine.sizes.workspace
     cache.check_integrity()
-    engine.change({"borrow": False})
+    monkeypatch.setattr(SettingsController, "max_prefill_chunk", lambda *_: 0)
     short = [one.step for one in prefills(list(engine.generate(LONG, ONE)))]
     assert len(short) == 3 and all(one is not None and one.slots == slots for one in short)
     assert read.demand_bytes < sum(one.demand_bytes for one in short if one is not None)

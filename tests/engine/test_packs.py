@@ -153,7 +153,7 @@ def test_the_policy_of_the_host_cache_acts_at_once(packs: dict[str, Path]) -> No
     engine.change({"host_eviction": "none"})  # what host memory holds is used once, and nothing stays from now on
     from_disk()
     assert from_disk() > 0.9
-    engine.change({"host_eviction": "lfu", "host_eviction.lfu.half_life": 8})
+    engine.change({"host_eviction": "lfu"})
     from_disk()
     assert from_disk() < 0.5
     engine.unload()

@@ -81,7 +81,7 @@ def engine(model: Path) -> Iterator[Engine]:
     settings = Settings({"budget": "50%", "scope": "global"})
     engine = Engine.load(LoadSpec.checked(str(model), settings, dtype="float32", context=256))
     engine.use_profile(drawn_profile(engine))
-    engine.change({"eviction": "plec", "predictor": "routing_path", "predictor.routing_path.distance": 1})
+    engine.change({"eviction": "plec", "predictor": "routing_path", "predictor.distance": 1})
     engine.change({"prefetch_guard": False})  # whom a prefetch may displace is asked elsewhere
     yield engine
     engine.unload()

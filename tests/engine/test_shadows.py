@@ -83,7 +83,7 @@ def test_other_predictors_are_recorded_beside_an_answer_that_stays_the_same(
 
 
 def test_a_profile_brings_those_that_need_it_with_their_parameters_as_set(engine: Engine) -> None:
-    on, profile = Settings({"record_lab": True, "predictor.gate.width": 3}), drawn_profile(engine)
+    on, profile = Settings({"record_lab": True, "predictor.width": 3}), drawn_profile(engine)
     without = {name: dict(params) for name, params in recorded(on, None)}
     assert without.keys() == ASKED and without["gate"]["width"] == 3
     needy = {"default_vectors", "estimator", "hybrid", "routing_path", "token_table"}

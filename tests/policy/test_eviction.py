@@ -219,19 +219,6 @@ def test_lfru_against_its_formula(trace: list[int], capacity: int, half_life: in
     assert replay(make("lfru", half_life=half_life), trace, capacity) == left
 
 
-@given(trace=traces, capacity=st.integers(1, 6))
-def test_lfu_with_a_half_life_against_the_definition(trace: list[int], capacity: int) -> None:
-    def worth(eid: int, now: int) -> float:
-        return sum(0.5 ** ((now - t) / 3) for t in range(now) if trace[t] == eid)
-
-    residents: set[int] = set()
-    for now, (eid, gone) in enumerate(zip(trace, replay(make("lfu", half_life=3), trace, capacity), strict=True)):
-        if gone is not None:
-            assert worth(gone, now) <= min(worth(r, now) for r in residents) * (1 + 1e-9)
-            residents.remove(gone)
-        residents.add(eid)
-
-
 @given(
     trace=st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=2).map(sorted), min_size=1, max_size=8),
     slots=st.integers(2, 4),

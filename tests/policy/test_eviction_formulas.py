@@ -37,25 +37,6 @@ def test_lfu_by_hand() -> None:
     assert order(fed(make("lfu"), [1, 1, 2, 3, 3])) == [2, 1, 3]
 
 
-def test_lfu_with_a_half_life_by_hand() -> None:
-    # half-life 2, seen at 4: expert 0 at 0, 1, 2: 1/4 + 2^-1.5 + 1/2 = 1.10; expert 1 at 3: 2^-0.5 = 0.71; at 4: 1.
-    policy = fed(make("lfu", half_life=2), [0, 0, 0, 1, 2])
-    assert order(policy) == [1, 2, 0]
-    # Four passes later one more use of 1: 0 is worth 1.10 / 4 = 0.28, 1 is worth 0.71 / 4 + 1, and 2 is worth 1 / 4.
-    policy.used(1, 9, 8)
-    assert order(policy) == [2, 0, 1]
-
-
-def test_lfu_forgets_without_overflowing() -> None:
-    policy = make("lfu", half_life=1)
-    policy.admitted(1, 0, 0)
-    for tick in range(50):
-        policy.used(1, tick, 0)
-    policy.admitted(2, 50, 5000)
-    policy.used(2, 51, 5000)  # 2^5000 would not fit a float
-    assert order(policy) == [1, 2]
-
-
 def test_lcp_by_hand() -> None:
     # rho 1/4, omega 4: half a priority every 2 passes. At 5: expert 0, 4 uses, last at 3: 4 x 1/4^(2/4) = 2;
     # expert 1, 1 use, at 4: 1/4^(1/4) = 0.71; expert 2, 1 use, at 5: 1.

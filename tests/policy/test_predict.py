@@ -67,7 +67,7 @@ def test_the_last_layer_names_what_layer_0_used_for_this_token() -> None:
 
 
 def test_a_stride_asks_one_router_and_remembers_the_first_layers() -> None:
-    predictor = make("stride", stride=2)
+    predictor = make("stride", distance=2)
     first = Fixed(0, [3, 1], {2: [0.1, 0.5, 0.2, 0.3]}, layers=4)
     assert named(predictor.predict(first)) == [(2, 1), (2, 3)]
     assert first.asked == [(2, "hidden")]

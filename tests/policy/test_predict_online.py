@@ -100,12 +100,6 @@ def test_transitions_by_hand() -> None:
     assert predicted[5] == [(0, 1, 1.0), (0, 0, 0.5), (0, 2, 0.5)]
 
 
-def test_transitions_that_forget_by_hand() -> None:
-    # Half-life of one token: the first counts 1, the second 2. After expert 1: 2 once then, 3 both times, 0 lately.
-    predicted = by_hand("transitions", TOKENS, width=4, half_life=1)[4]
-    assert predicted == [(1, 3, 1.0), (1, 2, (1 / 3 + 1) / 2), (1, 0, (2 / 3) / 2)]
-
-
 def test_recent_by_hand() -> None:
     predicted = by_hand("recent", TOKENS, tokens=2, width=4)
     # Last layer, third token: layer 0 of the last two chose 1 2 and 1 0. Of 0 and 2 the later one comes first.
@@ -143,15 +137,12 @@ def flat(passes: Sequence[Pass], at: int, layer: int) -> list[tuple[int, list[li
 
 
 @examples(60)
-@given(SIZES, st.integers(1, 4), st.integers(1, 5), st.sampled_from([0, 1, 7]), st.integers(0, 99))
+@given(SIZES, st.integers(1, 4), st.integers(1, 5), st.integers(0, 99))
 def test_transitions_count_what_brute_force_counts(
-    sizes: list[tuple[int, int]], layers: int, distance: int, half_life: int, seed: int
+    sizes: list[tuple[int, int]], layers: int, distance: int, seed: int
 ) -> None:
     passes = random_passes(sizes, layers, 6, 2, seed)
-    predictor, reach = (
-        make("transitions", width=6, distance=distance, half_life=half_life),
-        max(1, min(distance, layers - 1)),
-    )
+    predictor, reach = make("transitions", width=6, distance=distance), max(1, min(distance, layers - 1))
     for at, layer, predictions in shown(predictor, passes, 6):
         tokens = flat(passes, at, layer)
         pairs: defaultdict[tuple[int, int], float] = defaultdict(float)
@@ -160,11 +151,10 @@ def test_transitions_count_what_brute_force_counts(
             over, target = divmod(layer + reach, layers)
             if i + over >= len(tokens) or tokens[i + over][0] != request or target >= len(tokens[i + over][1]):
                 continue
-            weight = 2.0 ** ((i + over) / half_life) if half_life else 1.0
             for s in path[layer]:
-                came[s] += weight
+                came[s] += 1.0
                 for e in tokens[i + over][1][target]:
-                    pairs[s, e] += weight
+                    pairs[s, e] += 1.0
         asking = tokens[-len(passes[at].ids[0]) :] if layer + reach < layers else tokens[-1:]
         want: defaultdict[int, float] = defaultdict(float)
         for _, path in asking:
@@ -203,22 +193,6 @@ def test_counts_of_use_are_what_brute_force_counts(
         assert {g.expert: g.score for g in everything} == {e: (uses[e] + 1) / (len(known) + 2) for e in range(6)}
 
 
-def test_transitions_that_forget_stay_finite_over_many_tokens() -> None:
-    passes = random_passes([(1, 1)] * 300 + [(1, 200), (1, 1), (1, 1)], 2, 6, 2)
-    for _, _, predictions in shown(make("transitions", half_life=1, width=6), passes, 6):
-        assert all(np.isfinite(g.score) and 0 < g.score <= 1 for g in predictions)
-    assert predictions
-
-
-def test_scaling_old_counts_down_changes_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = random_passes([(1, 1)] * 10 + [(1, 5)] + [(2, 1)] * 10, 3, 6, 2)
-    plain = list(shown(make("transitions", half_life=2, width=6), passes, 6))
-    monkeypatch.setattr("core.policy.predict.transitions.FAR", 1.5)
-    often = shown(make("transitions", half_life=2, width=6), passes, 6)
-    for (*_, some), (*_, scaled) in zip(plain, often, strict=True):
-        assert {g.expert: g.score for g in scaled} == pytest.approx({g.expert: g.score for g in some}, rel=1e-4)
-
-
 def test_a_pass_that_broke_off_is_not_taken_for_the_token_before() -> None:
     whole, broken, after = random_passes([(1, 1)] * 3, 3, 6, 1, seed=4)
     predictor = make("transitions", width=6)
@@ -232,10 +206,10 @@ def test_a_pass_that_broke_off_is_not_taken_for_the_token_before() -> None:
     assert {g.expert for g in predictions} == wanted
 
 
-def test_random_predictions_are_even_and_repeat_by_seed() -> None:
+def test_random_predictions_are_even_and_repeat() -> None:
     passes = random_passes([(1, 1)] * 400, 3, 8, 2)
-    runs = [list(shown(make("random", seed=seed), passes, 8)) for seed in (0, 0, 1)]
-    assert runs[0] == runs[1] != runs[2]
+    runs = [list(shown(make("random"), passes, 8)) for _ in range(2)]
+    assert runs[0] == runs[1]
     drawn = [g for _, _, predictions in runs[0] for g in predictions]
     assert len(drawn) == 400 * 3 * 2
     assert {g.score for g in drawn} == {0.25}

@@ -24,7 +24,7 @@ CHOOSING = {
     "buddy": [
         {},
         {"eta": 1.0},
-        {"alpha": "0.5", "search_rank": 2},
+        {"alpha": "0.5", "k_max": 2},
         {"weighted": True, "k_max": 3, "eta": 2.5},
         {"smoothing": 1.0, "alpha": "1, 0.3"},
     ],
@@ -53,7 +53,7 @@ def test_the_batch_chooses_as_algorithm_1_does(name: str, params: dict[str, Any]
     holds(question, rules, many)
     dense = source if isinstance(source, torch.Tensor) else source.scores(question)
     assert dense.shape == (10, k, experts)
-    if rules.unique:  # otherwise equal ones may stand in another order in a list than by id
+    if not rules.discount:  # otherwise equal ones may stand in another order in a list than by id
         free = replace(rules, rho=8)  # which of equals is taken may decide who finds none, and so whom rho is spent on
         assert_as_good(question, free, batch.select(question, free, source), batch.select(question, free, dense), dense)
 
@@ -74,7 +74,7 @@ def holds(question: Ask, rules: Gates, found: Chosen) -> None:
                 assert new == old
         assert changes <= rules.rho
         taken = [new for new, done in zip(now, action, strict=True) if done == "SUBSTITUTE"]
-        if rules.unique:
+        if not rules.discount:
             assert len(set(taken)) == len(taken) and not set(taken) & set(was)
 
 
@@ -92,7 +92,7 @@ def assert_as_good(question: Ask, rules: Gates, one: Chosen, other: Chosen, dens
 def test_without_gates_it_is_algorithm_1_to_the_letter(case: tuple[int, int, int]) -> None:
     seed, experts, k = case
     question, known, _ = drawn(seed, 5, experts, min(k, experts))
-    buddy = make("buddy", known, experts, alpha="1", k_max=64, search_rank=3)
+    buddy = make("buddy", known, experts, alpha="1", k_max=3)
     lists, resident = buddy.lists.ids[1].tolist(), question.ready.tolist()  # type: ignore[attr-defined]
     expected = question.ids.tolist()
     for row in expected:
@@ -129,7 +129,7 @@ def test_rho_keeps_the_lightest_of_what_would_be_changed(order: Any, case: tuple
         assert did == sorted(kept)
         for at in set(could) - set(did):
             assert found.ids[token, at] == question.ids[token, at] and found.why[token, at] == Why.RHO
-        if rules.unique and rules.order == ("substitute",):
+        if not rules.discount and rules.order == ("substitute",):
             for at in did:
                 assert dense[token, at, found.ids[token, at]] >= dense[token, at, free.ids[token, at]]
 

@@ -129,8 +129,7 @@ def test_only_the_first_buddies_are_looked_at() -> None:
     question = ask([[0]], [[1.0]], missing=[0, 1, 2], experts=5)
     for params, expected in (
         ({}, 3),
-        ({"search_rank": 3}, 3),
-        ({"search_rank": 2}, 0),
+        ({"k_max": 3}, 3),
         ({"k_max": 2}, 0),
         ({"alpha": "0.8"}, 0),
     ):
@@ -253,17 +252,14 @@ def test_every_parameter_does_something(name: str) -> None:
     other: dict[str, Any] = {
         "alpha": "0.3",
         "k_max": 1,
-        "search_rank": 1,
         "weighted": True,
         "smoothing": 100.0,
         "eta": 5.0,
-        "unique": False,
-        "discount": 0.0,
+        "discount": 0.5,
         "lean": 0.9,
     }
     for param in variant("substitute", name).params:
-        base = {"unique": False} if param.name == "discount" else {}
-        base |= {"alpha": "0.5"} if param.name == "smoothing" else {}
+        base = {"alpha": "0.5"} if param.name == "smoothing" else {}
         assert any(
             answer(name, seed, base) != answer(name, seed, {**base, param.name: other[param.name]})
             for seed in range(40)
@@ -273,7 +269,7 @@ def test_every_parameter_does_something(name: str) -> None:
 def answer(name: str, seed: int, params: dict[str, Any]) -> list[list[int]]:
     question, known, _ = drawn(seed, 6, 10, 4)
     made = make(name, known, 10, **params)
-    rules = Gates(rho=8, unique=made.unique, discount=made.discount)
+    rules = Gates(rho=8, discount=made.discount)
     return batch.select(question, rules, made).ids.tolist()
 
 

@@ -22,7 +22,7 @@ from tests.tiny_tokenizer import save_tokenizer
 
 SETTINGS = [
     {"eviction": "lru"},
-    {"eviction": "lfu", "eviction.lfu.half_life": 8, "scope": "global"},
+    {"eviction": "lfru", "scope": "global"},
     {"eviction": "finemoe", "pins": "0:1, 1:2"},
     {"eviction": "none"},
     {"eviction": "random"},

@@ -16,7 +16,7 @@ from core.settings.loading import LoadSpec
 from core.settings.lossy import LossySettings
 from core.settings.param import Choice, Param, declared
 from core.settings.pins import Pins
-from core.settings.registry import create, variants
+from core.settings.registry import create, register, same_as, variants
 from core.settings.sampling import Sampling
 
 
@@ -32,8 +32,8 @@ def test_a_group_holds_what_its_names_say() -> None:
     settings = Settings(
         {
             "budget": "6.5GB",
-            "eviction": "lfu",
-            "eviction.lfu.half_life": "64",
+            "eviction": "lcp",
+            "eviction.lcp.omega": "64",
             "pins": "5:17 0:3",
             "prefetch_auto": "on",
             "link_gbps": 2,
@@ -43,7 +43,7 @@ def test_a_group_holds_what_its_names_say() -> None:
         }
     )
     assert settings.cache.budget == Budget(bytes=6_500_000_000)
-    assert settings.cache.eviction == Choice("lfu", {"half_life": 64})
+    assert settings.cache.eviction == Choice("lcp", {"rho": 0.25, "omega": 64})
     assert settings.cache.pins == Pins(named=((0, 3), (5, 17))) and settings["pins"] == "0:3, 5:17"
     assert settings.prefetch.auto and settings.link.gbps == 2.0 and not settings.telemetry.enabled
     assert settings.lossy.substitutes and settings.lossy.active and settings.lossy.protect == Pins(top=1)
@@ -71,19 +71,58 @@ def test_a_changed_copy_leaves_the_original_alone() -> None:
 
 
 def test_the_parameters_of_variants_not_chosen_are_kept_and_change_no_group() -> None:
-    settings = Settings({"eviction.lfu.half_life": 64})
-    assert settings.cache == Settings().cache and settings["eviction.lfu.half_life"] == 64
-    assert settings.with_({"eviction": "lfu"}).cache.eviction.params == {"half_life": 64}
-    assert settings.choice("eviction", "lfu") == Choice("lfu", {"half_life": 64})
+    settings = Settings({"eviction.lcp.omega": 64})
+    assert settings.cache == Settings().cache and settings["eviction.lcp.omega"] == 64
+    assert settings.with_({"eviction": "lcp"}).cache.eviction.params == {"rho": 0.25, "omega": 64}
+    assert settings.choice("eviction", "lcp") == Choice("lcp", {"rho": 0.25, "omega": 64})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not same_as(kind)])
 def test_a_variant_is_built_from_the_parameters_that_its_constructor_declares(kind: str) -> None:
     for one in variants(kind):
         assert one.params == tuple(declared(one.make).values())
-        assert all(one.full_name(param.name) in params() for param in one.params)
+        assert all(one.full_name(param) in params() for param in one.params)
         with pytest.raises(SettingError, match="no parameter 'gone'"):
             create(kind, one.name, {"gone": 1})
+
+
+def test_what_predictors_share_is_one_setting_that_acts_where_the_chosen_one_uses_it() -> None:
+    known = params()
+    assert [name for name in known if name.startswith("predictor.") and known[name].shared] == [
+        "predictor.width",
+        "predictor.distance",
+        "predictor.floor",
+    ]
+    settings = Settings({"predictor.width": 6, "predictor.distance": 2, "predictor.floor": 0.5})
+    whole = {"width": 6, "floor": 0.5, "distance": 2}
+    for one in variants("predictor"):
+        own = {param.name for param in one.params}
+        given = settings.choice("predictor", one.name).params
+        assert {name: given[name] for name in whole.keys() & own} == {name: whole[name] for name in whole.keys() & own}
+        for name in whole:
+            acts = known[f"predictor.{name}"].active_when
+            assert acts is not None and (one.name in acts["predictor"]) == (name in own)
+
+
+def test_a_variant_that_declares_a_shared_parameter_otherwise_is_refused() -> None:
+    class Wider:
+        def __init__(self, width: Annotated[int, Param("How many.", shared=True)] = 3) -> None: ...
+
+    with pytest.raises(ValueError, match="'wider' declares width otherwise"):
+        register("predictor", "wider", title="", help="", source="")(Wider)
+
+
+def test_host_memory_has_every_policy_with_its_defaults() -> None:
+    settings = Settings({"host_eviction": "lcp", "eviction.lcp.omega": 9})
+    assert settings.cache.host_eviction == Choice("lcp", {})
+    assert [one.name for one in variants("host_eviction")] == [one.name for one in variants("eviction")]
+    assert not [name for name in params() if name.startswith("host_eviction.")]
+
+
+def test_there_are_no_more_settings_than_these() -> None:
+    """Each is named by a paper, a preset or a user's task: one that comes should take another's place."""
+    counts = {group.__name__: len(declared(group)) for group in (LoadSpec, CalibrationSettings, Sampling)}
+    assert len(params()) + sum(counts.values()) <= 90, (len(params()), counts)
 
 
 def test_what_is_active_when_names_settings_and_their_values() -> None:

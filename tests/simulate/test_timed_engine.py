@@ -130,7 +130,7 @@ QUICK: list[dict[str, object]] = [
         [
             *({"predictor": name} for name in ALL),
             {"predictor": "gate", "prefetch_deadline": True},
-            {"predictor": "transitions", "predictor.transitions.distance": 3},
+            {"predictor": "transitions", "predictor.distance": 3},
             {"predictor": "gate", "scope": "global"},
             {"predictor": "all_next", "prefetch_deadline": True, "scope": "global"},
             {"predictor": "gate", "eviction": "plec"},

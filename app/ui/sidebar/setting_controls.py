@@ -1,4 +1,5 @@
-"""A group of live settings in the sidebar: a control each; under a kind, its variant's description and parameters.
+"""A group of live settings in the sidebar: a control each; under a kind, its variant's description and parameters,
+first those that variants share.
 
 Every control takes effect at once, also while tokens stream. Settings without effect, given the others, are hidden.
 """
@@ -21,7 +22,7 @@ from app.ui.controls import LIVE, control, html, turned
 from app.ui.text import PROFILED, notice
 from core.settings.config import KINDS, Settings, params
 from core.settings.param import Value, When
-from core.settings.registry import variant, variants
+from core.settings.registry import shared, variant, variants
 
 
 class SettingControls:
@@ -116,21 +117,24 @@ class SettingControls:
         self.controls[name] = made
 
     def _build_kind(self, kind: str) -> None:
-        chosen, param = str(self.host.models.settings[kind]), self._params[kind]
+        chosen = str(self.host.models.settings[kind])
         titles = [(v.title, v.name) for v in variants(kind)]
-        self.controls[kind] = control(param, chosen, titles)
+        self.controls[kind] = control(self._params[kind], chosen, titles)
         self.notes[kind] = html(about(kind, chosen), elem_id=f"about-{kind}", advanced=True)
         self.controls[kind].visible = self.notes[kind].visible = self.acts(kind)
+        for name in shared(kind):
+            self._build(f"{kind}.{name}")
         for choice in variants(kind):
-            if not choice.params:
+            own = [param for param in choice.params if not param.shared]
+            if not own:
                 continue
             with gr.Column(
                 visible=self._group_acts(kind, choice.name),
                 elem_classes=["own", "advanced"],
                 elem_id=f"own-{kind}-{choice.name}",
             ) as group:
-                for own in choice.params:
-                    self._build(choice.full_name(own.name))
+                for param in own:
+                    self._build(choice.full_name(param))
             self.groups[kind, choice.name] = group
 
     def _moved(self, name: str) -> list[tuple[Component, Callable[[], Any]]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from core.policy.predict.base import Prediction, Predictor, View
-from core.policy.predict.ranking import Distance, ExpertUse, best, by_use, layer_ahead
-from core.settings.param import Param
+from core.policy.predict.ranking import Distance, ExpertUse, Width, best, by_use, layer_ahead
 from core.settings.registry import register
 
 
@@ -27,12 +26,10 @@ class AllNext(Predictor):
 
     def __init__(
         self,
-        width: Annotated[
-            int, Param("At most this many experts. 0 = all.", title="Width", low=0, high=1024, step=1, unit="experts")
-        ] = 0,
-        distance: Distance = 1,
+        width: Width = 0,
+        distance: Distance = 0,
     ) -> None:
-        self._width, self._distance = width, distance
+        self._width, self._distance = width, distance or 1
         self._tally: ExpertUse | None = None
 
     def predict(self, view: View) -> Sequence[Prediction]:

@@ -8,10 +8,12 @@ from typing import Annotated, ClassVar
 
 from core.policy.predict.base import Later, LayerMap, Prediction, Predictor, View
 from core.policy.predict.map_search import MapSearch, followed, opened, read
+from core.policy.predict.ranking import Distance
 from core.policy.predict.worker import AsyncWorker, InlineWorker, WorkerTask
 from core.settings.param import Param
 from core.settings.registry import register
 
+DISTANCE = 3  # layers ahead, unless another one is set
 BEHIND = 2  # passes that the search may be behind; later ones are skipped
 
 
@@ -39,17 +41,7 @@ class ExpertMap(Predictor):
 
     def __init__(
         self,
-        distance: Annotated[
-            int,
-            Param(
-                "How many layers ahead to fetch. The layers before that many go by the embedding alone.",
-                title="Distance",
-                low=1,
-                high=16,
-                step=1,
-                unit="layers",
-            ),
-        ] = 3,
+        distance: Distance = 0,
         capacity: Annotated[
             int,
             Param(
@@ -77,7 +69,7 @@ class ExpertMap(Predictor):
         ] = True,
     ) -> None:
         self._predicted = {
-            "distance": distance,
+            "distance": distance or DISTANCE,
             "capacity": capacity,
             "semantic": int(semantic),
             "dynamic": int(dynamic),

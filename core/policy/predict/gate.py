@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from core.policy.predict.base import Prediction, Predictor, View
-from core.policy.predict.ranking import Again, Floor, LookAhead, Width, best, limit
+from core.policy.predict.ranking import Again, Distance, Floor, Width, best, limit
 from core.settings.param import Param
 from core.settings.registry import register
 
@@ -31,7 +31,7 @@ class NextGate(Predictor):
         self,
         width: Width = 0,
         floor: Floor = 0.0,
-        distance: LookAhead = 1,
+        distance: Distance = 0,
         last_state: Annotated[
             bool,
             Param(
@@ -41,7 +41,7 @@ class NextGate(Predictor):
             ),
         ] = False,
     ) -> None:
-        self._width, self._floor, self._distance, self._last_state = width, floor, distance, last_state
+        self._width, self._floor, self._distance, self._last_state = width, floor, distance or 1, last_state
         self._first = Again()
 
     def predict(self, view: View) -> Sequence[Prediction]:

@@ -19,8 +19,8 @@ from core.settings.registry import register
 class PreviousToken(Predictor):
     """Keeps each layer's choice for the last token of the last pass. Score: how often such predictions were correct."""
 
-    def __init__(self, width: Width = 0, distance: Distance = 1) -> None:
-        self._width, self._distance = width, distance
+    def __init__(self, width: Width = 0, distance: Distance = 0) -> None:
+        self._width, self._distance = width, distance or 1
         self._again = Again()
 
     def predict(self, view: View) -> Sequence[Prediction]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from core.policy.predict.base import Prediction, Predictor, View
 from core.policy.predict.ranking import Distance, Width, layer_ahead, limit
-from core.settings.param import Param
 from core.settings.registry import register
 
 
@@ -26,14 +25,9 @@ class RandomPrediction(Predictor):
 
     batches: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        seed: Annotated[int, Param("Starts the sequence of draws.", title="Seed", low=0, high=2**31 - 1, step=1)] = 0,
-        width: Width = 0,
-        distance: Distance = 1,
-    ) -> None:
-        self._random = np.random.default_rng(seed)
-        self._width, self._distance = width, distance
+    def __init__(self, width: Width = 0, distance: Distance = 0) -> None:
+        self._random = np.random.default_rng(0)
+        self._width, self._distance = width, distance or 1
 
     def predict(self, view: View) -> Sequence[Prediction]:
         ahead = layer_ahead(view, self._distance)

@@ -15,43 +15,43 @@ from core.settings.param import Param
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int64]
 
-LookAhead = Annotated[
-    int,
-    Param(
-        "How many of the next layers to ask about: more leave more time, and each costs time and is harder to guess.",
-        title="Layers ahead",
-        low=1,
-        high=16,
-        step=1,
-        unit="layers",
-    ),
-]
 Width = Annotated[
     int,
     Param(
-        "How many experts to fetch for a token and layer. 0 = as many as the router selects.",
+        "At most this many experts are fetched for a token and layer. 0 = as many as the router selects; where the "
+        "whole next layer is fetched, all of them.",
         title="Width",
         low=0,
-        high=256,
+        high=1024,
         step=1,
         unit="experts",
+        shared=True,
     ),
 ]
 Floor = Annotated[
     float,
     Param(
-        "Fetch only experts with at least this probability.", title="Least probability", low=0.0, high=1.0, step=0.01
+        "Only experts with at least this probability are fetched.",
+        title="Least probability",
+        low=0.0,
+        high=1.0,
+        step=0.01,
+        shared=True,
     ),
 ]
 Distance = Annotated[
     int,
     Param(
-        "How many layers ahead to fetch: farther leaves more time, and is harder to guess.",
+        "How many layers ahead experts are fetched: a larger distance leaves more time, and is harder to predict. "
+        "Gate and token_table predict every layer up to it, which costs time for each; routing_path fetches again in "
+        "so many next layers what found no slot before. 0 = the prefetcher's own: 4 for stride and routing_path, 3 "
+        "for expert_map, 1 for all others.",
         title="Distance",
-        low=1,
-        high=16,
+        low=0,
+        high=64,
         step=1,
         unit="layers",
+        shared=True,
     ),
 ]
 

@@ -30,9 +30,9 @@ class Recent(Predictor):
         ] = 32,
         width: Width = 0,
         floor: Floor = 0.0,
-        distance: Distance = 1,
+        distance: Distance = 0,
     ) -> None:
-        self._tokens, self._width, self._floor, self._distance = tokens, width, floor, distance
+        self._tokens, self._width, self._floor, self._distance = tokens, width, floor, distance or 1
         self._window: dict[int, Ints] = {}  # layer -> choices [up to tokens, k], newest last
 
     def predict(self, view: View) -> Sequence[Prediction]:

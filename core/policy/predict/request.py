@@ -22,8 +22,8 @@ from core.settings.registry import register
 class RequestCounts(Predictor):
     """Score: the share of the request's tokens so far that used the expert."""
 
-    def __init__(self, width: Width = 0, floor: Floor = 0.0, distance: Distance = 1) -> None:
-        self._width, self._floor, self._distance = width, floor, distance
+    def __init__(self, width: Width = 0, floor: Floor = 0.0, distance: Distance = 0) -> None:
+        self._width, self._floor, self._distance = width, floor, distance or 1
         self._request: int | None = None
         self._tally = ExpertUse(0, 0)
 

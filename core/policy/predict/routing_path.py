@@ -10,13 +10,14 @@ import numpy.typing as npt
 
 from core.policy.predict.base import Prediction, Predictor, View, shares_of
 from core.policy.predict.path_reader import ACTIVE, PathReader, Share, answered, asked
-from core.policy.predict.ranking import Floor, Width, best
+from core.policy.predict.ranking import Distance, Floor, Width, best
 from core.policy.predict.worker import AsyncWorker, InlineWorker, WorkerTask
 from core.settings.param import Param
 from core.settings.registry import register
 
 Singles = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
+DISTANCE = 4  # layers ahead that are fetched again, unless another one is set
 FOLLOWED = 256  # requests whose place in their text is known, the latest
 
 
@@ -61,20 +62,9 @@ class RoutingPath(Predictor):
 
     def __init__(
         self,
-        distance: Annotated[
-            int,
-            Param(
-                "How many of the next layers are fetched again as each layer is reached, nearest first: those that "
-                "found no slot when all layers were told.",
-                title="Layers ahead",
-                low=1,
-                high=64,
-                step=1,
-                unit="layers",
-            ),
-        ] = 4,
         width: Width = 0,
         floor: Floor = 0.0,
+        distance: Distance = 0,
         active: Annotated[
             Literal["likeliest", "half"],
             Param(
@@ -85,7 +75,8 @@ class RoutingPath(Predictor):
             ),
         ] = "likeliest",
     ) -> None:
-        self._distance, self._width, self._floor, self._half = distance, width, floor, active == "half"
+        self._width, self._floor, self._distance = width, floor, distance or DISTANCE
+        self._half = active == "half"
         self.worker: AsyncWorker | None = None
         self._asked = 0  # number of the last search
         self._followed: dict[int, None] = {}  # requests that the reader follows, the one asked about last at the end

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from core.policy.predict.base import Prediction, Predictor, View
-from core.policy.predict.ranking import Again, Floor, Width, best, limit, reach
-from core.settings.param import Param
+from core.policy.predict.ranking import Again, Distance, Floor, Width, best, limit, reach
 from core.settings.registry import register
+
+STRIDE = 4  # layers ahead, unless another distance is set
 
 
 @register(
@@ -30,19 +31,12 @@ class Stride(Predictor):
     batches: ClassVar[bool] = True
     asks: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        stride: Annotated[
-            int, Param("How many layers ahead to ask.", title="Stride", low=1, high=16, step=1, unit="layers")
-        ] = 4,
-        width: Width = 0,
-        floor: Floor = 0.0,
-    ) -> None:
-        self._stride, self._width, self._floor = stride, width, floor
+    def __init__(self, width: Width = 0, floor: Floor = 0.0, distance: Distance = 0) -> None:
+        self._width, self._floor, self._distance = width, floor, distance or STRIDE
         self._again = Again()
 
     def predict(self, view: View) -> Sequence[Prediction]:
-        stride = reach(view, self._stride)
+        stride = reach(view, self._distance)
         if view.layer < stride:
             self._again.note(view.layer, view.ids)
         ahead = view.layer + stride

@@ -10,7 +10,7 @@ import numpy as np
 
 from core.policy.predict.base import Prediction, Predictor, View
 from core.policy.predict.gate import ask_ahead
-from core.policy.predict.ranking import Again, Floor, LookAhead, Width
+from core.policy.predict.ranking import Again, Distance, Floor, Width
 from core.settings.registry import register
 
 
@@ -31,8 +31,8 @@ class TokenTable(Predictor):
     starts: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("first_table",)
 
-    def __init__(self, width: Width = 0, floor: Floor = 0.0, distance: LookAhead = 1) -> None:
-        self._width, self._floor, self._distance = width, floor, distance
+    def __init__(self, width: Width = 0, floor: Floor = 0.0, distance: Distance = 0) -> None:
+        self._width, self._floor, self._distance = width, floor, distance or 1
         self._named: list[list[int]] = []  # per token of the current pass
         self._came_true = Again()
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 from core.policy.predict.base import Prediction, Predictor, View
 from core.policy.predict.ranking import Distance, Floor, Ints, Width, best, layer_ahead, limit, reach
-from core.settings.param import Param
 from core.settings.registry import register
 
 Singles = npt.NDArray[np.float32]
-FAR = 60.0  # powers of two by which the newest token may outweigh the first before all counts are scaled down
-SEEN = np.float32(2.0**-100)  # counts below are dropped: they are no longer exact
 
 
 @register(
@@ -30,35 +26,16 @@ class Transitions(Predictor):
     """Score of e: mean over the chosen experts s that were seen before of N[s, e] / N[s]; mean over tokens.
 
     N[s, e] = tokens that chose s in this layer and e `distance` layers later (past the last layer: the next token of
-    the same request), N[s] = tokens that chose s and reached that layer. With a half-life h a token counts 2^(its
-    number / h): only ratios matter. float32, 4 * L * E * E bytes.
+    the same request), N[s] = tokens that chose s and reached that layer. float32, 4 * L * E * E bytes.
     """
 
-    def __init__(
-        self,
-        half_life: Annotated[
-            int,
-            Param(
-                "After this many tokens a count is worth half. 0 = never forgets.",
-                title="Half-life",
-                low=0,
-                high=100_000,
-                step=1,
-                unit="tokens",
-            ),
-        ] = 0,
-        width: Width = 0,
-        floor: Floor = 0.0,
-        distance: Distance = 1,
-    ) -> None:
-        self._half_life, self._width, self._floor, self._distance = half_life, width, floor, distance
+    def __init__(self, width: Width = 0, floor: Floor = 0.0, distance: Distance = 0) -> None:
+        self._width, self._floor, self._distance = width, floor, distance or 1
         self._pairs: Singles = np.zeros((0, 0, 0), np.float32)  # [L, E, E]
         self._from: Singles = np.zeros((0, 0), np.float32)  # [L, E]
         self._rows: dict[int, Ints] = {}  # layer -> its last choice [T, k]
         self._before: tuple[int, int] | None = None  # request and layer of the last call
         self._follows = False  # this pass continues where the last one ended
-        self._age = 0.0  # log2 of the weight of this pass's last token
-        self._weight: Singles = np.ones(1, np.float32)  # [T] the weight of each of this pass's tokens
 
     def predict(self, view: View) -> Sequence[Prediction]:
         ids: Ints = np.array(view.ids, np.int64)
@@ -67,7 +44,6 @@ class Transitions(Predictor):
             self._from = np.zeros((view.layers, view.experts), np.float32)
         if view.layer == 0:
             self._follows = self._before == (view.request, view.layers - 1)
-            self._advance(len(ids))
         self._before = view.request, view.layer
         self._learn(view, ids)
         ahead = layer_ahead(view, self._distance)
@@ -78,53 +54,38 @@ class Transitions(Predictor):
         """Count the transitions to this choice; with several tokens, also those into the next token's first layers."""
         layer, rows, distance = view.layer, self._rows, reach(view, self._distance)
         if layer >= distance:
-            self._count(layer - distance, rows[layer - distance], ids, self._weight)
+            self._count(layer - distance, rows[layer - distance], ids)
         elif self._follows:
             source = layer - distance + view.layers
-            self._count(source, rows[source][-1:], ids[:1], self._weight[:1])
+            self._count(source, rows[source][-1:], ids[:1])
         rows[layer] = ids
         if layer + distance >= view.layers and len(ids) > 1:
-            self._count(layer, ids[:-1], rows[layer + distance - view.layers][1:], self._weight[1:])
+            self._count(layer, ids[:-1], rows[layer + distance - view.layers][1:])
 
-    def _count(self, layer: int, source: Ints, target: Ints, weight: Singles) -> None:
-        """Count transitions from `source` [T, k] at `layer` to `target` [T, k], each with `weight` [T]."""
+    def _count(self, layer: int, source: Ints, target: Ints) -> None:
+        """Count transitions from `source` [T, k] at `layer` to `target` [T, k]."""
         if len(source) == 1:
-            self._pairs[layer, source[0][:, None], target[0]] += weight[0]
-            self._from[layer, source[0]] += weight[0]
+            self._pairs[layer, source[0][:, None], target[0]] += 1.0
+            self._from[layer, source[0]] += 1.0
             return
         ones: list[Singles] = []
         for ids in (source, target):
             rows: Singles = np.zeros((len(ids), self._from.shape[1]), np.float32)
             np.put_along_axis(rows, ids, 1.0, axis=1)
             ones.append(rows)
-        weighted = ones[0] * weight[:, None]
-        self._pairs[layer] += weighted.T @ ones[1]
-        self._from[layer] += weighted.sum(0)
+        self._pairs[layer] += ones[0].T @ ones[1]
+        self._from[layer] += ones[0].sum(0)
 
     def _scores(self, layer: int, ids: Ints) -> Singles:
         """[E] mean over the tokens `ids` [T, k]; 0 for a token none of whose experts has been seen at `layer`."""
         if len(ids) == 1:
             rows, came = ids[0], self._from[layer, ids[0]]
-            share: npt.NDArray[np.float64] = np.array(1.0 / max(1, int(np.count_nonzero(came > SEEN))))
+            share: npt.NDArray[np.float64] = np.array(1.0 / max(1, int(np.count_nonzero(came > 0))))
         else:
             rows, came = np.arange(self._from.shape[1]), self._from[layer]
-            seen = came[ids] > SEEN  # [T, k]
+            seen = came[ids] > 0  # [T, k]
             shares = seen / np.maximum(seen.sum(1, keepdims=True), 1) / len(ids)
             share = np.bincount(ids.ravel(), shares.ravel(), len(came)).astype(np.float64)
-        each = (share / np.where(came > SEEN, came, np.inf)).astype(np.float32)
+        each = (share / np.where(came > 0, came, np.inf)).astype(np.float32)
         scores: Singles = np.minimum(each @ self._pairs[layer, rows], np.float32(1.0))
         return scores
-
-    def _advance(self, tokens: int) -> None:
-        """Start a pass over `tokens` tokens: computes the weight of each."""
-        if not self._half_life:
-            if len(self._weight) != tokens:
-                self._weight = np.ones(tokens, np.float32)
-            return
-        self._age += tokens / self._half_life
-        if self._age > FAR:
-            scale = np.float32(2.0**-self._age)  # may be 0: all is forgotten
-            self._pairs *= scale
-            self._from *= scale
-            self._age = 0.0
-        self._weight = np.exp2(self._age + np.arange(1 - tokens, 1) / self._half_life).astype(np.float32)

@@ -92,8 +92,7 @@ class Gates:
     beta: float = 2.0  # no change at all when delta >= beta
     rho: int = 3  # most changes of one token in one layer
     rho_order: Literal["lightest", "heaviest"] = "lightest"  # whom they are spent on where more could be changed
-    unique: bool = True  # no expert twice for one token
-    discount: float = 1.0  # if not unique: factor on the score of an expert that the token already has
+    discount: float = 0.0  # factor on the score of an expert that the token already has; 0 = no expert twice
     protected: Tensor | None = None  # bool [E] experts of this layer that are never replaced or dropped
     order: tuple[str, ...] = ("substitute",)
     drop_share: float = 1.0  # drop an expert only if it has at most this share of the token's weight
@@ -151,8 +150,7 @@ class Substitute(Candidates, Protocol):
     needs: ClassVar[tuple[str, ...]] = ()  # parts of the profile (core.profile.PARTS) that it requires
     logits: bool = False  # True: it needs the router's logits
     named: bool = False  # True: it needs the predictor's scores
-    unique: bool = True  # its values for the gates
-    discount: float = 1.0
+    discount: float = 0.0  # its value for the gates
     bytes: int = 0  # of its tables on the device
     experts: int = 0  # E, once prepared
 

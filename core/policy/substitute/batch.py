@@ -131,7 +131,7 @@ def _substitute(
         ready, taken = ask.ready, used
     else:
         ready, taken = ask.ready.take(experts), used.gather(1, experts)
-    if gates.unique:
+    if not gates.discount:
         scores = scores.masked_fill(taken | ~ready, -torch.inf)
     else:
         wide = scores.double()  # in the precision of `plain`

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 )
 class Buddy(Substitute):
     """Psi(j) = q(j|i) * (1 + eta * zhat_j), zhat = the token's router logits scaled to 0..1 over all experts, for the
-    first `search_rank` buddies j of i. The paper's third factor, 1 - kappa * hop(j), is 1 on one device and omitted.
+    buddies j of i. The paper's third factor, 1 - kappa * hop(j), is 1 on one device and omitted.
 
     Lists are arrays [L, E, R], 12 bytes per entry on the device; R = the longest list in use.
     """
@@ -46,13 +46,12 @@ class Buddy(Substitute):
                 parse=alphas,
             ),
         ] = "0.95",
-        k_max: Annotated[int, Param("The longest list.", title="Buddies at most", low=1, high=MOST, step=1)] = 16,
-        search_rank: Annotated[
+        k_max: Annotated[
             int,
             Param(
-                "How many of a list are looked at for one that is resident.",
-                title="Search rank (H)",
-                advanced=True,
+                "The longest list: at most this many buddies are searched for one that is resident (the paper's K_max, "
+                "and its search rank H).",
+                title="Buddies at most",
                 low=1,
                 high=MOST,
                 step=1,
@@ -88,25 +87,22 @@ class Buddy(Substitute):
                 step=0.1,
             ),
         ] = 0.0,
-        unique: Annotated[
-            bool, Param("Take no expert that the token already has.", title="No expert twice", advanced=True)
-        ] = True,
         discount: Annotated[
             float,
             Param(
-                "When an expert may be taken twice: what the score of one that the token already has is multiplied by.",
-                title="Discount",
+                "What the score of an expert that the token already has is multiplied by. 0 = it is not taken twice, "
+                "as in the paper's Algorithm 1.",
+                title="Taken twice: discount",
                 advanced=True,
-                active_when={"substitute.buddy.unique": (False,)},
                 low=0.0,
                 high=1.0,
                 step=0.05,
             ),
-        ] = 0.5,
+        ] = 0.0,
     ) -> None:
-        self._alpha, self._most, self._rank = alpha, k_max, search_rank
+        self._alpha, self._most = alpha, k_max
         self._weighted, self._smoothing, self._eta = weighted, smoothing, eta
-        self.unique, self.discount = unique, discount
+        self.discount = discount
         self.logits = eta > 0
         self.lists = Lists(np.zeros((0, 0, 0), np.int16), np.zeros((0, 0, 0), np.float32))
         self._ids: Tensor | None = None
@@ -127,7 +123,7 @@ class Buddy(Substitute):
         import torch
 
         self.lists, self._short = lists, {}
-        ids, q = lists.ids[..., : self._rank], lists.q[..., : self._rank]
+        ids, q = lists
         width = max(1, int((ids >= 0).sum(-1).max(initial=0)))  # omits columns that are empty everywhere
         ids, q = ids[..., :width], np.where(ids >= 0, q, -np.inf)[..., :width]
         self._ids = torch.from_numpy(np.maximum(ids, 0).astype(np.int64)).to(device)
@@ -149,7 +145,7 @@ class Buddy(Substitute):
         """The candidates of an expert, built when first requested."""
         found = self._short.get((layer, expert))
         if found is None:
-            ids, q = self.lists.ids[layer, expert, : self._rank], self.lists.q[layer, expert, : self._rank]
+            ids, q = self.lists.ids[layer, expert], self.lists.q[layer, expert]
             found = [(j, score) for j, score in zip(ids.tolist(), q.tolist(), strict=True) if j >= 0]
             self._short[layer, expert] = found
         return found

@@ -119,7 +119,7 @@ def _best(listed: Iterable[tuple[int, float]], ready: Sequence[bool], used: set[
     for expert, score in listed:
         if ready[expert]:
             if expert in used:
-                if gates.unique:
+                if not gates.discount:
                     continue
                 score *= gates.discount
             if score > top:

@@ -1,4 +1,4 @@
-"""Sizes and names as people read them, the same in the dashboard and in the terminal."""
+"""Counts and names as people read them, the same in the dashboard and in the terminal."""
 
 from __future__ import annotations
 
@@ -14,15 +14,6 @@ from core.settings.config import KINDS, params
 from core.settings.registry import variants
 
 MARK = 6  # hexadecimal digits of a model's id
-UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
-
-
-def size(count: float) -> str:
-    """Bytes with a unit and three significant digits: "7.25 GB"."""
-    for unit, scale in UNITS:
-        if abs(count) >= scale:
-            return f"{count / scale:.3g} {unit}" if abs(count) < 100 * scale else f"{count / scale:.0f} {unit}"
-    return f"{count:.0f} B"
 
 
 def count(number: int) -> str:

@@ -18,12 +18,12 @@ from app.cli.target import require_new_file
 from app.services.profiles import carried
 from app.store.home import data_dir
 from app.store.private import data_folder
-from app.words import size
 from core.errors import ProfileError, SettingError
 from core.policy.substitute.super_experts import super_experts
 from core.profile import PARTS, Profile, check_model, load, profile_path, save
 from core.profile.summary import TITLES, describe
 from core.system.paths import expanded
+from core.system.wording import format_bytes
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -186,7 +186,7 @@ def report(profile: Profile, parts: set[str], file: Path, seconds: float) -> lis
     ]
     if missing := [TITLES[part] for part in PARTS if part in parts and part not in found]:
         lines.append(f"  Not measured, because it needs a text that the model reads: {', '.join(missing)}")
-    return [*lines, f"Saved in {file}, {size(file.stat().st_size)}"]
+    return [*lines, f"Saved in {file}, {format_bytes(file.stat().st_size)}"]
 
 
 def summary(profile: Profile, file: Path, seconds: float) -> dict[str, object]:

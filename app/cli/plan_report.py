@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from app.services.predictions import Prediction, so_far
-from app.words import size
 from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.curves import Curves
 from core.policy.allocation.expert_split import LayerTimes
 from core.simulate.split_replay import SplitResult
+from core.system.wording import format_bytes
 
 PLANNED = "planned"  # the plan among the others
 
@@ -38,7 +38,7 @@ def report(answer: Answer) -> str:
     curves, times, plan = answer.curves, answer.times, answer.plan
     total = curves.layers * curves.experts
     parts = [f"{answer.experts} of {total} experts, {answer.experts / total:.1%}"]
-    parts += [f"{size(answer.device_bytes)} in all"] if answer.device_bytes is not None else []
+    parts += [f"{format_bytes(answer.device_bytes)} in all"] if answer.device_bytes is not None else []
     parts += [f"{answer.aside} of them the prefetch buffer"] if answer.aside else []
     head = "Budget" if answer.tpot_ms is None else f"Least budget for {answer.tpot_ms:g} ms a token"
     rows = {PLANNED: plan, **answer.compared}

@@ -8,7 +8,7 @@ from core.capacity.plan import Plan, plan
 from core.memory.disk import measure_disk
 from core.memory.link import Link, measure_gbps, scaled_gbps
 from core.settings.loading import LoadSpec
-from core.system.wording import human
+from core.system.wording import format_bytes
 from core.types import Fit, Memory
 
 HOST_MARGIN = 256 << 20  # host memory left to the system
@@ -26,8 +26,8 @@ def estimate(spec: LoadSpec, instead_of: Memory | None = None, seen: Seen | None
 
 
 def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = None, foretell: bool = True) -> Fit:
-    """The verdict on a plan, beside a loaded model or replacing it (`instead_of`). `foretell` = include the speed
-    forecast."""
+    """The verdict on a plan, next to a loaded model or replacing it (`instead_of`). `foretell` = include the
+    speed forecast."""
     sizes, settings, tier = plan.sizes, plan.spec.settings, plan.tier
     budget, scope, cpu = settings.cache.budget, settings.cache.scope, plan.device.type == "cpu"
     free, on_host = device_free(plan.device, instead_of), host_free(plan.device, instead_of)
@@ -35,8 +35,8 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
     problem, warning = sizes.problem(budget, scope, free), ""
     if not problem and tier.bytes + (sizes.budget_bytes(budget) if cpu else 0) + HOST_MARGIN > on_host:
         problem = (
-            f"The experts need {human(tier.bytes)} of host memory{' beside the budget' if cpu else ''}, but "
-            f"only {human(on_host)} are free. "
+            f"The experts need {format_bytes(tier.bytes)} of host memory{' besides the budget' if cpu else ''}, but "
+            f"only {format_bytes(on_host)} are free. "
             + (
                 "Choose less host memory"
                 if plan.pack is not None
@@ -115,12 +115,12 @@ def _foretell(plan: Plan, slots: int, seen: Seen) -> Forecast:
 def _link(plan: Plan, speeds: Speeds, known: Link | None) -> Link:
     """The link that the settings ask for: emulated, the one that is `known` from a load, or as this machine's would be
     measured at a load."""
-    asked = plan.spec.settings.link
-    if asked.kind == "emulated":
-        return Link(asked.gbps, asked.latency_us, True)
+    requested = plan.spec.settings.link
+    if requested.kind == "emulated":
+        return Link(requested.gbps, requested.latency_us, True)
     if known is not None:
         return known
-    if asked.kind == "auto" and plan.spec.model == "demo" and plan.device.type == "cpu":
+    if requested.kind == "auto" and plan.spec.model == "demo" and plan.device.type == "cpu":
         layer_ms = plan.sizes.shape.top_k * speeds.expert_ms + BLOCK_MS[1]
-        return Link(scaled_gbps(layer_ms, plan.sizes.blob, asked.latency_us), asked.latency_us, True)
+        return Link(scaled_gbps(layer_ms, plan.sizes.blob, requested.latency_us), requested.latency_us, True)
     return Link(copies_gbps(plan))

@@ -19,17 +19,17 @@ def piece(sizes: Sizes, slots: int, unread: int, works: Callable[[int], bool]) -
     """The pieces in which `unread` tokens of prompts are read. `slots`: of the cache; `works`: whether it can do with
     so many. Ties: the shorter."""
     usual = PromptPiece(sizes.chunk, 0)
-    fitting = [one for one in sizes.longer if works(slots - lent(sizes, one))]
+    fitting = [one for one in sizes.longer if works(slots - borrowed_slots(sizes, one))]
     return min((usual, *fitting), key=lambda one: _copied(sizes, slots, one, unread))
 
 
-def lent(sizes: Sizes, one: PromptPiece) -> int:
+def borrowed_slots(sizes: Sizes, one: PromptPiece) -> int:
     """Slots whose bytes hold what a piece needs beyond the workspace."""
     return -(-max(0, one.extra) // sizes.slot)
 
 
 def _copied(sizes: Sizes, slots: int, one: PromptPiece, unread: int) -> int:
     """Slots that are filled to read them: by each piece what is missing, and what made room for it."""
-    room = lent(sizes, one)
+    room = borrowed_slots(sizes, one)
     passes = -(-unread // one.chunk)
     return passes * max(0, sizes.slots_all - slots + room) + COMES_BACK * room

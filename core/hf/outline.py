@@ -158,7 +158,7 @@ def _reason(error: Exception) -> str:
         return str(error)
     if isinstance(error, NotImplementedError) or "meta" in str(error):  # torch's message for a value without data
         return (
-            "its code decides by the numbers that it computes, so what it takes cannot be told before its weights "
+            "its code decides by the numbers that it computes, so what it takes cannot be known before its weights "
             "are read"
         )
     if not isinstance(error, ValueError):  # not worded for users

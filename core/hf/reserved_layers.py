@@ -38,7 +38,7 @@ class Reserved:
     window: int | None = None  # maximum positions kept; None = the whole context
     state_bytes = 0  # bytes allocated independent of the context
     momentary = False  # it may hold something that cannot be cut
-    given = False  # a model may give it tensors of its own, which nobody counts in `allocated`
+    given = False  # a model may give it tensors of its own, which `allocated` does not count
     fixed: Fixed | None = None  # how the running pass uses it; None: by lengths that the host knows
 
     @property

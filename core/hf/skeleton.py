@@ -92,7 +92,7 @@ def load_skeleton(
 
 
 def release_weights(model: torch.nn.Module) -> None:
-    """Free the memory of everything that a model computes with, whoever still has the model or a part of it."""
+    """Free the memory of everything that a model computes with, even if a part of it is still referenced."""
     for parameter in model.parameters():
         parameter.data = parameter.data.new_empty(0)
     for module in model.modules():

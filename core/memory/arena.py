@@ -50,7 +50,7 @@ class Arena:
         return slot
 
     def free(self, slot: Slot) -> None:
-        """Free a slot's memory, whoever else still has the slot. No thread or kernel may read or write it."""
+        """Free a slot's memory, even if the slot is still referenced. No thread or kernel may read or write it."""
         if slot.fence is not None:
             slot.fence.synchronize()
         self._take_back(slot)

@@ -43,7 +43,7 @@ def _segments(size: int) -> int:
 
 @dataclass(eq=False, slots=True)
 class Slab:
-    """One allocation. `free` and `held` say who is at each place."""
+    """One allocation. `free` and `held` have the slot at each place."""
 
     memory: torch.Tensor  # uint8 [places * stride]
     free: list[int]

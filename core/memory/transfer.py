@@ -4,8 +4,8 @@ One worker thread serves the queue when experts come from host memory, two when 
 starts while a demand is queued or in flight. On a CPU, a thread that waits for a queued copy performs it itself instead
 of blocking. On CUDA copies are issued on a separate stream, and the compute stream (not the host) waits for their
 events: a demand for what is at hand in pinned memory is issued by the thread that asks for it, which takes some
-microseconds and waits for no other thread; all else is issued by the workers. A copy that fails is an error to whoever
-waits for it, and nothing else; an error of the device ends the workers, and every copy that is not done fails.
+microseconds and waits for no other thread; all else is issued by the workers. A copy that fails raises in the thread
+that waits for it, and nowhere else; an error of the device ends the workers, and every copy that is not done fails.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class TransferEngine:
             return True
 
     def rank(self, priorities: Iterable[tuple[Ticket, float]]) -> None:
-        """Reprioritise the queued prefetches. One that started meanwhile is not affected."""
+        """Reprioritise the queued prefetches. A prefetch that has started is not affected."""
         with self._lock:
             self._queue.rank(priorities)
 
@@ -301,11 +301,11 @@ class TransferEngine:
             return None
 
     def _serve(self) -> None:
-        if not self._cuda:  # where torch's threads compute the model meanwhile
+        if not self._cuda:  # torch's threads compute the model at the same time
             openmp.alone()
         try:
             self._serve_all()
-        except BaseException as error:  # of a CUDA call: nobody else is told
+        except BaseException as error:  # of a CUDA call: no other thread sees it
             with self._lock:
                 self._lost = self._lost or error
                 left = [*self._queue.demand, *self._queue.prefetch, *self._flying]

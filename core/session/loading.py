@@ -27,7 +27,7 @@ from core.profile.buddies import find
 from core.session.prompt import Prompt
 from core.system.process_memory import release_memory
 from core.system.template_worker import RENDERER
-from core.system.wording import human, reason
+from core.system.wording import format_bytes, reason
 from core.types import ModelShape
 
 log = logging.getLogger("moestro.load")
@@ -87,8 +87,8 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
     if unpinned := found.store.unpinned_bytes:
         log.warning(
             "The system lets %s of the experts' %s of host memory be pinned. The others take longer to copy.",
-            human(found.store.bytes - unpinned),
-            human(found.store.bytes),
+            format_bytes(found.store.bytes - unpinned),
+            format_bytes(found.store.bytes),
         )
     return replace(found, beside=beside)
 

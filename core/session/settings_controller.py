@@ -14,7 +14,7 @@ import numpy as np
 
 from core.cache.expert_cache import ExpertCache
 from core.capacity.memory_accounting import Ledger
-from core.capacity.pieces import lent, piece
+from core.capacity.pieces import borrowed_slots, piece
 from core.capacity.sizes import PromptPiece, Sizes
 from core.errors import BudgetError, SettingError
 from core.hf.weighing import Rule
@@ -147,7 +147,7 @@ class SettingsController:
         to.shadows.configure(new, profile)
         to.miss.configure(None if anew else old.lossy, new.lossy, profile)
         if old.cache != new.cache or self.placed is not before:
-            self.make_way(to, 0)  # what may be lent follows from these
+            self.make_way(to, 0)  # what may be borrowed follows from these
         to.expert_cache.configure(old.cache, new.cache, None if self.placed is before else self.placed)
         to.expert_cache.prefetch_by(old.prefetch, new.prefetch)
         if old.cache.budget != new.cache.budget:
@@ -176,11 +176,11 @@ class SettingsController:
 
     def make_way(self, to: EngineParts, tokens: int) -> bool:
         """A pass over so many tokens of prompts follows, 0 = any other: lend it the memory of as many slots as it needs
-        beyond the workspace, and take back what another pass does not need any more. False, with nothing lent, where
-        the slots cannot be spared. Only between two passes, on the compute thread."""
+        beyond the workspace, and take back what another pass does not need any more. False, with nothing borrowed,
+        where the slots cannot be spared. Only between two passes, on the compute thread."""
         sizes, usual = to.sizes, PromptPiece(to.sizes.chunk, 0)
         wanted = next((one for one in (usual, *sizes.longer) if one.chunk >= tokens), usual)
-        slots, room = to.expert_cache.slots + self._lent, lent(sizes, wanted)
+        slots, room = to.expert_cache.slots + self._lent, borrowed_slots(sizes, wanted)
         if room and not self._works(to, slots - room):
             self.make_way(to, 0)
             return False

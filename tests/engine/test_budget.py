@@ -52,7 +52,7 @@ def test_a_budget_too_small_says_how_much_is_needed(model: Path) -> None:
 
 
 def test_a_budget_over_what_is_free_is_refused(model: Path) -> None:
-    with pytest.raises(BudgetError, match=r"asks for 900000 GB, but only .* are free"):
+    with pytest.raises(BudgetError, match=r"asks for 900 TB, but only .* are free"):
         Engine.load(spec(model, "900000GB", context=256))
 
 

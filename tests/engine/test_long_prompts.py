@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.capacity import sizes
-from core.capacity.pieces import COMES_BACK, lent, piece
+from core.capacity.pieces import COMES_BACK, borrowed_slots, piece
 from core.capacity.plan import plan
 from core.capacity.sizes import PromptPiece, Sizes
 from core.engine import Engine
@@ -43,14 +43,14 @@ def test_no_other_pieces_copy_fewer_bytes(chunk: int, extra: list[int], slots: i
 
     def copied(one: PromptPiece) -> int:
         """Missing experts are fetched by every pass; those that made room leave and come back."""
-        total, at = COMES_BACK * lent(some, one), 0
+        total, at = COMES_BACK * borrowed_slots(some, one), 0
         while at < unread:
-            total += max(0, 64 - (slots - lent(some, one)))
+            total += max(0, 64 - (slots - borrowed_slots(some, one)))
             at += one.chunk
         return total
 
     usual = PromptPiece(chunk, 0)
-    allowed = [usual, *(one for one in some.longer if slots - lent(some, one) >= least)]
+    allowed = [usual, *(one for one in some.longer if slots - borrowed_slots(some, one) >= least)]
     assert chosen in allowed and copied(chosen) == min(map(copied, allowed))
     assert chosen == usual or copied(chosen) < copied(usual)
     if slots >= 64:

@@ -7,10 +7,11 @@ from html import escape
 
 from app.services.analysis.whatif import BOUNDS, NONE, Row, Table, less, lru_cliff, times, title
 from app.ui.tabs.analysis_figures import colours
-from app.words import count, name_of, size
+from app.words import count, name_of
 from core.quality.interval import surely_more
 from core.simulate import BELADY, BELADY_BYPASS
 from core.simulate.blocks import gain
+from core.system.wording import format_bytes
 
 EMPTY = (
     "<div class='empty-note'><b>Nothing compared yet</b><span>Choose recorded routing and press Compare: its "
@@ -253,4 +254,4 @@ def milliseconds(value: float | None) -> str:
 
 
 def volume(value: float | None) -> str:
-    return "–" if value is None else size(value)
+    return "–" if value is None else format_bytes(value)

@@ -7,13 +7,14 @@ from datetime import datetime
 from html import escape
 
 from app.services.calibrator import CHOICES
-from app.words import count, name_of, percent, size
+from app.words import count, name_of, percent
 from core.policy.substitute.list_lengths import LayerLists
 from core.profile import PARTS, Profile
 from core.profile.summary import TITLES, describe
 from core.settings.calibration import CalibrationSettings
 from core.settings.config import KINDS
 from core.settings.registry import variants
+from core.system.wording import format_bytes
 from core.types import ModelShape
 
 EMPTY = (
@@ -84,7 +85,7 @@ def rough(
     tokens = min(tokens, limit) if limit else tokens
     said = f"About {count(tokens)} tokens to read"
     if training is not None and shape is not None:
-        said += f", {size(training.training_bytes(shape, tokens))} of disk while the estimator is trained"
+        said += f", {format_bytes(training.training_bytes(shape, tokens))} of disk while the estimator is trained"
     if writing:
         said += f", and {count(writing)} tokens to write at the speed of an answer"
     if tokens_s is None:
@@ -110,7 +111,7 @@ def summary(profile: Profile, file_bytes: int) -> str:
         f"{count(profile.tokens)} tokens of {escape(profile.source)}",
         f"made {when(profile.created)}",
         f"{profile.layers} layers × {profile.experts} experts, top-{profile.top_k}",
-        size(file_bytes),
+        format_bytes(file_bytes),
         f"hash {escape(profile.model_hash[:12])}",
     ]
     said = describe(profile)

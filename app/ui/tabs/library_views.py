@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.services.candidates import Entry
 from app.services.deletion import describe, stays
-from app.words import size
+from core.system.wording import format_bytes
 
 if TYPE_CHECKING:
     from core.memory.pack.contents import Contents
@@ -57,7 +57,7 @@ def _row(entry: Entry, chosen: bool, importing: bool) -> str:
         "name": f"<b>{escape(entry.name)}</b>",
         "kind": escape(entry.kind),
         "format": escape(entry.format),
-        "bytes": size(entry.bytes) if entry.bytes else "",
+        "bytes": format_bytes(entry.bytes) if entry.bytes else "",
         "experts": experts(entry),
         "used": when(entry.used)[:10],
     }
@@ -82,7 +82,7 @@ def about(entry: Entry, problem: str = "") -> str:
     rows = [
         ("Kind", f"{entry.kind}, in {WHERE[entry.where]}"),
         ("Expert format", entry.format),
-        ("Size", size(entry.bytes) if entry.bytes else ""),
+        ("Size", format_bytes(entry.bytes) if entry.bytes else ""),
         ("Experts", experts(entry)),
         ("Last used", when(entry.used)),
         ("Path", entry.path),

@@ -153,7 +153,7 @@ class PackReader:
             self._bytes_read += len(raw)
         eid = layer * self.manifest.experts + expert
         written = self._was_written(layer)
-        if len(raw) < self.padded_bytes and not self._checked[eid]:  # written to meanwhile
+        if len(raw) < self.padded_bytes and not self._checked[eid]:  # written to during the read
             self._read(layer, expert, buffer, slice(0, self.padded_bytes))
         elif not self._checked[eid]:
             if zlib.crc32(raw) != self.manifest.sums[layer][expert]:

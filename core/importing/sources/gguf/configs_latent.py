@@ -157,11 +157,11 @@ def own_index(facts: ModelMetadata) -> list[bool]:
     """
     layers = range(facts.layers)
     held = [f"blk.{n}.{INDEX_KEYS}.weight" in facts.entries for n in layers]
-    said = facts.by_layer("attention.indexer.types")
-    if any(one not in (0, 1, None) for one in said):
-        raise damaged(facts.file, f"its attention.indexer.types is {said!r:.60}")
-    if None not in said:
-        full = [bool(one) for one in said]
+    stated = facts.by_layer("attention.indexer.types")
+    if any(one not in (0, 1, None) for one in stated):
+        raise damaged(facts.file, f"its attention.indexer.types is {stated!r:.60}")
+    if None not in stated:
+        full = [bool(one) for one in stated]
     elif all(held) and facts.need("context_length") >= GLM_5_2:
         full = [n < 2 or n % 4 == 2 for n in layers]
     else:

@@ -58,7 +58,7 @@ class Timed(NamedTuple):
 
 
 def measure(ways: Mapping[str, Way], clock: Clock = CLOCK) -> Timed:
-    """Time the ways, by turns. No two calls have the same number of rows, as in a prompt few experts have: what a
+    """Time the ways, interleaved. No two calls have the same number of rows, as in a prompt few experts have: what a
     library makes for each number is part of its time."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     left = list(ways)

@@ -100,7 +100,7 @@ class Engine:
         except BaseException:
             engine.unload()
             raise
-        openmp.rest()
+        openmp.stop_workers()
         settle()
         progress("Ready", 1.0)
         return engine

@@ -15,7 +15,7 @@ from app.cli.bar import Bar, clock
 from app.cli.interrupt import stoppable
 from app.cli.parser import CommandParser
 from app.cli.target import require_new_file
-from app.services.profiles import carried
+from app.services.profiles import save_buddies_in_pack
 from app.store.home import data_dir
 from app.store.private import data_folder
 from core.errors import ProfileError, SettingError
@@ -130,7 +130,7 @@ def calibrated(args: argparse.Namespace, engine: Any, parts: set[str]) -> int:
     whole = profile if old is None else profile.over(old)
     save(whole, file)
     seconds = time.perf_counter() - began_s
-    print("\n".join([*report(profile, parts, file, seconds), *carried(engine.spec.model, whole)]))
+    print("\n".join([*report(profile, parts, file, seconds), *save_buddies_in_pack(engine.spec.model, whole)]))
     if args.json:
         print(json.dumps(summary(whole, file, seconds)))
     return 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from app.cli import options
 from app.cli.simulate import profile_for, say
-from app.services.profiles import stored
+from app.services.profiles import stored_profile
 from core.command import COMMAND
 from core.errors import SettingError
 from core.policy.allocation.curves import Curves, curves_of
@@ -130,7 +130,7 @@ def found_profile(args: argparse.Namespace, trace: Trace | None, model_hash: str
     """The profile given, else the stored one of the model or of the trace's. Raises ProfileError or SettingError."""
     if trace is not None:
         found = profile_for(args, trace)
-        return found if found is not None or not model_hash else stored(model_hash)
+        return found if found is not None or not model_hash else stored_profile(model_hash)
     if args.profile is not None:
         return load(args.profile, model_hash=model_hash or None, model=args.model or "")
-    return stored(model_hash) if model_hash else None
+    return stored_profile(model_hash) if model_hash else None

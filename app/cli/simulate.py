@@ -13,7 +13,7 @@ from dataclasses import replace
 from app.cli import options, simulate_prefetch
 from app.cli.simulate_prefetch import RULES
 from app.cli.simulate_report import summary, table
-from app.services.profiles import stored
+from app.services.profiles import stored_profile
 from core.errors import SettingError, TraceError
 from core.profile import Profile, load
 from core.settings.config import Settings
@@ -254,7 +254,7 @@ def profile_for(args: argparse.Namespace, trace: Trace) -> Profile | None:
     """The given profile, or the stored one of the trace's model. Raises ProfileError when it is of another model."""
     model_hash = trace.model_hash if isinstance(trace, FileTrace) else ""
     if args.profile is None:
-        return stored(model_hash) if model_hash else None
+        return stored_profile(model_hash) if model_hash else None
     profile = load(args.profile, model_hash=model_hash or None, model=trace.model)
     if (profile.layers, profile.experts) != (trace.layers, trace.experts):
         raise SettingError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from app.store.stored import quality_of, stats_of
+from app.store.row_checks import quality_of, stats_of
 from core.settings.param import declared
 from core.settings.sampling import Sampling
 

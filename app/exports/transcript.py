@@ -10,7 +10,7 @@ from typing import Any
 
 from app.exports.archive import NothingThere
 from app.store import Chat, Message, Store
-from app.words import model_id, short_name
+from app.wording import model_id, short_name
 from core import __version__
 from core.errors import MoestroError
 

@@ -13,7 +13,7 @@ from app.server.json_values import RowId
 from app.services.host import Host
 from app.services.jobs import Job
 from app.services.progress import Answer
-from app.words import model_id, name_of
+from app.wording import model_id, name_of
 from core.errors import MoestroError
 from core.policy.substitute.list_lengths import ListRule
 

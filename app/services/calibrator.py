@@ -12,10 +12,10 @@ from typing import Any, Protocol, cast
 from app.services.engine_protocol import EngineProtocol
 from app.services.jobs import JobRunner, ModelJob
 from app.services.model_manager import ModelManager
-from app.services.profiles import StoredProfiles, carried
+from app.services.profiles import StoredProfiles, save_buddies_in_pack
 from app.store import Store, StoredTrace
 from app.store.traces import stored_traces
-from app.words import count
+from app.wording import count
 from core.errors import MoestroError, SettingError
 from core.profile import PARTS, Profile
 from core.settings.calibration import CalibrationSettings
@@ -168,7 +168,7 @@ class Calibrator:
             raise MoestroError("Cancelled.")
         whole = self._profiles.add(fresh, engine.model_hash)
         missing = [part for part in reading.parts if not fresh.has(part)]
-        job.said = " ".join(filter(None, [_missing(missing), *carried(job.model, whole)]))
+        job.said = " ".join(filter(None, [_missing(missing), *save_buddies_in_pack(job.model, whole)]))
         try:
             engine.use_profile(whole)
         except MoestroError as error:  # saved all the same, and used at the next load

@@ -11,7 +11,7 @@ from app.services.own_answers import OwnAnswers
 from app.services.remembered import Remembered
 from app.store import Store
 from app.store.home import PRODUCTS, data_dir
-from app.words import short_name
+from app.wording import short_name
 from core.errors import BudgetError
 from core.settings.loading import LoadSpec
 from core.system.template_worker import RENDERER

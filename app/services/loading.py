@@ -7,7 +7,7 @@ from typing import Any
 
 from app.services.engine_protocol import EngineProtocol
 from app.services.jobs import ModelJob
-from app.words import short_name
+from app.wording import short_name
 from core.errors import MoestroError
 from core.settings.loading import LoadSpec
 

@@ -13,7 +13,7 @@ from app.services.jobs import JobRunner
 from app.services.loading import Loaded, Loading
 from app.services.remembered import Remembered
 from app.store import Store
-from app.words import model_id
+from app.wording import model_id
 from core.errors import BusyError, ClosingError, ModelError, MoestroError
 from core.profile import Profile
 from core.quality.report import Quality

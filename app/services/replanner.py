@@ -12,7 +12,7 @@ from app.services.model_manager import ModelManager
 from app.services.planner import Planner, Proposal
 from app.services.remembered import Remembered
 from app.services.routed import RoutedTokens
-from app.words import count
+from app.wording import count
 from core.errors import BusyError, MoestroError
 
 log = logging.getLogger("moestro.app")

@@ -14,7 +14,7 @@ from typing import cast
 from app.services.answer_queue import AnswerQueue, Request
 from app.services.crash import log_crash
 from app.services.progress import Answer
-from app.services.unsaved import Unsaved
+from app.services.unsaved_answers import UnsavedAnswers
 from app.store import Store
 from core.errors import ContextError, MoestroError, PromptError
 from core.session.batch_request import BatchRequest
@@ -45,7 +45,7 @@ class Writer:
         ended: Ended = lambda request: None,
     ) -> None:
         self._store, self._queue, self._heard, self._ended = store, queue, heard, ended
-        self.unsaved = Unsaved(store)
+        self.unsaved = UnsavedAnswers(store)
         self._thread = threading.Thread(target=self._run, name="moestro-answers", daemon=True)
         self._thread.start()
 

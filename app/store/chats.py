@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.store.database import Database
-from app.store.stored import Unfit, quality_of, stats_of
+from app.store.row_checks import InvalidRow, quality_of, stats_of
 from core.errors import MoestroError
 
 log = logging.getLogger("moestro.store")
@@ -256,7 +256,7 @@ class Chats:
         for name, read in (("stats", stats_of), ("quality", quality_of)):
             try:
                 found[name] = read(row[name])
-            except Unfit as error:
+            except InvalidRow as error:
                 if row["id"] not in self._told:
                     self._told.add(row["id"])
                     log.warning("figures of message %s are not shown: %s", row["id"], error)

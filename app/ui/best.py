@@ -11,8 +11,8 @@ import gradio as gr
 
 from app.services.analysis.best import Best
 from app.services.host import Host
-from app.ui.carried import BestPicked
 from app.ui.controls import LIVE
+from app.ui.event_data import BestPicked
 from app.ui.text import notice
 from core.settings.config import KINDS, params
 from core.settings.param import Value

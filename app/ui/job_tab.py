@@ -9,8 +9,8 @@ import gradio as gr
 from gradio.components import Component
 
 from app.services.jobs import Job
-from app.ui.carried import Renewed
 from app.ui.controls import LIVE, ONCE, html, progress
+from app.ui.event_data import Renewed
 from app.ui.news import Shown, news, noticed
 from app.ui.text import notice
 

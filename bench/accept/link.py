@@ -114,7 +114,7 @@ def copies(subject: Subject, experts: int = 64) -> dict[str, Any]:
             "expert_mb": codec.blob_bytes / 1e6,
             "not_pinned_bytes": store.unpinned_bytes,
         }
-        link = TransferEngine(subject.device, store.fetch, at_hand=store.at_hand)
+        link = TransferEngine(subject.device, store.fetch, is_pinned=store.is_pinned)
         try:
             return found | _through_the_thread(link, slots, codec.blob_bytes)
         finally:

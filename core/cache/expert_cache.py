@@ -144,12 +144,12 @@ class ExpertCache:
     def places(self) -> bytearray:
         """The location of each expert, by eid, as core.types.Residence. Safe to call from any thread; without a loop
         over the experts, as the computing thread waits for Python's lock meanwhile."""
-        flying, hosted = self.copies.flying(), self.store.hosted()
+        flying, host_resident = self.copies.flying(), self.store.host_resident()
         kinds = bytearray([Residence.PART]) * (self.core.blocks + 1)  # by the number of an expert's slots
-        kinds[0], kinds[-1] = Residence.HOST if hosted is None else Residence.DISK, Residence.RESIDENT
+        kinds[0], kinds[-1] = Residence.HOST if host_resident is None else Residence.DISK, Residence.RESIDENT
         held = bytearray(map(len, self.core.table))
         places = held.translate(kinds.ljust(256))
-        for eid in hosted or ():
+        for eid in host_resident or ():
             if not held[eid]:
                 places[eid] = Residence.HOST
         for eid in flying:

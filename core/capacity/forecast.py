@@ -238,7 +238,7 @@ def _seconds(work: Callable[[int], object], device: torch.device) -> float:
         return min(_quick(work, threads) for threads in sorted({1, most}))
     finally:
         torch.set_num_threads(most)
-        openmp.rest()
+        openmp.stop_workers()
 
 
 def _quick(work: Callable[[int], object], threads: int) -> float:

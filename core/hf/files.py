@@ -15,7 +15,7 @@ from core.command import COMMAND
 from core.errors import ModelError
 from core.hf.bounds import wrong
 from core.hf.quantization import quantization
-from core.hf.stored import read_header
+from core.hf.safetensors_file import read_header
 from core.system.paths import expanded
 from core.system.reading import CONFIG_BYTES, INDEX_BYTES, is_file_name, open_regular, read_json
 

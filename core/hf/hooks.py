@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from core.errors import ModelError
-from core.hf.adapters.marks import ASCENDING
+from core.hf.adapters.expert_attributes import ASCENDING
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
 from core.hf.fast_linear import quicken_linears
 from core.hf.fast_rmsnorm import quicken, restore

@@ -29,7 +29,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from core.errors import ModelError
 from core.hf.cached_pass import cached_pass
 from core.hf.reserved_layers import ReservedLayer, ReservedWindow
-from core.memory.placed import placed
+from core.memory.to_device import to_device
 
 CACHES = ("past_key_values", "past_key_value", "cache_params", "cache")
 """What a mixer's argument for the KV cache may be called."""
@@ -163,10 +163,10 @@ class Packing:
         with self._over(caches, counts) as cache, _positions(caches, counts) as cache.history:
             output = cached_pass(
                 self._model,
-                placed([[token for some in tokens for token in some]], device),
+                to_device([[token for some in tokens for token in some]], device),
                 cache,
-                position_ids=placed([positions], device),
-                logits_to_keep=placed(rows, device),
+                position_ids=to_device([positions], device),
+                logits_to_keep=to_device(rows, device),
             )
         logits: torch.Tensor = output.logits[0]
         return logits

@@ -19,7 +19,7 @@ from transformers import DynamicCache
 from core.hf.adapters.switch import SHARES
 from core.hf.packed import EAGER, Packing
 from core.hf.text_to_text import divided, has_read, in_heads, keep_prompt, no_logits
-from core.memory.placed import placed
+from core.memory.to_device import to_device
 
 ATTENTION = "SwitchTransformersAttention"
 Held = tuple[torch.Tensor, torch.Tensor]
@@ -55,7 +55,7 @@ class TextPacking:
         """The prompts of sequences that begin, or the next `tokens` [t] of others' answers -> logits [keep, V] of the
         last rows of each, one sequence after the other; of prompts none."""
         counts = [len(some) for some in tokens]
-        ids = placed([[token for some in tokens for token in some]], device)
+        ids = to_device([[token for some in tokens for token in some]], device)
         begins = {not has_read(cache) for cache in caches}
         assert len(begins) == 1, "the encoder and the decoder compute passes of their own"
         if begins == {True}:

@@ -48,7 +48,7 @@ class PackStore:
     def begin_pass(self, now: int) -> None:
         pass
 
-    def at_hand(self, eid: int) -> bool:
+    def is_pinned(self, eid: int) -> bool:
         return False  # it may have to be read, and what is in a row may leave it
 
     def device_addresses(self) -> Sequence[int]:
@@ -75,7 +75,7 @@ class DiskStore(PackStore):
     def origin(self, eid: int) -> Origin:
         return "disk"
 
-    def hosted(self) -> Sequence[int]:
+    def host_resident(self) -> Sequence[int]:
         return ()
 
     def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
@@ -127,7 +127,7 @@ class HostCache(PackStore):
         with self._lock:
             return "host" if self._held.has(eid) else "disk"
 
-    def hosted(self) -> Sequence[int]:
+    def host_resident(self) -> Sequence[int]:
         with self._lock:
             return self._held.held()
 

@@ -93,7 +93,7 @@ def measure_gbps(device: torch.device, size_bytes: int = 16 << 20, repeats: int 
         return _best_gbps(device, size_bytes, repeats)
     from core.native import openmp
 
-    with ThreadPoolExecutor(1, initializer=openmp.alone) as copying:
+    with ThreadPoolExecutor(1, initializer=openmp.single_thread) as copying:
         return copying.submit(_best_gbps, device, size_bytes, repeats).result()
 
 

@@ -45,10 +45,10 @@ class ExpertStore(Protocol):
     def origin(self, eid: int) -> Origin:
         """Where a fetch would find the expert now."""
 
-    def hosted(self) -> Sequence[int] | None:
+    def host_resident(self) -> Sequence[int] | None:
         """The experts whose `origin` is host memory; None = all."""
 
-    def at_hand(self, eid: int) -> bool:
+    def is_pinned(self, eid: int) -> bool:
         """Whether a fetch to a GPU waits for nothing, as the expert is in pinned memory to stay."""
 
     def device_addresses(self) -> Sequence[int]:
@@ -107,10 +107,10 @@ class HostStore:
     def origin(self, eid: int) -> Origin:
         return "host"
 
-    def hosted(self) -> None:
+    def host_resident(self) -> None:
         """All of them."""
 
-    def at_hand(self, eid: int) -> bool:
+    def is_pinned(self, eid: int) -> bool:
         return eid < self._memory.pinned
 
     def device_addresses(self) -> Sequence[int]:

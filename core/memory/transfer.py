@@ -32,16 +32,16 @@ SPANS = 64  # number of recent copy times kept
 
 class TransferEngine:
     """Runs all copies over the link. `fetch(eid, raws, first)` writes blocks of an expert, from `first` on, into slots,
-    and returns the bytes that it read from disk; on CUDA `at_hand(eid)` says whether it only issues a copy."""
+    and returns the bytes that it read from disk; on CUDA `is_pinned(eid)` says whether it only issues a copy."""
 
     def __init__(
         self,
         device: torch.device,
         fetch: Callable[[int, Sequence[torch.Tensor], int], int],
         workers: int = 1,
-        at_hand: Callable[[int], bool] = lambda eid: False,
+        is_pinned: Callable[[int], bool] = lambda eid: False,
     ) -> None:
-        self._fetch, self._at_hand, self._cuda = fetch, at_hand, device.type == "cuda"
+        self._fetch, self._is_pinned, self._cuda = fetch, is_pinned, device.type == "cuda"
         self._issuing = threading.Lock()  # of copies at hand: what the events around one measure is that copy
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self.pace = Pace(0.0, 0.0)
@@ -233,7 +233,7 @@ class TransferEngine:
 
     def _take_over(self, ticket: Ticket) -> bool:
         """On CUDA, whether this thread issues a queued copy itself: it is then no longer queued. Requires the lock."""
-        if not self._cuda or not ticket.demand or self.pace or not self._at_hand(ticket.eid):
+        if not self._cuda or not ticket.demand or self.pace or not self._is_pinned(ticket.eid):
             return False
         self._queue.remove(ticket)
         self._start(ticket)
@@ -264,7 +264,7 @@ class TransferEngine:
             if self._stream is None:
                 ticket.disk_bytes = self._fetch(eid, raws, blocks.start)
             else:
-                with self._issuing if self._at_hand(eid) else nullcontext(), torch.cuda.stream(self._stream):
+                with self._issuing if self._is_pinned(eid) else nullcontext(), torch.cuda.stream(self._stream):
                     for slot in ticket.slots:
                         if slot.fence is not None:
                             self._stream.wait_event(slot.fence)
@@ -302,7 +302,7 @@ class TransferEngine:
 
     def _serve(self) -> None:
         if not self._cuda:  # torch's threads compute the model at the same time
-            openmp.alone()
+            openmp.single_thread()
         try:
             self._serve_all()
         except BaseException as error:  # of a CUDA call: no other thread sees it

@@ -81,7 +81,7 @@ class Watch:
 
     def _use(self, contended: bool) -> None:
         if contended != self.contended:
-            openmp.crowd() if contended else openmp.rest()
+            openmp.stop_spinning() if contended else openmp.stop_workers()
             self.contended = contended
 
 

@@ -45,22 +45,22 @@ def entry() -> int:
     return 0 if library is None else ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value or 0
 
 
-def alone() -> None:
+def single_thread() -> None:
     """The calling thread lets no other threads share its torch operations from now on."""
     if (library := _library()) is not None:
         torch.get_num_threads()  # sets this thread's number where nothing has: not again after this
         library.omp_set_num_threads(1)
 
 
-def rest() -> None:
+def stop_workers() -> None:
     """End the threads that share the calling thread's torch operations, until there is one to share again."""
     if (library := _library()) is not None and hasattr(library, "omp_pause_resource_all"):  # since GCC 9
         library.omp_pause_resource_all(SOFT)
 
 
-def crowd() -> None:
-    """Give the calling thread a pool of its own with more threads than there are processors, which ends with `rest`:
-    until then no pool spins while it waits."""
+def stop_spinning() -> None:
+    """Give the calling thread a pool of its own with more threads than there are processors: until `stop_workers`
+    ends it, no pool spins while it waits."""
     if (library := _library()) is not None:
         nothing = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p)
         library.GOMP_parallel(nothing, None, (os.cpu_count() or 1) + 1, 0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from core.memory.placed import placed
+from core.memory.to_device import to_device
 from core.policy.predict import Prediction
 
 
@@ -31,4 +31,4 @@ class PredictedScores:
         row = [0.0] * self._experts
         for expert, score in scores.items():
             row[expert] = score
-        return placed(row, device, torch.float32)
+        return to_device(row, device, torch.float32)

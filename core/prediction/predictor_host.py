@@ -17,7 +17,7 @@ from core.hf.discover import ExpertsSite, RouterOutput
 from core.hf.norms import has_quasi_hidden, quasi_hidden
 from core.hf.watch import Seen, Watch, answer, watch
 from core.hf.weighing import Rule, rules_of
-from core.memory.placed import placed
+from core.memory.to_device import to_device
 from core.policy.predict import Prediction, Predictor
 from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.none import NoPrediction
@@ -229,16 +229,16 @@ class PredictorHost:
         else:
             named = sorted({expert for row in chosen for expert in row})
             column = {expert: i for i, expert in enumerate(named)}
-            at = placed([[column[expert] for expert in row] for row in chosen], weights.device)
+            at = to_device([[column[expert] for expert in row] for row in chosen], weights.device)
             share = torch.zeros(len(chosen), len(named), device=weights.device)  # [T, n]
             share.scatter_add_(1, at, weights.float())
-        vectors = placed(self._defaults[layer, named], seen.residual.device)  # [n, H]
+        vectors = to_device(self._defaults[layer, named], seen.residual.device)  # [n, H]
         return quasi_hidden(site, following, seen.residual, share @ vectors.float())
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """[T, H] the embedding layer's output; fires no hooks."""
         layer = self._model.get_input_embeddings()
-        ids = placed(list(tokens), layer.weight.device)
+        ids = to_device(list(tokens), layer.weight.device)
         states: torch.Tensor = layer.forward(ids[None])[0]
         return states
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from core.memory.placed import placed
+from core.memory.to_device import to_device
 from core.policy.predict import Prediction
 from core.types import Phase
 
@@ -93,7 +93,7 @@ class Executing:
         if predicted.row is None:
             place, changed = aligned(predicted.ids, ids)
         else:
-            place, changed = (placed([one], ids.device) for one in aligned_row(predicted.row, asked[0]))
+            place, changed = (to_device([one], ids.device) for one in aligned_row(predicted.row, asked[0]))
         taken = predicted.ids.gather(1, place)
         if self.mode == "always" and not self._true:
             found = predicted.weights.gather(1, place).to(weights.dtype)

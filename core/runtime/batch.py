@@ -10,7 +10,7 @@ import torch
 
 from core.hf.cached_pass import cached_pass
 from core.hf.packed_texts import AnyPacking
-from core.memory.placed import placed
+from core.memory.to_device import to_device
 from core.runtime.kv_cache import SequenceKV
 from core.types import Phase
 
@@ -61,7 +61,7 @@ def compute(
     for kv in kvs:
         kv.whole = False  # until all layers hold the tokens
     if len(kvs) == 1:
-        inputs = placed([batch.tokens], device)
+        inputs = to_device([batch.tokens], device)
         logits = cached_pass(model, inputs, kvs[0].cache, logits_to_keep=keep).logits[0]
     else:
         assert packing is not None, "a pass over several sequences needs to know the model's mixers"

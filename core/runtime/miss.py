@@ -17,7 +17,7 @@ import torch
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import SkippedRequest
 from core.choices import CHOICE, Action, Lossy
-from core.memory.placed import placed
+from core.memory.to_device import to_device
 from core.policy.substitute import Ask, Gates, Substitute, batch, plain
 from core.policy.substitute.entropy import entropy
 from core.prediction.predictor_host import PredictorHost
@@ -180,8 +180,8 @@ class MissPolicy:
             layer,
             now.ids,
             now.weights,
-            placed(lacks, self._device),
-            placed(ready, self._device),
+            to_device(lacks, self._device),
+            to_device(ready, self._device),
             *self._told(layer, source),
         )
         if len(now.chosen) > 1 or (source is not None and source.reroutes):
@@ -226,7 +226,7 @@ class MissPolicy:
         if not (done >= Action.SUBSTITUTE).any():
             return now
         weights = now.weights if weights is None else weights
-        changed = placed(ids, self._device)
+        changed = to_device(ids, self._device)
         if (done == Action.DROP).any():
             weights = without(weights, changed == NOTHING, renormalise=self._renormalise)
         wanted, how = distinct(ids), dict(zip(asked.tolist(), done.tolist(), strict=True))

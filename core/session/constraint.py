@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from core.errors import PromptError
-from core.memory.placed import placed
+from core.memory.to_device import to_device
 from core.session.grammar import library, refused, require
 from core.session.prompt import Prompt
 from core.settings.sampling import Sampling
@@ -41,7 +41,7 @@ class Constraint:
         allowed = np.zeros(scores.shape[-1], bool)
         known = np.unpackbits(found, bitorder="little")[: len(allowed)]
         allowed[: len(known)] = known
-        return scores.masked_fill(placed(~allowed, scores.device), -torch.inf)
+        return scores.masked_fill(to_device(~allowed, scores.device), -torch.inf)
 
     def _reasoned(self, ids: Sequence[int]) -> bool:
         """Whether the reasoning has ended; what follows it is the answer."""

@@ -94,5 +94,5 @@ class ModelAccess:
 
     def _release(self) -> None:
         self._because = ""
-        openmp.rest()
+        openmp.stop_workers()
         self.lock.release()

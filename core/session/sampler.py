@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from core.memory.placed import placed
+from core.memory.to_device import to_device
 from core.settings.sampling import Sampling
 
 Rule = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
@@ -67,7 +67,7 @@ class Sampler:
         if self._constraint is not None:
             scores = self._constraint(ids, scores.float())
         if self._processors:
-            scores = self._processors(placed([list(ids)], logits.device), scores.float())
+            scores = self._processors(to_device([list(ids)], logits.device), scores.float())
         if self._greedy:
             return int(scores.argmax(-1))
         return drawn(scores.softmax(-1), self._generator)

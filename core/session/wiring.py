@@ -20,7 +20,7 @@ from core.hf.packed_texts import packing_of
 from core.hf.text_to_text import decoder_shape, decoder_sites
 from core.hf.weighing import rules_of
 from core.memory.arena import Arena
-from core.memory.codec.ways import choose
+from core.memory.codec.kernel_choice import choose
 from core.memory.link_emulation import LinkEmulation
 from core.memory.transfer import TransferEngine
 from core.policy.eviction import policy_maker
@@ -101,7 +101,7 @@ class Wiring:
 def wire(loaded: LoadedModel, profiles: Profiles | None) -> Wiring:
     """Build and fill the cache and build the parts around it; tries out how this machine computes fastest. Raises
     SettingError or BudgetError, after releasing the experts' memory."""
-    transfers = TransferEngine(loaded.device, loaded.store.fetch, loaded.plan.tier.readers, loaded.store.at_hand)
+    transfers = TransferEngine(loaded.device, loaded.store.fetch, loaded.plan.tier.readers, loaded.store.is_pinned)
     try:
         kv = KVCache(loaded.model, loaded.plan.context)
         loaded = with_measured_workspace(loaded, transfers, kv)

@@ -56,7 +56,7 @@ class VirtualExperts:
         """Where a fetch would find the expert."""
         return "host"
 
-    def hosted(self) -> None:
+    def host_resident(self) -> None:
         """All of them."""
 
 

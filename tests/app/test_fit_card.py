@@ -11,7 +11,7 @@ import pytest
 from app.store import Message
 from app.ui.tabs.messages import statistics
 from app.ui.text import fit_card, span
-from app.words import name_of
+from app.wording import name_of
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.system.wording import format_bytes

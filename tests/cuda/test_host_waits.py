@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from core.engine import Engine
-from core.memory.placed import placed
+from core.memory.to_device import to_device
 from core.policy.substitute.entropy import TEMPERATURES
 from core.session.sampler import drawn
 from core.settings.config import Settings
@@ -189,9 +189,9 @@ def test_a_seed_draws_the_token_that_torch_draws(fake_cuda: FakeCuda, seed: int)
     """On the emulated GPU both use the same generator."""
     probs = torch.randn(1, 1000, generator=torch.Generator().manual_seed(seed)).mul(3).softmax(-1)
     want = int(torch.multinomial(probs, 1, generator=torch.Generator().manual_seed(seed)))
-    assert drawn(placed(probs, GPU), torch.Generator().manual_seed(seed)) == want
+    assert drawn(to_device(probs, GPU), torch.Generator().manual_seed(seed)) == want
     with pytest.raises(RuntimeError, match="no numbers"):
-        drawn(placed(probs * float("nan"), GPU), torch.Generator())
+        drawn(to_device(probs * float("nan"), GPU), torch.Generator())
 
 
 def test_the_fake_counts_what_waits_and_nothing_else(fake_cuda: FakeCuda) -> None:

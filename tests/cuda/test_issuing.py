@@ -34,7 +34,7 @@ def test_a_demand_in_pinned_memory_waits_for_no_other_thread(
         issued.append((eid, threading.current_thread()))
         return 0
 
-    link, me = TransferEngine(GPU, fetch, at_hand=lambda eid: eid < 10), threading.current_thread()
+    link, me = TransferEngine(GPU, fetch, is_pinned=lambda eid: eid < 10), threading.current_thread()
     one = link.submit(ticket(3))
     assert one.done.is_set() and issued == [(3, me)]
     assert not link.submit(ticket(11)).done.is_set(), "what has to be read is the worker's"

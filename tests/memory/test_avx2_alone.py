@@ -23,7 +23,7 @@ from core.hf.fast_linear import dense_codecs, quicken_linears
 from core.memory.codec import PartSpec, make_codec
 from core.memory.codec.measure import fill, random_expert, specs_of
 from core.memory.codec.native import choice
-from core.memory.codec.ways import choose, kind
+from core.memory.codec.kernel_choice import choose, kind
 from core.native.compile import multiplies_pairs
 
 limited = sys.argv[1] == "avx2"

@@ -61,10 +61,10 @@ assert os.cpu_count() >= 2
 spun = waited()
 begun, over = threading.Event(), threading.Event()
 def crowded():
-    openmp.crowd()
+    openmp.stop_spinning()
     begun.set()
     over.wait()
-    openmp.rest()
+    openmp.stop_workers()
 thread = threading.Thread(target=crowded)
 thread.start()
 begun.wait()

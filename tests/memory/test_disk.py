@@ -134,7 +134,7 @@ def test_the_host_cache_keeps_what_was_fetched_last(eids: list[int], rows: int) 
     kept: OrderedDict[int, None] = OrderedDict()
     for eid in eids:
         assert store.origin(eid) == ("host" if eid in kept else "disk")
-        assert set(store.hosted()) == set(kept)
+        assert set(store.host_resident()) == set(kept)
         assert store.fetch(eid, [slot]) == (0 if eid in kept else reader.padded_bytes)
         assert whose(reader, slot) == eid
         kept[eid] = None

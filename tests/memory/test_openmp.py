@@ -40,9 +40,9 @@ def within(work):  # natives more than before while a thread that has done `work
 BY_ITSELF = """
 by_itself = {
     "shared": within(share),
-    "alone": within(lambda: (openmp.alone(), share())),
-    "rested": within(lambda: (share(), openmp.rest())),
-    "again": within(lambda: (share(), openmp.rest(), share())),
+    "alone": within(lambda: (openmp.single_thread(), share())),
+    "rested": within(lambda: (share(), openmp.stop_workers())),
+    "again": within(lambda: (share(), openmp.stop_workers(), share())),
     "others": torch.get_num_threads(),
 }
 """

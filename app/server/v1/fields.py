@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.server.errors import ApiError
 from app.services.host import Host
-from app.words import model_id, short_name
+from app.wording import model_id, short_name
 from core.errors import PromptError, SettingError
 from core.session.grammar import require
 from core.settings.param import declared

@@ -11,7 +11,7 @@ import numpy as np
 from app.services.analysis.measured import Measured, Pass, measure
 from app.store import Load, Store, StoredTrace
 from app.store.steps import DEMAND, TRANSFER
-from app.words import count, name_of
+from app.wording import count, name_of
 from core.errors import TraceError
 from core.memory.link import Link
 from core.system.paths import named_path

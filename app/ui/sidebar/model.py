@@ -16,7 +16,7 @@ from app.services.predictions import read_predictions
 from app.ui.controls import LIVE, ONCE, WIDE, control, html, progress, turned
 from app.ui.news import Shown, news
 from app.ui.text import exactness, fit_card, fit_error, least_memory, notice
-from app.words import name_of
+from app.wording import name_of
 from core.errors import MoestroError
 from core.settings.loading import LoadSpec
 from core.settings.param import declared

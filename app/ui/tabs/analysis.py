@@ -13,8 +13,8 @@ from app.services.analysis import sources, whatif
 from app.services.analysis.question import TIMES, Question, numbers
 from app.services.analysis.sources import FILE, RoutingSource
 from app.services.host import Host
-from app.ui.carried import Renewed
 from app.ui.controls import LIVE, ONCE, html, whole
+from app.ui.event_data import Renewed
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
 from app.ui.tabs.analysis_answers import LabAnswer, SystemsAnswer, WhatIfAnswer

@@ -9,7 +9,7 @@ from typing import Any
 from app.services.batcher import BatchJob
 from app.ui.tabs.analysis_views import card
 from app.ui.tabs.figures import accent, figure
-from app.words import count, percent
+from app.wording import count, percent
 from core.system.wording import format_bytes
 
 EMPTY = (

@@ -14,8 +14,8 @@ from app.services.analysis.best import of_profile
 from app.services.calibrator import Reading
 from app.services.host import Host
 from app.ui.best import BestLine
-from app.ui.carried import Renewed
 from app.ui.controls import LIVE, ONCE, control, html, turned, whole
+from app.ui.event_data import Renewed
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
 from app.ui.tabs import calibrate_figures as figures

@@ -15,7 +15,7 @@ from app.ui.controls import LIVE, ONCE, html
 from app.ui.news import Shown
 from app.ui.tabs.calibrate_plan_views import drawing, predicted, renewed
 from app.ui.text import notice
-from app.words import count
+from app.wording import count
 from core.errors import MoestroError
 
 ABOUT = (

@@ -7,7 +7,7 @@ from datetime import datetime
 from html import escape
 
 from app.services.calibrator import CHOICES
-from app.words import count, name_of, percent
+from app.wording import count, name_of, percent
 from core.policy.substitute.list_lengths import LayerLists
 from core.profile import PARTS, Profile
 from core.profile.summary import TITLES, describe

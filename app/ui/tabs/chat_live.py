@@ -15,9 +15,9 @@ from app.services.crash import log_crash
 from app.services.host import Host
 from app.services.progress import Answer
 from app.store import Chat, Message
-from app.ui.carried import ChatAction, MessageAction, PolicyPicked
 from app.ui.controls import EACH, LIVE, ONCE, html
 from app.ui.deck import deck
+from app.ui.event_data import ChatAction, MessageAction, PolicyPicked
 from app.ui.tabs.chat_views import (
     LIST,
     MORE,

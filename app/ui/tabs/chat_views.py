@@ -10,7 +10,7 @@ from app.store import Message
 from app.ui.tabs.messages import used_tokens
 from app.ui.text import exactness, notice
 from app.ui.theme import ROOT
-from app.words import name_of
+from app.wording import name_of
 
 SUGGESTIONS = ROOT / "assets" / "demo" / "questions.jsonl"
 MOST_SUGGESTIONS = 6

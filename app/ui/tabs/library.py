@@ -11,14 +11,14 @@ from app.server.live_state import host_state
 from app.services.deletion import inspect
 from app.services.host import Host
 from app.services.importer import AUTO, CHOICES
-from app.ui.carried import RowPicked
 from app.ui.controls import LIVE, ONCE, html, progress, turned
+from app.ui.event_data import RowPicked
 from app.ui.news import Shown, news, noticed
 from app.ui.sidebar import ModelSection
 from app.ui.sidebar.model import is_gone
 from app.ui.tabs.library_views import COLUMNS, about, question, table
 from app.ui.text import notice
-from app.words import name_of
+from app.wording import name_of
 from core.errors import MoestroError
 from core.settings.formats import FORMATS
 

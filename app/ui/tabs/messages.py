@@ -6,7 +6,7 @@ from typing import Any
 
 from app.exports.transcript import opened
 from app.store import Message
-from app.words import lossy, scored
+from app.wording import lossy, scored
 from core.system.wording import format_bytes
 
 REASONS = {

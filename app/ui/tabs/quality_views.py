@@ -9,7 +9,7 @@ from typing import Any
 from app.services.analysis.quality import QualityResult, accuracy_of
 from app.ui.tabs.analysis_views import card, percent, rate, volume
 from app.ui.tabs.figures import PALETTE, accent, figure, quiet
-from app.words import count, name_of
+from app.wording import count, name_of
 from core.evaluate.others import MUCH
 from core.evaluate.rows import FIGURES, EvaluationRow, pareto
 from core.quality.interval import share_of

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 
-def placed(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The values as a tensor on `device`, of `dtype` or the one that they have; a tensor keeps its own. On a GPU it is
     copied in the current stream, out of pinned memory, so that nobody waits for it."""
     host = values if isinstance(values, torch.Tensor) else torch.tensor(values, dtype=dtype)

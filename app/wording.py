@@ -28,9 +28,9 @@ def percent(share: float) -> str:
 
 
 @lru_cache(512)
-def turned(text: str) -> str:
-    """What the engine says of a setting that was turned ("eviction lru → lfu"), in the page's words: "Eviction policy:
-    LRU → LFU", "Telemetry off". Anything else it says is left as it is."""
+def describe_change(text: str) -> str:
+    """The engine's text about a changed setting ("eviction lru → lfu") in the page's words: "Eviction policy: LRU →
+    LFU", "Telemetry off". Any other text is returned unchanged."""
     name, _, rest = text.partition(" ")
     param = params().get(name)
     if param is None or not rest:
@@ -69,12 +69,12 @@ def scored(quality: Mapping[str, Any] | None) -> list[str]:
 
 
 def agreement(share: Share) -> str:
-    """A share of the tokens that were checked, with its interval and what may be said of it:
+    """A share of the tokens that were checked, with its interval and a verdict:
     "50 % (12 of 24 tokens, 95 % interval 31–69 %): low".
     """
     between = f"{100 * share.low:.0f}–{100 * share.high:.0f} %"
-    said = {"close": "", "low": ": low", "unclear": ": too few tokens to tell"}[share.verdict]
-    return f"{percent(share.value)} ({share.hits} of {share.n} tokens, 95 % interval {between}){said}"
+    verdict = {"close": "", "low": ": low", "unclear": ": too few tokens to tell"}[share.verdict]
+    return f"{percent(share.value)} ({share.hits} of {share.n} tokens, 95 % interval {between}){verdict}"
 
 
 def name_of(model: str) -> str:

@@ -182,7 +182,7 @@ def report(profile: Profile, parts: set[str], file: Path, seconds: float) -> lis
     read = f"{profile.tokens:,} tokens of {profile.source}" if profile.tokens else "measured"
     lines = [
         f"{profile.model}: {read}, in {clock(seconds)}",
-        *(f"  {TITLES[part]:<{width}}  {said}" for part, said in found.items()),
+        *(f"  {TITLES[part]:<{width}}  {text}" for part, text in found.items()),
     ]
     if missing := [TITLES[part] for part in PARTS if part in parts and part not in found]:
         lines.append(f"  Not measured, because it needs a text that the model reads: {', '.join(missing)}")

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.record:
         check_record(args.record, spec)
     elif any(extras.values()):
-        raise MoestroError(f"--record-{next(n for n, on in extras.items() if on)} needs --record FILE beside it.")
+        raise MoestroError(f"--record-{next(n for n, on in extras.items() if on)} needs --record FILE.")
     engine = load(spec)
     try:
         with record(args.record, engine, spec, extras) as trace:

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.add_argument("--delete", metavar="NAME", help="delete a pack, by its name or path; needs --yes")
-    parser.add_argument("--yes", action="store_true", help="delete without being asked again")
+    parser.add_argument("--yes", action="store_true", help="delete without asking for confirmation")
     parser.add_argument(
         "--from-cache",
         action="store_true",

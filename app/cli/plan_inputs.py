@@ -88,19 +88,19 @@ def times_of(args: argparse.Namespace, profile: Profile | None) -> tuple[LayerTi
         raise SettingError(
             f"Without measured times, give {', '.join(lacks)}. They are measured by {COMMAND} calibrate."
         )
-    said = []
+    basis = []
     if measured and profile is not None:
         about = profile.settings.get("times")
         link = about if isinstance(about, dict) else {}
         where = "over an emulated link" if link.get("link") == "emulated" else f"from {link.get('load_from', 'memory')}"
         device = profile.settings.get("device_name") or profile.settings.get("device") or "this machine"
-        said.append(f"measured on {device}, experts copied {where}")
-    said += [f"{', '.join(own)} as given"] if own else []
-    return LayerTimes.of({**measured, **own}), "; ".join(said)
+        basis.append(f"measured on {device}, experts copied {where}")
+    basis += [f"{', '.join(own)} as given"] if own else []
+    return LayerTimes.of({**measured, **own}), "; ".join(basis)
 
 
 def model_of(args: argparse.Namespace) -> tuple[Size | None, str, Budget]:
-    """Sizes and hash of the model named, and the budget asked for."""
+    """Sizes and hash of the model named, and the requested budget."""
     budget = args.budget or Budget(share=0.5)
     if args.model is None:
         return None, "", budget

@@ -27,7 +27,7 @@ class Answer:
     experts: int  # memory in whole experts, the buffer included
     aside: int  # of these, the prefetch buffer
     device_bytes: int | None  # in all; None = no model was named
-    tpot_ms: float | None  # what was asked for
+    tpot_ms: float | None  # the requested time
     basis: str  # of the curves, in the user's words
     measured: str  # of the times
     earlier: Sequence[Prediction] = ()  # of the model, with what answers took
@@ -58,7 +58,7 @@ def report(answer: Answer) -> str:
         + (f"{was.tpot_ms:>13.2f}{one.tpot_ms / was.tpot_ms:>20.2f}" if (was := answer.replayed.get(name)) else "")
         for name, one in rows.items()
     ]
-    lines += [said] if (said := so_far(answer.earlier)) else []
+    lines += [text] if (text := so_far(answer.earlier)) else []
     lines += [f"The plan, after {plan.rounds} moves:", "  layer   slots  experts  part resident  waiting ms"]
     lines += [
         f"  {layer:>5}{slots:>8.2f}{cached:>9}{theta:>15.1%}{waits:>12.3f}"

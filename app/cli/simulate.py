@@ -1,4 +1,4 @@
-"""`simulate`: simulates every cache policy on a recorded trace, beside the bound that none can beat."""
+"""`simulate`: simulates every cache policy on a recorded trace, and the bound that none can beat."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"{args.trace} is cut short; the incomplete part at its end is left out.")
     sizes = slots(args.slots, trace.layers * trace.experts)
     prefetching = simulate_prefetch.wanted(args)
-    settings, profile = asked(args, prefetching), profile_for(args, trace)
+    settings, profile = chosen_settings(args, prefetching), profile_for(args, trace)
     usual = settings.cache.eviction.name if args.preset or prefetching else "all"
     names = policies(args.policies or usual)
     with own_prefetcher(args):
@@ -220,7 +220,7 @@ def policies(text: str) -> list[str]:
     return [variant("eviction", name).name for name in dict.fromkeys(names)]
 
 
-def asked(args: argparse.Namespace, prefetching: str) -> Settings:
+def chosen_settings(args: argparse.Namespace, prefetching: str) -> Settings:
     """The settings of cache and prefetching: the preset's, overridden by those given separately. Raises
     SettingError."""
     given = {name: value for name in (*PLACING, *RULES) if (value := getattr(args, name)) is not None}
@@ -239,7 +239,7 @@ def asked(args: argparse.Namespace, prefetching: str) -> Settings:
 
 @contextmanager
 def own_prefetcher(args: argparse.Namespace) -> Iterator[None]:
-    """An error of what nobody asked for but the preset says so, and how to do without."""
+    """An error of a prefetcher that the preset chose says so, and how to do without it."""
     try:
         yield
     except (SettingError, TraceError) as error:

@@ -165,7 +165,7 @@ class Importer:
         if not source or format not in CHOICES or (not there and parse(source) is None):
             return []
         key = source, format, stamp(path) if there else ()
-        if self._foretold is None or self._foretold[0] != key:  # it is asked for again whenever the field is left
+        if self._foretold is None or self._foretold[0] != key:  # the forecast is requested whenever the field is left
             found = forecast_import(source, format)
             if found is None:
                 return []

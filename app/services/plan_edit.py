@@ -42,9 +42,9 @@ def edited(known: Known, plan: CachePlan, rows: Sequence[Sequence[object]]) -> C
         _check(known, layer, *one)
     slots = [one.capacity / blocks for one in wanted]
     if (over := sum(slots) - known.rest) > 1e-6:
-        beside = " beside the prefetch buffer" if known.buffer else ""
+        buffer = " next to the prefetch buffer" if known.buffer else ""
         raise SettingError(
-            f"The layers keep {sum(slots):.6g} experts together, but the budget has room for {known.rest}{beside}. "
+            f"The layers keep {sum(slots):.6g} experts together, but the budget has room for {known.rest}{buffer}. "
             f"Take {over:.6g} away."
         )
     return plan_given(known.curves, known.times, slots, [one.top / blocks for one in wanted])

@@ -83,7 +83,7 @@ class Answer(Live):
         self.prefill_cached = 0  # prompt positions taken over from an earlier answer
         self.n_tokens = 0
         self.opens_reasoning = False  # its text starts in the middle of the model's reasoning
-        self.logprobs: tuple[TokenLogprob, ...] = ()  # of its tokens, where the request asked for them
+        self.logprobs: tuple[TokenLogprob, ...] = ()  # of its tokens, where requested
         self.stats: AnswerStats | None = None
         self.undone = False
         self.refused = False  # it failed because of the request, not because of the server ...

@@ -124,10 +124,10 @@ class Writer:
         return ""
 
     def _write_together(self, first: Request) -> None:
-        """Generate the answer to `first`, and to those that are asked meanwhile, pass by pass."""
+        """Generate the answer to `first`, and to those that arrive while it is written, pass by pass."""
         writing, over, numbers, last = {0: first}, dict[int, str](), itertools.count(1), -1
 
-        def asked() -> Iterator[BatchRequest | None]:
+        def arriving() -> Iterator[BatchRequest | None]:
             yield _batched(0, first)
             while True:
                 request = self._queue.at_once()
@@ -142,7 +142,7 @@ class Writer:
             for number in tuple(numbers):
                 self._over(writing.pop(number), over.pop(number, error))
 
-        pieces, failed = first.model.engine.generate_many(asked(), first.model.spec.sequences), ""
+        pieces, failed = first.model.engine.generate_many(arriving(), first.model.spec.sequences), ""
         try:
             for one in pieces:
                 number = cast(int, one.key)

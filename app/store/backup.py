@@ -22,7 +22,7 @@ KEPT = 2
 EVERY_S = 24 * 3600.0  # maximum age before a new copy is made
 EVERY_ANSWERS = 50  # answers after which a new copy is made
 PAGES = 1024  # copied at a time
-SPARE = 64 << 20  # bytes that stay free on the disk beside a copy
+SPARE = 64 << 20  # bytes that stay free on the disk after a copy
 
 
 class Backups:

@@ -36,7 +36,7 @@ class RoutingSource:
 
     @classmethod
     def parse(cls, choice: str, path: str = "", experts: int = 0) -> RoutingSource:
-        """Parse the form's choice: "load:3", "chat:12", or "file" with the path beside it."""
+        """Parse the form's choice: "load:3", "chat:12", or "file" with `path`."""
         kind, _, rest = (choice or "").partition(":")
         if kind in ("load", "chat") and rest.isdigit():
             return cls("load" if kind == "load" else "chat", int(rest))

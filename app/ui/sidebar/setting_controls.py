@@ -76,8 +76,8 @@ class SettingControls:
             problem = self.host.models.change(name, value)
             after = self.host.models.settings
             shown = after[name] if problem else gr.skip()
-            said = self.tell(problem) if problem else self.tell(instead(before, after), "info")
-            return [shown, said, *(look() for look in looks)]
+            message = self.tell(problem) if problem else self.tell(instead(before, after), "info")
+            return [shown, message, *(look() for look in looks)]
 
         return turned_to
 
@@ -136,8 +136,8 @@ class SettingControls:
     def _moved(self, name: str) -> list[tuple[Component, Callable[[], Any]]]:
         """The parts whose look depends on this setting, each with the function that computes its update."""
         names = self._followers(name)
-        told = {name, *names}
-        kinds = [kind for kind in self.notes if told & {kind, *(self._params[kind].variants_active_when or ())}]
+        affected = {name, *names}
+        kinds = [kind for kind in self.notes if affected & {kind, *(self._params[kind].variants_active_when or ())}]
         return [
             *((self.controls[one], partial(self._look, one)) for one in names if one in self.controls),
             *((self.notes[kind], partial(self._note, kind)) for kind in kinds),

@@ -134,7 +134,7 @@ class AnalysisTab:
                 label="m of recall@m",
                 precision=0,
                 elem_id="whatif-most",
-                info="For the predictor lab, beside recall@k. 0 = 2 k.",
+                info="For the predictor lab, besides recall@k. 0 = 2 k.",
             )
             html(
                 "<p class='minor'>Times per token. 0 = as measured with the routing; for a file without times, "

@@ -80,8 +80,8 @@ def cards(table: Table) -> list[str]:
     if rows:
         best = min(rows, key=lambda row: (row.tpot_ms if row.tpot_ms is not None else 0.0, -(row.hit_rate or 0.0)))
         clear = mine is None or best is mine or _ahead(best, mine, len(rows) - 1)
-        said = "best of these" if clear else "first of these, but not clearly ahead of the one in use"
-        found.append(card(f"{named(best)}, {said}", rate(best.hit_rate), milliseconds(best.tpot_ms), share))
+        verdict = "best of these" if clear else "first of these, but not clearly ahead of the one in use"
+        found.append(card(f"{named(best)}, {verdict}", rate(best.hit_rate), milliseconds(best.tpot_ms), share))
     found.append(card(BOUNDS[BELADY], rate(bound.hit_rate), milliseconds(bound.tpot_ms), share))
     if bound.bypass_hit_rate is not None:
         found.append(

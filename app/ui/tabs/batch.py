@@ -78,7 +78,7 @@ class BatchTab:
             )
             self.pipelined = gr.Checkbox(
                 False,
-                label="Divide beside the computation",
+                label="Divide during the computation",
                 elem_id="batch-pipelined",
                 info="With a scheduler: four batches are at work, and two are divided while the others are computed.",
             )

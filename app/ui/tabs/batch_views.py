@@ -37,7 +37,7 @@ def cards(job: BatchJob) -> str:
         card("Speed", f"{known.tok_s:.1f} tok/s", f"{count(known.tokens)} tokens"),
     ]
     if figures.hit_rate is not None:
-        found.append(card("Hit rate", percent(figures.hit_rate), "of experts asked for"))
+        found.append(card("Hit rate", percent(figures.hit_rate), "of requested experts"))
     if figures.union is not None:
         found.append(card("Experts a layer", f"{figures.union:.1f} of {figures.shape.experts}", "in a token pass"))
     if figures.uses_per_copy is not None:

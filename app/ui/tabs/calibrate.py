@@ -206,8 +206,8 @@ class CalibrateTab:
         page's colours changed."""
         host, job, profile = self.host, self.host.calibrator.job, self.host.models.profile
         if job is not None and not (job.finished and job.model == host.models.model):
-            job = None  # nothing of it is to be said
-        otherwise = notice(job.said, "info") if job is not None else ""
+            job = None  # no notice of it
+        otherwise = notice(job.note, "info") if job is not None else ""
         cancelled = "Cancelled. " + ("The profile is unchanged." if profile else "Nothing was saved.")
         head = self.tab.head(now, event, job, cancelled, otherwise or notice(host.calibrator.problem))
         empty = NO_MODEL if host.models.model is None else EMPTY

@@ -83,18 +83,18 @@ def rough(
     known for."""
     tokens = round(characters / CHARACTERS)
     tokens = min(tokens, limit) if limit else tokens
-    said = f"About {count(tokens)} tokens to read"
+    text = f"About {count(tokens)} tokens to read"
     if training is not None and shape is not None:
-        said += f", {format_bytes(training.training_bytes(shape, tokens))} of disk while the estimator is trained"
+        text += f", {format_bytes(training.training_bytes(shape, tokens))} of disk while the estimator is trained"
     if writing:
-        said += f", and {count(writing)} tokens to write at the speed of an answer"
+        text += f", and {count(writing)} tokens to write at the speed of an answer"
     if tokens_s is None:
-        return f"{said}. The time left is shown once it has begun."
+        return f"{text}. The time left is shown once it has begun."
     reading = 2.0 * tokens / tokens_s  # observing the routers takes about as long again as reading
     learning = reading * sum(TRAINED.get(part, 0.0) for part in parts)
     more = f", and {spoken(learning)} to train" if learning > 1 else ""
     at = f"at the speed of the longest prompts read since loading ({tokens_s:.0f} tokens/s)"
-    return f"{said}: roughly {spoken(reading)}{more}, {at}."
+    return f"{text}: roughly {spoken(reading)}{more}, {at}."
 
 
 def spoken(seconds: float) -> str:
@@ -114,13 +114,13 @@ def summary(profile: Profile, file_bytes: int) -> str:
         format_bytes(file_bytes),
         f"hash {escape(profile.model_hash[:12])}",
     ]
-    said = describe(profile)
+    text = describe(profile)
     rows = "".join(
         f"<tr><td class='name'>{TITLES[part]}</td><td class='why'>{escape(text[:1].upper() + text[1:])}."
         f"{_users(part)}</td></tr>"
-        for part, text in said.items()
+        for part, text in text.items()
     )
-    missing = [TITLES[part] for part in PARTS if part not in said]
+    missing = [TITLES[part] for part in PARTS if part not in text]
     more = f"<p class='minor'>Not measured: {', '.join(missing)}.</p>" if missing else ""
     return (
         f"<div class='whatif-head'><h3>Profile of {escape(name_of(profile.model))}</h3><p>{' · '.join(facts)}</p>"

@@ -127,10 +127,10 @@ class LibraryTab:
                 self.resume = gr.Button("Resume", size="sm", elem_id="import-resume", min_width=80)
                 self.opened = gr.Button("Open it", size="sm", elem_id="import-open", min_width=80)
 
-    def show(self, now: List, asked: str | None = None, message: str = "") -> list[Any]:
+    def show(self, now: List, confirmation: str | None = None, message: str = "") -> list[Any]:
         """The list as last found, and the chosen entry, if it still exists.
 
-        `asked`: the question that confirms its deletion, "" hides it; None leaves it, and the last message, unchanged.
+        `confirmation`: the question before its deletion, "" hides it; None leaves it, and the last message, unchanged.
         """
         entry, busy = self.host.library.find(now["chosen"]), self._being_made()
         shown = {**now, "chosen": entry.path if entry else ""}
@@ -146,10 +146,10 @@ class LibraryTab:
             gr.update(visible=deletable),
             *(
                 [gr.skip()] * 4
-                if asked is None
+                if confirmation is None
                 else [
-                    gr.update(visible=bool(asked) and deletable),
-                    asked,
+                    gr.update(visible=bool(confirmation) and deletable),
+                    confirmation,
                     gr.update(visible=entry is not None and entry.where == "cache", value=False),
                     message,
                 ]
@@ -157,7 +157,7 @@ class LibraryTab:
         ]
 
     def look(self, known: Shown, now: List, folders: list[str] | None) -> list[Any]:
-        """Search again, then show, with the folders as stored if the page had others: what is entered meanwhile stays.
+        """Search again, then show, with the folders as stored if the page had others: entered text stays.
         With the page's state as it was: after a late answer the page asks for a redraw. Outputs: `looked`."""
         self.host.library.refresh()
         stored = self.host.library.folders
@@ -253,10 +253,10 @@ class LibraryTab:
         """Show what the deletion of the chosen entry removes and leaves, to be confirmed."""
         entry = self.host.library.find(now["chosen"])
         try:
-            asked = question(entry, inspect(entry)) if entry else ""
+            confirmation = question(entry, inspect(entry)) if entry else ""
         except MoestroError as error:
             return self.show(now, "", notice(str(error)))
-        return self.show(now, asked, notice(problem))
+        return self.show(now, confirmation, notice(problem))
 
     def _delete(self, now: List, sure: bool) -> list[Any]:
         try:

@@ -24,7 +24,7 @@ COLUMNS = {
 NUMBERS = ("bytes", "experts", "used")  # sorted in descending order
 WHERE = {"packs": "your packs", "cache": "Hugging Face cache", "folder": "your folders"}
 EMPTY = (
-    "<div class='empty-note'><b>No models found yet</b><span>Import one with the form beside this list, or add a "
+    "<div class='empty-note'><b>No models found yet</b><span>Import one with the form next to this list, or add a "
     "folder with models below. Models in the Hugging Face cache of this machine are listed automatically.</span></div>"
 )
 
@@ -62,10 +62,10 @@ def _row(entry: Entry, chosen: bool, importing: bool) -> str:
         "used": when(entry.used)[:10],
     }
     shown = "".join(f'<td class="{column}">{cell}</td>' for column, cell in cells.items())
-    told = f'<tr><td colspan="{len(COLUMNS)}" class="why">{escape(problem)}</td></tr>' if problem else ""
+    row = f'<tr><td colspan="{len(COLUMNS)}" class="why">{escape(problem)}</td></tr>' if problem else ""
     return (
         f'<tbody tabindex="0" data-path="{escape(entry.path, quote=True)}" aria-selected="{str(chosen).lower()}">'
-        f"<tr>{shown}</tr>{told}</tbody>"
+        f"<tr>{shown}</tr>{row}</tbody>"
     )
 
 
@@ -88,9 +88,9 @@ def about(entry: Entry, problem: str = "") -> str:
         ("Path", entry.path),
     ]
     listed = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in rows if text)
-    said = problem or entry.problem
-    told = f'<p class="why">{escape(said)}</p>' if said else ""
-    return f'<div class="about-model"><h3>{escape(entry.name)}</h3><dl>{listed}</dl>{told}</div>'
+    reason = problem or entry.problem
+    why = f'<p class="why">{escape(reason)}</p>' if reason else ""
+    return f'<div class="about-model"><h3>{escape(entry.name)}</h3><dl>{listed}</dl>{why}</div>'
 
 
 def question(entry: Entry, what: Contents) -> str:

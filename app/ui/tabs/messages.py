@@ -1,4 +1,4 @@
-"""Stored messages as displayed by the chat: the text, the line of statistics, and the branches beside it."""
+"""Stored messages as displayed by the chat: the text, the line of statistics, and its other branches."""
 
 from __future__ import annotations
 

@@ -136,7 +136,8 @@ class Chats:
         """Start an answer, after a new user message when `text` is given; returns (chat, answer) ids.
 
         `chat` None creates a chat titled by `text` with the system prompt `system`. What is begun follows the last
-        message shown, or is another branch next to message `instead_of`; it is shown from now on, until the answer is undone.
+        message shown, or is another branch next to message `instead_of`; it is shown from now on, until the answer is
+        undone.
         """
         now = time.time()
         with self._db.tx() as db:

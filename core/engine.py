@@ -38,7 +38,7 @@ from core.session.wiring import Profiles, Wiring, wire
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from core.system.process_memory import forget_frames, release_memory, settle, unsettle
+from core.system.process_memory import forget_frames, freeze_gc, release_memory, unfreeze_gc
 from core.system.template_worker import RENDERER
 from core.types import Chat, Frame, Ids, Memory, Piece
 
@@ -101,7 +101,7 @@ class Engine:
             engine.unload()
             raise
         openmp.stop_workers()
-        settle()
+        freeze_gc()
         progress("Ready", 1.0)
         return engine
 
@@ -123,7 +123,7 @@ class Engine:
                     lambda: release_weights(self.model),
                     lambda: RENDERER.release(self.loaded.plan),
                     self.loaded.store.close,
-                    unsettle,
+                    unfreeze_gc,
                     lambda: give_back(self.device),
                 )
             ):

@@ -138,19 +138,19 @@ def run(args: argparse.Namespace) -> int:
         changed = settings.with_(changes)
         return Config.of(changed, sizes[size], trace.layers, trace.experts, trace.top_k, profile)
 
-    asked_for = {(name, size): sized(size, eviction=name) for name in names for size in sizes}
-    caches = [*asked_for.values()]
+    configs = {(name, size): sized(size, eviction=name) for name in names for size in sizes}
+    caches = [*configs.values()]
     for size in sizes:
-        asked_for[BELADY, size] = replace(sized(size, eviction=names[0], bypass=False), policy=BELADY, params={})
+        configs[BELADY, size] = replace(sized(size, eviction=names[0], bypass=False), policy=BELADY, params={})
     for size in sizes if cache.scope == "layer" else ():  # in one pool for all layers it could not do better
         with suppress(SettingError):  # too few slots to set any aside
             sparing = sized(size, eviction=names[0], bypass=True)
-            asked_for[BELADY_BYPASS, size] = replace(sparing, policy=BELADY_BYPASS, params={})
+            configs[BELADY_BYPASS, size] = replace(sparing, policy=BELADY_BYPASS, params={})
     results = simulate(
-        trace, [*asked_for.values()], start=args.start, clock=clock, processes=max(0, args.processes), say=say
+        trace, [*configs.values()], start=args.start, clock=clock, processes=max(0, args.processes), say=say
     )
     by_name: dict[str, dict[str, Result]] = {}
-    for (name, size), result in zip(asked_for, results, strict=True):
+    for (name, size), result in zip(configs, results, strict=True):
         by_name.setdefault(name, {})[size] = result
 
     def limit(size: str) -> Result:

@@ -70,7 +70,7 @@ class Answerer(Protocol):
         at_once: int,
         scheduler: Scheduler | None,
         cancel: threading.Event | None,
-        heard: Callable[[StepRecord], None],
+        on_step: Callable[[StepRecord], None],
         *,
         pipelined: bool,
     ) -> Backend: ...
@@ -113,11 +113,11 @@ class Batcher:
         models: ModelManager,
         jobs: JobRunner,
         sampling: Callable[[], Sampling],
-        heard: Callable[[StepRecord], None],
+        on_step: Callable[[StepRecord], None],
     ) -> None:
-        """`folder` = where answers go; `sampling()` = what lines do not say; `heard` gets each pass."""
+        """`folder` = where answers go; `sampling()` = what lines do not say; `on_step` gets each pass."""
         self._folder = folder
-        self._models, self._jobs, self._sampling, self._heard = models, jobs, sampling, heard
+        self._models, self._jobs, self._sampling, self._on_step = models, jobs, sampling, on_step
 
     @property
     def job(self) -> BatchJob | None:
@@ -156,9 +156,9 @@ class Batcher:
         scheduler = create("scheduler", form.scheduler, {}) if form.scheduler != "none" else None
         job.figures.regrouped = engine.regrouped
 
-        def heard(step: StepRecord) -> None:
+        def on_step(step: StepRecord) -> None:
             job.figures.add(step)
-            self._heard(step)
+            self._on_step(step)
 
         def shown(progress: Progress) -> None:
             if job.cancelled.is_set():
@@ -180,7 +180,7 @@ class Batcher:
                 form.at_once,
                 scheduler,
                 job.cancelled,
-                heard,
+                on_step,
                 pipelined=form.pipelined,
             )
             run.answer(backend, shown)

@@ -91,7 +91,7 @@ class Answer(Live):
         self.interrupted = False  # it was stopped because the program ends
         self.unrecorded = 0  # passes whose record the store could not save
         self.unsaved = ""  # why part of it is not in the store, as display text; saving is retried
-        self.asked_s = time.perf_counter()
+        self.requested_s = time.perf_counter()
         self.ttft_ms = 0.0  # from the start of writing to the first token; 0 = none yet
         self.queued_ms = 0.0  # waited behind other answers before its prefill began
 

@@ -86,7 +86,7 @@ class Replanner:
                 self._thread.start()
             self._news.notify_all()
 
-    def settle(self, timeout: float | None = None) -> bool:
+    def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being planned; returns whether that is so within `timeout` seconds."""
         with self._news:
             return self._news.wait_for(lambda: not self._due and not self._working, timeout)

@@ -25,8 +25,8 @@ def estimate(spec: LoadSpec, instead_of: Memory | None = None, seen: Seen | None
     return fit_of(plan(spec, instead_of), instead_of, seen)
 
 
-def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = None, foretell: bool = True) -> Fit:
-    """The verdict on a plan, next to a loaded model or replacing it (`instead_of`). `foretell` = include the
+def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = None, forecast: bool = True) -> Fit:
+    """The verdict on a plan, next to a loaded model or replacing it (`instead_of`). `forecast` = include the
     speed forecast."""
     sizes, settings, tier = plan.sizes, plan.spec.settings, plan.tier
     budget, scope, cpu = settings.cache.budget, settings.cache.scope, plan.device.type == "cpu"
@@ -55,7 +55,7 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
     elif not problem and slots < sizes.slots_all and slots < 2 * least:
         warning = "Barely more than one token's experts fit: expect almost every request to be fetched."
     from_disk = tier.kind != "all"
-    expected = _foretell(plan, slots, seen or Seen()) if foretell and not problem else Forecast((0, 1), (0, 0), "")
+    expected = _forecast(plan, slots, seen or Seen()) if forecast and not problem else Forecast((0, 1), (0, 0), "")
     return Fit(
         model=plan.spec.model,
         shape=sizes.shape,
@@ -75,7 +75,7 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
         host=tier.bytes,
         host_free=on_host,
         disk=sizes.shape.total * tier.row_bytes if from_disk else 0,
-        direct=from_disk and foretell and measure_disk(plan.files.path).direct,
+        direct=from_disk and forecast and measure_disk(plan.files.path).direct,
         hit_low=expected.hit[0],
         hit_high=expected.hit[1],
         tok_s_low=expected.tok_s[0],
@@ -94,7 +94,7 @@ def copies_gbps(plan: Plan) -> float:
     return min(measure_gbps(plan.device), *disk, float("inf"))
 
 
-def _foretell(plan: Plan, slots: int, seen: Seen) -> Forecast:
+def _forecast(plan: Plan, slots: int, seen: Seen) -> Forecast:
     """The forecast, from speeds that are measured once per codec, device and pack."""
     speeds = measure_speeds(plan.codec, plan.format, plan.outline.hidden, plan.sizes.shape.top_k)
     link = _link(plan, speeds, seen.link)

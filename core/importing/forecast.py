@@ -49,7 +49,7 @@ class ImportForecast:
         ]
 
 
-def foretell(job: ImportPlan) -> ImportForecast:
+def make_forecast(job: ImportPlan) -> ImportForecast:
     """The forecast of a planned import. Reads and converts one matrix of each kind that the experts are stored in.
     Raises ModelError where that cannot be read."""
     kinds: dict[str, tuple[int, str]] = {}  # how it is stored -> one that is, as (MoE layer, part)

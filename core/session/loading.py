@@ -66,7 +66,7 @@ class LoadedModel:
 def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> LoadedModel:
     """Execute a load plan. The chat template's trial may still run (`Prompt.require_trial`). Raises BudgetError before
     reading anything when it does not fit, Cancelled when stopped."""
-    if problem := fit_of(plan, foretell=False).problem:
+    if problem := fit_of(plan, forecast=False).problem:
         raise BudgetError(problem)
     if plan.note:
         log.warning("%s", plan.note)

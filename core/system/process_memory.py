@@ -55,7 +55,7 @@ def release_memory() -> None:
     trim()
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """Exclude the existing objects, which live as long as the engine, from garbage collection, and return memory freed
     by loading."""
     release_memory()
@@ -63,7 +63,7 @@ def settle() -> None:
     atexit.register(gc.unfreeze)  # else libraries report their objects as leaked at exit
 
 
-def unsettle() -> None:
+def unfreeze_gc() -> None:
     """Return the memory of an unloaded model."""
     gc.unfreeze()
     release_memory()

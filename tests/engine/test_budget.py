@@ -139,5 +139,5 @@ def test_what_is_loaded_now_counts_as_free_when_it_makes_room(
     monkeypatch.setattr("core.capacity.free_memory.free_bytes", lambda device: (10**9, 10**9))
     planned = plan(spec(model, "50%"))
     loaded = replace(engine.memory(), dense=1, experts=1, kv=0, workspace=0, host=5)
-    fit = fit_of(replace(planned, device=torch.device(device)), loaded, foretell=False)
+    fit = fit_of(replace(planned, device=torch.device(device)), loaded, forecast=False)
     assert (fit.device_free - 10**9, fit.host_free - 10**9) == freed

@@ -57,13 +57,13 @@ def test_what_exists_with_an_engine_is_not_looked_at_until_it_is_gone(monkeypatc
     monkeypatch.setattr(process_memory, "gc", gc)  # the real one
     gc.unfreeze()
     lost, held = weakref.ref(Knot()), Knot()
-    process_memory.settle()
+    process_memory.freeze_gc()
     assert lost() is None and gc.get_freeze_count() > 0
     seen = weakref.ref(held)
     del held
     gc.collect()
     assert seen() is not None  # frozen
-    process_memory.unsettle()
+    process_memory.unfreeze_gc()
     assert seen() is None and gc.get_freeze_count() == 0
 
 

@@ -105,8 +105,8 @@ class Gate:
         if brought and self.access.known(brought[-1]):
             # A redirect reached from another site's link would come without the cookie; a refresh by the page is
             # same-site.
-            asked_elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-            answer = HTMLResponse(GO_ON.format(url=escape(url))) if asked_elsewhere else RedirectResponse(url, 303)
+            cross_site = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+            answer = HTMLResponse(GO_ON.format(url=escape(url))) if cross_site else RedirectResponse(url, 303)
             answer.set_cookie(cookie, brought[-1], httponly=True, samesite="strict")
             answer.headers["cache-control"] = "no-store"
             return answer

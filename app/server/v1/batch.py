@@ -41,8 +41,8 @@ class Pending:
 
 class ByEngine:
     """`model` = its name in answers; `base`: the sampling settings of lines without their own. With a `scheduler` two
-    batches of `at_once` are at work, `pipelined` four. When `cancel` is set, what is being written is given up. `heard`
-    is called with each pass."""
+    batches of `at_once` are at work, `pipelined` four. When `cancel` is set, what is being written is given up.
+    `on_step` is called with each pass."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class ByEngine:
         at_once: int,
         scheduler: Scheduler | None = None,
         cancel: threading.Event | None = None,
-        heard: Callable[[StepRecord], None] = lambda step: None,
+        on_step: Callable[[StepRecord], None] = lambda step: None,
         *,
         pipelined: bool = False,
     ) -> None:
-        self._scheduler, self._cancel, self._heard, self._pipelined = scheduler, cancel, heard, pipelined
+        self._scheduler, self._cancel, self._on_step, self._pipelined = scheduler, cancel, on_step, pipelined
         self._engine, self._model, self._base, self._at_once = engine, model, base, at_once
 
     def run(self, lines: Iterable[Line], put: Put) -> Iterator[int]:
@@ -81,7 +81,7 @@ class ByEngine:
             one = pending[number]
             if piece.piece is not None and (step := piece.piece.step) is not None and step.index >= passes:
                 passes = step.index + 1
-                self._heard(step)
+                self._on_step(step)
             if piece.error:
                 pending.pop(number)
                 put(_refused(one.line, ApiError(piece.error, code=TOO_LONG if piece.too_long else None)))

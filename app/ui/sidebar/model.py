@@ -13,7 +13,7 @@ from app.server.live_state import host_state
 from app.services.candidates import MANIFEST, is_pack
 from app.services.host import Host
 from app.services.predictions import read_predictions
-from app.ui.controls import LIVE, ONCE, WIDE, control, html, progress, turned
+from app.ui.controls import LIVE, ONCE, WIDE, change_events, control, html, progress
 from app.ui.news import Shown, news
 from app.ui.text import exactness, fit_card, fit_error, least_memory, notice
 from app.wording import name_of
@@ -150,7 +150,7 @@ class ModelSection:
         gr.on([self.model.change, *(c.change for c in self.choices)], self.refit, self.form, self.fit, **LIVE)
         self.fit.change(self._settle, [self.fit, *self.form], [self.fit, self.limits], **LIVE)
         self.limits.change(self._restrict, [self.limits, *self.choices], self.choices, **LIVE)
-        triggers = [*turned(self.target), self.model.change, *(c.change for c in self.choices)]
+        triggers = [*change_events(self.target), self.model.change, *(c.change for c in self.choices)]
         gr.on(triggers, self._needed, [self.target, *self.form], self.needed, **LIVE)
         self.load.click(self._load, [self.known, *self.form], [*self.outputs, self.model], **ONCE)
         self.cancel.click(self._cancel, None, None, **ONCE)

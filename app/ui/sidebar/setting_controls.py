@@ -17,7 +17,7 @@ from gradio.components import Component
 from gradio.events import Dependency
 
 from app.services.host import Host
-from app.ui.controls import LIVE, control, html, turned
+from app.ui.controls import LIVE, change_events, control, html
 from app.ui.text import PROFILED, notice
 from core.settings.config import KINDS, Settings, params
 from core.settings.param import Value, When
@@ -63,7 +63,7 @@ class SettingControls:
             moved = self._moved(name)
             parts = [part for part, _ in moved]
             looks = [look for _, look in moved]
-            events[name] = gr.on(turned(made), self.turn(name, looks), made, [made, alert, *parts], **LIVE)
+            events[name] = gr.on(change_events(made), self.turn(name, looks), made, [made, alert, *parts], **LIVE)
         return events
 
     def turn(self, name: str, looks: Collection[Callable[[], Any]] = ()) -> Callable[[Value | None], list[Any]]:

@@ -14,7 +14,7 @@ from app.services.analysis.best import of_profile
 from app.services.calibrator import Reading
 from app.services.host import Host
 from app.ui.best import BestLine
-from app.ui.controls import LIVE, ONCE, control, html, turned, whole
+from app.ui.controls import LIVE, ONCE, change_events, control, html, whole
 from app.ui.event_data import Renewed
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
@@ -142,7 +142,7 @@ class CalibrateTab:
                 self.text.blur,
                 self.path.blur,
                 self.limit.blur,
-                *chain.from_iterable(map(turned, self.settings)),
+                *chain.from_iterable(map(change_events, self.settings)),
             ],
             self._fields,
             self.tab.form,

@@ -73,7 +73,7 @@ class ChatLive:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self._asked: dict[int, tuple[Answer, str]] = {}
+        self._questions: dict[int, tuple[Answer, str]] = {}
         with gr.Row(equal_height=False, elem_id="chat-live"):
             with gr.Column(scale=0, min_width=0, elem_id="chat-list-column"):
                 self.list = _drawn("chat-list", LIST, "list")
@@ -257,22 +257,22 @@ class ChatLive:
         page[0] |= {"turn": now["turn"], "sent": now["sent"]}
         page[ALERT] = page[ALERT] or gr.skip()  # the notice on a message stays
         page[SYSTEM] = gr.skip() if page[0]["chat"] == chat else page[SYSTEM]
-        answer, question = self._asked.get(chat, (None, "")) if chat is not None else (None, "")
+        answer, question = self._questions.get(chat, (None, "")) if chat is not None else (None, "")
         if answer is not None and answer.message_id not in [m.id for m in self._messages(chat)]:
             answer.join(ENDING_S)
             if answer.undone:
                 page[ALERT], page[TEXT] = notice(answer.error), typed or question
         if chat is not None and answer is not None and answer.finished:
-            self._asked.pop(chat, None)
+            self._questions.pop(chat, None)
         return page
 
     def _begun(self, answer: Answer, text: str, sent: bool = False) -> list[Any]:
         """The page of an answer that was begun; `text` = the question, to be given back if it leads to nothing."""
         assert answer.chat_id is not None
-        ended = [chat for chat, (one, _) in list(self._asked.items()) if one.finished]
+        ended = [chat for chat, (one, _) in list(self._questions.items()) if one.finished]
         for chat in ended[:-REMEMBERED]:  # no page shows them any more
-            self._asked.pop(chat, None)
-        self._asked[answer.chat_id] = (answer, text)
+            self._questions.pop(chat, None)
+        self._questions[answer.chat_id] = (answer, text)
         page = self.open(answer.chat_id)
         page[0]["sent"] = sent
         page[TEXT], page[SYSTEM] = "" if sent else gr.skip(), gr.skip()

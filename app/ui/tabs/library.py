@@ -11,7 +11,7 @@ from app.server.live_state import host_state
 from app.services.deletion import inspect
 from app.services.host import Host
 from app.services.importer import AUTO, CHOICES
-from app.ui.controls import LIVE, ONCE, html, progress, turned
+from app.ui.controls import LIVE, ONCE, change_events, html, progress
 from app.ui.event_data import RowPicked
 from app.ui.news import Shown, news, noticed
 from app.ui.sidebar import ModelSection
@@ -209,7 +209,7 @@ class LibraryTab:
         self.open.click(lambda now, known: self._open(model, now["chosen"], known), chosen, opening, **ONCE)
         self.opened.click(lambda known: self._open(model, self._made(), known), model.known, opening, **ONCE)
         self.take.click(self._take, [self.list, self.format], [self.source, self.forecast], **ONCE)
-        for event in (*turned(self.source), *turned(self.format)):
+        for event in (*change_events(self.source), *change_events(self.format)):
             event(self._forecast, [self.source, self.format], self.forecast, **LIVE)
         self.delete.click(self._ask, self.list, self.outputs, **ONCE)
         self.no.click(lambda now: self.show(now, ""), self.list, self.outputs, **ONCE)

@@ -105,8 +105,10 @@ def latent(facts: ModelMetadata) -> dict[str, Any]:
     }
 
 
-def _common(facts: ModelMetadata, model_type: str, kind: str, unsaid: tuple[int, int] = (1, 1)) -> dict[str, Any]:
-    config = c.common(facts, model_type, kind) | grouped(facts, unsaid) | latent(facts)
+def _common(
+    facts: ModelMetadata, model_type: str, kind: str, default_groups: tuple[int, int] = (1, 1)
+) -> dict[str, Any]:
+    config = c.common(facts, model_type, kind) | grouped(facts, default_groups) | latent(facts)
     if config["rope_parameters"]["rope_type"] == "yarn" and (log := facts.get("rope.scaling.yarn_log_multiplier")):
         scale = round(log * 10, 6)  # llama.cpp stores a tenth of mscale_all_dim, and takes mscale to be the same
         config["rope_parameters"] |= {"mscale": scale, "mscale_all_dim": scale}

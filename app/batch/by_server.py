@@ -39,7 +39,7 @@ class Failing(MoestroError):
 @dataclass(frozen=True, slots=True)
 class Doubtful:
     """A line without an answer, for a reason that may concern every line. It gets its record once another line is
-    answered. `most`: so many in a row end the run; `own`: a few of them at the end of the file are the lines' own."""
+    answered. `most` in a row end the run; `own`: a few of them at the end of the file are the lines' own."""
 
     record: dict[str, Any]
     why: str

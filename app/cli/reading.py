@@ -39,7 +39,7 @@ class Reading:
 
 
 def describe(piece: Piece, seconds: float) -> str:
-    """The line, after so many seconds."""
+    """The line after `seconds`."""
     speed = (piece.done - piece.cached) / seconds
     left = f", {speed:.0f} tok/s, {(piece.total - piece.done) / speed:.0f} s left" if speed else ""
     return f"Reading the prompt: {piece.done / piece.total:.0%} of {piece.total} tokens{left}"

@@ -51,7 +51,7 @@ def edited(known: Known, plan: CachePlan, rows: Sequence[Sequence[object]]) -> C
 
 
 def _check(known: Known, layer: int, mine: int, top: int) -> None:
-    """Raises SettingError for a layer that cannot keep so many blocks with tops of so many."""
+    """Raises SettingError for a layer that cannot keep `mine` blocks with tops of `top` blocks."""
     blocks, experts = known.blocks, known.curves.experts
     if not 0 <= top <= blocks:
         raise SettingError(f"Layer {layer}: the part of an expert that stays is 0 to 1, not {top / blocks:.4g}.")

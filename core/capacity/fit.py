@@ -18,7 +18,7 @@ SAFE = 0.9  # share of the free memory that a budget may take without a warning
 def estimate(spec: LoadSpec, instead_of: Memory | None = None, seen: Seen | None = None) -> Fit:
     """Estimates whether a load fits and how fast it will be, without reading weights.
 
-    `instead_of` = memory of the model loaded now, which is freed first; `seen` = what earlier use tells of it. Takes
+    `instead_of` = memory of the model loaded now, which is freed first; `seen` = what is known from earlier use. Takes
     milliseconds, and a short measurement of this machine the first time for a model. Raises
     ModelError when the model itself is unusable.
     """

@@ -120,7 +120,7 @@ def sizes_of(
     budget: Budget | None = None,
     sequences: int = 1,
 ) -> Sizes:
-    """Sizes for one context and expert format, with KV memory for so many sequences of it. `paged`: slots are whole
+    """Sizes for one context and expert format, with KV memory for `sequences` of it. `paged`: slots are whole
     pages (core.memory.arena); `rounded` = core.hf.rounded_bytes of dense layers kept as codes. The longest chunks are
     those that `budget` pays for."""
     slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
@@ -134,7 +134,7 @@ def sizes_of(
     libraries = LIBRARIES if codec.device.type == "cuda" else 0
 
     def sizes(chunk: int) -> Sizes:
-        """With chunks of so many positions."""
+        """With chunks of `chunk` positions."""
         computing = chunk * scores + _workspace(outline, text, shape, context, chunk, codec)
         return Sizes(
             shape,

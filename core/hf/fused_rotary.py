@@ -53,7 +53,7 @@ def made(form: Form, states: Pair, tables: Pair, results: Pair) -> Rotate:
 
 
 def chosen(form: Form, queries: int, keys: int) -> dict[str, object]:
-    """Compile-time parameters of the kernel for heads of so many numbers."""
+    """Compile-time parameters of the kernel for heads of these widths."""
     return {
         "Q_NUMBERS": queries,
         "K_NUMBERS": keys,

@@ -57,10 +57,10 @@ class Reserved:
         return False
 
     def lengthen(self, count: int, draw: torch.Generator) -> None:
-        """Append noise in place of so many positions, of the size of what it holds of others."""
+        """Append noise in place of `count` positions, of the size of what it holds of others."""
 
     def grow(self, count: int) -> None:
-        """A pass with `fixed` has written so many more positions."""
+        """A pass with `fixed` has written `count` more positions."""
 
     def addresses(self) -> list[int]:
         """Where the memory is that such passes use."""

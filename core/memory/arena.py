@@ -36,7 +36,7 @@ class Arena:
         self._next = 0
 
     def expect(self, count: int) -> None:
-        """There are to be so many slots: what follows allocates or frees the difference."""
+        """Set the number of slots: what follows allocates or frees the difference."""
         if self._slabs is not None:
             self._slabs.expected = count
 

@@ -58,7 +58,7 @@ def summary(table: Table) -> str:
 
 
 def _ahead(row: Row, other: Row, of: int) -> bool:
-    """Whether a token costs less in `row`, the best of so many, beyond noise; not where no parts of the tokens are
+    """Whether a token costs less in `row`, the best of several, beyond noise; not where no parts of the tokens are
     known."""
     less_cost = gain(row.blocks, other.blocks)
     return less_cost is not None and surely_more(*less_cost, of)

@@ -30,7 +30,7 @@ VERSION = 2  # of the ways: to be raised when one of them is computed in another
 CODES, TILES, TORCH = "codes", "tiles", "torch"  # the ways
 
 Way = Callable[[int], object]
-"""Computes the product of so many rows."""
+"""Computes the product of a number of rows."""
 Clock = Callable[[], float]
 CLOCK = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-6 else time.perf_counter
 """Seconds: where the system counts them well, those that the thread had the processor, whatever else runs."""
@@ -53,7 +53,7 @@ class Timed(NamedTuple):
         return known[-1] * rows / ROWS[-1] if len(known) == len(ROWS) else float("inf")
 
     def fastest(self, rows: int) -> str:
-        """The way for so many rows; of equal ones the first."""
+        """The fastest way for `rows`; of equal ones the first."""
         return min(self.seconds, key=lambda way: self.estimate(way, rows))
 
 
@@ -96,7 +96,7 @@ class Choice:
         self._ways: dict[int, str] = {}
 
     def way(self, rows: int) -> str:
-        """The way for so many rows."""
+        """The way for `rows`."""
         if rows <= 1 or self.timed is None:
             return self.usual
         if rows not in self._ways:

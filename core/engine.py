@@ -24,7 +24,6 @@ from core.policy.batching import Scheduler
 from core.profile import Profile, check_model
 from core.quality.report import Quality
 from core.runtime.measurement import MeasurementSession
-from core.session.answering import Answering
 from core.session.batch_request import BATCH, BatchPiece, BatchRequest, Regrouped
 from core.session.batching import Batching
 from core.session.generation import Generation
@@ -32,6 +31,7 @@ from core.session.loading import LoadedModel, load, with_buddies
 from core.session.manifest import describe
 from core.session.model_access import ModelAccess
 from core.session.passes import Passes
+from core.session.request_factory import RequestFactory
 from core.session.sampler import Draw
 from core.session.settings_controller import check_early
 from core.session.wiring import Profiles, Wiring, wire
@@ -52,20 +52,20 @@ class Engine:
         self.model_name, self.model_hash = loaded.plan.spec.model, loaded.model_hash
         self.model, self.prompt, self.sizes, self.shape = loaded.model, loaded.prompt, loaded.sizes, loaded.shape
         self.expert_cache, self.transfers, self.predictor_host = (
-            parts.expert_cache,
-            parts.transfers,
-            parts.predictor_host,
+            parts.memory.expert_cache,
+            parts.memory.transfers,
+            parts.prediction.predictor_host,
         )
-        self.keep = wiring.capture
+        self.keep = wiring.parts.prediction.capture
         """Chooses what step records contain beside the routing."""
         self._controller, self.parts = wiring.controller, parts
         self.access = ModelAccess(lambda: self._controller.apply(parts), wiring.open_session, self._changed)
         number = functools.partial(next, itertools.count(1))  # of a request
         passes = Passes(loaded, wiring.answering, wiring.controller, parts)
-        answering = Answering(loaded, wiring.meter, parts, number)
-        self._generation = Generation(wiring.answering, wiring.kv, wiring.controller, parts, passes, answering)
+        requests = RequestFactory(loaded, wiring.meter, parts, number)
+        self._generation = Generation(wiring.answering, wiring.kv, wiring.controller, parts, passes, requests)
         self.batching = Batching(
-            loaded, wiring.answering, wiring.pool, wiring.trial, passes, wiring.controller, parts, answering
+            loaded, wiring.answering, wiring.pool, wiring.trial, passes, wiring.controller, parts, requests
         )
 
     # ------------------------------------------------------------------ lifecycle
@@ -112,10 +112,10 @@ class Engine:
             for step in reversed(
                 (
                     self.wiring.meter.clear,
-                    self.parts.kept.clear,
+                    self.parts.memory.prefix_cache.clear,
                     self.parts.device_decode.close,
                     self.predictor_host.close,
-                    self.parts.shadows.close,
+                    self.parts.prediction.capture.shadows.close,
                     self.wiring.installed.uninstall,
                     self.transfers.close,
                     self.expert_cache.clear,
@@ -289,7 +289,7 @@ class Engine:
         self.access.apply_if_idle()
 
     def _check(self, new: Settings) -> None:
-        room = free_bytes(self.device)[0] + self.parts.ledger.used()
+        room = free_bytes(self.device)[0] + self.parts.memory.ledger.used()
         if problem := self.sizes.problem(new.cache.budget, new.cache.scope, room):
             raise BudgetError(problem)
         lasting = self.parts.device_decode.lasting_objection()
@@ -316,8 +316,8 @@ class Engine:
             self.memory(),
             busy=self.busy,
             emulated=bool(pace),
-            link_limit_gbps=pace.gbps if pace else self.wiring.link_gbps,
-            lossy=self.parts.miss.look(layer),
+            link_limit_gbps=pace.gbps if pace else self.wiring.parts.memory.link_gbps,
+            lossy=self.parts.prediction.miss.look(layer),
         )
         frame.pinned = tuple(sorted(self._controller.placed.pinned))
         return frame
@@ -341,7 +341,7 @@ class Engine:
         """Device bytes in use. Workspace is the size reserved for activations or, on CUDA, what torch measured if
         more."""
         store = self.loaded.store
-        return self.parts.ledger.memory(store.bytes, store.unpinned_bytes)
+        return self.parts.memory.ledger.memory(store.bytes, store.unpinned_bytes)
 
     def manifest(self) -> dict[str, object]:
         """The model, hardware, settings and versions that the figures of this load were measured with."""
@@ -351,7 +351,7 @@ class Engine:
             self.model_hash,
             self._controller.applied,
             self.transfers.pace,
-            wiring.link_gbps,
-            wiring.threads.token.most,
+            wiring.parts.memory.link_gbps,
+            wiring.answering.threads.token.most,
             self.one_at_a_time,
         )

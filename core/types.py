@@ -98,7 +98,7 @@ class AnswerStats:
     emulated: bool
     reason: Reason
     passes: int = 0  # forward passes, of prompts too, that `link_gbps` and `lossy` are over: the last ones
-    net_ms: float = 0.0  # mean per decoded token: time that prefetching saved less its cost; core.cache.prefetch_cost
+    net_ms: float = 0.0  # mean per decoded token: time that prefetching saved less its cost; core.cache.counts
     changed: int = 0  # (token, layer, expert) assignments that were not the router's
     assignments: int = 0  # all assignments
     cached_tokens: int = 0  # of the prompt: taken over from a kept KV cache, not computed
@@ -167,7 +167,7 @@ class Memory:
     device_free: int
     host: int  # the experts' host tier
     peak: int  # most in use since load
-    kept: int = 0  # host memory of earlier chats' KV caches: core.session.kept
+    kept: int = 0  # host memory of earlier chats' KV caches: core.session.prefix_cache
     unpinned: int = 0  # of `host`: what the system did not let be pinned for the GPU, and takes longer to copy
 
     @property

@@ -26,8 +26,8 @@ ENTRIES = """    heat: float = field(
 """
 ADDED = {  # module -> its file and what stands before which line
     "core.metrics.record": (CORE / "metrics" / "record.py", {"    predict_ms: float = field(": ENTRIES}),
-    "core.cache.lease": (
-        CORE / "cache" / "lease.py",
+    "core.cache.counts": (
+        CORE / "cache" / "counts.py",
         {
             "    evicted_bytes: int = 0\n": "    fresh: int = 0\n",
             "        self.spared.append(ticket)": "        self.fresh += 1\n",
@@ -70,7 +70,7 @@ def follow(folder: Path) -> dict[str, Any]:
     from core.runtime.kv_cache import SequenceKV
     from core.runtime.telemetry import Telemetry
     from core.session.answer import AnswerBuilder
-    from core.session.sequence import Sequence, Stop
+    from core.session.sequence import Sequence, Start, Stop
     from core.types import Memory, ModelShape, StepRecord
 
     shape, memory = ModelShape(layers=1, experts=2, top_k=1, hidden=4, expert_bytes=8), Memory(*[0] * 10)
@@ -85,7 +85,7 @@ def follow(folder: Path) -> dict[str, Any]:
     load = store.steps.add_load("demo", {}, {}, shape, {})
     telemetry = Telemetry(shape)
     stop = Stop(set(), 9, False, threading.Event())
-    answer = AnswerBuilder(None, Sequence(1, [0], SequenceKV(None), None, stop, None), 0.0)  # type: ignore[arg-type]
+    answer = AnswerBuilder(None, Sequence(1, [0], Start(SequenceKV(None)), None, stop, None), 0.0)  # type: ignore[arg-type]
     for step in steps:
         store.steps.add(load, None, None, step, {})
         telemetry.add(step)

@@ -68,12 +68,12 @@ def _loads_time_little() -> Iterator[None]:
     """Two passes instead of nine, and two calls of each way to multiply: what they take matters to no test. A GPU's
     norms are tried on fewer numbers, as at every load: test_fused_rmsnorm.py tries them on more."""
     from core.hf import fused_rmsnorm
-    from core.runtime import stacking, warmup
+    from core.runtime import product_trials, warmup
 
-    before = warmup.PASSES, stacking.ROUNDS, stacking.CALLS, fused_rmsnorm.ELEMENTS
-    warmup.PASSES, stacking.ROUNDS, stacking.CALLS, fused_rmsnorm.ELEMENTS = 2, 2, 1, 1 << 12
+    before = warmup.PASSES, product_trials.ROUNDS, product_trials.CALLS, fused_rmsnorm.ELEMENTS
+    warmup.PASSES, product_trials.ROUNDS, product_trials.CALLS, fused_rmsnorm.ELEMENTS = 2, 2, 1, 1 << 12
     yield
-    warmup.PASSES, stacking.ROUNDS, stacking.CALLS, fused_rmsnorm.ELEMENTS = before
+    warmup.PASSES, product_trials.ROUNDS, product_trials.CALLS, fused_rmsnorm.ELEMENTS = before
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from core.choices import CHOICE, Action, Lossy, LossyLook, Why
 from core.quality.report import Quality
-from core.runtime.lossy_summary import look, mean
+from core.runtime.telemetry import look, mean
 from core.settings.param import Value
 from core.types import ModelShape, Outcome, StepRecord
 
 Outcomes = npt.NDArray[np.uint8]
-FATES = {Action.SUBSTITUTE: Outcome.SUBSTITUTED, Action.DROP: Outcome.DROPPED, Action.PREDICTED: Outcome.PREDICTED}
+OUTCOME_OF = {Action.SUBSTITUTE: Outcome.SUBSTITUTED, Action.DROP: Outcome.DROPPED, Action.PREDICTED: Outcome.PREDICTED}
 
 
 def act(
@@ -32,7 +32,7 @@ def act(
     for at, (layer, expert) in enumerate(pairs):
         if missed[at]:
             action = _action(settings, at)
-            outcome[at] = FATES.get(action, outcome[at])
+            outcome[at] = OUTCOME_OF.get(action, outcome[at])
             to = int(rng.integers(shape.experts)) if action in (Action.SUBSTITUTE, Action.PREDICTED) else -1
             rows += [
                 (layer, token, expert, to, action, Why.RHO if action == Action.WAIT else Why.ALLOWED)

@@ -5,7 +5,6 @@ Used on CPU tensors under Triton's interpreter (tests.memory.interpret) and on a
 
 from __future__ import annotations
 
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from core.memory.codec.base import Base
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import SlotKernels, make_kernels, scratch_bytes
 from core.memory.codec.plain import Plain
-from core.runtime.compute import ExpertMath
+from core.runtime.expert_math import ExpertMath
 
 if TYPE_CHECKING:  # it takes seconds to import, and most cases need no engine
     from core.engine import Engine
@@ -173,10 +172,9 @@ def expert_error(
     plain, fast = ExpertMath(module, codec), ExpertMath(module, codec, kernels_of(codec))
     assert plain.grouped is None and fast.grouped is not None
     x = torch.randn(160, hidden, generator=random).to(device, dtype)
-    errors = {"token": _difference(fast.token(slots, x[:1]), plain.token(slots, x[:1]))}
-    for what, ends in {"few": [0, 2, 3, 5], "many": [0, 70, 71, 160]}.items():
-        rows = [slice(a, b) for a, b in pairwise(ends)]
-        got, want = (math.many(slots, rows, x[: ends[-1]], len(x)) for math in (fast, plain))
+    errors = {"token": _difference(fast.token.multiply(slots, x[:1]), plain.token.multiply(slots, x[:1]))}
+    for what, counts in {"few": [2, 1, 2], "many": [70, 1, 89]}.items():
+        got, want = (math.prompt.multiply(slots, x[: sum(counts)], counts) for math in (fast, plain))
         errors[what] = _difference(got, want)
     return {what: error / BOUNDS[dtype] for what, error in errors.items()}
 
@@ -203,7 +201,7 @@ def engine_error(engine: Engine, prompt: int = 60) -> float:
     assert all(one.grouped is not None for one in math)
     fast = logits(engine, prompt)
     for one in math:
-        one.grouped = None
+        one.choose(kernels=False)
     slow = logits(engine, prompt)
     engine.expert_cache.check_integrity()
     return _difference(fast, slow)

@@ -106,7 +106,7 @@ PAPER = Paper(
         Part("Its answers for the next token", "core/policy/predict/routing_path.py", ("predictor=routing_path",)),
         Part("PLEC", "core/policy/eviction/plec.py", ("eviction=plec", "scope=global")),
         Part("The token scheduler", "core/policy/batching/scheduler.py"),
-        Part("Its two batches, and the dual-batch pipeline", "core/session/units.py"),
+        Part("Its two batches, and the dual-batch pipeline", "core/session/batch_groups.py"),
         Part("Demands before prefetches", "core/cache/prefetch_queue.py"),
         Part("Temporal locality (TLP), the control", "core/policy/predict/recent.py", ("predictor=recent",)),
         Part("Spatial locality (SLP), the control", "core/policy/predict/transitions.py", ("predictor=transitions",)),

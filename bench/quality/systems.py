@@ -216,7 +216,7 @@ class Bench:
         qualities = {(row["mode"], row["at"]): judged(row) for row in kept.rows if "mode" in row}
         resident = median_round([row for row in kept.rows if row.get("system") == RESIDENT])
         resident_ms, sizes = resident.get("tpot_ms"), engine.sizes
-        pace = engine.transfers.pace or Pace(engine.wiring.link_gbps, 0.0)
+        pace = engine.transfers.pace or Pace(engine.parts.memory.link_gbps, 0.0)
         load_ms = pace.duration_s(sizes.blob) * 1e3
         clock = clock_of(profile, resident_ms, load_ms) if resident_ms is not None else None
         with tempfile.TemporaryDirectory() as folder:

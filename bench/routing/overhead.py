@@ -45,7 +45,7 @@ def measure(run: Run, model: str = "demo", rounds: int = 7, tokens: int = 128) -
 
         def one(on: bool, number: int, changes: Mapping[str, Value] = changes) -> dict[str, float]:
             engine.change({**OFF, **(changes if on else {})})
-            for predictor in (engine.predictor_host.predictor, *engine.parts.shadows.predictors):
+            for predictor in (engine.predictor_host.predictor, *engine.parts.prediction.capture.shadows.predictors):
                 until_ready(predictor)
             return _figures(engine, tokens)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace as replaced
 from statistics import median
 from types import MethodType
 from typing import Any, cast
@@ -26,10 +27,9 @@ from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.models.generate import Sizes, checkpoint
 from core.engine import Engine
 from core.hf.fast_rmsnorm import restore
-from core.hf.packed_texts import packing_of
 from core.hf.rotary import OWN, replace
 from core.runtime.batch import Batch, Share
-from core.runtime.compute import ExpertMath
+from core.runtime.expert_math import ExpertMath
 from core.runtime.moe_step import MoEStep
 from core.runtime.pipeline import Pipeline
 from core.session.wiring import Wiring
@@ -132,7 +132,7 @@ def passes(wiring: Wiring, pipelines: Sequence[Pipeline], tokens: int) -> list[l
             pipeline.begin(batch)
             pipeline.forward(batch)
             if pipeline is wiring.answering:
-                model_s, ledger = time.perf_counter() - began_s, parts.ledger
+                model_s, ledger = time.perf_counter() - began_s, parts.memory.ledger
                 used = ledger.passed(decoded=True)
                 parts.telemetry.add(parts.recorder.end(began_s, model_s, used, ledger.budget_bytes, {}))
             if wiring.loaded.device.type == "cuda":
@@ -144,7 +144,12 @@ def passes(wiring: Wiring, pipelines: Sequence[Pipeline], tokens: int) -> list[l
 
 
 class _NoStep:
-    """Experts that return their input."""
+    """Experts that return their input, in the place of a step."""
+
+    prefetcher = None
+
+    def __init__(self, step: MoEStep) -> None:
+        self.expert_cache, self.sink = step.expert_cache, step.sink
 
     def begin(self, batch: Batch) -> None: ...
     def end(self) -> None: ...
@@ -162,10 +167,9 @@ def _reading(wiring: Wiring) -> float:
 
 def without_step(wiring: Wiring) -> Pipeline:
     """Passes in which experts return their input."""
-    loaded, moe_step = wiring.loaded, cast(MoEStep, _NoStep())  # which has all that a pass needs of one
-    cache, metrics = wiring.parts.expert_cache, wiring.unrecorded
-    packing = packing_of(loaded.model, [site.module for site in loaded.sites])
-    return Pipeline(loaded.model, loaded.device, wiring.dispatch, moe_step, cache, wiring.threads, metrics, packing)
+    measuring = wiring.measuring
+    step = cast(MoEStep, _NoStep(measuring.step))  # which has all that a pass needs of one
+    return Pipeline(measuring.hooked, step, measuring.threads)
 
 
 @contextmanager
@@ -181,14 +185,16 @@ def own_rotation(model: torch.nn.Module) -> Iterator[None]:
 @contextmanager
 def stubbed(math: Sequence[ExpertMath]) -> Iterator[None]:
     """Inside, a token's experts are not computed."""
+    own = [one.token for one in math]
     for one in math:
-        vars(one)["token"] = lambda slots, x, places=None: x
+        one.token = replaced(one.token, multiply=lambda slots, x, counts=None, places=None: x)
         vars(one)["combine"] = lambda out, weights, dtype, tap=None: out
     try:
         yield
     finally:
-        for one in math:
-            del vars(one)["token"], vars(one)["combine"]
+        for one, token in zip(math, own, strict=True):
+            one.token = token
+            del vars(one)["combine"]
 
 
 @contextmanager

@@ -182,8 +182,8 @@ class Bench:
     def _load_ms(self) -> float:
         """Copying one whole expert over the link in force."""
         whole = self.engines["whole"]
-        pace = whole.transfers.pace
-        return (pace.duration_s(whole.sizes.blob) if pace else whole.sizes.blob / (whole.wiring.link_gbps * 1e9)) * 1e3
+        pace, link_gbps = whole.transfers.pace, whole.parts.memory.link_gbps
+        return (pace.duration_s(whole.sizes.blob) if pace else whole.sizes.blob / (link_gbps * 1e9)) * 1e3
 
     def _planned(self, load_ms: float) -> tuple[Curves, LayerTimes, int]:
         """What plans follow from: hit curves, the times of the engine in blocks and its predictor, and how many experts

@@ -1,7 +1,9 @@
 """Where kernels read each expert: in its slot, or else in pinned host memory. The one table of it is on the device.
 
-It changes between two tokens alone, in the computing stream: what was launched before reads the old table, what is
-launched afterwards the new one. An expert whose copy into a slot is not known to be over is read in host memory.
+It serves a token whose experts the host learns only when it is computed (`core.runtime.device_step`): `sync_table`,
+then computing the token, then `request`. The table changes in the computing stream between two tokens alone: kernels
+launched before read the old table, those launched afterwards the new one. An expert whose copy into a slot is not known
+to have landed is read in host memory.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from core.cache.expert_cache import ExpertCache
+from core.cache.lease import LeasedSegment
 
 
 class AddressTable:
@@ -26,15 +29,53 @@ class AddressTable:
         self.addresses = self._flat.view(expert_cache.layers, expert_cache.experts)
         self._in_slot = bytearray(len(self._home))
         self._changed = set(range(len(self._home)))
+        self._submitted: set[int] = set()  # copies for the last token: the next one does not wait for them
+        self._in_flight: frozenset[int] = frozenset()  # experts whose copy had not landed when the last token began
         expert_cache.core.held.changed = self._changed
 
+    def sync_table(self) -> float:
+        """Before a token: the table follows the cache, and the computing stream waits for copies into the slots that it
+        names -> seconds that this thread was blocked. Copies have the time of one token: the stream waits for older
+        ones. Raises the errors of copies."""
+        copies, waited_s = self._expert_cache.copies, 0.0
+        for eid in [eid for eid in copies.tickets if eid not in self._submitted]:
+            waited_s += copies.link.wait(copies.tickets[eid])
+            del copies.tickets[eid]
+        self._update(self._in_flight - copies.tickets.keys())
+        self._submitted.clear()
+        self._in_flight = frozenset(copies.tickets)
+        return waited_s
+
+    def request(self, routed: Sequence[Sequence[int]]) -> list[list[LeasedSegment]]:
+        """After a token, for which the host has waited: `routed` [layers][k] are the experts that it was computed with
+        -> each layer's requests, whose outcomes are where the kernels read the experts. The missing ones are admitted
+        and copied."""
+        requests, submitted = self._expert_cache.requests.replay(routed, self.in_slot)
+        self._submitted.update(submitted)
+        return requests
+
     def in_slot(self, eid: int) -> bool:
-        """Whether kernels read an expert in its slot since the last `bring_up`."""
+        """Whether kernels read an expert in its slot since the last `sync_table`."""
         return bool(self._in_slot[eid])
 
-    def bring_up(self, landed: Collection[int]) -> None:
-        """Follow what has changed, between two tokens: nothing that reads the table may be under way that the host has
-        not waited for. The copies of `landed` are over where the computing stream stands."""
+    def close(self) -> None:
+        """Stop following the cache."""
+        self._expert_cache.core.held.changed = None
+
+    def check(self) -> None:
+        """Raise AssertionError unless the table on the device is what the cache has. Between two tokens; waits for the
+        device."""
+        table, tickets = self._expert_cache.core.table, self._expert_cache.copies.tickets
+        for eid, address in enumerate(self._flat.tolist()):
+            if eid in self._changed or eid in tickets:
+                continue
+            want = table[eid][0].raw.data_ptr() if table[eid] else self._home[eid]
+            assert address == want, f"kernels would not find expert {eid} where it is"
+            assert self.in_slot(eid) == bool(table[eid]), f"the host has another address of expert {eid}"
+
+    def _update(self, landed: Collection[int]) -> None:
+        """Write the addresses of experts whose slots changed, and of `landed`, whose copies have ended where the
+        computing stream is. No kernel that reads the table may be running that the host has not waited for."""
         table, tickets, changed = self._expert_cache.core.table, self._expert_cache.copies.tickets, self._changed
         changed.update(landed)
         if not changed:
@@ -42,23 +83,8 @@ class AddressTable:
         eids = sorted(changed)
         changed.clear()
         found = [table[eid][0].raw.data_ptr() if table[eid] and eid not in tickets else 0 for eid in eids]
-        for eid, at in zip(eids, found, strict=True):
-            self._in_slot[eid] = at > 0
-        values = [at or self._home[eid] for eid, at in zip(eids, found, strict=True)]
+        for eid, address in zip(eids, found, strict=True):
+            self._in_slot[eid] = address > 0
+        values = [address or self._home[eid] for eid, address in zip(eids, found, strict=True)]
         self._staged[torch.tensor(eids)] = torch.tensor(values, dtype=torch.int64)
         self._flat.copy_(self._staged, non_blocking=True)
-
-    def close(self) -> None:
-        """Follow nothing any more."""
-        self._expert_cache.core.held.changed = None
-
-    def check(self) -> None:
-        """Raise AssertionError unless the table on the device is what the cache has. Between two tokens; waits for the
-        device."""
-        told, table, tickets = self._flat.tolist(), self._expert_cache.core.table, self._expert_cache.copies.tickets
-        for eid, at in enumerate(told):
-            if eid in self._changed or eid in tickets:
-                continue
-            want = table[eid][0].raw.data_ptr() if table[eid] else self._home[eid]
-            assert at == want, f"kernels would not find expert {eid} where it is"
-            assert self.in_slot(eid) == bool(table[eid]), f"where expert {eid} is was told wrongly"

@@ -12,13 +12,16 @@ from core.types import Segment
 class BlockTable(Generic[S]):
     """Experts of `blocks` blocks each, of which the first have slots: none, some or all. Mutated by CacheCore only.
 
-    `slots`: by eid, those of its blocks, in order. `tops`: by layer, the blocks that stay when others need slots; all
-    of them where experts are whole. `long`: experts that have more than their top, and so can be cut to it. `buffered`:
-    experts that were completed beside the cache, the oldest first, and how many of their blocks the cache has.
+    `whole`: by eid, all of its blocks; `slots`: by eid, those of its blocks, in order. `tops`: by layer, the blocks
+    that stay when others need slots; all of them where experts are whole. `long`: experts that have more than their
+    top, and so can be cut to it. `buffered`: experts that were completed in the prefetch buffer, the oldest first, and
+    how many of their blocks the cache has.
+    `changed`: collects the experts whose slots change, for an owner that follows them.
     """
 
     def __init__(self, layers: int, experts: int, blocks: int) -> None:
         self.experts, self.blocks = experts, blocks
+        self.whole = [Segment(eid, range(blocks)) for eid in range(layers * experts)]
         self.slots: list[tuple[S, ...]] = [()] * (layers * experts)
         self.tops = [blocks] * layers
         self.long: set[int] = set()
@@ -28,18 +31,19 @@ class BlockTable(Generic[S]):
 
     def lacking(self, eid: int) -> Segment:
         """The blocks without slots."""
-        return Segment(eid, range(len(self.slots[eid]), self.blocks))
+        had = self.slots[eid]
+        return Segment(eid, range(len(had), self.blocks)) if had else self.whole[eid]
 
-    def complete(self, eid: int, slots: tuple[S, ...], *, beside: bool = False) -> None:
-        """Give an expert's other blocks slots, `beside` the cache or in it."""
+    def complete(self, eid: int, slots: tuple[S, ...], *, buffered: bool = False) -> None:
+        """Give the other blocks of an expert slots, in the buffer or in the cache."""
         had = self.slots[eid]
         self.slots[eid] = had + slots
-        if beside:
+        if buffered:
             self.buffered[eid] = len(had)
         self._note(eid)
 
-    def take_over(self, eid: int) -> int:
-        """What was completed beside the cache is in it from now on -> the blocks that were there before."""
+    def unbuffer(self, eid: int) -> int:
+        """The buffered blocks of an expert belong to the cache from now on -> the blocks that it had before."""
         had = self.buffered.pop(eid)
         self._note(eid)
         return had
@@ -58,12 +62,12 @@ class BlockTable(Generic[S]):
         self.long = {eid for eid in range(len(self.slots)) if self._is_long(eid)}
 
     def moved(self) -> None:
-        """Any expert's slots may be elsewhere in memory."""
+        """The slots of any expert may be elsewhere in memory."""
         if self.changed is not None:
             self.changed.update(range(len(self.slots)))
 
     def sizes(self) -> dict[int, int]:
-        """eid -> its blocks that the cache has, of every expert that it has blocks of."""
+        """eid -> how many of its blocks the cache has, where it has any."""
         held = {eid: len(slots) for eid, slots in enumerate(self.slots) if slots} | self.buffered
         return {eid: size for eid, size in held.items() if size}
 

@@ -1,21 +1,33 @@
-"""The copies of experts into slots that are not finished, and the counts of what was copied."""
+"""The memory below the cache, and the unfinished copies of experts into slots."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy.typing as npt
 
-from core.cache.lease import Counts, LeasedSegment
+from core.cache.counts import Counts
+from core.cache.lease import LeasedSegment
 from core.memory.slot import Slot
 from core.memory.ticket import LANDED, QUEUED, Link, Ticket
 from core.policy.eviction import MakePolicy
 from core.types import Origin, Outcome, Segment
 
 
-class Experts(Protocol):
-    """The interface to a store: `core.memory.store.ExpertStore`, or a simulated one."""
+class SlotArena(Protocol):
+    """Allocates slots: `core.memory.arena.Arena`, or a simulated one."""
+
+    def expect(self, count: int) -> None: ...
+    def allocate(self) -> Slot: ...
+    def free(self, slot: Slot) -> None: ...
+    def pack(self, busy: Iterable[Slot]) -> None: ...
+    def __len__(self) -> int: ...
+
+
+class ExpertSource(Protocol):
+    """Has all experts in host memory or on disk: `core.memory.store.ExpertStore`, or a simulated one."""
 
     @property
     def blob_bytes(self) -> int: ...
@@ -25,15 +37,24 @@ class Experts(Protocol):
     def host_resident(self) -> Sequence[int] | None: ...
 
 
-class Copies:
-    """`whole`: eid -> all of its blocks. `tickets`: eid -> its copy, until it is known to have landed. `settled`: eid
-    -> what a request for it leases, once one has found it whole and at rest: a hit, until it loses its slots. `phase`:
-    of the pass, noted in every ticket."""
+@dataclass(frozen=True, slots=True)
+class CacheMemory:
+    """Where slots are allocated, where experts are copied from, and what copies them."""
 
-    def __init__(self, link: Link, store: Experts, whole: Sequence[Segment], phase: str = "prefill") -> None:
+    arena: SlotArena
+    store: ExpertSource
+    link: Link
+
+
+class Copies:
+    """`whole`: eid -> all of its blocks. `tickets`: eid -> its copy, until it is known to have landed. `hit_leases`:
+    eid -> the segment that a request for it leases, from its first hit until it loses a slot. `phase`: of the pass,
+    noted in every ticket."""
+
+    def __init__(self, link: Link, store: ExpertSource, whole: Sequence[Segment], phase: str = "prefill") -> None:
         self.link, self.store, self.whole, self.phase = link, store, whole, phase
         self.tickets: dict[int, Ticket] = {}
-        self.settled: list[LeasedSegment | None] = [None] * len(whole)
+        self.hit_leases: list[LeasedSegment | None] = [None] * len(whole)
         self.counts = Counts()
 
     def over_same_link(self) -> Copies:
@@ -56,11 +77,11 @@ class Copies:
         return self.link.submit(self.prepare(segment, slots, demand=True))
 
     def miss(self, eid: int) -> Outcome:
-        """The outcome of a request that must fetch `eid`, by where the expert is now."""
+        """The outcome of a request that has to fetch `eid`, by where the expert is now."""
         return Outcome.MISS_DISK if self.store.origin(eid) == "disk" else Outcome.MISS
 
     def pending(self, eid: int) -> Ticket | None:
-        """The copy of `eid` if it is not over; one that landed is forgotten."""
+        """The copy of `eid` if it has not landed; otherwise it is forgotten."""
         ticket = self.tickets.get(eid)
         if ticket is not None and self.link.landed(ticket):
             del self.tickets[eid]
@@ -79,8 +100,8 @@ class Copies:
             del self.tickets[eid]
 
     def drop(self, eid: int) -> None:
-        """`eid` loses its slots: cancel its copy, or wait until nothing writes into them any more."""
-        self.settled[eid] = None
+        """`eid` loses slots: cancel its copy, or wait until nothing writes into them any more."""
+        self.hit_leases[eid] = None
         if (ticket := self.tickets.pop(eid, None)) is not None and not self.link.cancel(ticket):
             self.link.settle(ticket)
 
@@ -88,7 +109,7 @@ class Copies:
         """Experts whose copy ended with an error."""
         return [eid for eid, ticket in self.tickets.items() if ticket.error is not None]
 
-    def flying(self) -> set[int]:
+    def in_flight(self) -> set[int]:
         """Experts with a copy that has not landed. Safe to call from any thread."""
         return {eid for eid, ticket in self.tickets.copy().items() if not self.link.landed(ticket)}
 
@@ -97,7 +118,7 @@ class Copies:
         return [slot for ticket in self.tickets.values() if ticket.state != LANDED for slot in ticket.slots]
 
     def quiet(self) -> bool:
-        """Whether no copy is queued or under way."""
+        """Whether no copy is queued or in flight."""
         return all(ticket.error is not None or self.link.landed(ticket) for ticket in self.tickets.values())
 
     def take_counts(self) -> Counts:

@@ -1,22 +1,22 @@
-"""The cache mechanism over ids: which expert is in which slots, which are in use, and which one leaves for another.
+"""The cache mechanism over ids: which expert is in which slots, which are in use, and which one is evicted for another.
 
 An expert consists of equal blocks, and a slot holds one of them, so that any slot of a pool serves any of its experts.
-It is computed with all of them; what a layer keeps of it when others need slots is its top, the first of its blocks.
-The core knows no bytes, copies or devices. A slot is whatever its owner puts into the pools: memory in the engine
-(`core.memory.slot.Slot`), a row of host memory in the host tier, a number where the cache is only simulated. Every
-decision follows from the requests, so with the same requests all of these hit, miss and evict alike.
+It is computed with all of them; the part that a layer keeps of it when others need slots is its top, the first of its
+blocks. The core knows no bytes, copies or devices. A slot is any object that its owner puts into the pools: memory in
+the engine (`core.memory.slot.Slot`), a row of host memory in the host tier, a number where the cache is simulated.
+Every decision follows from the requests, so with the same requests all of these hit, miss and evict alike.
 `core.simulate.cache` computes the same for many caches at once.
 
-Without transit slots a missing expert displaces another before it is computed, whatever it is worth. With them (the
-setting bypass) it is computed in one that its pool is lent, and the slot is given back when the layer's leases have
-ended, by the expert that is worth least then: the newcomer itself, if all others are worth more. Slots are alike, so
-nothing is copied for it. One layer is computed at a time, so that all pools share the same few.
+Without transit slots a missing expert evicts another before it is computed, whatever its score. With them (the setting
+bypass) it is computed in one that its pool borrows. When the leases of the layer have ended, the expert with the lowest
+score gives a slot back: the newcomer itself, if all others score higher. Slots are alike, so nothing is copied for it.
+One layer is computed at a time, so that all pools share the same few.
 
-With tops shorter than experts (MoEpic section 3) the transit slots are also the buffer beside the cache: a bottom that
-a layer needs goes there, and so does what is fetched ahead, which nobody leaves for. When slots are given back, the
-experts that are longer than a top are cut to it, those worth least first, before any leaves. So a layer keeps no more
-blocks than its pool has, in the end the tops of as many experts as it has room for; and with tops as long as experts
-nothing is ever cut, which is the cache of whole experts.
+With tops shorter than experts (MoEpic section 3) the transit slots are also the prefetch buffer: the other blocks that
+a layer needs go there, and so do prefetches, for which no expert is evicted. When slots are given back, the experts
+that are longer than a top are cut to it, lowest score first, before any is evicted. So a layer keeps no more blocks
+than its pool has, in the end the tops of as many experts as fit; and with tops as long as experts nothing is ever cut,
+which is the cache of whole experts.
 """
 
 from __future__ import annotations
@@ -28,16 +28,14 @@ import numpy as np
 
 from core.cache.block_table import BlockTable
 from core.cache.pool import Pool, S, empty_pools, first
-from core.cache.uses import Uses
+from core.cache.use_log import UseLog
 from core.policy.eviction import GONE, Eviction, ExpertIndex, MakePolicy, victim
 from core.policy.eviction.base import Ints
 from core.policy.hints import Hints
 from core.types import Segment
 
-CUT = -1  # in place of the expert that left: one only lost its bottom
 
-
-def _ignore(*_: int) -> None:
+def _ignore(eid: int, kept: int) -> None:
     pass
 
 
@@ -46,10 +44,10 @@ def _any(eid: int) -> bool:
 
 
 class CacheCore(Generic[S]):
-    """One thread at a time. A pass over a layer: `lease` its experts, `admit` those missing, `use` them, `release` all.
+    """One thread at a time. A pass over a layer: `lease` its experts, `admit_requested` those missing, `release` all.
 
     Changed by its owner between two passes: `now`, the tokens of all passes up to the coming one, and `pinned`,
-    experts that are cut or leave only if no other can.
+    experts that are cut or evicted only if no other can be.
     """
 
     def __init__(
@@ -59,30 +57,29 @@ class CacheCore(Generic[S]):
         make_policy: MakePolicy,
         pools: list[Pool[S]],
         hints: Hints | None = None,
-        on_evict: Callable[[int], None] = _ignore,
         blocks: int = 1,
-        on_cut: Callable[[int, int], None] = _ignore,
+        on_loss: Callable[[int, int], None] = _ignore,
     ) -> None:
-        """`pools`: one per layer, or one for all. `on_evict(eid)` is called before an expert loses its slots, and
-        `on_cut(eid, kept)` before it loses those after its first `kept`; every expert has `blocks` blocks."""
+        """`pools`: one per layer, or one for all. Every expert has `blocks` blocks; `on_loss(eid, kept)` is called
+        before one loses the slots of those after the first `kept`."""
         self.layers, self.experts, self.blocks = layers, experts, blocks
         self.pools = pools
-        self.transit: list[S] = []  # slots of no pool that are not lent to one
+        self.transit: list[S] = []  # slots of no pool that none has borrowed
         self.held: BlockTable[S] = BlockTable(layers, experts, blocks)
         self.table = self.held.slots  # eid -> the slots of its blocks: the only such map
         self.hints = hints or Hints(layers, experts)
-        self._uses = Uses(make_policy(ExpertIndex(layers, experts, hints=self.hints)), layers * experts)
+        self._uses = UseLog(make_policy(ExpertIndex(layers, experts, hints=self.hints)), layers * experts)
         self.pinned: frozenset[int] = frozenset()
         self._leases: list[Sequence[int]] = []  # the experts of each
-        self._leased: frozenset[int] | None = None  # all of these, if somebody asked since they changed
-        self._lends = False  # transit slots may be lent to a pool
+        self._leased: frozenset[int] | None = None  # all of these, if read since they changed
+        self._has_borrowed = False  # a pool may have borrowed transit slots
         self.now = self.tick = self.layer = 0  # tick: requests and admissions so far; layer: the one being computed
         self.displaced = -1  # the expert that the last `admit` evicted, or -1
-        self._on_evict, self._on_cut = on_evict, on_cut
+        self._on_loss = on_loss
 
     @property
     def policy(self) -> Eviction:
-        """The eviction policy, which knows of every request so far."""
+        """The eviction policy, with every request so far."""
         return self._uses.policy
 
     @property
@@ -108,8 +105,8 @@ class CacheCore(Generic[S]):
         """The pool whose slots `layer` uses."""
         return self.pools[layer] if len(self.pools) > 1 else self.pools[0]
 
-    def room(self, layer: int) -> int:
-        """Experts that fit into that pool beside the pinned ones, at least one; with the buffer, if they are split."""
+    def capacity_for(self, layer: int) -> int:
+        """Experts that fit into the pool of `layer` with the pinned ones, at least one; with the buffer, if split."""
         pool = self.pool(layer)
         slots = pool.capacity
         if self.held.tops[layer] < self.blocks:
@@ -126,20 +123,20 @@ class CacheCore(Generic[S]):
 
     def lease(self, layer: int, eids: Sequence[int]) -> list[int]:
         """`layer` requests `eids`, all distinct: none of them can be evicted or cut until `release`, and those with all
-        blocks count as used, in this order -> those missing, whole or in part, each to be admitted and then used."""
+        blocks count as used, in this order -> the missing ones, each for `admit_requested`."""
         table, blocks, buffered = self.table, self.blocks, self.held.buffered
         missing = [eid for eid in eids if len(table[eid]) < blocks]
         there = [eid for eid in eids if len(table[eid]) == blocks] if missing else eids
         for eid in [eid for eid in there if eid in buffered] if buffered else ():
-            self._take_over(eid)
+            self._admit_buffered(eid)
         self._leases.append(eids)
         self._leased = None
         self.request(layer, there)
         return missing
 
     def request(self, layer: int, eids: Sequence[int]) -> None:
-        """`layer` requests `eids`, all distinct, which have all their blocks and of which none is buffered: they count
-        as used, in this order."""
+        """`layer` requests `eids`, all distinct, with all their blocks and none of them buffered: they count as used,
+        in this order."""
         self.layer = layer
         self.hints.reached(layer)
         self._uses.note(eids, self.tick + 1, self.now)
@@ -159,14 +156,14 @@ class CacheCore(Generic[S]):
         in_transit: bool = False,
         may_displace: Callable[[int], bool] = _any,
     ) -> tuple[S, ...] | None:
-        """Give a missing expert slots for the blocks it lacks: free ones, if it may be `in_transit` those that its pool
-        is lent, or those of experts that are cut or that the policy evicts among those in no container of `blocked`, a
-        pinned one only when there is no other -> these slots. None when there are too few, or the policy evicts one
-        which it may not displace."""
+        """Give a missing expert slots for the blocks it lacks -> these slots: free ones, borrowed transit slots if
+        `in_transit`, or those of experts that are cut or that the policy evicts. These are in no container of
+        `blocked`, and pinned only when there is no other. None when there are too few, or the policy would evict one
+        that it may not displace."""
         had = self.table[eid]
         pool, lacks = self.pool(eid // self.experts), self.blocks - len(had)
         if in_transit and (more := lacks - len(pool.free)) > 0:
-            self._lend(pool, more)
+            self._borrow(pool, more)
         if not self._vacate(pool, lacks, *blocked, *([{eid}] if had else ()), may_displace=may_displace):
             return None
         slots = tuple([pool.free.pop() for _ in range(lacks)])
@@ -176,14 +173,22 @@ class CacheCore(Generic[S]):
             self.policy.admitted(eid, self.tick, self.now)
         return slots
 
+    def admit_requested(self, eid: int) -> tuple[S, ...] | None:
+        """Admit a leased expert that lacks blocks, and count its request -> the slots; None when the leased experts
+        leave too few."""
+        slots = self.admit(eid, self.leased, in_transit=True)
+        if slots is not None:
+            self.use(eid)
+        return slots
+
     def use(self, eid: int) -> None:
         """Count a request of an expert that was admitted for it."""
         self.tick += 1
         self._uses.note((eid,), self.tick, self.now)
 
     def readmit(self, eid: int) -> Segment:
-        """Give an expert without slots those of as many blocks as its layer keeps of it, or of all where the pool has
-        them for every expert. Between two passes -> these blocks, none where the layer keeps nothing."""
+        """Give an expert without slots those for the blocks that its layer keeps of it, or for all blocks where the
+        pool has as many for every expert. Between two passes -> these blocks, none where the layer keeps nothing."""
         pool, top = self.pool(eid // self.experts), self.held.tops[eid // self.experts]
         slots = self.admit(eid, in_transit=self.blocks > 1)
         assert slots is not None
@@ -191,45 +196,45 @@ class CacheCore(Generic[S]):
             self.evict(eid)
         elif eid in self.held.long and pool.capacity < self.blocks * len(pool.eids):
             self.cut(eid)
-        self._take_back(pool)
+        self._return_borrowed(pool)
         return Segment(eid, range(len(self.table[eid])))
 
     def buffer(self, eid: int) -> tuple[S, ...] | None:
-        """Give an expert that is not leased slots for the blocks it lacks, out of the transit slots: these blocks are
-        beside the cache until its layer leases it, and nobody leaves for them -> the slots. None when there are too
+        """Give an expert that is not leased transit slots for the blocks it lacks -> the slots. These blocks are in the
+        buffer, no part of the cache, until the expert is leased; none is evicted for them. None when there are too
         few."""
         lacks = self.blocks - len(self.table[eid])
-        assert lacks and eid not in self.leased, "it is there already"
+        assert lacks and eid not in self.leased, "it has all blocks already"
         if len(self.transit) < lacks:
             return None
         slots = tuple([self.transit.pop() for _ in range(lacks)])
-        self.held.complete(eid, slots, beside=True)
+        self.held.complete(eid, slots, buffered=True)
         return slots
 
     def arrive(self, layer: int, eids: Collection[int]) -> None:
-        """The routing of `layer` is known: what is buffered for it and none of `eids` gives its slots back."""
+        """The routing of `layer` is known: its buffered experts that are not in `eids` give their slots back."""
         low, high = layer * self.experts, (layer + 1) * self.experts
         for eid in [eid for eid in self.held.buffered if low <= eid < high and eid not in eids]:
             self.drop(eid)
 
     def drop(self, eid: int) -> None:
-        """What is buffered of an expert gives its slots back; what the cache has of it stays."""
+        """The buffered blocks of an expert give their slots back; those in the cache stay."""
         self.transit.extend(self._cut(eid, self.held.buffered[eid]))
 
     def empty_buffer(self) -> None:
-        """Everything buffered gives its slots back; what the cache has of these experts stays."""
+        """All buffered blocks give their slots back; blocks in the cache stay."""
         for eid in [*self.held.buffered]:
             self.drop(eid)
 
     def split(self, tops: Sequence[int]) -> None:
         """Keep the first `tops` blocks of experts, by layer, where others need slots: all of them, or a part, or 0 for
-        none. Nothing is cut, evicted or to be fetched because of it. Tops shorter than experts need transit slots for
-        the bottoms of a token's experts. Between two passes."""
+        none. Nothing is cut, evicted or fetched at once. Tops shorter than experts need transit slots for the other
+        blocks of a token's experts. Between two passes."""
         self.held.split(tops)
 
     def release(self, eids: Sequence[int]) -> None:
         """End a lease of a layer: its experts may be evicted again, and are at once if the policy does not retain any,
-        or the layer no part of them. With the last lease, lent slots are taken back."""
+        or the layer keeps no part of them. With the last lease, borrowed slots are given back."""
         self._leases.remove(eids)
         self._leased = None
         if not eids:
@@ -239,15 +244,15 @@ class CacheCore(Generic[S]):
             leased = self.leased
             for eid in [eid for eid in eids if self.table[eid] and eid not in leased and eid not in self.pinned]:
                 self.evict(eid)
-        if self._lends and not self._leases:
-            self._take_back(self.pool(layer))
+        if self._has_borrowed and not self._leases:
+            self._return_borrowed(self.pool(layer))
 
     def end_leases(self) -> None:
         """End all leases, after a pass that broke off."""
         self._leases.clear()
         self._leased = None
         for pool in self.pools:
-            self._take_back(pool)
+            self._return_borrowed(pool)
 
     def evict(self, eid: int) -> None:
         """A resident loses its slots."""
@@ -276,20 +281,30 @@ class CacheCore(Generic[S]):
         self.hints.forget()
         self.last_used[:] = -1
 
-    def shrink(self, pool: Pool[S]) -> S:
-        """Take a slot out of a pool, if none is free one of the next victim's. Nothing may be leased."""
-        assert self._vacate(pool, 1)
-        pool.capacity -= 1
-        return pool.free.pop()
-
-    def grow(self, pool: Pool[S], slot: S) -> None:
-        """Add a slot to a pool."""
-        pool.free.append(slot)
-        pool.capacity += 1
+    def resize(
+        self, capacities: Sequence[int], transit: int, allocate: Callable[[], S], free: Callable[[S], None]
+    ) -> None:
+        """Give each pool its capacity, and `transit` slots to none. Shrinks first, then grows, so that there are never
+        more slots than before or after. When `allocate` raises, the pools are as large as there were slots. Nothing may
+        be leased."""
+        sizes = list(zip(self.pools, capacities, strict=True))
+        self.empty_buffer()
+        while len(self.transit) > transit:
+            free(self.transit.pop())
+        for pool, capacity in sizes:
+            while pool.capacity > capacity:
+                assert self._vacate(pool, 1)
+                pool.capacity -= 1
+                free(pool.free.pop())
+        while len(self.transit) < transit:
+            self.transit.append(allocate())
+        for pool, capacity in sizes:
+            while pool.capacity < capacity:
+                pool.grow(allocate())
 
     def rebuild(self, make_policy: MakePolicy, capacities: Sequence[int]) -> list[S]:
-        """Begin anew with another policy and other pools: pinned residents stay, then others by last use, as far as
-        there is room. Pools get up to `capacities` slots of those that there are -> the slots left over."""
+        """Start with another policy and other pools: pinned residents stay, then others by last use, as far as they
+        fit. Pools get up to `capacities` of the slots that there are -> the slots left over."""
         self.empty_buffer()
         last = self.last_used.tolist()
         old = sorted(
@@ -311,22 +326,14 @@ class CacheCore(Generic[S]):
                 self.policy.admitted(eid, self.tick, self.now)
         for pool, capacity in zip(self.pools, capacities, strict=True):
             while spare and pool.capacity < capacity:
-                self.grow(pool, spare.pop())
+                pool.grow(spare.pop())
         return spare
 
     def over_same_slots(self, make_policy: MakePolicy) -> CacheCore[S]:
         """A second core with a policy, hints, pins and time of its own over the same pools and slots. Only one of the
-        two is in use at a time; what it evicts, the other must be told. The buffer is emptied for it."""
+        two is in use at a time, and the policy of the other does not learn what it evicts. The buffer is emptied."""
         self.empty_buffer()
-        other = CacheCore(
-            self.layers,
-            self.experts,
-            make_policy,
-            self.pools,
-            on_evict=self._on_evict,
-            blocks=self.blocks,
-            on_cut=self._on_cut,
-        )
+        other = CacheCore(self.layers, self.experts, make_policy, self.pools, blocks=self.blocks, on_loss=self._on_loss)
         other.held, other.table, other.transit = self.held, self.table, self.transit
         other.last_used[:] = self.last_used
         other.now, other.tick, other.layer = self.now, self.tick, self.layer
@@ -340,7 +347,7 @@ class CacheCore(Generic[S]):
         assert all(n + len(p.free) == p.capacity for n, p in zip(taken, self.pools, strict=True)), (
             "a slot was lost or found"
         )
-        assert not any(pool.lent for pool in self.pools), "a transit slot was not given back"
+        assert not any(pool.borrowed for pool in self.pools), "a transit slot was not given back"
         assert sorted(sizes) == np.flatnonzero(self.policy.score != GONE).tolist(), "the policy and the map disagree"
         assert {*self.leased} <= sizes.keys(), "a lease without a slot"
 
@@ -350,30 +357,28 @@ class CacheCore(Generic[S]):
         """Have that many slots of the pool free, cutting or evicting experts if need be."""
         self.displaced = -1
         while len(pool.free) < slots:
-            gone = self._make_way(pool, *blocked, may_displace=may_displace)
-            if gone is None:
+            if not self._cut_or_evict(pool, *blocked, may_displace=may_displace):
                 return False
-            self.displaced = gone if gone != CUT else self.displaced
         return True
 
-    def _make_way(
+    def _cut_or_evict(
         self, pool: Pool[S], *blocked: Collection[int], may_displace: Callable[[int], bool] = _any
-    ) -> int | None:
-        """Of the experts in no container of `blocked`, cut that one of the `long` ones which is worth least, or else
-        evict whom the policy evicts next, pinned ones if there is no other -> CUT, or the expert evicted; None when
-        nobody may be."""
+    ) -> bool:
+        """Of the experts in no container of `blocked`, cut the `long` one with the lowest score, or else evict the next
+        by the policy, pinned ones if there is no other. False when none may be."""
         spares: tuple[Collection[int], ...] = (self.pinned, ()) if self.pinned else ((),)
         for spared in spares:
             if self.held.long and (eid := self._to_cut(pool, *blocked, spared)) is not None:
                 self.cut(eid)
-                return CUT
+                return True
             gone = victim(self.policy, pool.part, self.now, self.layer, *blocked, spared)
             if gone is not None:
                 if not may_displace(gone):
-                    return None
+                    return False
                 self.evict(gone)
-                return gone
-        return None
+                self.displaced = gone
+                return True
+        return False
 
     def _to_cut(self, pool: Pool[S], *blocked: Collection[int]) -> int | None:
         """Of the experts that can be cut, the one that the policy would evict first; None when there is none."""
@@ -383,39 +388,36 @@ class CacheCore(Generic[S]):
         scores = self.policy.scores(pool.part, self.now, self.layer)
         return min(eids, key=lambda eid: (scores[eid - pool.part.start], eid))
 
-    def _lend(self, pool: Pool[S], slots: int) -> None:
-        """Lend a pool as many transit slots, or as many as there are. What is buffered gives up its own for this, the
-        newest first."""
+    def _borrow(self, pool: Pool[S], slots: int) -> None:
+        """A pool borrows that many transit slots, or as many as there are. Buffered experts give theirs up for this,
+        the newest first."""
         while len(self.transit) < slots and self.held.buffered:
             self.drop(next(reversed(self.held.buffered)))
-        lent = min(slots, len(self.transit))
-        pool.free += [self.transit.pop() for _ in range(lent)]
-        pool.lent += lent
-        self._lends = True
+        borrowed = min(slots, len(self.transit))
+        pool.free += [self.transit.pop() for _ in range(borrowed)]
+        pool.borrowed += borrowed
+        self._has_borrowed = True
 
-    def _take_back(self, pool: Pool[S]) -> None:
-        """Take lent slots back: free ones, then those that experts lose or leave."""
-        while pool.lent:
+    def _return_borrowed(self, pool: Pool[S]) -> None:
+        """A pool gives borrowed slots back: free ones, then those of experts that are cut or evicted."""
+        while pool.borrowed:
             if not pool.free:
-                gone = self._make_way(pool)
-                assert gone is not None, "a transit slot was lost"
+                evicted = self._cut_or_evict(pool)
+                assert evicted, "a transit slot was lost"
             self.transit.append(pool.free.pop())
-            pool.lent -= 1
-        self._lends = False
+            pool.borrowed -= 1
+        self._has_borrowed = False
 
-    def _take_over(self, eid: int) -> None:
-        """What was buffered is requested: it is in the cache now, in slots that are lent to its pool."""
-        had = self.held.take_over(eid)
-        self.pool(eid // self.experts).lent += self.blocks - had
-        self._lends = True
+    def _admit_buffered(self, eid: int) -> None:
+        """A buffered expert is requested: it is in the cache now, in slots that its pool borrows."""
+        had = self.held.unbuffer(eid)
+        self.pool(eid // self.experts).borrowed += self.blocks - had
+        self._has_borrowed = True
         self.tick += 1
         if not had:
             self.policy.admitted(eid, self.tick, self.now)
 
     def _cut(self, eid: int, kept: int) -> tuple[S, ...]:
         """An expert loses its blocks but the first `kept` -> their slots."""
-        if kept:
-            self._on_cut(eid, kept)
-        else:
-            self._on_evict(eid)
+        self._on_loss(eid, kept)
         return self.held.cut(eid, kept)

@@ -1,74 +1,69 @@
-"""The expert cache during computation. Leases make it impossible to evict an expert in use.
+"""The expert cache during computation. An expert in use cannot be evicted: a lease holds it.
 
-All of this runs on the compute thread; copies are made by other threads. `acquire` leases a layer's experts and fetches
-the missing ones, `prefetch` fetches experts that may be needed, `release` ends a lease. A request
-is one distinct expert of a layer in a pass; see `core.types.Outcome` for what can become of it.
+All of this runs on the compute thread; copies are made by other threads. `acquire` leases the experts of a layer and
+fetches the missing ones, `prefetch` fetches experts that may be needed, `release` ends a lease. A request is one
+distinct expert of a layer in a pass; `core.types.Outcome` lists its outcomes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from core.cache.copies import Copies, Experts
+from core.cache.copies import CacheMemory, Copies
 from core.cache.core import CacheCore
-from core.cache.lease import Counts, Lease, LeasedSegment
-from core.cache.loan import Loan, Parts
+from core.cache.counts import Counts
+from core.cache.lease import Lease, LeasedSegment
 from core.cache.pool import Pool, empty_pools
-from core.cache.prefetch_buffer import PrefetchBuffer
-from core.cache.slots import Slots, resize
+from core.cache.prefetch_queue import PrefetchQueue
+from core.cache.requests import Requests
+from core.cache.slot_reservation import SlotReservation
+from core.errors import BudgetError
 from core.memory.slot import Slot
-from core.memory.ticket import Link
 from core.policy.allocation.slot_allocation import Placement
-from core.policy.allocation.slots import shares
 from core.policy.eviction import Eviction, MakePolicy, policy_maker
 from core.policy.hints import Hints
 from core.policy.predict import LayerMap, Prediction
 from core.settings.cache import CacheSettings
 from core.settings.prefetch import PrefetchSettings
-from core.types import Residence, Segment
+from core.types import Residence
 
 
 class ExpertCache:
-    """`core` knows which expert is in which slots, `copies` the copies into slots, `prefetch_queue` the prefetches, and
-    `requests` what a layer's requests become."""
+    """`requests` serves the layers, with a `core` that knows which expert is in which slots, the `copies` into slots,
+    and the `prefetch_queue`."""
 
-    def __init__(
-        self,
-        layers: int,
-        experts: int,
-        arena: Slots,
-        store: Experts,
-        link: Link,
-        make_policy: MakePolicy,
-        scope: str,
-        slots: int,
-        divide: Callable[[int], Sequence[int]] | None = None,
-        blocks: int = 1,
-        transit: int = 0,
-        split: bool = False,
-    ) -> None:
-        """`slots` = how many blocks the device may hold, `blocks` of each expert; `divide` = slots of all pools ->
-        slots per layer, evenly if None. `transit`: of the slots, those of so many experts are set aside, see CacheCore.
-        `split`: of an expert a part can be there, and what is prefetched goes into the slots set aside.
-        Raises BudgetError when the device is full."""
-        self.layers, self.experts = layers, experts
-        self.arena, self.store, self.make_policy = arena, store, make_policy
-        self.scope, self.slots, self._divide, self._transit = scope, slots, divide, transit
-        self.keeps_whole = not split
-        pools: list[Pool[Slot]] = empty_pools(layers * experts, layers if scope == "layer" else 1)
-        core = CacheCore(
-            layers, experts, make_policy, pools, on_evict=self._leaves, blocks=blocks, on_cut=self._shortens
-        )
-        whole = [Segment(eid, range(blocks)) for eid in range(layers * experts)]
-        self.core, self.copies, self.prefetch_queue, self.requests = Parts.of(
-            core, Copies(link, store, whole), split=split
-        )
+    def __init__(self, placement: Placement, slots: int, make_policy: MakePolicy, memory: CacheMemory) -> None:
+        """An empty cache of so many `slots`. Prefetches go into a buffer where experts have several blocks, and evict
+        otherwise, until `prefetch_by`. Raises BudgetError when the device is full."""
+        self.layers, self.experts, blocks = placement.layers, placement.experts, placement.blocks
+        self.placement, self.slots, self.make_policy = placement, slots, make_policy
+        self.arena, self.store = memory.arena, memory.store
+        total = self.layers * self.experts
+        pools: list[Pool[Slot]] = empty_pools(total, self.layers if placement.scope == "layer" else 1)
+        core = CacheCore(self.layers, self.experts, make_policy, pools, blocks=blocks, on_loss=self._loses_slots)
+        self.requests = Requests(core, Copies(memory.link, memory.store, core.held.whole), to_buffer=blocks > 1)
+        self.place(placement)
         self._resize()
+
+    @property
+    def core(self) -> CacheCore[Slot]:
+        """Which expert is in which slots."""
+        return self.requests.core
+
+    @property
+    def copies(self) -> Copies:
+        """The copies into slots."""
+        return self.requests.copies
+
+    @property
+    def prefetch_queue(self) -> PrefetchQueue:
+        """The prefetches."""
+        return self.requests.prefetches
 
     def begin_pass(self, phase: str, tokens: int) -> None:
         """A forward pass over so many tokens begins."""
@@ -87,17 +82,17 @@ class ExpertCache:
         demand."""
         return self.requests.acquire(layer, wanted)
 
-    def at_rest(self, layer: int, wanted: Sequence[int]) -> list[LeasedSegment] | None:
-        """`wanted` without a lease, where there is nothing to fetch or to wait for; None elsewhere. To be computed at
-        once."""
-        return self.requests.at_rest(layer, wanted)
+    def lookup_all_hits(self, layer: int, wanted: Sequence[int]) -> list[LeasedSegment] | None:
+        """`wanted` without a lease, if all of them are hits and no prefetch is pending; None otherwise. Compute them
+        before the next call to the cache."""
+        return self.requests.lookup_all_hits(layer, wanted)
 
     def prefetch(self, predictions: Sequence[Prediction], at: int, maps: Sequence[LayerMap] = ()) -> None:
         """Prefetch experts by priority, as long as there is a slot that holds nothing better.
 
         `at` = the layer in which the predictions are made, -1 before the first. Queued prefetches of earlier
-        predictions are ranked again together with the new ones; one gives up its slot to a better prediction, or when
-        it would come too late. `maps` are told to the eviction policy.
+        predictions are ranked again together with the new ones; one loses its slot to a better prediction, or when it
+        would come too late. `maps` go to the eviction policy.
         """
         self.prefetch_queue.issue(predictions, at, maps)
 
@@ -122,9 +117,9 @@ class ExpertCache:
         """The pool whose slots `layer` uses."""
         return self.core.pool(layer)
 
-    def room(self, layer: int) -> int:
-        """Experts that fit into that pool beside the pinned ones, at least one."""
-        return self.core.room(layer)
+    def capacity_for(self, layer: int) -> int:
+        """Experts that fit into the pool of `layer` with the pinned ones, at least one."""
+        return self.core.capacity_for(layer)
 
     def lacking(self, layer: int, wanted: Sequence[int]) -> list[int]:
         """Those of `wanted` that would have to be fetched: with too few slots, or with a copy that is only queued."""
@@ -136,15 +131,15 @@ class ExpertCache:
         base, copies, whole = layer * self.experts, self.copies, self.core.blocks
         ready = [len(slots) == whole for slots in self.core.table[base : base + self.experts]]
         missing = [not one for one in ready]
-        for eid in copies.flying():
+        for eid in copies.in_flight():
             if 0 <= eid - base < self.experts:
                 ready[eid - base], missing[eid - base] = False, copies.is_queued(eid)
         return missing, ready
 
     def places(self) -> bytearray:
-        """The location of each expert, by eid, as core.types.Residence. Safe to call from any thread; without a loop
-        over the experts, as the computing thread waits for Python's lock meanwhile."""
-        flying, host_resident = self.copies.flying(), self.store.host_resident()
+        """The location of each expert, by eid, as core.types.Residence. Safe to call from any thread. It loops over no
+        experts, since the computing thread waits for Python's lock during the call."""
+        in_flight, host_resident = self.copies.in_flight(), self.store.host_resident()
         kinds = bytearray([Residence.PART]) * (self.core.blocks + 1)  # by the number of an expert's slots
         kinds[0], kinds[-1] = Residence.HOST if host_resident is None else Residence.DISK, Residence.RESIDENT
         held = bytearray(map(len, self.core.table))
@@ -152,7 +147,7 @@ class ExpertCache:
         for eid in host_resident or ():
             if not held[eid]:
                 places[eid] = Residence.HOST
-        for eid in flying:
+        for eid in in_flight:
             if held[eid]:
                 places[eid] = Residence.IN_FLIGHT
         return places
@@ -162,15 +157,19 @@ class ExpertCache:
         return [slot for slots in self.core.table for slot in slots][:most]
 
     @property
-    def expects(self) -> bool:
+    def has_pending_prefetches(self) -> bool:
         """Whether an expert was prefetched whose layer has not been reached since."""
         return bool(self.prefetch_queue.fresh)
 
     @property
+    def keeps_whole(self) -> bool:
+        """Whether no expert is cut to its top, so that all of them are computed as whole ones."""
+        return not self.placement.tops
+
+    @property
     def transit(self) -> int:
-        """Slots set aside, which no pool has: none where all experts are resident anyway."""
-        blocks = self.core.blocks
-        return 0 if self.slots >= self.layers * self.experts * blocks else self._transit * blocks
+        """Slots set aside, which no pool has."""
+        return self.placement.aside(self.slots)
 
     @property
     def capacity(self) -> int:
@@ -184,7 +183,7 @@ class ExpertCache:
 
     @property
     def hints(self) -> Hints:
-        """What predictors and profiles tell the policy."""
+        """The input of the policy from predictors and profiles."""
         return self.core.hints
 
     @property
@@ -202,7 +201,7 @@ class ExpertCache:
         assert len({*free, *held}) == len(free) + len(held), "a slot is free and occupied"
         assert len(free) + len(held) == len(self.arena) == self.slots, "slots, arena and budget do not add up"
         assert all(map(self.is_resident, {*self.copies.tickets, *self.prefetch_queue.fresh})), "a copy without a slot"
-        kept = enumerate(self.copies.settled)
+        kept = enumerate(self.copies.hit_leases)
         assert all(one is None or one.slots == self.core.table[eid] for eid, one in kept), "a kept lease is not its own"
 
     def reshape(
@@ -212,10 +211,10 @@ class ExpertCache:
         Raises RuntimeError while a lease is open."""
         if self.core.leased:
             raise RuntimeError("the cache cannot be changed while a layer is computed")
-        self.slots = self.slots if slots is None else slots
-        self.scope, self.make_policy = scope or self.scope, make_policy or self.make_policy
+        self.slots, self.make_policy = self.slots if slots is None else slots, make_policy or self.make_policy
+        self.placement = replace(self.placement, scope=scope or self.placement.scope)
         if scope is not None or make_policy is not None:
-            for slot in self.core.rebuild(self.make_policy, self._capacities()):
+            for slot in self.core.rebuild(self.make_policy, self.placement.sizes(self.slots)):
                 self.arena.free(slot)
         self._resize()
 
@@ -223,7 +222,7 @@ class ExpertCache:
         """Use another policy, scope or placement (None: the same as before), between two passes."""
         profiled = placed is not None and not np.array_equal(placed.usual, self.core.hints.usual)
         if placed is not None:
-            self.place(placed.usual, placed.pinned, placed.divide, placed.transit, placed.tops)
+            self.place(placed)
         if (new.eviction, new.scope) != (old.eviction, old.scope):
             self.reshape(scope=new.scope, make_policy=policy_maker(new.eviction))
         elif placed is not None:
@@ -231,41 +230,29 @@ class ExpertCache:
         if profiled or new.host_eviction != old.host_eviction:
             self.store.use_policy(policy_maker(new.host_eviction), self.core.hints.usual)
 
-    def place(
-        self,
-        usual: npt.ArrayLike,
-        pinned: Collection[int],
-        divide: Callable[[int], Sequence[int]] | None,
-        transit: int = 0,
-        tops: Sequence[int] = (),
-    ) -> None:
-        """Take over a placement: `usual` [layers * experts] = how often a profile saw each expert; `pinned` eids leave
-        only if nothing else can; `divide` and `transit` as in the constructor; `tops`: blocks of an expert that each
-        layer keeps, () = whole experts, which are to be computed as such. Slots and experts move with the next
+    def place(self, placement: Placement) -> None:
+        """Use a placement. Its pinned experts are evicted only if no other can be. Slots and experts move with the next
         `reshape` and `pin`."""
-        self.core.hints.profile(usual, sorted(pinned))
-        self.core.pinned, self._divide, self._transit = frozenset(pinned), divide, transit
-        self.keeps_whole = not tops
-        self.core.split(tops or [self.core.blocks] * self.layers)
+        self.placement, core = placement, self.core
+        core.hints.profile(placement.usual, sorted(placement.pinned))
+        core.pinned = placement.pinned
+        core.split(placement.tops or [core.blocks] * self.layers)
 
     def prefetch_by(self, old: PrefetchSettings | None, new: PrefetchSettings) -> None:
-        """Use other rules for what is fetched ahead, between two passes. `beside` the cache it goes into the slots set
-        aside, if there are any, as that of experts in several blocks always does."""
-        beside = self.core.blocks > 1 or (new.beside and self._transit > 0)
-        if beside == isinstance(self.prefetch_queue, PrefetchBuffer):
+        """Use other rules for prefetches, between two passes. With the setting `beside` they go into the slots set
+        aside, if there are any; those of experts in several blocks always do."""
+        to_buffer = self.core.blocks > 1 or (new.beside and self.placement.transit > 0)
+        if to_buffer == self.prefetch_queue.to_buffer:
             self.prefetch_queue.configure(old, new)
             return
-        for eid, ticket in [*self.prefetch_queue.fresh.items()]:
-            if not self.prefetch_queue.take_back(ticket):
-                self.prefetch_queue.waste(eid, evicted=False)
-        self.core.empty_buffer()
-        self.core, self.copies, self.prefetch_queue, self.requests = Parts.of(self.core, self.copies, split=beside)
+        self.prefetch_queue.end()
+        self.requests = Requests(self.core, self.copies, to_buffer=to_buffer)
         self.prefetch_queue.configure(None, new)
 
     def pin(self, eids: Collection[int]) -> None:
-        """Pin these experts: evicted only if nothing else can be. Fetches missing ones at once, between two passes; of
-        those pinned until now, the ones that would not have been kept are evicted. The caller that fills `hints`
-        informs the policy."""
+        """Pin these experts: evicted only if no other can be. Fetches missing ones at once, between two passes; of the
+        experts pinned until now, those that would not have been kept are evicted. The caller that fills `hints` informs
+        the policy."""
         core, copies = self.core, self.copies
         freed, core.pinned = core.pinned - {*eids}, frozenset(eids)
         for eid in freed:
@@ -316,55 +303,56 @@ class ExpertCache:
             self.arena.free(self.core.transit.pop())
 
     def quiet(self) -> bool:
-        """Whether no copy is queued or under way."""
+        """Whether no copy is queued or in flight."""
         return self.copies.quiet()
 
-    def set_aside(self, least: int) -> Loan:
-        """Lend the slots to other passes, which leave nothing behind but what `take_back` cannot restore; only while
-        the cache is `quiet`. They may use the slots of at least `least` experts of each pool, as far as it has that
-        many that are not pinned."""
+    def reserve_slots(self, least: int) -> SlotReservation:
+        """Reserve slots for other passes, until `restore`; only while the cache is `quiet`. They may use the slots of
+        at least `least` experts of each pool, as far as it has that many that are not pinned."""
         assert self.quiet() and not self.core.leased, "the cache is in use"
         self._evict_failed()
         self.copies.tickets.clear()  # all landed: their experts are resident
-        self.copies.settled[:] = [None] * len(self.copies.settled)  # not all of them will be
-        loan = Loan(Parts(self.core, self.copies, self.prefetch_queue, self.requests), least)
-        self.core, self.copies, self.prefetch_queue, self.requests = loan.lent
-        return loan
+        self.copies.hit_leases[:] = [None] * len(self.copies.hit_leases)  # not all of them will be
+        reservation = SlotReservation(self.requests, least)
+        self.requests = reservation.borrowed
+        return reservation
 
-    def take_back(self, loan: Loan, stop: Callable[[], bool]) -> None:
-        """Restore the state before the loan. Evicted experts are fetched back, the most valuable first, until `stop()`;
-        the remaining ones count as evicted. Raises the errors of copies; the cache is consistent then, too."""
+    def restore(self, reservation: SlotReservation, stop: Callable[[], bool]) -> None:
+        """Restore the state before `reserve_slots`. Evicted experts are fetched again, those that the policy keeps
+        longest first, until `stop()`; the remaining ones count as evicted. Raises the errors of copies; the cache is
+        consistent then, too."""
         try:
-            loan.fetch_back(stop)
+            reservation.fetch_back(stop)
         finally:
-            self.core, self.copies, self.prefetch_queue, self.requests = loan.own
-            loan.settle()
+            self.requests = reservation.own
+            reservation.settle()
 
-    def _leaves(self, eid: int) -> None:
-        """An expert is about to be evicted: a copy into its slot is cancelled, or awaited when it has started."""
-        if eid in self.prefetch_queue.fresh:
-            self.prefetch_queue.waste(eid, evicted=True)
-        self.copies.drop(eid)
-
-    def _shortens(self, eid: int, kept: int) -> None:
-        """An expert is about to lose its blocks but the first `kept`, which any copy that is not over is of."""
-        self._leaves(eid)
+    def _loses_slots(self, eid: int, kept: int) -> None:
+        """An expert is about to lose the slots of its blocks after the first `kept`: a copy into them is cancelled, or
+        awaited when it has started. A copy that has not ended is never into the first ones."""
+        requests = self.requests
+        if eid in requests.prefetches.fresh:
+            requests.prefetches.waste(eid, evicted=True)
+        requests.copies.drop(eid)
 
     def _evict_failed(self) -> None:
         for eid in self.copies.failed():
             self.core.evict(eid)
 
-    def _capacities(self) -> list[int]:
-        slots = self.slots - self.transit
-        if self.scope == "layer":
-            return list(self._divide(slots) if self._divide is not None else shares(slots, self.layers))
-        return [slots]
-
     def _resize(self) -> None:
         self.arena.expect(self.slots)
         try:
-            resize(self.core, self._capacities(), self.transit, self.arena)
+            self.core.resize(self.placement.sizes(self.slots), self.transit, self._allocate, self.arena.free)
         finally:
             self.slots = len(self.arena)  # fewer than requested if the device ran full
         self.arena.pack(self.copies.targets())
         self.core.held.moved()
+
+    def _allocate(self) -> Slot:
+        try:
+            return self.arena.allocate()
+        except RuntimeError as error:  # torch raises OutOfMemoryError, a RuntimeError, and so does its CPU allocator
+            raise BudgetError(
+                "The device has no memory left for the experts this budget asks for. Lower the budget, "
+                f"or close what else uses the device. ({error})"
+            ) from error

@@ -44,10 +44,9 @@ class HostRows:
         core = self._core
         missing = core.lease(eid // core.experts, [eid])
         if missing:
-            if core.admit(eid, core.leased) is None:
+            if core.admit_requested(eid) is None:
                 core.release([eid])
                 raise RuntimeError("more experts are copied at once than host memory has rows")
-            core.use(eid)
         (row,) = core.table[eid]
         return row, not missing
 

@@ -1,15 +1,24 @@
-"""Data types of the cache: leases of a layer that is computed, and the counts of copies and prefetches."""
+"""Leases of a layer's experts: what they hold, and how a layer that needs more experts than there are slots takes them.
+
+Used by the engine and the simulator.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from operator import attrgetter
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from core.memory.slot import Slot
 from core.memory.ticket import Ticket
+from core.policy.allocation.slots import waves
 from core.types import Outcome, Segment
+
+if TYPE_CHECKING:
+    from core.cache.expert_cache import ExpertCache
+
+L = TypeVar("L")  # a lease, of any cache
 
 
 @dataclass(slots=True)
@@ -41,7 +50,7 @@ class SkippedRequest(NamedTuple):
 class Lease:
     """The experts a layer is computed with, `eids`, as segments that together are all blocks of each; none can be
     evicted until `release`. `requests`: of the segments, one for each expert, with the outcome of its request: the last
-    of them to come, or the whole of it."""
+    of them to land, or the whole expert."""
 
     layer: int
     eids: Sequence[int]
@@ -49,60 +58,51 @@ class Lease:
     requests: list[LeasedSegment]
 
 
-@dataclass(slots=True)
-class Counts:
-    """Counts of prefetches, copies and bypasses since the last `take_counts`, under their names in core.metrics."""
+def in_waves(
+    expert_cache: ExpertCache,
+    layer: int,
+    wanted: Sequence[int],
+    release: Callable[[Lease], None],
+    look_ahead: Callable[[], None],
+) -> Iterator[Lease]:
+    """Lease all of `wanted`, in waves when they do not fit: while one wave is computed, the experts of later ones are
+    copied.
 
-    prefetch_issued: int = 0
-    prefetch_used: int = 0
-    prefetch_late: int = 0
-    prefetch_wasted: int = 0
-    prefetch_evicted: int = 0  # of the wasted: evicted before their layer was reached
-    demand_bytes: int = 0
-    prefetch_bytes: int = 0
-    late_bytes: int = 0
-    wasted_bytes: int = 0
-    evicted_bytes: int = 0
-    bypassed: int = 0
-    top_hits: int = 0
-    spared: list[Ticket] = field(default_factory=list)  # prefetches that were requested, in time or late
-    lost: list[Ticket] = field(default_factory=list)  # demand copies of experts evicted for a wasted prefetch
-
-    def arrived(self, ticket: Ticket, *, late: bool) -> None:
-        """A prefetched expert was requested and was resident, or still being copied (`late`)."""
-        self.prefetch_bytes += ticket.bytes
-        self.prefetch_used += not late
-        self.prefetch_late += late
-        self.late_bytes += ticket.bytes * late
-        self.spared.append(ticket)
-
-    def waste(self, size: int, *, evicted: bool) -> None:
-        """A prefetched expert was evicted, or its layer was computed, without its being used."""
-        self.prefetch_wasted += 1
-        self.wasted_bytes += size
-        self.prefetch_evicted += evicted
-        self.evicted_bytes += size * evicted
-        self.prefetch_bytes += size
-
-    def figures(self) -> dict[str, int]:
-        """The counts by name."""
-        return dict(zip(FIGURES, self.values(), strict=True))
-
-    def forget_tickets(self) -> None:
-        """Keep only what is counted, and no copy alive."""
-        self.spared.clear()
-        self.lost.clear()
-
-    def values(self) -> tuple[int, ...]:
-        """The counts in the order of FIGURES."""
-        found: tuple[int, ...] = _values(self)
-        return found
-
-    def add(self, other: Counts) -> None:
-        """Add the counts of another pass; not its tickets."""
-        for name in FIGURES:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+    Each lease is released when the next one is taken. `look_ahead` is called once the last one is acquired.
+    """
+    if not wanted:
+        look_ahead()
+        return
+    base, is_resident = layer * expert_cache.experts, expert_cache.is_resident
+    capacity = expert_cache.capacity_for(layer)
+    yield from leases(
+        waves(wanted, capacity, lambda expert: is_resident(base + expert)),
+        capacity,
+        lambda group: expert_cache.acquire(layer, group),
+        release,
+        look_ahead,
+    )
 
 
-FIGURES = tuple(one.name for one in fields(Counts) if one.type == "int")
-_values = attrgetter(*FIGURES)
+def leases(
+    groups: Sequence[Sequence[int]],
+    capacity: int,
+    acquire: Callable[[Sequence[int]], L],
+    release: Callable[[L], None],
+    look_ahead: Callable[[], None] = lambda: None,
+) -> Iterator[L]:
+    """Lease one group after the other, and with it as many of the following ones as fit into `capacity` experts: their
+    missing experts are copied while it is computed, and their residents stay."""
+    ahead: deque[L] = deque()
+    acquired = held = 0  # groups so far, and experts that are leased
+    for i, group in enumerate(groups):
+        while acquired < len(groups) and (acquired == i or held + len(groups[acquired]) <= capacity):
+            ahead.append(acquire(groups[acquired]))
+            held += len(groups[acquired])
+            acquired += 1
+            if acquired == len(groups):
+                look_ahead()
+        lease = ahead.popleft()
+        yield lease
+        release(lease)
+        held -= len(group)

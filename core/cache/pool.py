@@ -13,18 +13,23 @@ S = TypeVar("S")  # what an owner uses as a slot
 
 @dataclass(slots=True)
 class Pool(Generic[S]):
-    """`capacity` slots for the experts of `part`, and `lent` more while a layer is computed; `free` of them empty.
+    """`capacity` slots for the experts of `part`, and `borrowed` more while a layer is computed; `free` of them empty.
     Mutated by CacheCore only."""
 
     part: slice  # eids
     capacity: int = 0
-    lent: int = 0  # transit slots, see CacheCore
+    borrowed: int = 0  # transit slots, see CacheCore
     free: list[S] = field(default_factory=list)
 
     @property
     def eids(self) -> range:
         """The experts that this pool is for."""
         return range(self.part.start, self.part.stop)
+
+    def grow(self, slot: S) -> None:
+        """Add a slot."""
+        self.free.append(slot)
+        self.capacity += 1
 
 
 def empty_pools(total: int, count: int) -> list[Pool[S]]:
@@ -42,7 +47,7 @@ def numbered_pools(total: int, capacities: Sequence[int]) -> list[Pool[int]]:
 
 
 def fitting(predictions: Sequence[Prediction], capacities: Sequence[int], experts: int) -> set[int]:
-    """eids of the first experts of `predictions`, as many as their pool has room for: more would only evict each other.
+    """eids of the first experts of `predictions`, as many as fit into their pool: more would only evict each other.
     `capacities`: experts per layer, or in all layers together."""
     left = [*capacities]
     found: set[int] = set()
@@ -55,8 +60,7 @@ def fitting(predictions: Sequence[Prediction], capacities: Sequence[int], expert
 
 
 def first(eids: Sequence[int], capacities: Sequence[int], experts: int, slots: Callable[[int], int]) -> list[list[int]]:
-    """The first eids that each pool has room for with the `slots` of each, in order; one pool per layer, or one for
-    all."""
+    """The first eids that fit into each pool with the `slots` of each, in order; one pool per layer, or one for all."""
     kept: list[list[int]] = [[] for _ in capacities]
     left = [*capacities]
     for eid in eids:

@@ -1,4 +1,4 @@
-"""Decides the order of prefetches, and which are dropped because they would come too late.
+"""Decides the order of prefetches, and which of them would come too late.
 
 A prediction has the priority p / (l - l_now), as in FineMoE: p is the probability that its layer will request the
 expert, l - l_now the number of layers until then, counted across the end of the token.
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 from core.memory.ticket import Link, Ticket
 from core.policy.predict import Prediction
@@ -51,18 +52,26 @@ class Rhythm:
         return (distance - 1) * layer_s + (median(over) if over else layer_s)
 
 
+class Planned(NamedTuple):
+    """A prefetch to issue: its predicted probability of use, and its priority."""
+
+    eid: int
+    score: float
+    priority: float
+
+
 @dataclass(slots=True)
 class QueueChanges:
-    """Changes to the queue: prefetches to `issue` as (eid, score, priority), best first; new `priorities` of queued
-    prefetches; queued prefetches to `drop`, since they would come too late."""
+    """Changes to the queue: prefetches to `issue`, best first; new `priorities` of queued prefetches; queued prefetches
+    to `drop`, since they would come too late."""
 
-    issue: list[tuple[int, float, float]] = field(default_factory=list)
+    issue: list[Planned] = field(default_factory=list)
     priorities: list[tuple[Ticket, float]] = field(default_factory=list)
     drop: list[Ticket] = field(default_factory=list)
 
 
 class Schedule:
-    """Orders predictions. With `deadline`, what cannot arrive before its layer is reached is not fetched."""
+    """Orders predictions. With `deadline`, an expert that cannot arrive before its layer is reached is not fetched."""
 
     def __init__(self, layers: int, experts: int) -> None:
         self.layers, self.experts = layers, experts
@@ -70,7 +79,7 @@ class Schedule:
         self.rhythm = Rhythm(layers)
 
     def configure(self, old: PrefetchSettings | None, new: PrefetchSettings) -> None:
-        """Heed the deadline, or do not."""
+        """Use the deadline, or do not."""
         self.deadline = new.deadline
 
     def distance(self, at: int, layer: int) -> int:
@@ -108,6 +117,38 @@ class Schedule:
         entries.sort(key=lambda entry: -entry[0])
         return self._in_time(entries, scores, at, link, size_bytes)
 
+    def plan_buffer(
+        self,
+        predictions: Sequence[Prediction],
+        at: int,
+        queued: Iterable[Ticket],
+        lacking: Callable[[int], float],
+        link: Link,
+        size_bytes: int,
+    ) -> QueueChanges:
+        """The prefetches into a buffer by `predictions` made in layer `at`: those whose copies can start before their
+        layer is reached, by the times measured so far, up to the first that cannot. `lacking(eid)`: the share of its
+        `size_bytes` that has to be copied. `queued` prefetches that are predicted again take the newer score."""
+        changes, again = QueueChanges(), {ticket.eid: ticket for ticket in queued}
+        for layer, expert, score in predictions if again else ():
+            if (ticket := again.get(layer * self.experts + expert)) is not None:
+                ticket.score = score
+                changes.priorities.append((ticket, score / self.distance(at, layer)))
+        one_s = link.copy_s(size_bytes)
+        busy_s = link.backlog_s() if one_s else 0.0
+        until_s = dict[int, float]()  # by distance
+        for layer, expert, score in self.sort(predictions, at):
+            eid, distance = layer * self.experts + expert, self.distance(at, layer)
+            if not (share := lacking(eid)):
+                continue
+            if distance not in until_s:
+                until_s[distance] = self.rhythm.until(at, distance)
+            if busy_s > until_s[distance]:
+                break
+            busy_s += one_s * share / link.lanes
+            changes.issue.append(Planned(eid, score, score / distance))
+        return changes
+
     def _in_time(
         self,
         entries: Iterable[tuple[float, int, Ticket | None]],
@@ -127,5 +168,5 @@ class Schedule:
             if ticket is not None:
                 ranked.priorities.append((ticket, priority))
             else:
-                ranked.issue.append((eid, scores[eid], priority))
+                ranked.issue.append(Planned(eid, scores[eid], priority))
         return ranked

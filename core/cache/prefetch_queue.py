@@ -1,33 +1,40 @@
 """The prefetches of the cache: issued by priority, cancelled while queued, finally counted as used, late or wasted.
 
-Part of `core.cache.expert_cache`, on the compute thread.
+A prefetch goes into one of two destinations: into the cache, where it evicts an expert that is less likely to be
+needed, or into a separate buffer, where it evicts none. Experts in several blocks are always prefetched into the buffer
+(MoEpic section 3.2): of each the blocks that the cache lacks, best predictions first, until the routing of the layer is
+known or the buffer is full. Part of `core.cache.expert_cache`, on the compute thread.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 
 from core.cache.copies import Copies
 from core.cache.core import CacheCore
 from core.cache.pool import Pool, fitting
-from core.cache.prefetch_priority import Schedule
+from core.cache.prefetch_priority import Planned, QueueChanges, Schedule
 from core.memory.slot import Slot
-from core.memory.ticket import QUEUED, Ticket
+from core.memory.ticket import QUEUED, STARTED, Ticket
 from core.policy.predict import LayerMap, Prediction
 from core.policy.prefetch.guard import PrefetchGuard
 from core.settings.prefetch import PrefetchSettings
+from core.types import Segment
 
 
 class PrefetchQueue:
-    """`fresh`: eid -> copy of each prefetch whose layer was not reached since. `lost`: eids evicted for a wasted
-    prefetch."""
+    """`fresh`: eid -> copy of each prefetch whose layer was not reached since. `lost`: experts evicted for a wasted
+    prefetch, none of them with the destination `to_buffer`."""
 
-    def __init__(self, core: CacheCore[Slot], copies: Copies) -> None:
-        self._core, self._copies = core, copies
+    def __init__(self, core: CacheCore[Slot], copies: Copies, *, to_buffer: bool) -> None:
+        self._core, self._copies, self.to_buffer = core, copies, to_buffer
         self.schedule = Schedule(core.layers, core.experts)
         self.guard = PrefetchGuard(core.layers * core.experts)
         self.fresh: dict[int, Ticket] = {}
         self.lost: set[int] = set()
+        self._waiting: deque[Planned] = deque()  # for room in the buffer, best first
+        self._unwanted: set[int] = set()  # in the buffer and not requested; their copies have started
 
     def configure(self, old: PrefetchSettings | None, new: PrefetchSettings) -> None:
         """Other rules for what is fetched, between two passes."""
@@ -35,57 +42,56 @@ class PrefetchQueue:
         self.guard.configure(old, new)
 
     def arrive(self, layer: int, wanted: Sequence[int]) -> None:
-        """Count prefetches for `layer` that are not `wanted` as wasted; those still queued are cancelled and lose their
-        slot."""
-        experts = self._core.experts
-        low, high = layer * experts, (layer + 1) * experts
-        for eid in [e for e in self.fresh if low <= e < high and e - low not in wanted]:
-            if not self.take_back(self.fresh[eid]):
+        """The routing of `layer` is known. Prefetches for it that are not `wanted` are cancelled and lose their slots
+        while queued, and count as wasted afterwards; in the buffer they lose their slots once the copy has ended."""
+        core, low = self._core, layer * self._core.experts
+        inside = range(low, low + core.experts)
+        for eid in [eid for eid in self.fresh if eid in inside and eid - low not in wanted]:
+            if not self.cancel(self.fresh[eid]):
                 self.waste(eid, evicted=False)
+                if self.to_buffer:
+                    self._unwanted.add(eid)
+        if self.to_buffer:
+            self._waiting = deque(one for one in self._waiting if one.eid not in inside)
+            self._sweep()
+            core.arrive(layer, [*(low + expert for expert in wanted), *self._unwanted])
 
     def issue(self, predictions: Sequence[Prediction], at: int, maps: Sequence[LayerMap] = ()) -> None:
-        """Rank `predictions` of layer `at` with the queued prefetches, and fetch by priority while there is a slot.
+        """Rank `predictions` of layer `at` (-1: before the first) with the queued prefetches, and fetch by priority
+        while there are slots. `maps` go to the eviction policy.
 
-        Where only better experts could be evicted, the queued prefetch of the lowest priority is cancelled if it ranks
-        lower. `maps` are told to the eviction policy.
+        Into the cache: where only better experts could be evicted, the queued prefetch of the lowest priority is
+        cancelled if it ranks lower. Into the buffer: these predictions replace those that still wait for room.
         """
-        core, copies, experts = self._core, self._copies, self._core.experts
+        core, copies, schedule = self._core, self._copies, self.schedule
         if core.uses_hints:
             for one in maps:
                 core.hints.tell(*one)
             core.hints.name(predictions)
-        if at >= 0 and self.schedule.deadline:
-            self.schedule.rhythm.note(copies.phase, at, copies.link.now_s())
+        if at >= 0 and (schedule.deadline or self.to_buffer):
+            schedule.rhythm.note(copies.phase, at, copies.link.now_s())
         queued = [ticket for ticket in self.fresh.values() if ticket.state == QUEUED] if self.fresh else []
-        if not queued and all(core.is_resident(layer * experts + expert) for layer, expert, _ in predictions):
-            return
-        best = self.schedule.sort(predictions, at)
-        named = fitting(best, [pool.capacity // core.blocks for pool in core.pools], experts)
-        ranked = self.schedule.rank(
-            [p for p in best if p.layer * experts + p.expert in named],
-            at,
-            queued,
-            lambda eid: not core.is_resident(eid),
-            copies.link,
-            copies.expert_bytes,
-        )
-        for ticket in ranked.drop:
-            self.take_back(ticket)
-        if ranked.priorities:
-            copies.link.rank(ranked.priorities)
-        if ranked.issue:  # what was prefetched in vain and has landed may give up its slot
-            for eid in [eid for eid in copies.tickets if eid not in self.fresh]:
-                copies.pending(eid)
-        for eid, score, priority in ranked.issue:
-            copy = self._fetch(eid, score, named)
-            if copy is None and self._outranks(priority, core.pool(eid // experts)):
-                copy = self._fetch(eid, score, named)
-            if copy is not None:
-                copy.score, copy.priority = score, priority
-                self.fresh[eid] = copy
-                self.lost.discard(eid)
-                copies.counts.prefetch_issued += 1
-                copies.link.submit(copy)
+        if self.to_buffer:
+            size_bytes = copies.expert_bytes
+            changes = schedule.plan_buffer(predictions, at, queued, self._lacking_share, copies.link, size_bytes)
+            self._apply(changes)
+            self._waiting = deque(changes.issue)
+            self.fill()
+        elif queued or not all(core.is_resident(layer * core.experts + expert) for layer, expert, _ in predictions):
+            self._issue_by_eviction(schedule.sort(predictions, at), at, queued)
+
+    def fill(self) -> None:
+        """Fetch the waiting prefetches into the buffer, best first, as long as it has room."""
+        self._sweep()
+        core = self._core
+        while self._waiting:
+            planned = self._waiting[0]
+            if self._lacking_share(planned.eid):
+                lacking, slots = core.held.lacking(planned.eid), core.buffer(planned.eid)
+                if slots is None:
+                    return
+                self._submit(planned, lacking, slots)
+            self._waiting.popleft()
 
     def waste(self, eid: int, *, evicted: bool) -> None:
         """Settle an unused prefetch: cancelled while it is queued, counted as wasted once it has used the link."""
@@ -97,37 +103,93 @@ class PrefetchQueue:
         if ticket.displaced >= 0 and not self._core.is_resident(ticket.displaced):
             self.lost.add(ticket.displaced)
 
-    def demanded(self, eid: int, ticket: Ticket) -> None:
-        """`eid` was missing: attribute its copy to prefetching if it was evicted for a wasted prefetch."""
-        if eid in self.lost:
-            self.lost.remove(eid)
-            self._copies.counts.lost.append(ticket)
+    def blame(self, eid: int, ticket: Ticket) -> None:
+        """An expert that is `lost` was missing: its copy is a cost of prefetching."""
+        self.lost.remove(eid)
+        self._copies.counts.lost.append(ticket)
 
-    def take_back(self, ticket: Ticket) -> bool:
-        """Cancel a queued prefetch and free its slot; False when its copy has started."""
+    def cancel(self, ticket: Ticket) -> bool:
+        """Cancel a queued prefetch and free its slots; False when its copy has started."""
         if not self._copies.link.cancel(ticket):
             return False
-        self._core.evict(ticket.eid)
+        core = self._core
+        (core.drop if ticket.eid in core.held.buffered else core.evict)(ticket.eid)
         return True
 
-    def _fetch(self, eid: int, score: float, named: Collection[int]) -> Ticket | None:
-        """Assign slots for a prefetch that is needed with probability `score`; None when only better experts could be
-        evicted. What the eviction policy does not retain after its use is worth nothing."""
-        core, copies = self._core, self._copies
+    def end(self) -> None:
+        """End every prefetch, between two passes: another queue takes this one's place."""
+        for eid, ticket in [*self.fresh.items()]:
+            if not self.cancel(ticket):
+                self.waste(eid, evicted=False)
+        self._core.empty_buffer()
+
+    def _issue_by_eviction(self, best: Sequence[Prediction], at: int, queued: Sequence[Ticket]) -> None:
+        core, copies, experts = self._core, self._copies, self._core.experts
+        named = fitting(best, [pool.capacity // core.blocks for pool in core.pools], experts)
+        fits = [prediction for prediction in best if prediction.layer * experts + prediction.expert in named]
+        changes = self.schedule.rank(
+            fits, at, queued, lambda eid: not core.is_resident(eid), copies.link, copies.expert_bytes
+        )
+        self._apply(changes)
+        if changes.issue:  # a wasted prefetch that has landed may be evicted
+            for eid in [eid for eid in copies.tickets if eid not in self.fresh]:
+                copies.pending(eid)
+        for planned in changes.issue:
+            slots = self._evict_for(planned, named)
+            if slots is None and self._outranks(planned.priority, core.pool(planned.eid // experts)):
+                slots = self._evict_for(planned, named)
+            if slots is not None:
+                self._submit(planned, copies.whole[planned.eid], slots, core.displaced)
+
+    def _apply(self, changes: QueueChanges) -> None:
+        for ticket in changes.drop:
+            self.cancel(ticket)
+        if changes.priorities:
+            self._copies.link.rank(changes.priorities)
+
+    def _submit(self, planned: Planned, segment: Segment, slots: Sequence[Slot], displaced: int = -1) -> None:
+        copies = self._copies
+        ticket = copies.prepare(segment, slots, demand=False)
+        ticket.displaced, ticket.score, ticket.priority = displaced, planned.score, planned.priority
+        self.fresh[planned.eid] = ticket
+        self.lost.discard(planned.eid)
+        copies.counts.prefetch_issued += 1
+        copies.link.submit(ticket)
+
+    def _evict_for(self, planned: Planned, named: Collection[int]) -> tuple[Slot, ...] | None:
+        """Slots in the cache for a prefetch; None when only better experts could be evicted. An expert that the policy
+        does not retain after its use is worth nothing."""
+        core = self._core
 
         def may_displace(gone: int) -> bool:
-            return not core.retains or self.guard.may_displace(score, gone)
+            return not core.retains or self.guard.may_displace(planned.score, gone)
 
-        slots = core.admit(eid, core.leased, named, self.fresh, copies.tickets, core.pinned, may_displace=may_displace)
-        if slots is None:
-            return None
-        ticket = copies.prepare(copies.whole[eid], slots, demand=False)
-        ticket.displaced = core.displaced
-        return ticket
+        return core.admit(
+            planned.eid,
+            core.leased,
+            named,
+            self.fresh,
+            self._copies.tickets,
+            core.pinned,
+            may_displace=may_displace,
+        )
 
     def _outranks(self, priority: float, pool: Pool[Slot]) -> bool:
         """Cancel the queued prefetch with the lowest priority in the pool, if that is below `priority`; False if there
         is none."""
         inside = pool.eids
         lower = [t for eid, t in self.fresh.items() if t.state == QUEUED and t.priority < priority and eid in inside]
-        return any(self.take_back(ticket) for ticket in sorted(lower, key=lambda t: (t.priority, -t.number)))
+        return any(self.cancel(ticket) for ticket in sorted(lower, key=lambda t: (t.priority, -t.number)))
+
+    def _lacking_share(self, eid: int) -> float:
+        """The share of an expert's blocks that a prefetch would fetch; 0 while a lease holds it."""
+        core = self._core
+        return 0.0 if eid in core.leased else 1 - len(core.table[eid]) / core.blocks
+
+    def _sweep(self) -> None:
+        """Unwanted prefetches in the buffer lose their slots where the copy has ended."""
+        buffered, tickets = self._core.held.buffered, self._copies.tickets
+        for eid in [eid for eid in self._unwanted if eid not in tickets or tickets[eid].state != STARTED]:
+            self._unwanted.discard(eid)
+            if eid in buffered and eid not in self.fresh:
+                self._core.drop(eid)

@@ -1,11 +1,13 @@
-"""What becomes of a layer's requests: each expert is leased from its slots, or fetched into some.
+"""What the requests for a layer's experts become: a lease of slots, a copy to wait for, and an outcome.
 
-Part of `core.cache.expert_cache`, on the compute thread.
+The one place where requests are counted. An expert is requested in segments: the blocks that are resident, and the rest
+of it, which is being copied or is fetched now. A whole expert is one segment. Part of `core.cache.expert_cache`, on the
+compute thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from core.cache.copies import Copies
@@ -13,91 +15,157 @@ from core.cache.core import CacheCore
 from core.cache.lease import Lease, LeasedSegment
 from core.cache.prefetch_queue import PrefetchQueue
 from core.memory.slot import Slot
-from core.types import Outcome
+from core.types import Outcome, Segment
 
 
 class Requests:
-    """Of one core, its copies and its prefetches."""
+    """Serves one core with its copies and its prefetches, which go `to_buffer` or evict other experts."""
 
-    def __init__(self, core: CacheCore[Slot], copies: Copies, queue: PrefetchQueue) -> None:
-        self._core, self._copies, self._queue = core, copies, queue
-        self._fetched: list[int] = []  # on demand, for the leases of this layer
+    def __init__(self, core: CacheCore[Slot], copies: Copies, *, to_buffer: bool) -> None:
+        self.core, self.copies = core, copies
+        self.prefetches = PrefetchQueue(core, copies, to_buffer=to_buffer)
+        self._fetched: list[int] = []  # on demand, for the open leases
 
     def acquire(self, layer: int, wanted: Sequence[int]) -> Lease:
-        """Lease `wanted` (distinct experts of `layer`, at most its pool's capacity): those with slots first, then those
-        missing, whose copies are submitted. An expert is one segment: all of its blocks are resident, or none."""
-        core, settled, base = self._core, self._copies.settled, layer * self._core.experts
-        eids = [base + expert for expert in wanted]
-        self._queue.guard.used(eids)
+        """Lease `wanted` (distinct experts of `layer`, at most its `capacity_for`): those with all blocks first, then
+        those that lack some, whose copies are submitted. Raises RuntimeError when they do not fit."""
+        core, hits, base = self.core, self.copies.hit_leases, layer * self.core.experts
+        eids, table, blocks = [base + expert for expert in wanted], core.table, core.blocks
+        self.prefetches.guard.used(eids)
         missing = core.lease(layer, eids)
-        there = [eid for eid in eids if core.table[eid]] if missing else eids
-        segments = [settled[eid] or self._hit(eid) for eid in there]
-        segments += [self._miss(eid) for eid in missing]
-        return Lease(layer, eids, segments, segments)
+        complete = [eid for eid in eids if len(table[eid]) == blocks] if missing else eids
+        requests = [hits[eid] or self._complete(eid) for eid in complete]
+        requests += [self._missing(eid) for eid in missing]
+        return Lease(layer, eids, requests if blocks == 1 else self._with_tops(requests), requests)
 
-    def at_rest(self, layer: int, wanted: Sequence[int]) -> list[LeasedSegment] | None:
-        """What `acquire` would lease, in the order of `wanted`, where all of it is known to be whole and at rest, and
-        nothing was prefetched; None elsewhere. It counts as requested and is not leased: to be computed at once, before
-        anything else is asked of the cache."""
-        core, settled, base = self._core, self._copies.settled, layer * self._core.experts
+    def lookup_all_hits(self, layer: int, wanted: Sequence[int]) -> list[LeasedSegment] | None:
+        """What `acquire` would lease, in the order of `wanted`, if every expert is a hit and no prefetch is pending;
+        None otherwise. The hits are counted but not leased: compute them before the next call to the cache."""
+        core, hits, base, prefetches = self.core, self.copies.hit_leases, layer * self.core.experts, self.prefetches
         eids = [base + expert for expert in wanted]
-        segments = [one for eid in eids if (one := settled[eid]) is not None]
-        if len(segments) < len(wanted) or self._queue.fresh or not core.keeps(layer) or len({*wanted}) < len(wanted):
+        segments = [one for eid in eids if (one := hits[eid]) is not None]
+        if len(segments) < len(wanted) or prefetches.fresh or prefetches.to_buffer:
             return None
-        self._queue.guard.used(eids)
+        if not core.keeps(layer) or len({*wanted}) < len(wanted):
+            return None
+        prefetches.guard.used(eids)
         core.request(layer, eids)
         return segments
 
+    def replay(
+        self, routed: Sequence[Sequence[int]], in_slot: Callable[[int], bool]
+    ) -> tuple[list[list[LeasedSegment]], list[int]]:
+        """Request the experts `routed` [layers][k] of a token that kernels have already computed -> the requests of
+        each layer in the order in which they count, and the experts whose copies were submitted.
+
+        `in_slot(eid)`: the kernels read the expert in its slot, otherwise over the link. The same requests in the same
+        order as layer by layer leave the core in the same state. Copies are submitted once all layers are through, so
+        that an expert that was evicted again is never copied. Experts have one block each."""
+        core, copies = self.core, self.copies
+        admitted: dict[int, None] = {}
+        requests = []
+        for layer, chosen in enumerate(routed):
+            base = layer * core.experts
+            eids = [base + expert for expert in dict.fromkeys(chosen)]
+            self.prefetches.guard.used(eids)
+            missing = core.lease(layer, eids)
+            for eid in missing:
+                self._admit(eid)
+            self._end_lease(eids)
+            admitted |= dict.fromkeys(missing)
+            lacking = {*missing}
+            order = [eid for eid in eids if eid not in lacking] + missing
+            requests.append([self._computed(eid, in_slot(eid)) for eid in order])
+        submitted = [eid for eid in admitted if core.is_resident(eid) and eid not in copies.tickets]
+        for eid in submitted:
+            copies.counts.demand_bytes += copies.demand(copies.whole[eid], core.table[eid]).bytes
+        return requests, submitted
+
     def release(self, lease: Lease, fence: Any) -> None:
         """End a lease, whose computation is done, or on CUDA will be at `fence`."""
-        tickets = self._copies.tickets
+        tickets = self.copies.tickets
         for leased in lease.segments if fence is not None or tickets else ():
             if fence is not None:
                 for slot in leased.slots:
                     slot.fence = fence
             if leased.ticket is not None:
                 tickets.pop(leased.segment.eid, None)
-        self._core.release(lease.eids)
-        if self._fetched and not self._core.leased:
-            if self._core.transit:
-                self._copies.counts.bypassed += sum(not self._core.is_resident(eid) for eid in self._fetched)
-            self._fetched.clear()
+        self._end_lease(lease.eids)
+        if self.prefetches.to_buffer and not self.core.leased:
+            self.prefetches.fill()
 
     def abandon(self) -> None:
         """End all leases, after a pass that broke off."""
-        self._core.end_leases()
+        self.core.end_leases()
         self._fetched.clear()
 
-    def _miss(self, eid: int) -> LeasedSegment:
-        """A request for an expert without slots: it is copied into some, to be computed there."""
-        core, copies = self._core, self._copies
-        slots = core.admit(eid, core.leased, in_transit=True)
+    def _end_lease(self, eids: Sequence[int]) -> None:
+        core = self.core
+        core.release(eids)
+        if self._fetched and not core.leased:
+            if core.transit or self.prefetches.to_buffer:
+                self.copies.counts.bypassed += sum(not core.is_resident(eid) for eid in self._fetched)
+            self._fetched.clear()
+
+    def _admit(self, eid: int) -> tuple[Slot, ...]:
+        """Slots for the blocks that a requested expert lacks."""
+        core = self.core
+        slots = core.admit_requested(eid)
         if slots is None:
             raise RuntimeError(f"layer {eid // core.experts} needs more slots than its pool has")
-        core.use(eid)
         self._fetched.append(eid)
-        outcome, ticket = copies.miss(eid), copies.demand(copies.whole[eid], slots)
-        copies.counts.demand_bytes += ticket.bytes
-        if self._queue.lost:
-            self._queue.demanded(eid, ticket)
-        return LeasedSegment(eid % core.experts, ticket.segment, slots, outcome, ticket)
+        return slots
 
-    def _hit(self, eid: int) -> LeasedSegment:
-        """A request for an expert with slots: ready, being copied, or only queued (which counts as a miss)."""
-        copies, fresh = self._copies, self._queue.fresh.pop(eid, None)
+    def _complete(self, eid: int) -> LeasedSegment:
+        """A request for an expert all of whose blocks have slots: ready, being copied, or a queued prefetch, which
+        counts as a miss."""
+        copies, prefetch = self.copies, self.prefetches.fresh.pop(eid, None)
         ticket, outcome = copies.pending(eid), Outcome.HIT
-        if ticket is not None and fresh is not None and copies.link.promote(ticket):
+        if ticket is not None and prefetch is not None and copies.link.promote(ticket):
             copies.counts.prefetch_issued -= 1
             copies.counts.demand_bytes += ticket.bytes
             self._fetched.append(eid)
             outcome = copies.miss(eid)
         else:
-            if fresh is not None:
-                copies.counts.arrived(fresh, late=ticket is not None)
+            if prefetch is not None:
+                copies.counts.arrived(prefetch, late=ticket is not None)
                 outcome = Outcome.PREFETCH_HIT
             if ticket is not None:
                 outcome = Outcome.PARTIAL_HIT
-        leased = LeasedSegment(eid % self._core.experts, copies.whole[eid], self._core.table[eid], outcome, ticket)
+        segment = copies.whole[eid] if ticket is None else ticket.segment
+        slots = self.core.table[eid][segment.blocks.start :]
+        leased = LeasedSegment(eid % self.core.experts, segment, slots, outcome, ticket)
         if outcome == Outcome.HIT:
-            copies.settled[eid] = leased
+            copies.hit_leases[eid] = leased
         return leased
+
+    def _missing(self, eid: int) -> LeasedSegment:
+        """A request for an expert that lacks blocks: they are copied into slots, to be computed there."""
+        core, copies = self.core, self.copies
+        segment, outcome, slots = core.held.lacking(eid), copies.miss(eid), self._admit(eid)
+        ticket = copies.demand(segment, slots)
+        copies.counts.demand_bytes += ticket.bytes
+        if eid in self.prefetches.lost:
+            self.prefetches.blame(eid, ticket)
+        return LeasedSegment(eid % core.experts, segment, slots, outcome, ticket)
+
+    def _computed(self, eid: int, in_slot: bool) -> LeasedSegment:
+        """A request for an expert that kernels have read: in its slot, or over the link, also while a copy into its
+        slot was running."""
+        copies, outcome = self.copies, Outcome.HIT
+        if not in_slot:
+            outcome = copies.miss(eid)
+            copies.counts.demand_bytes += copies.expert_bytes
+        return LeasedSegment(eid % self.core.experts, copies.whole[eid], (), outcome, None)
+
+    def _with_tops(self, requests: Sequence[LeasedSegment]) -> list[LeasedSegment]:
+        """All segments: before each request that is for the rest of an expert, the blocks that were resident."""
+        segments = list[LeasedSegment]()
+        for request in requests:
+            eid, begin = request.segment.eid, request.segment.blocks.start
+            if begin:
+                top = self.core.table[eid][:begin]
+                segments.append(LeasedSegment(request.expert, Segment(eid, range(begin)), top, Outcome.HIT, None))
+                self.copies.counts.top_hits += 1
+            segments.append(request)
+        return segments

@@ -14,7 +14,7 @@ from core.memory.codec import Codec
 from core.memory.codec.kernels import available, scratch_bytes
 from core.memory.pages import page_up
 from core.memory.slabs import slot_cost
-from core.runtime.compute import AT_ONCE
+from core.runtime.expert_math import AT_ONCE
 from core.settings.budget import Budget
 from core.system.text_config import text_config
 from core.system.wording import format_bytes

@@ -59,7 +59,7 @@ def patch_rmsnorms(model: nn.Module) -> list[nn.Module]:
 
 
 def restore(modules: Iterable[nn.Module]) -> None:
-    """Undo `quicken`."""
+    """Undo `patch_rmsnorms`."""
     for module in modules:
         vars(module).pop(OWN, None)
 

@@ -1,4 +1,4 @@
-"""Small tensors made of numbers of the host."""
+"""Small tensors on a device, made of numbers of the host."""
 
 from __future__ import annotations
 

@@ -42,9 +42,7 @@ class TransferEngine:
         is_pinned: Callable[[int], bool] = lambda eid: False,
     ) -> None:
         self._fetch, self._is_pinned, self._cuda = fetch, is_pinned, device.type == "cuda"
-        self._issuing = (
-            threading.Lock()
-        )  # of copies out of pinned memory: the events around one measure that copy alone
+        self._issuing = threading.Lock()  # of copies from pinned memory: events around one measure that copy alone
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self.pace = Pace(0.0, 0.0)
         self.hurried = False  # copies ignore the emulated pace, because they are not measured

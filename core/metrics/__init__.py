@@ -10,7 +10,7 @@ routing is an entry of REQUESTS or ROUTED (`table`). From METRICS, all of them, 
     results of simulations               core.simulate.prefetchers and the what-if table, where the cache counts it
     docs/metrics.md                      app.cli.metrics
 
-A new metric takes its field and the line that counts it: in core.runtime.recorder, or in core.cache.lease.
+A new metric takes its field and the line that counts it: in core.runtime.recorder, or in core.cache.counts.
 """
 
 from core.metrics.record import Metric as Metric
@@ -19,12 +19,12 @@ from core.metrics.record import Outcome as Outcome
 from core.metrics.record import Phase as Phase
 from core.metrics.record import StepRecord as StepRecord
 from core.metrics.record import Transfer as Transfer
-from core.metrics.reduce import reduced as reduced
-from core.metrics.reduce import share as share
-from core.metrics.reduce import values as values
 from core.metrics.table import BY_NAME as BY_NAME
 from core.metrics.table import COUNTED as COUNTED
 from core.metrics.table import HIT_RATE as HIT_RATE
 from core.metrics.table import METRICS as METRICS
 from core.metrics.table import REQUESTS as REQUESTS
 from core.metrics.table import ROUTED as ROUTED
+from core.metrics.table import reduced as reduced
+from core.metrics.table import share as share
+from core.metrics.table import values as values

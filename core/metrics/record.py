@@ -1,4 +1,4 @@
-"""One forward pass: everything that is counted and measured of it, each figure with its description beside it."""
+"""One forward pass: everything that is counted and measured of it, each figure with its description."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def metric(unit: str, help: str, **more: Any) -> dict[str, Metric]:
 
 
 class Beside(NamedTuple):
-    """What predictors named in a pass that were asked beside the one in use: nothing of it was fetched."""
+    """What shadow predictors predicted in a pass: nothing of it was fetched."""
 
     predictors: tuple[tuple[str, Mapping[str, Any]], ...]  # name and parameters of each
     ranked: npt.NDArray[Any]  # core.trace.chunk.BESIDE
@@ -130,7 +130,7 @@ class StepRecord:
             "the pass.",
         ),
     )
-    net_ms: float = field(  # core.cache.prefetch_cost
+    net_ms: float = field(  # core.cache.counts
         default=0.0,
         metadata=metric(
             "ms",
@@ -204,7 +204,7 @@ class StepRecord:
     maps: Sequence[tuple[int, int, npt.NDArray[np.float32]]] | None = None  # the maps that the predictor found, if
     # captured and it finds any: the layer in which each was there, its layer, and its distribution [E]
     tok: npt.NDArray[np.int32] | None = None  # [tokens] their ids, if captured
-    beside: Beside | None = None  # what predictors named that were asked beside the one in use, if any were
+    beside: Beside | None = None  # of shadow predictors, if there were any
     lossy: Lossy | None = None  # what lossy options did; None while all are off
 
     def spent(self, total_s: float) -> None:

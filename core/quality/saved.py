@@ -91,9 +91,9 @@ class Shadow:
         core = self._core
         missing = core.lease(layer, wanted)
         for eid in missing:
-            if core.admit(eid, core.leased, in_transit=True) is None:  # the layer requests more than fits: any may go
+            if core.admit_requested(eid) is None:  # the layer requests more than fits: any may be evicted
                 core.admit(eid)
-            core.use(eid)
+                core.use(eid)
         core.release(wanted)
         return [eid in missing for eid in wanted]
 

@@ -7,15 +7,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from core.cache.expert_cache import ExpertCache
 from core.errors import DeviceError
 from core.memory.store import ExpertStore
-from core.memory.transfer import TransferEngine
 from core.prediction.predictor_host import PredictorHost
 from core.runtime.batch import Batch
-from core.runtime.compute import ExpertMath
-from core.runtime.device_step import DeviceMetrics, DeviceStep
-from core.runtime.miss import MissPolicy
+from core.runtime.device_step import DeviceStep
+from core.runtime.moe_step import MoEStep
 from core.runtime.out_of_memory import shortage
 from core.runtime.token_graph import TokenGraphs
 from core.runtime.trace_capture import TraceCapture
@@ -26,28 +23,24 @@ log = logging.getLogger("moestro.device_decode")
 
 
 class DeviceDecode:
-    """For the answers of one model. `configure` between two passes, on the compute thread. `say` is told why it is not
-    used although it was chosen, each time that this changes."""
+    """For the answers of one model. `configure` between two passes, on the compute thread. `say` gets the reason why it
+    is not used although it was chosen, each time that this changes."""
 
     def __init__(
         self,
-        math: Sequence[ExpertMath],
-        expert_cache: ExpertCache,
-        transfers: TransferEngine,
-        metrics: DeviceMetrics,
+        step: MoEStep,
         store: ExpertStore,
         shape: ModelShape,
-        device: torch.device,
-        miss: MissPolicy,
         predictor_host: PredictorHost,
         capture: TraceCapture,
         graphs: Callable[[], TokenGraphs],
     ) -> None:
-        """`graphs` makes what captures passes; called when they are chosen."""
-        self._graphs = graphs
-        self._math, self._expert_cache, self._transfers, self._metrics = math, expert_cache, transfers, metrics
-        self._store, self._shape, self._device = store, shape, device
-        self._miss, self._predictor_host, self._capture = miss, predictor_host, capture
+        """`step` computes the passes that it does not; `graphs` makes what captures passes, called when they are
+        chosen."""
+        self._host, self._math, self._expert_cache = step, step.math, step.expert_cache
+        self._device = step.math[0].codec.device
+        self._store, self._shape, self._graphs = store, shape, graphs
+        self._predictor_host, self._capture = predictor_host, capture
         self.say: Callable[[str], None] = lambda text: None
         self.step: DeviceStep | None = None
         self.graphs: TokenGraphs | None = None
@@ -125,9 +118,9 @@ class DeviceDecode:
             return reason
         if self._predictor_host.predictor.looks or self._predictor_host.predictor.starts:
             return "a prefetcher is on, which needs the host within a token"
-        if self._miss.active:
+        if self._host.miss is not None and self._host.miss.active:
             return "a lossy mode is on, which needs the host within a token"
-        if self._transfers.pace:
+        if self._host.transfers.pace:
             return "the link is emulated, and what kernels read would not be paced"
         if self._capture.shadows.on:
             return "prefetchers are recorded for the lab, which need the host within a token"
@@ -138,7 +131,9 @@ class DeviceDecode:
         step: DeviceStep | None = None
         try:
             if home := self._store.device_addresses():
-                step = DeviceStep(self._math, self._expert_cache, self._metrics, home, self._shape.top_k, self._device)
+                step = DeviceStep(
+                    self._math, self._expert_cache, self._host.sink, home, self._shape.top_k, self._device
+                )
                 if self._same_bits(home):
                     self.step = step
                     return ""

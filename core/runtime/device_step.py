@@ -3,28 +3,21 @@
 Kernels take the router's ids and a table of addresses, which are on the device; an expert without a slot is read over
 the link, out of pinned host memory. The host launches all layers without waiting for any, and gets all of the token's
 ids in one piece at its end. Then it counts hits and misses, and admits experts by the same policies to the same cache
-(core.cache.deferred_requests). Every product, activation and sum has the bits of `core.runtime.moe_step` on this GPU.
+(core.cache.address_table). Every product, activation and sum has the bits of `core.runtime.moe_step` on this GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Protocol
 
 import torch
 
 from core.cache.address_table import AddressTable
-from core.cache.deferred_requests import DeferredRequests
 from core.cache.expert_cache import ExpertCache
 from core.runtime.batch import Batch
-from core.runtime.compute import ExpertMath
-from core.runtime.moe_step import LayerMetrics
-from core.runtime.processor import WaitMetrics
-
-
-class DeviceMetrics(LayerMetrics, WaitMetrics, Protocol):
-    """What tokens report: see `core.runtime.recorder.Recorder`."""
+from core.runtime.expert_math import ExpertMath
+from core.runtime.step_sink import StepSink
 
 
 class DeviceStep:
@@ -34,18 +27,17 @@ class DeviceStep:
         self,
         math: Sequence[ExpertMath],
         expert_cache: ExpertCache,
-        metrics: DeviceMetrics,
+        sink: StepSink,
         home: Sequence[int],
         top_k: int,
         device: torch.device,
     ) -> None:
         """`math` computes by kernels; `home` = where they read each expert in host memory, by eid."""
-        self._math, self._expert_cache, self._metrics = math, expert_cache, metrics
+        self._math, self._expert_cache, self._sink = math, expert_cache, sink
         self.table = AddressTable(expert_cache, home, device)
-        self._requests = DeferredRequests(expert_cache, self.table)
         with torch.inference_mode(False):
             self._ids = torch.zeros(len(math), top_k, dtype=torch.int64, device=device)  # of the running token
-            self._told = torch.zeros(len(math), top_k, dtype=torch.int64).pin_memory()  # those of the last one
+            self._ids_on_host = torch.zeros(len(math), top_k, dtype=torch.int64).pin_memory()  # those of the last one
 
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Launch what computes one token's state [1, H] with its experts ids [1, k] -> [1, H]."""
@@ -57,24 +49,24 @@ class DeviceStep:
 
     def serves(self, batch: Batch) -> bool:
         """Whether a pass can be computed like this, now: one token, and no prefetch whose layer is still to come."""
-        alone = batch.phase == "decode" and batch.size == 1 and not batch.by_row
-        return alone and not self._expert_cache.expects
+        one_token = batch.phase == "decode" and batch.size == 1 and not batch.by_row
+        return one_token and not self._expert_cache.has_pending_prefetches
 
     @contextmanager
     def token(self) -> Iterator[None]:
         """Around launching a token's pass. At its end the host waits for the token, the only time."""
-        self._metrics.waited(self._requests.bring_up(), late=False)
+        self._sink.waited(self.table.sync_table(), late=False)
         try:
             yield
         except BaseException:
             with suppress(RuntimeError):  # of a device that is lost
                 self._wait()  # layers that were launched may read any slot, and the table
             raise
-        self._told.copy_(self._ids, non_blocking=True)
+        self._ids_on_host.copy_(self._ids, non_blocking=True)
         self._wait()
-        routed: list[list[int]] = self._told.tolist()
-        for layer, (chosen, requests) in enumerate(zip(routed, self._requests.settle(routed), strict=True)):
-            self._metrics.layer(layer, [chosen], requests)
+        routed: list[list[int]] = self._ids_on_host.tolist()
+        for layer, (chosen, requests) in enumerate(zip(routed, self.table.request(routed), strict=True)):
+            self._sink.layer(layer, [chosen], requests)
 
     def close(self) -> None:
         """Follow the cache no longer."""

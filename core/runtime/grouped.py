@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from core.cache.lease import LeasedSegment
 from core.memory.arena import Slot
-from core.memory.codec.kernels import LANES_MOST, SlotKernels
+from core.memory.codec.kernels import SlotKernels
+from core.runtime.row_places import Places
 
 FEW = 64  # rows up to which products read weights directly from slots; each row reads its expert's weights again
-TOGETHER = LANES_MOST  # experts of a prompt computed together
-LATE = 4  # the same for experts still being copied: computes those that landed while the next are copied
 DOWN = "down_proj"
 
 
@@ -25,7 +23,9 @@ class GroupedMath:
         """`up` = name of the first matrix, `gate` = the activation [n, 2I] -> [n, I]."""
         self._kernels, self._up, self._bias, self._gate = kernels, up, has_bias, gate
 
-    def few(self, slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
+    def few(
+        self, slots: Sequence[Slot], x: torch.Tensor, counts: Sequence[int] | None = None, places: Places | None = None
+    ) -> torch.Tensor:
         """One state per slot [n, H], or one for all [1, H] -> [n, H]. Two launches for every 16 slots."""
         raw = [slot.raw for slot in slots]
         return self._kernels.multiply(DOWN, raw, self._gate(self._kernels.multiply(self._up, raw, x)))
@@ -81,21 +81,3 @@ def has_grouped_mm(weights: torch.Tensor) -> bool:
         return False
     major, _ = torch.cuda.get_device_capability(weights.device)
     return major in (9, 10) and weights.shape[1] % 8 == weights.shape[2] % 8 == 0
-
-
-def together(
-    segments: Sequence[LeasedSegment], rows: Mapping[int, slice], most: int, late: int = LATE
-) -> Iterator[list[LeasedSegment]]:
-    """Split segments, in order, into batches that are computed together: a batch of several has at most `most` rows,
-    and no more than `late` of those that are being copied; `rows` by expert."""
-    some: list[LeasedSegment] = []
-    size = 0
-    for one in segments:
-        count = rows[one.expert].stop - rows[one.expert].start
-        if some and (size + count > most or len(some) >= (late if one.ticket is not None else TOGETHER)):
-            yield some
-            some, size = [], 0
-        some.append(one)
-        size += count
-    if some:
-        yield some

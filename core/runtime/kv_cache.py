@@ -22,16 +22,16 @@ class SequenceKV:
     """Keys, values and states of the first `length` tokens of one sequence. They last as long as the sequence wants
     them, or until the memory is given to another one."""
 
-    __slots__ = ("_cache", "length", "lossy_from", "manners", "memory", "packed", "whole")
+    __slots__ = ("_cache", "length", "lossy_from", "lossy_keys", "memory", "packed", "whole")
 
     memory: KVCache  # that it is in
 
     def __init__(self, cache: DynamicCache) -> None:
         self._cache: DynamicCache | None = cache
         self.length = 0
-        self.whole = True  # no pass is under way, and none broke off
+        self.whole = True  # no pass is running, and none was aborted
         self.lossy_from: int | None = None  # tokens from here on depend on something lossy; None: all are exact
-        self.manners: tuple[str, ...] = ()  # the lossy settings under which it was computed, each once
+        self.lossy_keys: tuple[str, ...] = ()  # of the settings under which it was computed lossily, each once
         self.packed = False  # some of it was computed in passes over several sequences: exact up to rounding
 
     @property
@@ -39,21 +39,21 @@ class SequenceKV:
         """Whether nothing lossy was computed in any of the tokens."""
         return self.lossy_from is None
 
-    def mark_lossy(self, start: int, manner: str) -> None:
-        """Something lossy was computed in the tokens from `start` on, under the settings `manner`."""
+    def mark_lossy(self, start: int, lossy_key: str) -> None:
+        """Something lossy was computed in the tokens from `start` on, under the settings that `lossy_key` names."""
         self.lossy_from = start if self.lossy_from is None else min(start, self.lossy_from)
-        if manner not in self.manners:
-            self.manners += (manner,)
+        if lossy_key not in self.lossy_keys:
+            self.lossy_keys += (lossy_key,)
 
-    def broke_off(self, length: int) -> None:
-        """The pass that followed the first `length` tokens does not count."""
+    def abort_pass(self, length: int) -> None:
+        """Discard the pass that followed the first `length` tokens."""
         self.length, self.whole = length, False
 
     def cut_to(self, length: int) -> None:
         """Only the first `length` tokens are left: what was lossy in later ones is gone with them."""
         self.length, self.whole = length, True
         if self.lossy_from is not None and self.lossy_from >= length:
-            self.lossy_from, self.manners = None, ()
+            self.lossy_from, self.lossy_keys = None, ()
 
     @property
     def cache(self) -> DynamicCache:
@@ -72,7 +72,7 @@ class SequenceKV:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class StateCheckpoint:
     """Copies in host memory of what cannot be cut, when the KV held `length` tokens: states of linear attention, and
     windows."""
 
@@ -87,21 +87,21 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Stash:
-    """A KV copied to host memory: its first `length` tokens. Without a moment (a pass broke off, and what cannot be
-    cut is lost) it can be put back only together with another moment."""
+    """A KV copied to host memory: its first `length` tokens. Without a checkpoint (a pass was aborted, and what cannot
+    be cut is lost) it can be put back only together with another checkpoint."""
 
     length: int
     layers: tuple[Copied, ...]
-    moment: Moment | None
+    checkpoint: StateCheckpoint | None
     cuttable: bool  # it can be put back to any number of tokens
     lossy_from: int | None
-    manners: tuple[str, ...]
+    lossy_keys: tuple[str, ...]
     packed: bool = False
 
     @property
     def bytes(self) -> int:
         """Host bytes."""
-        return _bytes(self.layers) + (self.moment.bytes if self.moment is not None else 0)
+        return _bytes(self.layers) + (self.checkpoint.bytes if self.checkpoint is not None else 0)
 
 
 class KVCache:
@@ -127,7 +127,7 @@ class KVCache:
 
     @torch.inference_mode()
     def fresh(self) -> SequenceKV:
-        """The memory, emptied, for a sequence to begin or to start over. Whoever held it loses what was there."""
+        """The memory, emptied, for a sequence to begin or to start over. Its holder loses what was there."""
         if self.holder is not None:
             self.before_taken(self.holder)
             self.holder.give_up()
@@ -185,7 +185,7 @@ class KVCache:
         kv.length += count
 
     def release(self) -> None:
-        """Give the memory up for good, when the model is unloaded: whoever has a sequence's KV has none any more."""
+        """Give the memory up for good, when the model is unloaded: its holder loses its KV."""
         if self.holder is not None:
             self.holder.give_up()
         self.holder = None
@@ -203,24 +203,24 @@ class KVCache:
         return all(layer.cuttable(kv.length) for layer in self._own)
 
     @torch.inference_mode()
-    def cut(self, kv: SequenceKV, length: int, moment: Moment | None = None) -> SequenceKV:
-        """The holder, cut to its first `length` tokens, goes on as another sequence's KV. `moment`, of that length,
+    def cut(self, kv: SequenceKV, length: int, checkpoint: StateCheckpoint | None = None) -> SequenceKV:
+        """The holder, cut to its first `length` tokens, goes on as another sequence's KV. `checkpoint`, of that length,
         puts back what cannot be cut."""
         assert kv is self.holder and length <= kv.length
-        assert moment is not None or (kv.whole and length == kv.length) or self.cuttable(kv)
+        assert checkpoint is not None or (kv.whole and length == kv.length) or self.cuttable(kv)
         for layer in self._own:
             layer.cut(length)
-        self._put_moment(moment)
+        self._put_checkpoint(checkpoint)
         after = SequenceKV(self._empty())
-        after.length, after.lossy_from, after.manners = kv.length, kv.lossy_from, kv.manners
+        after.length, after.lossy_from, after.lossy_keys = kv.length, kv.lossy_from, kv.lossy_keys
         after.packed = kv.packed
         after.cut_to(length)
         kv.give_up()
         return self._held(after)
 
-    def taken_back(self, kv: SequenceKV, moments: Sequence[Moment] = ()) -> bool:
-        """After a pass that broke off: the holder goes on, with the tokens of before that pass. False where that cannot
-        be done: what cannot be cut is lost, unless one of `moments` is of that length."""
+    def rollback(self, kv: SequenceKV, checkpoints: Sequence[StateCheckpoint] = ()) -> bool:
+        """After an aborted pass, restore the tokens of before it. False where that is impossible: what cannot be
+        cut is lost, unless one of `checkpoints` is of that length."""
         assert kv is self.holder
         if kv.whole:
             return True
@@ -228,48 +228,52 @@ class KVCache:
             for layer in self._own:
                 layer.clear()
         else:
-            moment = next((one for one in moments if one.length == kv.length), None)
-            if moment is None and not self.cuttable(kv):
+            checkpoint = next((one for one in checkpoints if one.length == kv.length), None)
+            if checkpoint is None and not self.cuttable(kv):
                 return False
             for layer in self._own:
                 layer.cut(kv.length)
-            self._put_moment(moment)
+            self._put_checkpoint(checkpoint)
         kv.whole = True
         return True
 
     @torch.inference_mode()
-    def moment(self, kv: SequenceKV) -> Moment | None:
+    def checkpoint(self, kv: SequenceKV) -> StateCheckpoint | None:
         """A copy of what cannot be cut, or not for long, as it is now; None where there is no such thing, or where it
         is not whole."""
         if not kv.whole or not any(layer.momentary for layer in self._own):
             return None
-        return Moment(kv.length, tuple([layer.moment() for layer in self._own]))
+        return StateCheckpoint(kv.length, tuple([layer.moment() for layer in self._own]))
 
     @torch.inference_mode()
     def stash(self, kv: SequenceKV) -> Stash:
         """A copy of the holder in host memory."""
         assert kv is self.holder
-        moment = Moment(kv.length, tuple([layer.moment() for layer in self._own])) if kv.whole else None
+        checkpoint = StateCheckpoint(kv.length, tuple([layer.moment() for layer in self._own])) if kv.whole else None
         rows = tuple([layer.rows(kv.length) for layer in self._own])
-        return Stash(kv.length, rows, moment, kv.whole and self.cuttable(kv), kv.lossy_from, kv.manners, kv.packed)
+        return Stash(
+            kv.length, rows, checkpoint, kv.whole and self.cuttable(kv), kv.lossy_from, kv.lossy_keys, kv.packed
+        )
 
     @torch.inference_mode()
-    def put_back(self, stash: Stash, length: int, moment: Moment | None = None) -> SequenceKV:
-        """The memory with the first `length` tokens of a stash. Whoever held it loses what was there. `moment`, of that
+    def put_back(self, stash: Stash, length: int, checkpoint: StateCheckpoint | None = None) -> SequenceKV:
+        """The memory with the first `length` tokens of a stash; its holder loses what was there. `checkpoint`, of that
         length, stands in for the stash's own where that cannot be cut."""
         assert length <= stash.length
         kv = self.fresh()
         for layer, rows in zip(self._own, stash.layers, strict=True):
             layer.put_rows(iter(rows), length)
-        assert moment is not None or length == stash.length or stash.cuttable
-        self._put_moment(moment or stash.moment, length if moment is None and stash.cuttable else None)
-        kv.length, kv.lossy_from, kv.manners = stash.length, stash.lossy_from, stash.manners
+        assert checkpoint is not None or length == stash.length or stash.cuttable
+        self._put_checkpoint(checkpoint or stash.checkpoint, length if checkpoint is None and stash.cuttable else None)
+        kv.length, kv.lossy_from, kv.lossy_keys = stash.length, stash.lossy_from, stash.lossy_keys
         kv.packed = stash.packed
         kv.cut_to(length)
         return kv
 
-    def _put_moment(self, moment: Moment | None, most: int | None = None) -> None:
-        for layer, copied in zip(self._own, moment.layers if moment is not None else (), strict=moment is not None):
+    def _put_checkpoint(self, checkpoint: StateCheckpoint | None, most: int | None = None) -> None:
+        for layer, copied in zip(
+            self._own, checkpoint.layers if checkpoint is not None else (), strict=checkpoint is not None
+        ):
             layer.put_moment(iter(copied), most)
 
     def _empty(self) -> DynamicCache:
@@ -283,7 +287,7 @@ class KVCache:
 
     @property
     def bytes(self) -> int:
-        """Device bytes allocated now: asked for after every pass."""
+        """Device bytes allocated now. Cheap: read after every pass."""
         given = sum([layer.given_bytes for layer in self._given]) if self._given else 0
         return self._allocated.bytes + given
 

@@ -19,7 +19,7 @@ class KVPool:
         self.chat, self.context = chat, context
         self._model, self._room, self._bytes_of = model, room, bytes_of
         self._taken: dict[KVCache, int] = {}  # bytes of each that is in use
-        self.chatting = False  # an answer uses the chats' memory, beside others
+        self.chatting = False  # an answer uses the chats' memory while others use theirs
 
     @property
     def bytes(self) -> int:
@@ -29,7 +29,7 @@ class KVPool:
 
     @property
     def has_chat_room(self) -> bool:
-        """Whether a chat can have its memory, beside those that others have."""
+        """Whether a chat's memory fits next to what others have taken."""
         return not self.chatting and sum(self._taken.values()) + self._bytes_of(self.context) <= self._room
 
     def take(self, positions: int) -> SequenceKV | None:

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from core.cache.expert_cache import ExpertCache
 from core.hf import ExpertsSite
 from core.hf.watch import Seen, watch
-from core.memory.transfer import TransferEngine
 from core.runtime.batch import Batch, Share
 from core.runtime.kv_cache import KVCache, SequenceKV
 from core.runtime.pipeline import Pipeline
-from core.runtime.unrecorded import Unrecorded
-from core.runtime.warmup import Threads
 from core.types import ModelShape, Phase
 
 
@@ -40,25 +36,28 @@ class LayerRun:
     given: torch.Tensor  # [T, H] input of the experts
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class PassLimits:
+    """What one pass may be."""
+
+    context: int  # capacity of one KV cache in tokens
+    chunk: int  # most tokens of one pass
+    carried: bool = True  # a pass can continue from the state the one before left; if not, a prompt must be one pass
+    workspace: int = 0  # bytes available to a pass for activations
+
+
 class MeasurementSession:
     """Built by `Engine.workbench`, which holds the model lock for its lifetime."""
 
-    pipeline: Pipeline
-    metrics: Unrecorded  # of that pipeline
-    model: Any
-    sites: Sequence[ExpertsSite]
-    shape: ModelShape
-    device: torch.device
-    context: int  # capacity of one KV cache in tokens
-    chunk: int  # most tokens of one pass
-    expert_cache: ExpertCache
-    transfers: TransferEngine
-    kv: KVCache
-    threads: Threads
-    carried: bool = True  # a pass can continue from the state the one before left; if not, a prompt must be one pass
-    workspace: int = 0  # bytes available to a pass for activations
-    _counted: bool = field(init=False, default=True)  # whether passes left anything in the counters
+    def __init__(
+        self, pipeline: Pipeline, sites: Sequence[ExpertsSite], shape: ModelShape, kv: KVCache, limits: PassLimits
+    ) -> None:
+        self.pipeline, self.sites, self.shape, self.kv = pipeline, sites, shape, kv
+        self.context, self.chunk, self.carried = limits.context, limits.chunk, limits.carried
+        self.workspace = limits.workspace
+        self.model, self.device, self.threads = pipeline.hooked.model, pipeline.hooked.device, pipeline.threads
+        self.expert_cache, self.transfers = pipeline.step.expert_cache, pipeline.step.transfers
+        self._counted = True  # whether passes left anything in the counters
 
     def run(self, tokens: Sequence[int], kv: SequenceKV, phase: Phase = "prefill", keep: int = 1) -> torch.Tensor:
         """One pass over tokens [T], at most `chunk`, that follow what `kv` holds -> logits [keep, V] of the last
@@ -137,12 +136,12 @@ class MeasurementSession:
         """Inside, passes leave no trace in the cache, its counts or the link's measurements: most experts stay
         resident, and evicted ones are fetched back afterwards, until `stop()`. Only while the cache is `quiet`."""
         noted = self.transfers.set_aside()
-        loan = self.expert_cache.set_aside(2 * self.shape.top_k)
+        reservation = self.expert_cache.reserve_slots(2 * self.shape.top_k)
         with self.unpaced():
             try:
                 yield
             finally:
-                self.expert_cache.take_back(loan, stop)
+                self.expert_cache.restore(reservation, stop)
                 self.transfers.put_back(noted)
                 self._counted = False
 
@@ -157,19 +156,19 @@ class MeasurementSession:
 
     def stall_ms(self) -> float:
         """How long the last pass waited for copies. Call once per pass, when the device is idle."""
-        return (self.metrics.stall_s + self.transfers.device_stall_s()[0]) * 1e3
+        return (self.pipeline.step.sink.stall_s + self.transfers.device_stall_s()[0]) * 1e3
 
     def has_room(self, experts: int) -> bool:
-        """Whether that many experts of every layer fit into the slots at once, beside the pinned ones."""
+        """Whether that many experts of every layer fit into the slots at once, without the pinned ones."""
         layers = range(self.shape.layers)
         sharing = len(layers) // len({id(self.expert_cache.pool(layer)) for layer in layers})
-        return all(self.expert_cache.room(layer) >= experts * sharing for layer in layers)
+        return all(self.expert_cache.capacity_for(layer) >= experts * sharing for layer in layers)
 
     def close(self) -> None:
-        """Call after the last pass, also after one that broke off."""
+        """Call after the last pass, also after an aborted one."""
         self.pipeline.end()
         if self._counted:
-            self.metrics.forget()
+            self.pipeline.step.sink.forget()
 
     def _begin(self, phase: Phase, share: Share) -> Batch:
         batch = Batch(phase, (share,))

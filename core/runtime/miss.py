@@ -24,13 +24,13 @@ from core.prediction.predictor_host import PredictorHost
 from core.prediction.speculation import Executing
 from core.profile import Profile
 from core.runtime.gates import ALWAYS, gates_of, thresholds
-from core.runtime.routed import NOTHING, Routed, distinct
+from core.runtime.rows import NOTHING, Routed, distinct
 from core.settings.lossy import LossySettings
 from core.settings.registry import create
 from core.types import ModelShape, Outcome, Phase
 
 Bytes = npt.NDArray[np.integer[Any]]
-FATES = {Action.SUBSTITUTE: Outcome.SUBSTITUTED, Action.DROP: Outcome.DROPPED, Action.PREDICTED: Outcome.PREDICTED}
+OUTCOME_OF = {Action.SUBSTITUTE: Outcome.SUBSTITUTED, Action.DROP: Outcome.DROPPED, Action.PREDICTED: Outcome.PREDICTED}
 
 
 class MissPolicy:
@@ -182,17 +182,17 @@ class MissPolicy:
             now.weights,
             to_device(lacks, self._device),
             to_device(ready, self._device),
-            *self._told(layer, source),
+            *self._inputs(layer, source),
         )
         if len(now.chosen) > 1 or (source is not None and source.reroutes):
             found = batch.select(ask, gates, source)
             ids, action, why = torch.stack((found.ids, found.action.long(), found.why.long())).cpu().numpy()
             return self._taken(layer, now, missing, ids.tolist(), action, why, found.weights)
-        listed = partial(source.listed, ask, 0) if source is not None else nobody
+        listed = partial(source.listed, ask, 0) if source is not None else no_candidates
         one = plain.pick(now.chosen[0], ask.numbers("weights"), lacks, ready, gates, listed, float(self._delta[layer]))
         return self._taken(layer, now, missing, [one.ids], np.array([one.action]), np.array([one.why]), None)
 
-    def _told(self, layer: int, source: Substitute | None) -> tuple[Any, Any, Any]:
+    def _inputs(self, layer: int, source: Substitute | None) -> tuple[Any, Any, Any]:
         """Further inputs of a substitute: the router's logits, the predicted experts, and the router's weighting
         rule."""
         predictor_host, logits, named, weigh = self._predictor_host, None, None, None
@@ -231,7 +231,9 @@ class MissPolicy:
             weights = without(weights, changed == NOTHING, renormalise=self._renormalise)
         wanted, how = distinct(ids), dict(zip(asked.tolist(), done.tolist(), strict=True))
         fates = [
-            SkippedRequest(e, FATES[Action(how[e])]) for e in missing if e not in wanted and how.get(e, 0) in FATES
+            SkippedRequest(e, OUTCOME_OF[Action(how[e])])
+            for e in missing
+            if e not in wanted and how.get(e, 0) in OUTCOME_OF
         ]
         kept = (one for one in now.fates if one.expert not in wanted)  # others have been taken as substitutes
         return replace(now, ids=changed, weights=weights, chosen=ids, wanted=wanted, fates=[*kept, *fates])
@@ -243,7 +245,7 @@ class MissPolicy:
         self._rows.append(rows)
 
 
-def nobody(position: int, expert: int) -> tuple[tuple[int, float], ...]:
+def no_candidates(position: int, expert: int) -> tuple[tuple[int, float], ...]:
     """The candidates where substitution is off: none."""
     return ()
 

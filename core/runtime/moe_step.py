@@ -6,34 +6,23 @@ own router and returns [T, H].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import Lease, LeasedSegment, SkippedRequest
-from core.cache.waves import in_waves
+from core.cache.lease import Lease, LeasedSegment, in_waves
 from core.memory.codec.native.threads import MOST
+from core.memory.transfer import TransferEngine
 from core.runtime.batch import Batch
-from core.runtime.compute import ExpertMath
-from core.runtime.expert_rows import PairRows, PromptRows, TokenRows, token_at_rest
+from core.runtime.expert_math import ExpertMath, Tap
 from core.runtime.miss import MissPolicy
 from core.runtime.prefetcher import Prefetcher
-from core.runtime.processor import DeviceProcessor
-from core.runtime.routed import Routed, distinct
-from core.runtime.split_rows import SplitTokenRows
-
-
-class LayerMetrics(Protocol):
-    """What a layer reports: to `core.runtime.recorder.Recorder`, or to `core.runtime.unrecorded.Unrecorded`."""
-
-    def layer(
-        self, layer: int, ids: list[list[int]], requests: Sequence[LeasedSegment | SkippedRequest] | None
-    ) -> None:
-        """The router's choice [T][k], and the outcome of each distinct expert's request; None = the experts of one
-        token, all of them hits."""
+from core.runtime.product import Product
+from core.runtime.rows import ExpertRows, Routed, compute_all_hits, distinct
+from core.runtime.step_sink import StepSink
+from core.types import Outcome
 
 
 class MoEStep:
@@ -44,68 +33,62 @@ class MoEStep:
         self,
         math: Sequence[ExpertMath],
         expert_cache: ExpertCache,
-        processor: DeviceProcessor,
-        metrics: LayerMetrics,
+        transfers: TransferEngine,
+        sink: StepSink,
         prefetcher: Prefetcher | None = None,
         miss: MissPolicy | None = None,
     ) -> None:
-        self.processor = processor
-        self._math, self._expert_cache, self._metrics = math, expert_cache, metrics
-        self._prefetcher, self._miss = prefetcher, miss
-        self._has_idle = any(one.has_idle for one in math)
-        self._in_blocks = any(one.codec.blocks > 1 for one in math)
-        self._beside = any(one.codec.device.type == "cuda" for one in math)
-        self._plain = not (self._in_blocks or self._beside)  # whole experts, computed by this thread
-        self._by_row = False  # the running pass computes one token of each sequence, each row by itself
-        self._rests = False  # ... or what the router chose, of one sequence, by this thread, and prefetches nothing
-        self._tap: Callable[[torch.Tensor], None] | None = None
+        self.math, self.expert_cache, self.transfers, self.sink = math, expert_cache, transfers, sink
+        self.prefetcher, self.miss = prefetcher, miss
+        self._on_gpu = math[0].codec.device.type == "cuda"  # which computes while this thread goes on
+        self._tap: Tap | None = None
+        self.end()
 
     def begin(self, batch: Batch) -> None:
         """A pass begins, all of whose layers are computed alike, until `end`."""
+        prefetcher, miss = self.prefetcher, self.miss
         self._by_row = batch.phase == "decode" and (batch.by_row or len(batch.shares) > 1)
-        self._rests = (
-            self._plain
-            and not self._by_row
-            and not (self._prefetcher is not None and self._prefetcher.looks)
-            and not (self._miss is not None and self._miss.active)
-        )
+        self._prefetcher = prefetcher if prefetcher is not None and prefetcher.active else None
+        self._miss = miss if miss is not None and miss.active else None
+        self._looks_up = not (self._on_gpu or self._by_row or self._prefetcher is not None or self._miss is not None)
 
     def end(self) -> None:
-        """The pass is over, or broke off."""
-        self._by_row = self._rests = False
+        """The pass is over, or was aborted. Layers of no pass are computed in the general way."""
+        self._prefetcher, self._miss = self.prefetcher, self.miss
+        self._by_row = False  # the pass computes one token of each sequence, each row by itself
+        self._looks_up = False  # a token's experts may all be hits, and then nothing else is to be done
 
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Compute resident experts first, then each missing one as it lands; [T, H]."""
         asked: list[list[int]] = ids.tolist()  # the layer's only synchronisation with the device
-        if self._rests and len(asked) == 1:
-            segments = self._expert_cache.at_rest(layer, asked[0])
+        if self._looks_up and len(asked) == 1:
+            segments = self.expert_cache.lookup_all_hits(layer, asked[0])
             if segments is not None:
-                result = token_at_rest(self._math[layer], segments, hidden, asked[0], weights, self._tap)
-                self._metrics.layer(layer, asked, None)
+                result = compute_all_hits(self.math[layer], segments, hidden, asked[0], weights, self._tap)
+                self.sink.layer(layer, asked, None)
                 return result
         routed = self._route(layer, ids, weights, asked)
-        if self._expert_cache.expects:
-            self._expert_cache.arrive(layer, routed.wanted)
-        result, requests = (self._token if len(routed.chosen) == 1 else self._prompt)(layer, hidden, routed)
-        self._metrics.layer(layer, routed.asked, routed.requests(requests))
+        if self.expert_cache.has_pending_prefetches:
+            self.expert_cache.arrive(layer, routed.wanted)
+        rows = ExpertRows(self.math[layer], self._product(layer, routed), hidden, routed)
+        requests = (self._token if len(routed.chosen) == 1 else self._prompt)(layer, rows, routed)
+        result = rows.combined(self._tap)
+        self.sink.layer(layer, routed.asked, routed.requests(requests))
         return result
 
-    def _rows(
-        self, layer: int, hidden: torch.Tensor, routed: Routed
-    ) -> TokenRows | PromptRows | SplitTokenRows | PairRows:
+    def _product(self, layer: int, routed: Routed) -> Product:
         """How the rows of a layer are computed."""
-        tokens, math = len(routed.chosen), self._math[layer]
-        if self._by_row and math.row_products is not None and tokens * len(routed.chosen[0]) <= MOST:
-            return PairRows(math, hidden, routed)
+        math, tokens = self.math[layer], len(routed.chosen)
+        if self._by_row and math.decode is not None and tokens * len(routed.chosen[0]) <= MOST:
+            return math.decode
         if tokens > 1:
-            return PromptRows(math, hidden, routed)
-        split = self._in_blocks and not self._expert_cache.keeps_whole
-        return (SplitTokenRows if split else TokenRows)(math, hidden, routed)
+            return math.prompt
+        return math.token if math.blocks is None or self.expert_cache.keeps_whole else math.blocks
 
     @contextmanager
-    def tapped(self, tell: Callable[[torch.Tensor], None]) -> Iterator[None]:
-        """Inside, `tell` gets every layer's pairs: [T * k, H], each expert's output before its weight."""
-        self._tap = tell
+    def tapped(self, tap: Tap) -> Iterator[None]:
+        """Inside, `tap` gets every layer's pairs: [T * k, H], each expert's output before its weight."""
+        self._tap = tap
         try:
             yield
         finally:
@@ -117,34 +100,49 @@ class MoEStep:
             return self._miss.route(layer, ids, weights, asked)
         routed = Routed(ids, weights, asked, distinct(asked), asked)
         # with one token, each expert is computed once anyway
-        return routed.without_idle() if self._has_idle and len(asked) > 1 else routed
+        return routed.without_idle() if len(asked) > 1 and self.math[layer].has_idle else routed
 
-    def _token(self, layer: int, hidden: torch.Tensor, routed: Routed) -> tuple[torch.Tensor, list[LeasedSegment]]:
-        """The wanted experts of one token [1, H]. Later layers' experts are prefetched before they are computed; where
-        the device computes beside this thread, once it has the resident ones to compute."""
-        lease = self._expert_cache.acquire(layer, routed.wanted)
-        if not self._beside:
+    def _token(self, layer: int, rows: ExpertRows, routed: Routed) -> list[LeasedSegment]:
+        """Lease and compute the wanted experts of one token. Later layers' experts are prefetched before that; on a
+        GPU, which computes while this thread goes on, once it has the resident ones to compute."""
+        lease = self.expert_cache.acquire(layer, routed.wanted)
+        ahead = self._on_gpu  # whether later layers' are still to be prefetched
+        if not ahead:
             self._prefetch(layer, routed)
-        rows = self._rows(layer, hidden, routed)
-        meanwhile = (lambda: self._prefetch(layer, routed)) if self._beside else None
-        self.processor.compute(lease.segments, rows, meanwhile)
+        for batch in rows.batches(lease.segments):
+            if ahead and batch[0].ticket is not None:
+                self._prefetch(layer, routed)
+                ahead = False
+            self._compute(rows, batch)
+        if ahead:
+            self._prefetch(layer, routed)
         self._release(lease)
-        return rows.combined(self._tap), lease.requests
+        return lease.requests
 
-    def _prompt(self, layer: int, hidden: torch.Tensor, routed: Routed) -> tuple[torch.Tensor, list[LeasedSegment]]:
-        """The wanted experts of several tokens [T, H], in waves where they need more than there are slots. Later
-        layers' experts are prefetched once nothing more has to be fetched for this one."""
-        rows, requests = self._rows(layer, hidden, routed), list[LeasedSegment]()
+    def _prompt(self, layer: int, rows: ExpertRows, routed: Routed) -> list[LeasedSegment]:
+        """Lease and compute the wanted experts of several tokens, in waves where they need more than there are slots.
+        Later layers' experts are prefetched once nothing more has to be fetched for this one."""
+        requests: list[LeasedSegment] = []
         for lease in in_waves(
-            self._expert_cache, layer, routed.wanted, self._release, lambda: self._prefetch(layer, routed)
+            self.expert_cache, layer, routed.wanted, self._release, lambda: self._prefetch(layer, routed)
         ):
-            self.processor.compute(lease.segments, rows)
+            for batch in rows.batches(lease.segments):
+                self._compute(rows, batch)
             requests += lease.requests
-        return rows.combined(self._tap), requests
+        return requests
+
+    def _compute(self, rows: ExpertRows, batch: Sequence[LeasedSegment]) -> None:
+        """Compute segments as soon as their copies have landed."""
+        for leased in batch:
+            if leased.ticket is not None:
+                seconds = self.transfers.wait(leased.ticket)
+                self.sink.waited(seconds, late=leased.outcome == Outcome.PARTIAL_HIT)
+        rows.compute(batch)
 
     def _prefetch(self, layer: int, routed: Routed) -> None:
         if self._prefetcher is not None:
             self._prefetcher.look_ahead(layer, *routed.shown)
 
     def _release(self, lease: Lease) -> None:
-        self._expert_cache.release(lease, self.processor.fence() if self._beside else None)
+        """End a lease: on a GPU, once it has computed all that was launched so far."""
+        self.expert_cache.release(lease, self.transfers.fence() if self._on_gpu else None)

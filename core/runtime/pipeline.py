@@ -6,25 +6,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from core.cache.expert_cache import ExpertCache
 from core.hf import ExpertsSite
 from core.hf.packed_texts import AnyPacking
 from core.runtime.batch import Batch, compute
 from core.runtime.device_decode import DeviceDecode
 from core.runtime.moe_step import MoEStep
-from core.runtime.prefetcher import Prefetcher
 from core.runtime.warmup import Threads
 
 
 class Stopped(Exception):
-    """Raised inside a pass that nobody wants any more."""
+    """Raised inside a pass that was cancelled."""
 
 
-Stop = Callable[[int], bool]
+Stop = Callable[[], bool]
 Step = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, hidden [T, H], ids [T, k], weights [T, k]) -> [T, H]."""
 
@@ -34,87 +33,87 @@ class StepDispatch:
     running. A pass that belongs to no pipeline is computed by `usual`."""
 
     def __init__(self, usual: Step) -> None:
-        self._step = usual
+        self.usual = usual
+        self._step: Step | None = None
         self._stop: Stop | None = None
+        self._progress: Callable[[int], None] | None = None
 
     def __call__(
         self, site: ExpertsSite, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        if self._stop is not None and self._stop(site.index):
+        if self._progress is not None:
+            self._progress(site.index)
+        if self._stop is not None and self._stop():
             raise Stopped
-        return self._step(site.index, hidden, ids, weights)
+        return (self._step or self.usual)(site.index, hidden, ids, weights)
 
     @contextmanager
-    def to(self, step: Step, stop: Stop | None = None) -> Iterator[None]:
-        """Inside, `step` computes; when `stop(layer)`, a pass raises Stopped before the experts of that MoE layer."""
-        before = self._step, self._stop
-        self._step, self._stop = step, stop
+    def to(self, step: Step, stop: Stop | None = None, progress: Callable[[int], None] | None = None) -> Iterator[None]:
+        """Inside, `step` computes. Before the experts of each MoE layer `progress` gets its index, and the pass raises
+        Stopped where `stop()`."""
+        before = self._step, self._stop, self._progress
+        self._step, self._stop, self._progress = step, stop, progress
         try:
             yield
         finally:
-            self._step, self._stop = before
+            self._step, self._stop, self._progress = before
 
 
-class PassMetrics(Protocol):
-    """What counts a pass: a `core.runtime.recorder.Recorder` or `core.runtime.unrecorded.Unrecorded`."""
+@dataclass(frozen=True, slots=True)
+class HookedModel:
+    """A model whose experts modules call `dispatch`. `packing`: how several sequences are computed in one pass."""
 
-    def begin(self, batch: Batch) -> None:
-        """A pass begins."""
+    model: Any
+    device: torch.device
+    dispatch: StepDispatch
+    packing: AnyPacking
 
 
 class Pipeline:
     """One way of running passes, on one thread at a time: `begin`, then `forward`."""
 
     def __init__(
-        self,
-        model: Any,
-        device: torch.device,
-        dispatch: StepDispatch,
-        step: MoEStep,
-        expert_cache: ExpertCache,
-        threads: Threads,
-        metrics: PassMetrics,
-        packing: AnyPacking,
-        prefetcher: Prefetcher | None = None,
-        device_decode: DeviceDecode | None = None,
+        self, hooked: HookedModel, step: MoEStep, threads: Threads, device_decode: DeviceDecode | None = None
     ) -> None:
+        self.hooked, self.step, self.threads = hooked, step, threads
         self._device_decode = device_decode
-        self.step, self.prefetcher, self._packing = step, prefetcher, packing
-        self._model, self._device, self._dispatch = model, device, dispatch
-        self._expert_cache, self._threads, self._metrics = expert_cache, threads, metrics
 
     def announce(self, *shares: tuple[int, Sequence[int]]) -> None:
         """The tokens of some requests in coming passes are known, while this one still runs or before the first."""
-        if self.prefetcher is not None:
-            self.prefetcher.announce(shares)
+        if self.step.prefetcher is not None:
+            self.step.prefetcher.announce(shares)
 
     def begin(self, batch: Batch) -> None:
         """A pass begins: sets the thread counts, and prefetches what is predicted before the first routing."""
-        self._threads.use(batch.phase, batch.size)
-        self._expert_cache.begin_pass(batch.phase, batch.size)
-        self._metrics.begin(batch)
-        if self.prefetcher is not None:
-            self.prefetcher.begin(batch)
+        self.threads.use(batch.phase, batch.size)
+        self.step.expert_cache.begin_pass(batch.phase, batch.size)
+        self.step.sink.begin(batch)
+        if self.step.prefetcher is not None:
+            self.step.prefetcher.begin(batch)
 
-    def forward(self, batch: Batch, keep: int = 1, stop: Stop | None = None) -> torch.Tensor:
-        """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other. `stop` is
-        asked before each MoE layer's experts, with its index; when it says yes, the pass raises Stopped, and what the
-        KV then holds of it is of no use."""
-        if keep == 1 and self._device_decode is not None and (step := self._device_decode.step_for(batch)) is not None:
-            if stop is not None and stop(0):  # a graph asks nobody
+    def forward(
+        self, batch: Batch, keep: int = 1, stop: Stop | None = None, progress: Callable[[int], None] | None = None
+    ) -> torch.Tensor:
+        """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other. `stop` and
+        `progress` as in `StepDispatch.to`; after Stopped, what the KV holds of the pass is of no use."""
+        hooked, device_decode = self.hooked, self._device_decode
+        if keep == 1 and device_decode is not None and (step := device_decode.step_for(batch)) is not None:
+            if stop is not None and stop():  # a graph does not ask
                 raise Stopped
-            with step.token(), self._dispatch.to(step, stop):
-                return self._device_decode.compute(
-                    batch, lambda: compute(self._model, self._device, batch, keep, self._packing)
-                )
+            with step.token(), hooked.dispatch.to(step, stop, progress):
+                return device_decode.compute(batch, lambda: self._compute(batch, keep))
         self.step.begin(batch)
         try:
-            with self._dispatch.to(self.step, stop):
-                return compute(self._model, self._device, batch, keep, self._packing)
+            with hooked.dispatch.to(self.step, stop, progress):
+                return self._compute(batch, keep)
         finally:
             self.step.end()
 
+    def _compute(self, batch: Batch, keep: int) -> torch.Tensor:
+        hooked = self.hooked
+        return compute(hooked.model, hooked.device, batch, keep, hooked.packing)
+
     def end(self) -> None:
-        """Also after a pass that broke off: ends its leases, and frees the threads for other work."""
-        self._expert_cache.abandon()
-        self._threads.use("prefill")
+        """Also after a pass that was aborted: ends its leases, and frees the threads for other work."""
+        self.step.expert_cache.abandon()
+        self.threads.use("prefill")

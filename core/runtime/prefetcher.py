@@ -1,10 +1,9 @@
-"""Asks the predictor which experts later layers will need, and has the cache fetch them."""
+"""Predicts which experts later layers need, and prefetches them into the cache."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
@@ -13,14 +12,8 @@ from core.policy.predict import Prediction
 from core.policy.prefetch.throttle import PrefetchThrottle
 from core.prediction.predictor_host import PredictorHost, Share
 from core.runtime.batch import Batch
+from core.runtime.step_sink import StepSink
 from core.runtime.trace_capture import TraceCapture
-
-
-class PredictionMetrics(Protocol):
-    """What prefetching reports: see `core.runtime.recorder.Recorder`."""
-
-    def predicted(self, seconds: float) -> None:
-        """Predicting, ranking and queueing took so long on the compute thread."""
 
 
 class Prefetcher:
@@ -32,16 +25,16 @@ class Prefetcher:
         expert_cache: ExpertCache,
         predictor_host: PredictorHost,
         throttle: PrefetchThrottle,
-        metrics: PredictionMetrics,
+        sink: StepSink,
         capture: TraceCapture,
         first: int = 0,
     ) -> None:
         """`first`: the first layer that the predictor sees; those before it are an encoder's, for whose passes nothing
         is predicted."""
         self._expert_cache, self._predictor_host, self._throttle = expert_cache, predictor_host, throttle
-        self._metrics, self._capture, self._first = metrics, capture, first
+        self._sink, self._capture, self._first = sink, capture, first
         self._several = self._idle = False  # the running pass: of several sequences; nothing is predicted in it
-        self.looks = True  # somebody predicts layer by layer in it
+        self.active = True  # something is predicted layer by layer in it
 
     def announce(self, shares: Sequence[Share]) -> None:
         """Coming passes will be over these tokens of some requests: what is predicted from them alone is begun at
@@ -50,33 +43,33 @@ class Prefetcher:
         if predictor.starts and not self._throttle.paused and (len(shares) == 1 or (shares and predictor.batches)):
             began_s = time.perf_counter()
             self._predictor_host.announce(shares)
-            self._metrics.predicted(time.perf_counter() - began_s)
+            self._sink.predicted(time.perf_counter() - began_s)
         if self._capture.shadows.on:
             for share in shares:
                 self._capture.shadows.announce(share)
 
     def begin(self, batch: Batch) -> None:
         """A pass begins: prefetch what the predictor names before the first routing. In a pass over several sequences
-        only predictors are asked that need no memory of any of them."""
+        only predictors predict that keep nothing of any of them."""
         share, self._several = batch.shares[0], len(batch.shares) > 1
         predictor, shadows = self._predictor_host.predictor, self._capture.shadows.on
         self._idle = self._several and not predictor.batches
         if self._first and share.kv is not None and not share.kv.length:
-            self._idle, self.looks = True, False
+            self._idle, self.active = True, False
             return
-        self.looks = not self._idle and (predictor.looks or shadows)
+        self.active = not self._idle and (predictor.looks or shadows)
         if self._predictor_host.predicts:
             self._predictor_host.begin([(one.request, one.tokens) for one in batch.shares])
         if predictor.starts and not self._throttle.paused and not self._idle:
             began_s = time.perf_counter()
             self._fetch(self._predictor_host.predict_first(), -1)
-            self._metrics.predicted(time.perf_counter() - began_s)
+            self._sink.predicted(time.perf_counter() - began_s)
         if shadows and not self._several:
             self._capture.shadows.begin((share.request, share.tokens))
 
     def look_ahead(self, layer: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None) -> None:
         """`layer` computes the experts `chosen` [T][k] with `weights` [T, k]: predict for later layers."""
-        if not self.looks:
+        if not self.active:
             return
         paused = self._throttle.paused
         if self._predictor_host.predictor.looks and (self._predictor_host.keeps_routing or not paused):
@@ -84,7 +77,7 @@ class Prefetcher:
             predictions = self._predictor_host.predict(layer - self._first, chosen, weights)
             if not paused:
                 self._fetch(predictions, layer)
-            self._metrics.predicted(time.perf_counter() - began_s)
+            self._sink.predicted(time.perf_counter() - began_s)
         if self._capture.shadows.on and not self._several:
             self._capture.shadows.look(layer, chosen, weights)
 

@@ -1,28 +1,117 @@
-"""Builds the StepRecord of each forward pass from what was measured; makes no device queries of its own."""
+"""Records each forward pass: the events of its parts as plain numbers, of which the arrays of the step record are made
+when it is read. Makes no device queries of its own."""
 
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from core.cache.counts import FIGURES, Counts, PrefetchCost
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import LeasedSegment, SkippedRequest
-from core.cache.prefetch_cost import PrefetchCost
 from core.memory.transfer import Ticket, TransferEngine
+from core.metrics.record import Origin
 from core.policy.prefetch.throttle import PrefetchThrottle
 from core.prediction.predictor_host import PredictorHost
 from core.runtime.batch import Batch
 from core.runtime.miss import MissPolicy
-from core.runtime.recorded import Copy, Ran, Recorded, note
+from core.runtime.step_sink import Requests
 from core.runtime.trace_capture import TraceCapture
 from core.settings.telemetry import TelemetrySettings
-from core.types import ModelShape, StepRecord
+from core.types import ModelShape, Outcome, Phase, StepRecord, Transfer
+
+LATER = frozenset((*FIGURES, "ids", "layer", "expert", "outcome", "transfers"))
+DEFAULTS = {one.name: one.default for one in fields(StepRecord) if one.default is not MISSING and one.name not in LATER}
+Ran = tuple[int, list[list[int]], Requests | None]
+"""A layer that ran: which, the router's choice [T][k], and the outcome of each distinct expert's request; None = those
+of one token, all of them hits."""
+Copy = tuple[int, int, bool, float, float, float, bool]
+"""(eid, bytes, demand, submitted, started, ended: seconds on the session's clock, whether it was read from disk)"""
+
+
+class RawStep(NamedTuple):
+    """Routing, requests and copies of a pass. Numbers alone, so that no slot stays alive for it, and flat, so that
+    there is little to collect."""
+
+    shape: ModelShape
+    counts: Counts  # without tickets
+    copies: Sequence[Copy]
+    layers: list[int]  # that ran
+    chosen: array[int]  # by the router: of each of these layers, row by row
+    requests: tuple[list[int], array[int], bytearray] | None
+    """How many each of these layers made, then the expert and the outcome of each; None = those of one token, all of
+    them hits."""
+
+
+def flattened(shape: ModelShape, counts: Counts, copies: Sequence[Copy], ran: Sequence[Ran]) -> RawStep:
+    """The layers that ran, as plain numbers."""
+    chosen = array("h")
+    for _, ids, _ in ran:
+        for row in ids:
+            chosen.fromlist(row)
+    requests = None
+    if [some for _, _, some in ran if some is not None]:
+        made, experts, outcomes = list[int](), array("h"), bytearray()
+        for _, ids, some in ran:
+            named = ids[0] if some is None else [one.expert for one in some]
+            made.append(len(named))
+            experts.fromlist(named)
+            outcomes += bytes([Outcome.HIT] * len(named) if some is None else [one.outcome for one in some])
+        requests = made, experts, outcomes
+    return RawStep(shape, counts, copies, [layer for layer, _, _ in ran], chosen, requests)
+
+
+class LazyStepRecord(StepRecord):
+    """A StepRecord whose fields named in LATER are made when one of them is first read, on the reading thread, to keep
+    that work out of the pass. Two threads that read at once make equal values. The recorder sets the others, or they
+    have their default."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self, raw: RawStep, phase: Phase, tokens: int) -> None:
+        self._raw: RawStep | None = raw
+        self.phase, self.tokens, self.idle_ms, self.lossy = phase, tokens, 0.0, None
+
+    def __getattr__(self, name: str) -> Any:
+        """Called only for attributes that are not set, or not yet."""
+        raw: RawStep | None = object.__getattribute__(self, "_raw")
+        if raw is not None and name in LATER:
+            self._make(raw)
+            self._raw = None  # last: a thread that finds None finds the fields
+        elif name in DEFAULTS:
+            setattr(self, name, DEFAULTS[name])
+        return object.__getattribute__(self, name)
+
+    def _make(self, raw: RawStep) -> None:
+        for name, count in zip(FIGURES, raw.counts.values(), strict=True):
+            setattr(self, name, count)
+        shape, layers, chosen = raw.shape, np.array(raw.layers, np.int16), np.frombuffer(raw.chosen, np.int16)
+        whole = len(layers) == shape.layers
+        self.ids = (chosen if whole else chosen[:0]).reshape(-1, self.tokens, shape.top_k)
+        if raw.requests is None:
+            self.layer, self.expert = np.repeat(layers, shape.top_k), chosen
+            self.outcome = np.zeros(len(chosen), np.uint8)  # Outcome.HIT of each
+        else:
+            made, experts, outcomes = raw.requests
+            self.layer, self.expert = np.repeat(layers, made), np.frombuffer(experts, np.int16)
+            self.outcome = np.frombuffer(outcomes, np.uint8)
+        self.transfers = tuple([self._transfer(shape.experts, copy) for copy in raw.copies])
+
+    def _transfer(self, experts: int, copy: Copy) -> Transfer:
+        eid, size, demand, submitted_s, started_s, ended_s, from_disk = copy
+        layer, expert = divmod(eid, experts)
+        origin: Origin = "disk" if from_disk else "host"
+        return Transfer(layer, expert, size, demand, submitted_s, started_s, ended_s, self.phase, origin)
 
 
 class Recorder:
-    """Records one pass at a time: `begin`, `layer` once per MoE layer, `end`. `born_s` is the zero of the session's
-    clock. Records contain what `miss` changed and what `capture` captured; `throttle` judges by them. What a pass
-    stalled says how long one may wait for the predictor of `predictor_host`."""
+    """A `core.runtime.step_sink.StepSink` for answers: `begin`, `layer` once per MoE layer, `end`. `born_s` is the zero
+    of the session's clock. Records contain what `miss` changed and what `capture` captured; `throttle` judges by them.
+    How long a pass stalled bounds the wait for the predictor of `predictor_host`."""
 
     def __init__(
         self,
@@ -59,9 +148,7 @@ class Recorder:
         self.stall_s = 0.0
         self._prefetch_cost.begin()
 
-    def layer(
-        self, layer: int, ids: list[list[int]], requests: Sequence[LeasedSegment | SkippedRequest] | None
-    ) -> None:
+    def layer(self, layer: int, ids: list[list[int]], requests: Requests | None) -> None:
         """Record one computed MoE layer: the router's choice [T][k] and the outcome of each distinct expert's request;
         None = those of one token, all of them hits."""
         if self.enabled:
@@ -92,8 +179,8 @@ class Recorder:
         counts, finished = self._expert_cache.take_counts(), self._transfers.take_finished()
         stalled_s, late_s = self._transfers.device_stall_s()
         stall_s = min(self.stall_s + stalled_s, model_s)
-        noted = note(self._shape, counts, self._copies(finished) if finished else (), self._ran)
-        record = Recorded(noted, self._batch.phase, sum([count for _, count in rows]))
+        raw = flattened(self._shape, counts, self._copies(finished) if finished else (), self._ran)
+        record = LazyStepRecord(raw, self._batch.phase, sum([count for _, count in rows]))
         record.index, record.rows, record.changes = self._index, rows, changes
         record.started_s, record.total_ms = started_s - self.born_s, model_s * 1e3
         record.compute_ms, record.stall_ms = (model_s - stall_s) * 1e3, stall_s * 1e3

@@ -28,8 +28,8 @@ class Places(NamedTuple):
 
 
 @torch.inference_mode()
-def depends(gate: Gate, width: int, dtype: torch.dtype) -> bool:
-    """Whether `gate`, [n, width] -> [n, I], gives a row different bits beside other rows than alone. On a CPU."""
+def depends_on_position(gate: Gate, width: int, dtype: torch.dtype) -> bool:
+    """Whether `gate`, [n, width] -> [n, I], gives a row other bits among other rows than alone. On a CPU."""
     random = torch.Generator().manual_seed(0)
     for _ in range(TRIALS):
         y = (torch.randn(ROWS, width, generator=random) * 3).to(dtype)
@@ -38,19 +38,16 @@ def depends(gate: Gate, width: int, dtype: torch.dtype) -> bool:
     return False
 
 
-def scattered(gate: Gate, y: torch.Tensor, places: Places) -> torch.Tensor:
-    """The gate of rows [n, width] at any positions; for a small `places.total`, since all of its rows are computed."""
-    rows = y.new_zeros(places.total, y.shape[1])
-    at = list(places.at)
-    rows[at] = y
-    return gate(rows)[at]
-
-
-def consecutive(gate: Gate, y: torch.Tensor, start: int, total: int) -> torch.Tensor:
-    """The gate of rows [n, width] at positions start, start + 1, ... of any `total`."""
-    end = start + len(y)
-    first = start // BLOCK * BLOCK  # keeps a whole number of blocks before the first row
-    last = min(total, -(-end // BLOCK) * BLOCK + BLOCK)  # the real end, or one far enough after the last row
+def gated(gate: Gate, y: torch.Tensor, places: Places) -> torch.Tensor:
+    """The gate of rows [n, width] at these positions. Of positions that do not follow one another all `total` rows are
+    computed, so that there should be few."""
+    at, total = places
+    if not isinstance(at, range):
+        rows, where = y.new_zeros(total, y.shape[1]), list(at)
+        rows[where] = y
+        return gate(rows)[where]
+    first = at.start // BLOCK * BLOCK  # keeps a whole number of blocks before the first row
+    last = min(total, -(-at.stop // BLOCK) * BLOCK + BLOCK)  # the real end, or one far enough after the last row
     rows = y.new_zeros(last - first, y.shape[1])
-    rows[start - first : end - first] = y
-    return gate(rows)[start - first : end - first]
+    rows[at.start - first : at.stop - first] = y
+    return gate(rows)[at.start - first : at.stop - first]

@@ -1,7 +1,7 @@
 """Keeps the last forward passes and counters over all passes, and builds the frames of the live deck from them.
 
-Adding a pass costs an append, and waits for nobody: everything else is computed many passes at once, by whoever asks
-for a frame, or when FOLD passes are pending and nobody is at it.
+Adding a pass costs an append and never waits: everything else is computed for many passes at once, by the thread that
+builds a frame, or when FOLD passes are pending and no thread builds one.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from core.metrics import BY_NAME, METRICS
-from core.runtime.lossy_summary import look
-from core.runtime.timelines import ROWS, Timelines
+from core.choices import TAE_BINS, Action, LossyLook
+from core.metrics import BY_NAME, COUNTED, METRICS, REQUESTS, ROUTED, Outcome
 from core.types import Frame, Memory, ModelShape, Residence, StepRecord
 
 Changing = tuple[Sequence[float], npt.NDArray[np.float32] | None]
@@ -24,6 +24,17 @@ Changing = tuple[Sequence[float], npt.NDArray[np.float32] | None]
 WINDOW = 64  # speed, hit rate and prefetching are over the last 64 decoded tokens, the link's rate over 64 passes
 SHOWN = tuple(one for one in METRICS if one.frame)
 FOLD = 64  # most passes that are pending before they are counted: the compute thread must not be long about it
+
+RING = 512  # forward passes kept
+KEPT = (*COUNTED, *ROUTED)
+COUNTS = tuple(one for one in REQUESTS if one.frame)
+ROWS = {
+    name: row
+    for row, name in enumerate(
+        ("index", *(one.name for one in KEPT), *(one.name for one in COUNTS), "decode", "delta", "beta")
+    )
+}
+_values = attrgetter("index", *(one.name for one in KEPT))
 
 
 class Telemetry:
@@ -178,3 +189,92 @@ def _prefetched(columns: npt.NDArray[np.float64]) -> tuple[int, int, int, int]:
         int(columns[ROWS[f"prefetch_{name}"]].sum()) for name in ("used", "late", "wasted", "evicted")
     )
     return used, late, wasted, evicted
+
+
+class Timelines:
+    """The last RING passes. What was written is never written again, so a view stays valid while passes are added."""
+
+    def __init__(self, layers: int) -> None:
+        self._layers = layers
+        self._end = 0
+        self._columns = np.empty((len(ROWS), 2 * RING))
+        self._outcomes = np.empty((2 * RING, layers, len(Outcome)), np.int16)
+
+    def extend(self, steps: Sequence[StepRecord]) -> None:
+        """Append up to RING passes."""
+        if self._end + len(steps) > 2 * RING:
+            columns, outcomes = self.view()
+            self._columns, self._outcomes = np.empty_like(self._columns), np.empty_like(self._outcomes)
+            self._columns[:, :RING], self._outcomes[:RING], self._end = columns, outcomes, RING
+        at = slice(self._end, self._end + len(steps))
+        columns = self._columns[:, at]
+        columns[: 1 + len(KEPT)] = np.array([_values(step) for step in steps]).T
+        columns[ROWS["decode"]] = [step.phase == "decode" for step in steps]
+        for name in ("delta", "beta"):
+            columns[ROWS[name]] = [np.nan if step.lossy is None else mean(getattr(step.lossy, name)) for step in steps]
+        self._outcomes[at], by_pass = _outcomes(steps, self._layers)
+        for one in COUNTS:
+            columns[ROWS[one.name]] = by_pass[:, one.outcomes].sum(1)
+        self._end = at.stop
+
+    def view(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int16]]:
+        """The columns [ROWS, N] of the last N passes, oldest first, and their requests by layer and outcome
+        [N, L, Outcome]."""
+        kept = slice(max(0, self._end - RING), self._end)
+        return self._columns[:, kept], self._outcomes[kept]
+
+
+def _outcomes(steps: Sequence[StepRecord], layers: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Requests [len(steps), layers, Outcome], and over all layers [len(steps), Outcome]."""
+    kinds, passes = len(Outcome), len(steps)
+    outcome = np.concatenate([step.outcome for step in steps])
+    of = np.repeat(np.arange(passes), [step.outcome.size for step in steps])
+    cell = (of * layers + np.concatenate([step.layer for step in steps])) * kinds + outcome
+    return (
+        np.bincount(cell, minlength=passes * layers * kinds).reshape(passes, layers, kinds),
+        np.bincount(of * kinds + outcome, minlength=passes * kinds).reshape(passes, kinds),
+    )
+
+
+def look(
+    window: Sequence[StepRecord],
+    delta: npt.NDArray[np.float32],
+    beta: npt.NDArray[np.float32],
+    layers: int,
+    threshold: Sequence[float],
+    buddies: npt.NDArray[np.float32] | None,
+) -> LossyLook:
+    """`window` = the passes of the current figures; `delta` and `beta`: [N] of the passes of the timelines; other
+    arguments as in LossyLook."""
+    lossy = [step.lossy for step in window if step.lossy is not None]
+    assignments = sum(step.assignments for step in window if step.lossy is not None)
+    changed, tae = np.zeros((layers, 3), np.int64), np.zeros((layers, TAE_BINS), np.uint32)
+    if lossy:
+        rows = np.concatenate([one.choices for one in lossy])
+        for at, action in enumerate((Action.SUBSTITUTE, Action.DROP, Action.PREDICTED)):
+            changed[:, at] = np.bincount(rows["layer"][rows["action"] == action], minlength=layers)
+        tae = _entropies(np.concatenate([one.tae for one in lossy], axis=1))
+    return LossyLook(
+        float(changed.sum()) / max(1, assignments),
+        (changed / max(1.0, assignments / layers)).astype(np.float32),
+        tae,
+        np.array(threshold, np.float32),
+        delta,
+        beta,
+        buddies,
+        assignments,
+    )
+
+
+def _entropies(tae: npt.NDArray[np.float16]) -> npt.NDArray[np.uint32]:
+    """[L, TAE_BINS] tokens by the entropy [L, T] of their gate weights; without those that have none (NaN)."""
+    layers = len(tae)
+    cells = np.minimum(np.nan_to_num(tae.astype(np.float32)) * TAE_BINS, TAE_BINS - 1).astype(np.int64)
+    cells += np.arange(layers)[:, None] * TAE_BINS
+    return np.bincount(cells[~np.isnan(tae)], minlength=layers * TAE_BINS).reshape(layers, -1).astype(np.uint32)
+
+
+def mean(values: npt.NDArray[np.float32]) -> float:
+    """The mean over the layers [L] that have a value; NaN without any."""
+    there = values[~np.isnan(values)]
+    return float(there.mean()) if there.size else np.nan

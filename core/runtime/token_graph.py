@@ -39,7 +39,7 @@ class Captured(NamedTuple):
 
 
 class TokenGraphs:
-    """For the answers of one model, on the compute thread. `say` is told, once, why nothing can be captured."""
+    """For the answers of one model, on the compute thread. `say` gets the reason, once, why nothing can be captured."""
 
     def __init__(self, model: Any, device: torch.device, context: int, fits: Callable[[], bool]) -> None:
         """`fits`: whether the budget holds what is reserved now."""
@@ -54,7 +54,7 @@ class TokenGraphs:
         self._addresses: tuple[int, ...] = ()  # of the memory that they are captured over
         self._pool: Any = None
         with torch.inference_mode(False):
-            self._told = torch.zeros(2, dtype=torch.int64).pin_memory()
+            self._inputs_on_host = torch.zeros(2, dtype=torch.int64).pin_memory()
             self._inputs = torch.zeros(2, dtype=torch.int64, device=device)
         self._token, self._position = self._inputs[:1].view(1, 1), self._inputs[1:]
 
@@ -69,7 +69,7 @@ class TokenGraphs:
             self._forget()
             self._addresses = addresses
         length, (token,) = self._length(kv.length + 1), share.tokens
-        self._tell(token, kv.length)
+        self._send(token, kv.length)
         if length in self._agreed:
             kv.whole = False
             self._graphs[length].graph.replay()
@@ -94,18 +94,18 @@ class TokenGraphs:
     def _length(self, positions: int) -> int:
         return min(self._context, max(SHORTEST, 1 << (positions - 1).bit_length()))
 
-    def _tell(self, token: int, position: int) -> None:
+    def _send(self, token: int, position: int) -> None:
         """To the device, in the computing stream. The host has waited for what read these before."""
-        self._told[0], self._told[1] = token, position
-        self._inputs.copy_(self._told, non_blocking=True)
+        self._inputs_on_host[0], self._inputs_on_host[1] = token, position
+        self._inputs.copy_(self._inputs_on_host, non_blocking=True)
 
     def _replayed(self, length: int) -> torch.Tensor:
         self._graphs[length].graph.replay()
         return self._graphs[length].logits.clone()
 
     def _capture(self, kv: SequenceKV, length: int) -> torch.Tensor | None:
-        """Capture a pass over the token told -> the logits [1, V] of that pass, made once before; None where it cannot
-        be captured."""
+        """Capture a pass over the token in `_inputs` -> the logits [1, V] of that pass, made once before; None where it
+        cannot be captured."""
         try:
             if reason := self._objection(kv):
                 self._give_up(reason)
@@ -136,7 +136,7 @@ class TokenGraphs:
         return "" if attention in MASKS else f"attention computed as {attention!r} takes other masks"
 
     def _pass(self, kv: SequenceKV, length: int) -> torch.Tensor:
-        """The model's pass over the token at the position told, with nothing that the host knows of them -> [1, V]."""
+        """The model's pass over the token and position in `_inputs`, without numbers that the host knows -> [1, V]."""
         mask = (torch.arange(length, device=self._device) <= self._position).view(1, 1, 1, length)
         if text_config(self._model.config)._attn_implementation == "eager":  # which adds it
             dtype = self._model.dtype

@@ -1,5 +1,5 @@
-"""Captures what a trace needs beside the routing: token ids, the router's distributions, and the predictions of the
-predictor in use and of those asked beside it.
+"""Captures what a trace needs in addition to the routing: token ids, the router's distributions, and the predictions of
+the predictor in use and of its shadows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TraceCapture:
     """For one model; captures nothing until called. Then `take` adds each pass's data to its step record."""
 
     def __init__(self, model: Any, sites: Sequence[ExpertsSite], shape: ModelShape) -> None:
-        self.shadows = Shadows(model, sites, shape)  # predictors asked beside the one in use
+        self.shadows = Shadows(model, sites, shape)  # predictors that predict without prefetching
         self._watch_routers: Callable[[], Watch] = lambda: watch(model, sites, self._keep)
         self._layers = len(sites)
         self._watch: Watch | None = None

@@ -9,7 +9,7 @@ from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
 from core.metrics import reduced, share
-from core.session.logprobs import Logprobs
+from core.session.sampler import Logprobs
 from core.session.sequence import Sequence
 from core.session.stop_text import StopText
 from core.types import AnswerStats, Memory, Piece, StepRecord

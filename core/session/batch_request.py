@@ -1,4 +1,4 @@
-"""What is asked of answers that are computed together, and what comes back. Imports nothing heavy."""
+"""Requests that are answered together, and the pieces of their answers. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import NamedTuple
 from core.settings.sampling import Sampling
 from core.types import Asked, Piece
 
-BATCH = 16  # sequences at a time, where nothing else is said
+BATCH = 16  # sequences at a time, by default
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
     """A prompt to answer; `key` names it in what comes back. `cancel` ends it alone. `reuse`: of a chat, as in
-    `Engine.generate`: it joins at once, and goes on from a kept KV if no other one does; `reading` is told how far its
-    prompt is read."""
+    `Engine.generate`: it joins at once, and goes on from a kept KV if no other one does; `reading` gets the progress
+    over its prompt."""
 
     key: Hashable
     messages: Asked

@@ -118,7 +118,7 @@ class BatchTrial:
         first, *others = [(0, count) for count in NEW]
         long = [(length - 2, MORE) for length in lengths if length]
         tried = [Tried(past, self._ids(at, count)) for at, (past, count) in enumerate((first, *long, *others))]
-        with self._dispatch.to(_no_experts, lambda layer: stop()):
+        with self._dispatch.to(_no_experts, stop):
             together = self._logits(tried)
             alone = [self._logits([one]) for one in tried]
         if together is None or None in alone:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from itertools import accumulate
 
@@ -21,15 +21,14 @@ from core.policy.batching import Scheduler
 from core.runtime.kv_cache import KVCache
 from core.runtime.kv_pool import KVPool
 from core.runtime.pipeline import Pipeline, Stopped
-from core.session.answering import Answering
+from core.session.batch_groups import SCHEDULED, BatchGroups, Running
 from core.session.batch_request import BatchPiece, BatchRequest, Regrouped
 from core.session.batch_trial import BatchTrial
-from core.session.kept import Start
 from core.session.loading import LoadedModel
 from core.session.passes import Passes
-from core.session.sequence import Sequence
+from core.session.request_factory import RequestFactory
+from core.session.sequence import Sequence, Start
 from core.session.settings_controller import EngineParts, SettingsController
-from core.session.units import SCHEDULED, Running, Units
 from core.types import Phase, Piece
 
 JOIN = 4  # new sequences join when a quarter of the places is free
@@ -46,6 +45,12 @@ class Either:
         return any(one.is_set() for one in self._events)
 
 
+def _refusal(key: Hashable, error: MoestroError) -> BatchPiece:
+    """The piece of a request that cannot be answered."""
+    too_long = isinstance(error, ContextError)
+    return BatchPiece(key, None, str(error), too_long or isinstance(error, PromptError), too_long)
+
+
 class Batching:
     """For one model. Requested settings are applied before every pass."""
 
@@ -58,13 +63,13 @@ class Batching:
         passes: Passes,
         controller: SettingsController,
         parts: EngineParts,
-        answering: Answering,
+        requests: RequestFactory,
     ) -> None:
         self._loaded, self._pipeline, self._pool, self._trial = loaded, pipeline, pool, trial
-        self._passes, self._controller, self._parts, self._answering = passes, controller, parts, answering
+        self._passes, self._controller, self._parts, self._requests = passes, controller, parts, requests
         self._by_row = False
         self.regrouped: deque[Regrouped] = deque(maxlen=SCHEDULED)  # the last times
-        self._units = self._dividing(None, 0, pipelined=False)
+        self._groups = self._dividing(None, 0, pipelined=False)
 
     def run(
         self,
@@ -76,16 +81,15 @@ class Batching:
         scheduler: Scheduler | None = None,
         pipelined: bool = False,
     ) -> Iterator[BatchPiece]:
-        """Answer all requests, at most `limit` at a time; the next is asked for when there is room, and None means that
-        there is none now: it is asked again after each pass, until nothing runs. When `cancel` is set, the pass under
-        way is broken off and what is running ends as cancelled. `by_row`: also a token that is computed alone is
-        computed as it would be beside others. With a `scheduler` twice as many are at work, in two batches that it
-        chooses anew for every token; `pipelined` four times as many, as in `core.session.units`."""
+        """Answer all requests, at most `limit` at a time; the next is taken when there is room, and None means that
+        there is none now: the next is tried again after each pass, until nothing runs. When `cancel` is set, the
+        running pass is aborted and all its requests end as cancelled. `by_row`: also a token that is computed alone is
+        computed as it would be among others. With a `scheduler` twice as many are at work, in two batches that it
+        chooses anew for every token; `pipelined` four times as many, as in `core.session.batch_groups`."""
         self._by_row = by_row
         self.regrouped.clear()
-        self._units = units = self._dividing(scheduler, limit, pipelined=pipelined)
-        limit = units.places
-        source, running, places = iter(requests), list[Running](), limit
+        self._groups = groups = self._dividing(scheduler, limit, pipelined=pipelined)
+        source, running, limit, places = iter(requests), list[Running](), groups.places, groups.places
         asked: BatchRequest | None = None
         try:
             while not cancel.is_set():
@@ -98,15 +102,13 @@ class Batching:
                     try:
                         fresh = self._joined(asked, running, limit, cancel)
                     except MoestroError as error:
-                        too_long = isinstance(error, ContextError)
-                        refused = too_long or isinstance(error, PromptError)
-                        yield BatchPiece(asked.key, None, str(error), refused, too_long)
+                        yield _refusal(asked.key, error)
                         asked = None
                         continue
                     if fresh is None:
                         places = len(running)
                         break
-                    units.join(fresh, running)
+                    groups.join(fresh, running)
                     running.append(fresh)
                     asked = None
                 yield from self._ended(running)
@@ -123,9 +125,9 @@ class Batching:
             while running:
                 yield self._end(running.pop(0))
         finally:
-            units.close()
+            groups.close()
             self._pipeline.end()
-            self._passes.settle()
+            self._passes.release_workspace()
             for one in running:
                 self._leave(one.sequence)
             self._pool.clear()
@@ -144,28 +146,28 @@ class Batching:
     ) -> Running | None:
         """A sequence for the request; None while there is no room for its KV, or it cannot be computed together with
         those at work. Raises MoestroError."""
-        sampling, answering = request.sampling.drawn(), self._answering
+        sampling, factory = request.sampling.drawn(), self._requests
         ids = self._loaded.prompt.encode(request.messages, self._loaded.plan.context)
-        longest = max([len(ids) + answering.most(ids, sampling), *[one.sequence.longest for one in running]])
+        longest = max([len(ids) + factory.most(ids, sampling), *[one.sequence.longest for one in running]])
         trial = self._trial
         if limit > 1 and (running or trial.waits) and not trial.allows(longest, cancel.is_set) and running:
             return None
-        draw = answering.draw(ids, sampling)
+        draw = factory.draw(ids, sampling)
         memory: KVCache | None = None
         if request.reuse and self._pool.has_chat_room:
             self._pool.chatting = True
-        elif (kv := self._pool.take(len(ids) + answering.most(ids, sampling))) is not None:
+        elif (kv := self._pool.take(len(ids) + factory.most(ids, sampling))) is not None:
             memory, start = kv.memory, Start(kv)
         else:
             return None
         if request.reuse:
-            kept = self._parts.kept
-            start = kept.begin(ids, kept.manner(self._controller.wanted), memory)
+            kept = self._parts.memory.prefix_cache
+            start = kept.begin(ids, kept.lossy_key(self._controller.wanted), memory)
         ends, submitted_s = Either(request.cancel, cancel), time.perf_counter()
-        begun = answering.begin(
+        active = factory.begin(
             ids, sampling, draw, start, ends, submitted_s, kept=request.reuse, reading=request.reading
         )
-        return Running(request.key, begun)
+        return Running(request.key, active)
 
     def _ended(self, running: list[Running]) -> Iterator[BatchPiece]:
         """Those that are over leave, and give their room to others."""
@@ -174,13 +176,13 @@ class Batching:
             yield self._end(one)
 
     def _end(self, one: Running) -> BatchPiece:
-        last = self._answering.end(one.begun)
+        last = self._requests.end(one.active)
         self._leave(one.sequence)
         return BatchPiece(one.key, last)
 
     def _leave(self, sequence: Sequence) -> None:
         if sequence.kept:
-            self._parts.kept.end(sequence.ids, sequence.prompt, sequence.kv, sequence.moments)
+            self._parts.memory.prefix_cache.end(sequence.ids, sequence.prompt, sequence.kv, sequence.checkpoints)
         self._pool.give_back(sequence.kv)
 
     # ------------------------------------------------------------------ passes
@@ -195,7 +197,7 @@ class Batching:
     def _read(self, fresh: list[Running]) -> Iterator[BatchPiece]:
         """Prefill: several prompts in a pass, as many tokens as its workspace allows."""
         while reading := [one for one in fresh if one.unread and not one.sequence.cancelled]:
-            work, room = list[tuple[Running, int]](), self._passes.piece(sum(one.unread for one in reading))
+            work, room = list[tuple[Running, int]](), self._passes.max_chunk(sum(one.unread for one in reading))
             if self._loaded.shape.encoder_layers:  # whose passes are not the decoder's
                 reading = [one for one in reading if bool(one.sequence.computed) == bool(reading[0].sequence.computed)]
             for one in reading:
@@ -209,13 +211,13 @@ class Batching:
     def _decode(self, running: list[Running]) -> Iterator[BatchPiece]:
         """The next token of every sequence, as many in a pass as its workspace allows."""
         most = self._passes.chunk
-        for batch in self._units.batches(running):
+        for batch in self._groups.batches(running):
             for at in range(0, len(batch), most):
                 yield from self._computed("decode", [(one, 1) for one in batch[at : at + most]])
 
-    def _dividing(self, scheduler: Scheduler | None, size: int, *, pipelined: bool) -> Units:
-        shape, expected = decoder_shape(self._loaded.shape), self._parts.predictor_host.expected
-        return Units(scheduler, size, shape, expected, self.regrouped, pipelined=pipelined)
+    def _dividing(self, scheduler: Scheduler | None, size: int, *, pipelined: bool) -> BatchGroups:
+        shape, expected = decoder_shape(self._loaded.shape), self._parts.prediction.predictor_host.expected
+        return BatchGroups(scheduler, size, shape, expected, self.regrouped, pipelined=pipelined)
 
     def _computed(self, phase: Phase, work: list[tuple[Running, int]]) -> Iterator[BatchPiece]:
         """One pass over the next tokens, so many of each; fewer where settings that came since leave less memory."""
@@ -225,18 +227,18 @@ class Batching:
             phase, *[(one.sequence, count) for one, count in work], total=total, by_row=self._by_row
         )
         counts = [one.sequence.computed - held for (one, _), held in zip(work, before, strict=True)]
-        if self._units.follows and (routed := self._parts.recorder.routed):
+        if self._groups.follows and (routed := self._parts.recorder.routed):
             for (one, _), row in zip(work, accumulate(counts), strict=True):
                 one.path = np.array([layer[row - 1] for layer in routed], np.int16)
         for (one, _), token, count in zip(work, tokens, counts, strict=True):
             if not count:
                 continue
-            one.begun.answer.count(step)
+            one.active.answer.count(step)
             sequence = one.sequence
             if phase == "prefill":
                 if sequence.kept:
-                    sequence.remember(sequence.kv.memory.moment(sequence.kv))
+                    sequence.remember(sequence.kv.memory.checkpoint(sequence.kv))
                 done, cached = sequence.computed, sequence.cached
                 yield BatchPiece(one.key, Piece("prefill", done=done, total=sequence.prompt, cached=cached, step=step))
-            if token is not None and one.begun.answer.take(token):
-                yield BatchPiece(one.key, one.begun.answer.piece())
+            if token is not None and one.active.answer.take(token):
+                yield BatchPiece(one.key, one.active.answer.piece())

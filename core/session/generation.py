@@ -9,11 +9,11 @@ from contextlib import suppress
 from core.runtime.kv_cache import KVCache
 from core.runtime.pipeline import Pipeline, Stopped
 from core.session.answer import AnswerBuilder
-from core.session.answering import Answering
-from core.session.kept import KeptKVs, Start
 from core.session.passes import Passes
+from core.session.prefix_cache import PrefixCache
+from core.session.request_factory import RequestFactory
 from core.session.sampler import Draw
-from core.session.sequence import Sequence
+from core.session.sequence import Sequence, Start
 from core.session.settings_controller import EngineParts, SettingsController
 from core.settings.sampling import Sampling
 from core.types import Piece
@@ -29,11 +29,11 @@ class Generation:
         controller: SettingsController,
         parts: EngineParts,
         passes: Passes,
-        answering: Answering,
+        requests: RequestFactory,
     ) -> None:
         self._pipeline, self._kv, self._controller = pipeline, kv, controller
-        self._passes, self._answering = passes, answering
-        self._kept: KeptKVs = parts.kept
+        self._passes, self._requests = passes, requests
+        self._prefix_cache: PrefixCache = parts.memory.prefix_cache
 
     def answer(
         self,
@@ -47,22 +47,26 @@ class Generation:
         reading: Callable[[Piece], None] | None = None,
     ) -> Iterator[Piece]:
         """Stream the continuation of a prompt, which leaves room for at least one token; ends all that it began. When
-        `cancel` is set, the pass under way is broken off before its next MoE layer, and counts for nothing. `reuse`:
-        continue from a kept KV, and keep this one. `reading` is told within a pass over the prompt, layer by layer, how
-        far it is."""
-        draw = draw or self._answering.draw(ids, sampling)
-        start = self._kept.begin(ids, self._kept.manner(self._controller.wanted)) if reuse else Start(self._kv.fresh())
-        begun = self._answering.begin(ids, sampling, draw, start, cancel, submitted_s, kept=reuse, reading=reading)
-        sequence = begun.sequence
+        `cancel` is set, the running pass is aborted before its next MoE layer and discarded. `reuse`:
+        continue from a kept KV, and keep this one. `reading` gets the progress within a pass over the prompt, layer by
+        layer."""
+        draw = draw or self._requests.draw(ids, sampling)
+        start = (
+            self._prefix_cache.begin(ids, self._prefix_cache.lossy_key(self._controller.wanted))
+            if reuse
+            else Start(self._kv.fresh())
+        )
+        active = self._requests.begin(ids, sampling, draw, start, cancel, submitted_s, kept=reuse, reading=reading)
+        sequence = active.sequence
         try:
             with suppress(Stopped):
-                yield from self._write(sequence, begun.answer, len(ids))
-            yield self._answering.end(begun)
+                yield from self._write(sequence, active.answer, len(ids))
+            yield self._requests.end(active)
         finally:
             self._pipeline.end()
-            self._passes.settle()
+            self._passes.release_workspace()
             if reuse:
-                self._kept.end(sequence.ids, sequence.prompt, sequence.kv, sequence.moments)
+                self._prefix_cache.end(sequence.ids, sequence.prompt, sequence.kv, sequence.checkpoints)
 
     def _write(self, sequence: Sequence, answer: AnswerBuilder, total: int) -> Iterator[Piece]:
         """Read the first `total` tokens of `sequence`, then draw one after the other until it is over. Raises Stopped
@@ -88,11 +92,11 @@ class Generation:
         self._pipeline.announce((sequence.request, sequence.ids[sequence.computed : total][: self._passes.chunk]))
         while sequence.computed < total and not sequence.cancelled:
             left = total - sequence.computed
-            count = self._passes.next_count(sequence, left, self._passes.piece(left))
+            count = self._passes.next_count(sequence, left, self._passes.max_chunk(left))
             [token], step = self._passes.run("prefill", (sequence, count), total=total)
             answer.count(step)
             if sequence.kept:
-                sequence.remember(self._kv.moment(sequence.kv))
+                sequence.remember(self._kv.checkpoint(sequence.kv))
             yield Piece("prefill", done=sequence.computed, total=total, cached=sequence.cached, step=step)
         return token
 

@@ -1,4 +1,4 @@
-"""The manifest written beside every export and bench result: what its figures were measured on."""
+"""The manifest of every export and bench result: what its figures were measured on."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ records it. When a GPU runs out of memory, it frees some slots and makes the pas
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -31,7 +32,7 @@ class Passes:
         self, loaded: LoadedModel, pipeline: Pipeline, controller: SettingsController, parts: EngineParts
     ) -> None:
         self._loaded, self._pipeline, self._controller, self._parts = loaded, pipeline, controller, parts
-        self._kept = parts.kept
+        self._prefix_cache = parts.memory.prefix_cache
         self.chunk = loaded.sizes.chunk  # most tokens in one pass without borrowing memory
         self._encodes = loaded.shape.encoder_layers > 0
 
@@ -42,13 +43,13 @@ class Passes:
             return min(left, room)
         return 1 if sequence.computed else min(sequence.prompt - 1, room)
 
-    def piece(self, unread: int) -> int:
+    def max_chunk(self, unread: int) -> int:
         """Most tokens of the next pass over prompts, of which so many are still to be read."""
-        return self._controller.longer_piece(self._parts, unread) or self.chunk
+        return self._controller.max_prefill_chunk(self._parts, unread) or self.chunk
 
-    def settle(self) -> None:
-        """What is read has ended, or broken off, and nothing is leased: the slots are whole again."""
-        self._controller.make_way(self._parts, 0)
+    def release_workspace(self) -> None:
+        """Give borrowed slots back: what was read has ended or was aborted, and nothing is leased."""
+        self._controller.reserve_workspace(self._parts, 0)
 
     @torch.inference_mode()
     def run(
@@ -82,11 +83,11 @@ class Passes:
         raise error
 
     def _make_room(self, work: Work, lack: str) -> None:
-        """After a pass that broke off: take back what it did, and free some slots. Raises DeviceFullError when there
-        are none to free, or what it did cannot be taken back."""
-        self._parts.expert_cache.abandon()
+        """After an aborted pass: roll it back, and free some slots. Raises DeviceFullError when there are none to free,
+        or the pass cannot be rolled back."""
+        self._parts.memory.expert_cache.abandon()
         for sequence, _ in work:
-            if not sequence.kv.memory.taken_back(sequence.kv, sequence.moments):
+            if not sequence.kv.memory.rollback(sequence.kv, sequence.checkpoints):
                 raise DeviceFullError(FULL.format(lack))
         if not self._controller.make_room(self._parts):
             raise DeviceFullError(FULL.format(lack))
@@ -95,23 +96,18 @@ class Passes:
         """One forward pass, as `run` describes it."""
         started_s, parts, device, asked = time.perf_counter(), self._parts, self._loaded.device, len(work)
         self._controller.apply(parts)
-        if not self._controller.make_way(parts, sum(count for _, count in work) if phase == "prefill" else 0):
+        if not self._controller.reserve_workspace(parts, sum(count for _, count in work) if phase == "prefill" else 0):
             work = _first(work, self.chunk)  # settings that came since do not leave the memory
-        parts.ledger.begin()
+        parts.memory.ledger.begin()
         batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]), by_row)
         self._pipeline.begin(batch)
         held, taken_over = [sequence.computed for sequence, _ in work], sum(sequence.taken_over for sequence, _ in work)
         ahead = [(sequence.request, sequence.ids[sequence.computed + n :][: self.chunk]) for sequence, n in work]
         self._pipeline.announce(*[one for one in ahead if one[1]])  # searched for while these ones are computed
-        layers = self._loaded.shape.layers
-
-        def stop(layer: int) -> bool:
-            for sequence, count in work if phase == "prefill" else ():
-                sequence.reached(layer, layers, count, total)
-            return all(sequence.cancelled for sequence, _ in work)
-
         began_s = time.perf_counter()
-        logits = self._pipeline.forward(batch, stop=stop)
+        logits = self._pipeline.forward(
+            batch, 1, _stop(work), self._progress(work, total) if phase == "prefill" else None
+        )
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # prefetches may go on
         model_s = time.perf_counter() - began_s
@@ -119,23 +115,33 @@ class Passes:
             tokens = [self._draw(sequence, row) for (sequence, _), row in zip(work, logits.split(1), strict=True)]
         except BaseException:
             for (sequence, _), start in zip(work, held, strict=True):
-                sequence.kv.broke_off(start)
+                sequence.kv.abort_pass(start)
             raise
         follow = [(one, token) for (one, _), token in zip(work, tokens, strict=True) if token is not None]
         self._pipeline.announce(*[(one.request, [token]) for one, token in follow if one.continues(token)])
         changes = self._controller.take_changes()
-        used = parts.ledger.passed(decoded=phase == "decode")
-        step = parts.recorder.end(started_s, model_s, used, parts.ledger.budget_bytes, changes)
+        used = parts.memory.ledger.passed(decoded=phase == "decode")
+        step = parts.recorder.end(started_s, model_s, used, parts.memory.ledger.budget_bytes, changes)
         if not step.lossless:
-            manner = self._kept.manner(self._controller.applied)
+            lossy_key = self._prefix_cache.lossy_key(self._controller.applied)
             for (sequence, _), start in zip(work, held, strict=True):
-                sequence.kv.mark_lossy(start, manner)
+                sequence.kv.mark_lossy(start, lossy_key)
         step.cached_tokens = taken_over
         step.exact = all(sequence.kv.exact for sequence, _ in work)
         if parts.recorder.enabled:
             parts.telemetry.add(step)
         step.spent(time.perf_counter() - started_s)
         return [*tokens, *[None] * (asked - len(work))], step
+
+    def _progress(self, work: Work, total: int) -> Callable[[int], None] | None:
+        """Reports how far prompts are read when a pass over them reaches a layer; None where it is of no interest."""
+        read, layers = [one for one in work if one[0].reading is not None], self._loaded.shape.layers
+
+        def reached(layer: int) -> None:
+            for sequence, count in read:
+                sequence.reached(layer, layers, count, total)
+
+        return reached if read else None
 
     def _draw(self, sequence: Sequence, logits: torch.Tensor) -> int | None:
         """The token that follows, from logits [1, V]; None while tokens of the sequence are left to compute."""
@@ -145,6 +151,12 @@ class Passes:
         if lossy.active:
             sequence.sample.keep(sequence.drawn, logits[0], lossy.quality_rate)
         return sequence.draw(sequence.ids, logits)
+
+
+def _stop(work: Work) -> Callable[[], bool]:
+    """Whether no sequence wants the pass any more."""
+    cancels = [sequence.stop.cancel for sequence, _ in work]
+    return cancels[0].is_set if len(cancels) == 1 else lambda: all(one.is_set() for one in cancels)
 
 
 def _first(work: Work, tokens: int) -> Work:

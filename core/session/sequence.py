@@ -4,12 +4,12 @@ ends it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import InitVar, dataclass, field
+from typing import NamedTuple, Protocol
 
 from core.quality.sample import Sample
 from core.runtime.batch import Share
-from core.runtime.kv_cache import Moment, SequenceKV
+from core.runtime.kv_cache import SequenceKV, StateCheckpoint
 from core.session.sampler import Draw
 from core.types import Piece, Reason
 
@@ -21,9 +21,16 @@ class Cancel(Protocol):
         """Whether the sequence is to end."""
 
 
+class Start(NamedTuple):
+    """Where a request begins: its KV, and what of that cannot be cut, copied (None: all of it can)."""
+
+    kv: SequenceKV
+    checkpoint: StateCheckpoint | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """What ends a sequence: one of the tokens `ends`, `limit` new tokens, or whoever sets `cancel`."""
+    """What ends a sequence: one of the tokens `ends`, `limit` new tokens, or `cancel` being set."""
 
     ends: Set[int]
     limit: int
@@ -38,20 +45,23 @@ class Sequence:
 
     request: int
     ids: list[int]
-    kv: SequenceKV
+    start: InitVar[Start]
     draw: Draw
     stop: Stop
     sample: Sample  # logits kept for scoring the answer
     prompt: int = field(init=False)  # tokens of `ids` that were given; the others were drawn
-    ended: bool = False  # an end token was drawn
-    stopped: bool = False  # a text was written before which it is to end
+    kv: SequenceKV = field(init=False)
+    ended: bool = field(init=False, default=False)  # an end token was drawn
+    stopped: bool = field(init=False, default=False)  # a text was written before which it is to end
     kept: bool = False  # its KV is to be kept after the answer
     cached: int = field(init=False)  # tokens that the KV held from the beginning
-    begun: Moment | None = None  # of the KV at the beginning
-    reading: Callable[[Piece], None] | None = None  # told how far its prompt is read, layer by layer
-    read: list[Moment] = field(default_factory=list)  # of the KV after the last two passes over the prompt
+    begun: StateCheckpoint | None = field(init=False)  # of the KV at the beginning
+    reading: Callable[[Piece], None] | None = None  # gets how far its prompt is read, layer by layer
+    read: list[StateCheckpoint] = field(init=False, default_factory=list)
+    """Of the KV after the last two passes over the prompt."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, start: Start) -> None:
+        self.kv, self.begun = start
         self.prompt, self.cached = len(self.ids), self.kv.length
 
     # ------------------------------------------------------------------ computing
@@ -87,13 +97,13 @@ class Sequence:
         pass."""
         return self.cached if self.computed == self.cached else 0
 
-    def remember(self, moment: Moment | None) -> None:
-        """A pass over the prompt has ended, with the KV at `moment`."""
-        if moment is not None:
-            self.read = [*self.read[-1:], moment]
+    def remember(self, checkpoint: StateCheckpoint | None) -> None:
+        """A pass over the prompt has ended, with the KV at `checkpoint`."""
+        if checkpoint is not None:
+            self.read = [*self.read[-1:], checkpoint]
 
     @property
-    def moments(self) -> list[Moment]:
+    def checkpoints(self) -> list[StateCheckpoint]:
         """Where a request may continue from, if its KV cannot be cut."""
         return [one for one in (self.begun, *self.read) if one is not None]
 

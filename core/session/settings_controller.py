@@ -18,42 +18,60 @@ from core.capacity.pieces import borrowed_slots, piece
 from core.capacity.sizes import PromptPiece, Sizes
 from core.errors import BudgetError, SettingError
 from core.hf.weighing import Rule
+from core.memory.arena import Arena
 from core.memory.link_emulation import LinkEmulation
 from core.memory.transfer import TransferEngine
 from core.policy.allocation.slot_allocation import Placement, check_needs, place
 from core.policy.prefetch.throttle import PrefetchThrottle
 from core.prediction.predictor_host import PredictorHost
-from core.prediction.shadows import Shadows
 from core.profile import Profile
 from core.runtime.device_decode import DeviceDecode
+from core.runtime.kv_pool import KVPool
 from core.runtime.miss import MissPolicy
 from core.runtime.recorder import Recorder
 from core.runtime.telemetry import Telemetry
-from core.session.kept import KeptKVs
+from core.runtime.trace_capture import TraceCapture
 from core.session.lossy_check import check_allowed, check_weighable, with_substitute
+from core.session.prefix_cache import PrefixCache
 from core.settings.config import Settings
 
 Rules = Callable[[], Sequence[Rule | None]]
 ROOM_BYTES = 256 << 20  # of slots, freed at once when the device is out of memory
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class MemoryParts:
+    """What holds the memory of a loaded model: experts in slots, copies into them, sequences, and the account."""
+
+    arena: Arena
+    expert_cache: ExpertCache
+    transfers: TransferEngine
+    link: LinkEmulation
+    pool: KVPool
+    prefix_cache: PrefixCache
+    ledger: Ledger
+    link_gbps: float  # measured: the slowest tier that delivers experts
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionParts:
+    """What predicts, what judges that, and what acts on it."""
+
+    predictor_host: PredictorHost
+    capture: TraceCapture
+    throttle: PrefetchThrottle
+    miss: MissPolicy
+
+
+@dataclass(frozen=True, slots=True)
 class EngineParts:
     """The parts of a loaded model that settings act on. Those with `configure(old, new)` take their group of settings
     from it, between two passes; `old` is None at first, and whenever everything is to be set up anew."""
 
-    sizes: Sizes
-    expert_cache: ExpertCache
-    transfers: TransferEngine
+    memory: MemoryParts
+    prediction: PredictionParts
     telemetry: Telemetry
     recorder: Recorder
-    ledger: Ledger
-    predictor_host: PredictorHost
-    shadows: Shadows
-    miss: MissPolicy
-    throttle: PrefetchThrottle
-    link: LinkEmulation
-    kept: KeptKVs
     device_decode: DeviceDecode
 
 
@@ -69,7 +87,7 @@ class SettingsController:
         self.applied = self.wanted = settings
         self.profile = profile
         self._pending: dict[str, object] = {}
-        self._lent = 0  # slots whose memory a long piece of a prompt uses
+        self._borrowed = 0  # slots whose memory a long piece of a prompt uses
         self._turn = threading.Lock()
 
     def ask(self, changes: Mapping[str, object], check: Callable[[Settings], None]) -> Settings:
@@ -122,7 +140,7 @@ class SettingsController:
         """Bring all parts to the requested settings. Only between two passes, on the compute thread."""
         with self._turn:
             old, new, profile = self.applied, self.wanted, self.profile
-            if old is new and to.predictor_host.profile is profile:
+            if old is new and to.prediction.predictor_host.profile is profile:
                 return
             self.applied, before = new, self.placed
             self.placed = self._placement(new, profile)
@@ -131,87 +149,87 @@ class SettingsController:
             turned = ("on" if value else "off") if isinstance(value, bool) else f"{old[name]} → {value}"
             to.telemetry.mark(to.recorder.index, f"{name} {turned}")
         self._pending |= changed
-        to.ledger.hold_to(new.cache.budget)
+        to.memory.ledger.hold_to(new.cache.budget)
         to.recorder.configure(old.telemetry, new.telemetry)
-        to.link.configure(old.link, new.link)
-        to.throttle.configure(old.prefetch, new.prefetch)
+        to.memory.link.configure(old.link, new.link)
+        to.prediction.throttle.configure(old.prefetch, new.prefetch)
         if changed:
-            to.throttle.restart()  # what these measured was of other settings
-            to.predictor_host.answer_wait.restart()
-        to.kept.configure(old.kv, new.kv)
-        if to.predictor_host.profile is not profile:
-            to.kept.clear()
-        anew = to.predictor_host.configure(old.prefetch, new.prefetch, profile)
+            to.prediction.throttle.restart()  # what these measured was of other settings
+            to.prediction.predictor_host.answer_wait.restart()
+        to.memory.prefix_cache.configure(old.kv, new.kv)
+        if to.prediction.predictor_host.profile is not profile:
+            to.memory.prefix_cache.clear()
+        anew = to.prediction.predictor_host.configure(old.prefetch, new.prefetch, profile)
         if anew:
-            to.expert_cache.hints.forget()  # what another predictor told
-        to.shadows.configure(new, profile)
-        to.miss.configure(None if anew else old.lossy, new.lossy, profile)
+            to.memory.expert_cache.hints.forget()  # of another predictor
+        to.prediction.capture.shadows.configure(new, profile)
+        to.prediction.miss.configure(None if anew else old.lossy, new.lossy, profile)
         if old.cache != new.cache or self.placed is not before:
-            self.make_way(to, 0)  # what may be borrowed follows from these
-        to.expert_cache.configure(old.cache, new.cache, None if self.placed is before else self.placed)
-        to.expert_cache.prefetch_by(old.prefetch, new.prefetch)
+            self.reserve_workspace(to, 0)  # how many slots can be borrowed follows from these
+        to.memory.expert_cache.configure(old.cache, new.cache, None if self.placed is before else self.placed)
+        to.memory.expert_cache.prefetch_by(old.prefetch, new.prefetch)
         if old.cache.budget != new.cache.budget:
             self._resize(new, to)
         if self.placed.pinned or self.placed is not before:
-            to.expert_cache.pin(self.placed.pinned)
+            to.memory.expert_cache.pin(self.placed.pinned)
         to.device_decode.configure(old.link, new.link)
 
     def make_room(self, to: EngineParts) -> bool:
         """The device ran out of memory in a pass: free some slots, as if a lower budget had been requested. False when
         no token could do with fewer. Only between two passes, on the compute thread."""
-        cache = to.expert_cache
-        fewer = max(cache.slots // 16, -(-ROOM_BYTES // to.sizes.slot))
-        slots = max(to.sizes.slots_min(self.applied.cache.scope), cache.slots - fewer)
+        cache = to.memory.expert_cache
+        fewer = max(cache.slots // 16, -(-ROOM_BYTES // self._sizes.slot))
+        slots = max(self._sizes.slots_min(self.applied.cache.scope), cache.slots - fewer)
         if slots >= cache.slots or not self._works(to, slots):
             return False
         cache.reshape(slots=slots)
         self._hold(to, "the device ran out of memory: fewer experts are kept on it")
         return True
 
-    def longer_piece(self, to: EngineParts, unread: int) -> int:
+    def max_prefill_chunk(self, to: EngineParts, unread: int) -> int:
         """In pieces of how many tokens `unread` ones of prompts are to be read with borrowed memory; 0 = without."""
-        slots = to.expert_cache.slots + self._lent
-        found = piece(to.sizes, slots, unread, lambda slots: self._works(to, slots)).chunk
-        return found if found > to.sizes.chunk and self.wanted.cache.borrow else 0
+        slots = to.memory.expert_cache.slots + self._borrowed
+        found = piece(self._sizes, slots, unread, lambda slots: self._works(to, slots)).chunk
+        return found if found > self._sizes.chunk and self.wanted.cache.borrow else 0
 
-    def make_way(self, to: EngineParts, tokens: int) -> bool:
-        """A pass over so many tokens of prompts follows, 0 = any other: lend it the memory of as many slots as it needs
-        beyond the workspace, and take back what another pass does not need any more. False, with nothing borrowed,
+    def reserve_workspace(self, to: EngineParts, tokens: int) -> bool:
+        """A pass over so many tokens of prompts follows, 0 = any other: borrow the memory of as many slots as it needs
+        beyond the workspace, and give back what another pass does not need any more. False, with nothing borrowed,
         where the slots cannot be spared. Only between two passes, on the compute thread."""
-        sizes, usual = to.sizes, PromptPiece(to.sizes.chunk, 0)
+        sizes, usual = self._sizes, PromptPiece(self._sizes.chunk, 0)
         wanted = next((one for one in (usual, *sizes.longer) if one.chunk >= tokens), usual)
-        slots, room = to.expert_cache.slots + self._lent, borrowed_slots(sizes, wanted)
+        slots, room = to.memory.expert_cache.slots + self._borrowed, borrowed_slots(sizes, wanted)
         if room and not self._works(to, slots - room):
-            self.make_way(to, 0)
+            self.reserve_workspace(to, 0)
             return False
-        if room == self._lent:
+        if room == self._borrowed:
             return True
-        if room > self._lent:
+        if room > self._borrowed:
             to.telemetry.mark(to.recorder.index, f"a long prompt borrows the memory of {room // sizes.blocks} experts")
-        to.ledger.borrowed = min(to.ledger.borrowed, wanted.extra)
-        self._lent = room
+        to.memory.ledger.borrowed = min(to.memory.ledger.borrowed, wanted.extra)
+        self._borrowed = room
         self._reshape(to, slots - room)
-        to.ledger.borrowed = wanted.extra
+        to.memory.ledger.borrowed = wanted.extra
         return True
 
     def _works(self, to: EngineParts, slots: int) -> bool:
         """Whether every token can be computed with so many."""
-        return slots >= to.sizes.slots_min(self.applied.cache.scope) and not self.placed.problem(slots)
+        return slots >= self._sizes.slots_min(self.applied.cache.scope) and not self.placed.problem(slots)
 
     def _resize(self, settings: Settings, to: EngineParts) -> None:
-        self._reshape(to, to.sizes.slots(settings.cache.budget))
+        self._reshape(to, self._sizes.slots(settings.cache.budget))
 
     def _reshape(self, to: EngineParts, slots: int) -> None:
         try:
-            to.expert_cache.reshape(slots=slots)
+            to.memory.expert_cache.reshape(slots=slots)
         except BudgetError as error:  # the device ran full while growing: keep the size reached, and report it
             self._hold(to, str(error))
 
     def _hold(self, to: EngineParts, because: str) -> None:
         """The budget is what the slots take now."""
-        held = {"budget": str(to.sizes.bytes(to.expert_cache.slots + self._lent))}
+        held = {"budget": str(self._sizes.bytes(to.memory.expert_cache.slots + self._borrowed))}
         self.applied = self.applied.with_(held)
-        to.ledger.hold_to(self.applied.cache.budget)
+        to.memory.ledger.hold_to(self.applied.cache.budget)
         with self._turn:
             self.wanted = self.wanted.with_(held)
         to.telemetry.mark(to.recorder.index, because)
@@ -220,13 +238,13 @@ class SettingsController:
 def begin(settings: Settings, to: EngineParts) -> None:
     """Apply initial settings that the parts were not built with."""
     to.recorder.configure(None, settings.telemetry)
-    to.link.configure(None, settings.link)
-    to.expert_cache.prefetch_by(None, settings.prefetch)
-    to.throttle.configure(None, settings.prefetch)
-    to.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
-    to.shadows.configure(settings, to.predictor_host.profile)
-    to.miss.configure(None, settings.lossy, to.predictor_host.profile)
-    to.device_decode.say = to.throttle.say
+    to.memory.link.configure(None, settings.link)
+    to.memory.expert_cache.prefetch_by(None, settings.prefetch)
+    to.prediction.throttle.configure(None, settings.prefetch)
+    to.prediction.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
+    to.prediction.capture.shadows.configure(settings, to.prediction.predictor_host.profile)
+    to.prediction.miss.configure(None, settings.lossy, to.prediction.predictor_host.profile)
+    to.device_decode.say = to.prediction.throttle.say
     to.device_decode.configure(None, settings.link)
 
 

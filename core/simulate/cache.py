@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from core.cache.waves import leases
+from core.cache.lease import leases
 from core.errors import SettingError
-from core.policy.allocation.slot_allocation import crowded
+from core.policy.allocation.slot_allocation import pin_conflict
 from core.policy.allocation.slots import shares, waves
 from core.policy.eviction import GONE, Eviction, ExpertIndex
 from core.policy.hints import Hints
@@ -55,7 +55,7 @@ class Cache:
                     f"{sum(sizes)} slots are too few: a token needs {top_k} experts in a layer, so "
                     f"{least} at least {top_k * pools}."
                 )
-            if problem := crowded(
+            if problem := pin_conflict(
                 np.flatnonzero(self.expert_index.hints.pinned).tolist(), sizes, layers * experts, top_k
             ):
                 raise SettingError(problem)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from core.errors import SettingError
-from core.policy.allocation.slot_allocation import AllocationProfile, place
+from core.policy.allocation.slot_allocation import AllocationProfile, Placement, place
 from core.policy.eviction import Belady, ExpertIndex, MakePolicy, policy_maker
 from core.policy.hints import Hints
 from core.settings.config import Settings
@@ -66,6 +66,17 @@ class Config:
             tuple(sorted(placed.pinned)),
             tuple(placed.usual.tolist()) if placed.usual.any() else (),
             placed.aside(slots),
+        )
+
+    def placement(self, layers: int, experts: int, top_k: int) -> Placement:
+        """What the engine's cache is built from."""
+        even = Placement.even(layers, experts, top_k, self.scope)
+        return replace(
+            even,
+            divide=(lambda slots: list(self.sizes)) if self.sizes else even.divide,
+            pinned=frozenset(self.pinned),
+            usual=np.asarray(self.usual) if self.usual else even.usual,
+            transit=self.transit,
         )
 
     @property

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from core.cache.core import CacheCore
+from core.cache.lease import leases
 from core.cache.pool import numbered_pools
-from core.cache.waves import leases
 from core.policy.allocation.cache_plan import LayerBlocks
 from core.policy.allocation.expert_split import LayerTimes
 from core.policy.allocation.slots import waves
@@ -108,9 +108,8 @@ class SplitReplay:
         landings = [(at_ms, 1 - core.held.buffered[eid] / self.blocks) for eid, at_ms in late.items()]
         for eid in core.lease(layer, eids):
             part = len(core.held.lacking(eid).blocks) / self.blocks
-            slots = core.admit(eid, core.leased, in_transit=True)
+            slots = core.admit_requested(eid)
             assert slots is not None, "the buffer is too small for a token's experts"
-            core.use(eid)
             self._link_free_ms += part * times.load_ms
             self._copied += len(slots)
             landings.append((self._link_free_ms, part))
@@ -160,10 +159,9 @@ class SplitReplay:
 
             def acquire(group: Sequence[int], layer: int = layer) -> Sequence[int]:
                 for eid in core.lease(layer, group):
-                    assert core.admit(eid, core.leased, in_transit=True) is not None
-                    core.use(eid)
+                    assert core.admit_requested(eid) is not None
                 return group
 
-            room = core.room(layer)
+            room = core.capacity_for(layer)
             for _ in leases(waves(wanted, room, core.is_resident), room, acquire, core.release):
                 pass

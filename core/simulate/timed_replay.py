@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from core.cache.copies import CacheMemory
+from core.cache.counts import Counts, PrefetchCost
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import Counts, Lease
-from core.cache.prefetch_cost import PrefetchCost
-from core.cache.waves import in_waves
+from core.cache.lease import Lease, in_waves
 from core.metrics import METRICS
 from core.policy.predict import Prediction, Predictor
 from core.policy.predict.base import PredictorProfile
@@ -80,20 +80,10 @@ class TimedReplay:
     ) -> None:
         self.trace, self.clock, self.predictor, self.profile = trace, clock, predictor, profile
         self.link = VirtualLink(0.0)
-        self.expert_cache = ExpertCache(
-            trace.layers,
-            trace.experts,
-            VirtualSlots(),
-            VirtualExperts(blob_bytes),
-            self.link,
-            maker(config),
-            config.scope,
-            config.slots,
-            divide=(lambda slots: config.sizes) if config.sizes else None,
-            transit=config.transit,
-        )
+        memory = CacheMemory(VirtualSlots(), VirtualExperts(blob_bytes), self.link)
+        placement = config.placement(trace.layers, trace.experts, trace.top_k)
+        self.expert_cache = ExpertCache(placement, config.slots, maker(config), memory)
         self.expert_cache.prefetch_by(None, PrefetchSettings(deadline=deadline, guard=guard, beside=beside))
-        self.expert_cache.hints.profile(config.usual or 0.0, config.pinned)
         self.expert_cache.pin(config.pinned)
         if start == "filled":
             self.expert_cache.fill()
@@ -137,7 +127,7 @@ class TimedReplay:
             link.advance(self._layer_s)
             view.reach(layer)
             (asked,) = wanted[layer]
-            if expert_cache.expects:
+            if expert_cache.has_pending_prefetches:
                 expert_cache.arrive(layer, asked)
             self._remember(layer, asked, phase)
             if len(ids) == 1:

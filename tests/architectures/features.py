@@ -90,16 +90,16 @@ def _kept(engine: Engine, plain: Any) -> str:
 def _batches(engine: Engine) -> str:
     alone = [_answer(engine, prompt)[1] for prompt in PROMPTS]
     together: list[Logits] = [[] for _ in PROMPTS]
-    draw, sampling = engine.batching._answering.draw, Sampling(max_new_tokens=STEPS)
+    draw, sampling = engine.batching._requests.draw, Sampling(max_new_tokens=STEPS)
     lengths = [len(engine.prompt.encode(Ids(prompt), engine.context)) for prompt in PROMPTS]
-    engine.batching._answering.draw = lambda ids, sampling: _greedy(together[lengths.index(len(ids))])  # type: ignore[method-assign]
+    engine.batching._requests.draw = lambda ids, sampling: _greedy(together[lengths.index(len(ids))])  # type: ignore[method-assign]
     try:
         requests = [BatchRequest(at, Ids(prompt), sampling) for at, prompt in enumerate(PROMPTS)]
         for one in engine.generate_many(requests, len(PROMPTS)):
             if one.error:
                 return one.error
     finally:
-        engine.batching._answering.draw = draw  # type: ignore[method-assign]
+        engine.batching._requests.draw = draw  # type: ignore[method-assign]
     own, others = [torch.cat([torch.stack(rows) for rows in texts]) for texts in (alone, together)]
     found = _compared(others, own, TOGETHER)
     return engine.one_at_a_time if found == YES and engine.one_at_a_time else found

@@ -26,6 +26,7 @@ from core.engine import Engine
 from core.hf.rotary import OWN, replace
 from core.native.contention import watch
 from core.policy.allocation.cache_plan import CachePlan
+from core.runtime.product import Product, by_expert
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from tests.checkpoints import random_model
@@ -59,11 +60,13 @@ def test_the_watch_is_off_inside_and_on_afterwards() -> None:
 
 
 def test_experts_are_constants_inside_and_what_they_were_afterwards() -> None:
-    math = SimpleNamespace(token=lambda slots, x, places=None: "computed")
-    with dispatch.stubbed([math]):  # type: ignore[list-item]
+    own = Product(lambda slots, x, counts=None, places=None: x + 1, by_expert)
+    math = SimpleNamespace(token=own)
+    with stubbed([math]):  # type: ignore[list-item]
         state = torch.ones(1, 4)
-        assert math.token([1, 2, 3], state) is state and math.combine(state, None, None) is state
-    assert "token" not in vars(math) and "combine" not in vars(math), "the class's own are seen again"
+        assert math.token.multiply([1, 2, 3], state) is state and math.combine(state, None, None) is state
+        assert math.token.batches is by_expert
+    assert math.token is own and "combine" not in vars(math), "the class's own is seen again"
 
 
 def test_a_model_rotates_by_its_own_code_inside() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from core.cache.copies import CacheMemory
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease
 from core.memory.arena import Arena
 from core.memory.codec import PartSpec, make_codec
 from core.memory.store import HostStore
 from core.memory.transfer import TransferEngine
-from core.settings.registry import create
+from core.policy.allocation.slot_allocation import Placement
+from core.policy.eviction import policy_maker
+from core.settings.param import Choice
 
 LAYERS, EXPERTS = 3, 6
 SPECS = {"gate_up_proj": PartSpec((8, 16), torch.float32), "down_proj": PartSpec((16, 4), torch.float32)}
@@ -26,17 +31,9 @@ def build(slots: int, scope: str = "layer", eviction: str = "lru", transit: int 
         None,
     )
     transfers = TransferEngine(torch.device("cpu"), store.fetch)
-    return ExpertCache(
-        LAYERS,
-        EXPERTS,
-        Arena(codec, torch.device("cpu")),
-        store,
-        transfers,
-        lambda expert_index: create("eviction", eviction, {}, expert_index=expert_index),
-        scope,
-        slots,
-        transit=transit,
-    )
+    placement = replace(Placement.even(LAYERS, EXPERTS, 2, scope), transit=transit)
+    memory = CacheMemory(Arena(codec, torch.device("cpu")), store, transfers)
+    return ExpertCache(placement, slots, policy_maker(Choice(eviction)), memory)
 
 
 def hold(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> Lease:

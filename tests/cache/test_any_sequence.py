@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.prefetch_buffer import PrefetchBuffer
 from core.memory.link import Pace
 from core.policy.predict import Prediction
 from core.settings.prefetch import PrefetchSettings
@@ -69,14 +68,14 @@ class Cache(RuleBasedStateMachine):
         patience=st.one_of(st.none(), st.integers(0, LAYERS * EXPERTS)),
         least=st.integers(1, EXPERTS),
     )
-    def lend(self, passes: list[tuple[int, list[int]]], patience: int | None, least: int) -> None:
-        """Passes that are nobody's leave everything as it was; when taking back is broken off, some are gone."""
-        cache, asked = self.expert_cache, 0
+    def reserve(self, passes: list[tuple[int, list[int]]], patience: int | None, least: int) -> None:
+        """Passes over reserved slots leave everything as it was; some experts are gone if restoring them is stopped."""
+        cache, calls = self.expert_cache, 0
 
         def stop() -> bool:
-            nonlocal asked
-            asked += 1
-            return patience is not None and asked > patience
+            nonlocal calls
+            calls += 1
+            return patience is not None and calls > patience
 
         cache.core.empty_buffer()
         while not cache.quiet():
@@ -87,12 +86,12 @@ class Cache(RuleBasedStateMachine):
             set(cache.prefetch_queue.fresh),
             (cache.core.tick, cache.core.now, cache.core.layer),
         )
-        saved = cache.set_aside(least)
+        reservation = cache.reserve_slots(least)
         cache.check_integrity()
         for layer, wanted in passes:
             cache.core.now += 1
             cache.release(hold(cache, layer, wanted))
-        cache.take_back(saved, stop)
+        cache.restore(reservation, stop)
         assert (cache.core.tick, cache.core.now, cache.core.layer) == book
         assert cache.policy is policy
         assert cache.counts is counts
@@ -117,7 +116,7 @@ class Cache(RuleBasedStateMachine):
         cache = self.expert_cache
         fresh, before = {*cache.prefetch_queue.fresh}, {*cache.core.held.sizes()}
         cache.prefetch_by(None, PrefetchSettings(beside=beside))
-        assert isinstance(cache.prefetch_queue, PrefetchBuffer) == (beside and cache._transit > 0)
+        assert cache.prefetch_queue.to_buffer == (beside and cache.placement.transit > 0)
         assert before - fresh <= {*cache.core.held.sizes()} <= before
 
     @rule(slots=st.integers(LAYERS * K, LAYERS * EXPERTS))

@@ -1,4 +1,4 @@
-"""Bypass: what is worth less than everything its layer holds is computed in slots set aside, and not kept."""
+"""Bypass: an expert with a lower score than all residents of its layer is computed in slots set aside, and not kept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def residents(cache: ExpertCache, layer: int) -> list[int]:
     return [expert for expert in range(EXPERTS) if cache.is_resident(layer * EXPERTS + expert)]
 
 
-def test_a_newcomer_worth_less_than_all_residents_is_computed_and_not_kept() -> None:
+def test_a_newcomer_with_a_lower_score_than_all_residents_is_computed_and_not_kept() -> None:
     cache = build(LAYERS * 3 + K, "layer", "lfu", transit=K)
     assert len(cache.arena) == LAYERS * 3 + K and [pool.capacity for pool in cache.core.pools] == [3] * LAYERS
     use(cache, 0, 0, 1, times=5)
@@ -58,8 +58,15 @@ def test_without_it_the_same_experts_displace_others() -> None:
     cache.copies.link.close()
 
 
+def test_without_slots_set_aside_nothing_counts_as_bypassed() -> None:
+    cache = build(LAYERS * 3, "layer", "none")
+    use(cache, 0, 0, 1)
+    assert residents(cache, 0) == [] and cache.take_counts().bypassed == 0, "the policy retains none"
+    cache.copies.link.close()
+
+
 @pytest.mark.parametrize("name", ["lru", "fifo"])
-def test_where_the_newest_are_worth_most_nothing_is_bypassed(name: str) -> None:
+def test_where_the_newest_score_highest_nothing_is_bypassed(name: str) -> None:
     cache = build(LAYERS * 3 + K, "layer", name, transit=K)
     for wanted in ((0, 1), (2,), (4, 5)):
         use(cache, 0, *wanted)
@@ -85,18 +92,18 @@ def test_pinned_experts_stay_and_a_prompt_comes_in_waves() -> None:
     use(cache, 0, 1, 2, times=4)
     first = hold(cache, 0, [3])
     second = hold(cache, 0, [4])
-    third = cache.acquire(0, [5])  # nothing is left to lend: it takes 1's or 2's slot
+    third = cache.acquire(0, [5])  # no slot is left to borrow: it takes that of 1 or 2
     for lease in (first, second, third):
         for held in lease.segments:
             if held.ticket is not None:
                 cache.copies.link.wait(held.ticket)
         cache.release(lease)
     cache.check_integrity()
-    assert residents(cache, 0) == [0, 2, 5], "1 went for 5, then 3 and 4 for what was lent, which are worth less than 2"
+    assert residents(cache, 0) == [0, 2, 5], "1 was evicted for 5; then 3 and 4, which score lower than 2"
     cache.copies.link.close()
 
 
-def test_a_pass_that_breaks_off_gives_back_what_it_was_lent() -> None:
+def test_a_pass_that_breaks_off_gives_back_borrowed_slots() -> None:
     cache = build(LAYERS * 3 + K, "layer", "lfu", transit=K)
     use(cache, 0, 0, 1, times=5)
     use(cache, 0, 2, times=3)
@@ -112,9 +119,9 @@ def test_other_passes_borrow_the_slots_and_leave_nothing_behind() -> None:
     cache = build(LAYERS * 3 + K, "layer", "lfu", transit=K)
     use(cache, 0, 0, 1, times=5)
     use(cache, 0, 2, times=3)
-    loan = cache.set_aside(K)
+    reservation = cache.reserve_slots(K)
     use(cache, 0, 4, 5)
-    cache.take_back(loan, lambda: False)
+    cache.restore(reservation, lambda: False)
     cache.check_integrity()
     assert residents(cache, 0) == [0, 1, 2]
     assert cache.take_counts().bypassed == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.waves import leases
+from core.cache.lease import leases
+from core.policy.allocation.slot_allocation import Placement
 from core.policy.allocation.slots import waves
 from core.policy.eviction import GONE
 from core.policy.hints import Hints
@@ -32,7 +34,7 @@ SIZES = [5, 3, 4]  # slots of each layer: pins and a token's experts fit
 
 def unlike(name: str, sizes: list[int] = SIZES) -> ExpertCache:
     expert_cache = build(sum(sizes), eviction=name)
-    expert_cache.place(np.zeros(LAYERS * EXPERTS), PINS, lambda slots: sizes)
+    expert_cache.place(replace(expert_cache.placement, pinned=frozenset(PINS), divide=lambda slots: sizes))
     expert_cache.reshape()
     expert_cache.pin(PINS)
     expert_cache.fill()
@@ -96,7 +98,7 @@ def test_a_prefetch_never_takes_a_pinned_slot() -> None:
 @pytest.mark.parametrize("change", [dict(slots=9), dict(scope="global"), dict(slots=LAYERS * EXPERTS)])
 def test_pinned_experts_move_with_every_change_of_the_cache(change: dict[str, Any]) -> None:
     expert_cache = unlike("lru")
-    expert_cache.place(np.zeros(LAYERS * EXPERTS), PINS, None)
+    expert_cache.place(replace(Placement.even(LAYERS, EXPERTS, K, "layer"), pinned=frozenset(PINS)))
     expert_cache.pin([0, 7])
     for other in (1, 2, 3):
         expert_cache.release(hold(expert_cache, 0, [other]))
@@ -109,11 +111,11 @@ def test_slots_move_between_layers_without_a_copy() -> None:
     expert_cache = build(LAYERS * 4)
     expert_cache.fill()
     expert_cache.take_counts()
-    expert_cache.place(np.zeros(LAYERS * EXPERTS), (), lambda slots: [2, 4, slots - 6])
+    expert_cache.place(replace(expert_cache.placement, divide=lambda slots: [2, 4, slots - 6]))
     expert_cache.reshape()
     assert [expert_cache.pool(layer).capacity for layer in range(LAYERS)] == [2, 4, 6]
     assert len(expert_cache.arena) == 12 and expert_cache.take_counts().demand_bytes == 0
-    assert sum(expert_cache.is_resident(6 + e) for e in range(EXPERTS)) == 4  # nobody of layer 1 had to go
+    assert sum(expert_cache.is_resident(6 + e) for e in range(EXPERTS)) == 4  # none of layer 1 was evicted
     expert_cache.reshape(slots=10)
     assert [expert_cache.pool(layer).capacity for layer in range(LAYERS)] == [2, 4, 4]
     expert_cache.check_integrity()
@@ -122,10 +124,10 @@ def test_slots_move_between_layers_without_a_copy() -> None:
 def replayed(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> int:
     """A layer of a prompt as the engine computes it -> misses."""
     base = layer * EXPERTS
-    groups = waves(wanted, expert_cache.room(layer), lambda e: expert_cache.is_resident(base + e))
+    groups = waves(wanted, expert_cache.capacity_for(layer), lambda e: expert_cache.is_resident(base + e))
     misses = 0
     for lease in leases(
-        groups, expert_cache.room(layer), lambda group: hold(expert_cache, layer, group), expert_cache.release
+        groups, expert_cache.capacity_for(layer), lambda group: hold(expert_cache, layer, group), expert_cache.release
     ):
         misses += sum(h.outcome == Outcome.MISS for h in lease.segments)
     return misses

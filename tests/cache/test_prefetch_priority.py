@@ -27,13 +27,13 @@ def queued(eid: int, score: float) -> Ticket:
 
 
 def rhythm(layer_s: float, wrap_s: float) -> Rhythm:
-    """Two tokens' worth, each layer after `layer_s`, the first one of the next token `wrap_s` after the last."""
-    told, now_s = Rhythm(LAYERS), 10.0
+    """Of two tokens, each layer after `layer_s`, the first one of the next token `wrap_s` after the last."""
+    noted, now_s = Rhythm(LAYERS), 10.0
     for token in range(2):
         for layer in range(LAYERS):
             now_s += wrap_s if layer == 0 and token else layer_s
-            told.note("decode", layer, now_s)
-    return told
+            noted.note("decode", layer, now_s)
+    return noted
 
 
 def test_layers_are_counted_on_into_the_next_token() -> None:
@@ -59,46 +59,46 @@ def test_priority_is_probability_over_distance() -> None:
     st.dictionaries(st.integers(0, LAYERS * EXPERTS - 1), st.floats(0, 1), max_size=8),
     st.integers(-1, LAYERS - 1),
 )
-def test_new_guesses_and_queued_ones_stand_in_one_order(
-    told: list[tuple[int, int, float]], waiting: dict[int, float], at: int
+def test_new_predictions_and_queued_ones_are_in_one_order(
+    predicted: list[tuple[int, int, float]], waiting: dict[int, float], at: int
 ) -> None:
-    schedule, predictions = Schedule(LAYERS, EXPERTS), [Prediction(*one) for one in told]
+    schedule, predictions = Schedule(LAYERS, EXPERTS), [Prediction(*one) for one in predicted]
     tickets = [queued(eid, score) for eid, score in waiting.items()]
     ranked = schedule.rank(predictions, at, tickets, lambda eid: eid not in waiting, VirtualLink(0.5), 1)
-    said = {layer * EXPERTS + expert: score for layer, expert, score in told}
+    scores = {layer * EXPERTS + expert: score for layer, expert, score in predicted}
 
     def priority(eid: int, score: float) -> float:
         return score / schedule.distance(at, eid // EXPERTS)
 
     assert not ranked.drop  # without a deadline nothing is too late
-    assert {t.eid: p for t, p in ranked.priorities} == {e: priority(e, said.get(e, s)) for e, s in waiting.items()}
+    assert {t.eid: p for t, p in ranked.priorities} == {e: priority(e, scores.get(e, s)) for e, s in waiting.items()}
     assert {(e, s, p) for e, s, p in ranked.issue} == {
-        (e, s, priority(e, s)) for e, s in said.items() if e not in waiting
+        (e, s, priority(e, s)) for e, s in scores.items() if e not in waiting
     }
     order = [p for _, _, p in ranked.issue]
     assert order == sorted(order, reverse=True)
 
 
 def test_the_rhythm_is_the_moving_median_of_each_kind_of_step() -> None:
-    told = Rhythm(LAYERS)
-    assert told.until(0, 1) == math.inf
-    told = rhythm(layer_s=2.0, wrap_s=5.0)
-    assert [told.until(1, d) for d in (1, 2, 3, 4)] == [2.0, 4.0, 9.0, 11.0]  # past layer 3 the way to the next token
-    assert told.until(-1, 1) == 2.0 and told.until(-1, 4) == 8.0
-    told.note("decode", 0, 1000.0)  # one slow step does not move a median
-    assert told.until(1, 1) == 2.0
+    noted = Rhythm(LAYERS)
+    assert noted.until(0, 1) == math.inf
+    noted = rhythm(layer_s=2.0, wrap_s=5.0)
+    assert [noted.until(1, d) for d in (1, 2, 3, 4)] == [2.0, 4.0, 9.0, 11.0]  # past layer 3 the way to the next token
+    assert noted.until(-1, 1) == 2.0 and noted.until(-1, 4) == 8.0
+    noted.note("decode", 0, 1000.0)  # one slow step does not move a median
+    assert noted.until(1, 1) == 2.0
 
 
 def test_prompts_have_a_rhythm_of_their_own_and_only_the_present_one() -> None:
-    told = rhythm(layer_s=2.0, wrap_s=5.0)
-    told.note("prefill", 0, 100.0)
-    assert told.until(0, 1) == math.inf
-    told.note("prefill", 1, 130.0)
-    assert told.until(1, 2) == 60.0
-    told.note("prefill", 0, 140.0)  # the next chunk has another length
-    assert told.until(0, 1) == math.inf
-    told.note("decode", 0, 150.0)  # the step from a prompt to a token is not one of either
-    assert told.until(0, 1) == 2.0
+    noted = rhythm(layer_s=2.0, wrap_s=5.0)
+    noted.note("prefill", 0, 100.0)
+    assert noted.until(0, 1) == math.inf
+    noted.note("prefill", 1, 130.0)
+    assert noted.until(1, 2) == 60.0
+    noted.note("prefill", 0, 140.0)  # the next chunk has another length
+    assert noted.until(0, 1) == math.inf
+    noted.note("decode", 0, 150.0)  # the step from a prompt to a token is not one of either
+    assert noted.until(0, 1) == 2.0
 
 
 @pytest.mark.parametrize(("deadline", "issued", "dropped"), [(True, [17, 24], [18]), (False, [17, 19, 24], [])])
@@ -115,8 +115,25 @@ def test_what_cannot_arrive_in_time_is_not_fetched(deadline: bool, issued: list[
     assert ([eid for eid, _, _ in ranked.issue], [t.eid for t in ranked.drop]) == (issued, dropped)
 
 
+def test_the_buffer_gets_copies_that_can_start_in_time() -> None:
+    # In layer 1, layers 2 s apart, copies 0.9 s, 0.3 s of one still to go. By priority: eid 17 (layer 2) .9 starts at
+    # 0.3, eid 19 .7, of which half is to be copied, at 1.2, eid 20 .6 at 1.65, eid 21 .5 at 2.55 > 2 is too late, and
+    # ends the plan: eid 24 (layer 3, 4 s away) .2 would start in time. 22 is not to be copied; 18 is queued already.
+    link = VirtualLink(0.9)
+    link.submit(queued(31, 1.0))
+    link.advance(0.6)
+    schedule, ticket = Schedule(LAYERS, EXPERTS), queued(18, 0.1)
+    schedule.rhythm = rhythm(2.0, 2.0)
+    scores = {17: 0.9, 22: 0.8, 19: 0.7, 20: 0.6, 21: 0.5, 24: 0.4, 18: 0.05}
+    share = {17: 1.0, 22: 0.0, 19: 0.5, 20: 1.0, 21: 1.0, 24: 1.0, 18: 0.0}
+    predictions = [Prediction(eid // EXPERTS, eid % EXPERTS, score) for eid, score in scores.items()]
+    changes = schedule.plan_buffer(predictions, 1, [ticket], share.__getitem__, link, 1)
+    assert changes.issue == [(17, 0.9, 0.9), (19, 0.7, 0.7), (20, 0.6, 0.6)] and not changes.drop
+    assert changes.priorities == [(ticket, 0.05)] and ticket.score == 0.05
+
+
 def test_a_link_of_which_nothing_is_known_is_never_too_slow() -> None:
     schedule, link = Schedule(LAYERS, EXPERTS), VirtualLink(0.0)
     schedule.deadline, schedule.rhythm = True, rhythm(1e-9, 1e-9)
-    asked: Link = link
-    assert len(schedule.rank([Prediction(2, 1, 0.9)], 1, [], lambda eid: True, asked, 1).issue) == 1
+    as_link: Link = link
+    assert len(schedule.rank([Prediction(2, 1, 0.9)], 1, [], lambda eid: True, as_link, 1).issue) == 1

@@ -1,4 +1,4 @@
-"""Experts of which a layer keeps the top: who is cut, who leaves, and that a layer never keeps more than its slots."""
+"""Experts of which a layer keeps the top: which are cut or evicted; a layer never keeps more than its slots."""
 
 from __future__ import annotations
 
@@ -42,9 +42,8 @@ def split_core(
         experts,
         policy(name),
         numbered_pools(layers * experts, capacities),
-        on_evict=lambda eid: lost.append((eid, 0)),
         blocks=blocks,
-        on_cut=lambda eid, kept: lost.append((eid, kept)),
+        on_loss=lambda eid, kept: lost.append((eid, kept)),
     )
     number = itertools.count()
     for pool in core.pools:
@@ -61,9 +60,8 @@ def token(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> list[Segme
     copied = []
     for eid in core.lease(layer, eids):
         copied.append(core.held.lacking(eid))
-        slots = core.admit(eid, core.leased, in_transit=True)
+        slots = core.admit_requested(eid)
         assert slots is not None and len(slots) == len(copied[-1].blocks)
-        core.use(eid)
     assert all(len(core.table[eid]) == core.blocks for eid in eids), "an expert is computed whole"
     core.release(eids)
     core.check_integrity()
@@ -77,22 +75,22 @@ def lengths(core: CacheCore[int]) -> dict[int, int]:
 # ------------------------------------------------------------------ by hand
 
 
-def test_what_is_longer_than_a_top_is_cut_before_anyone_leaves() -> None:
+def test_experts_longer_than_a_top_are_cut_before_any_is_evicted() -> None:
     """One layer of four experts of four blocks, with four blocks and a buffer of four; tops of two."""
     lost: list[tuple[int, int]] = []
     core = split_core([4], [2], experts=4, buffer=4, lost=lost)
-    assert token(core, 0, [0]) == [Segment(0, range(4))] and lengths(core) == {0: 4}  # nobody needs its bottom
+    assert token(core, 0, [0]) == [Segment(0, range(4))] and lengths(core) == {0: 4}  # no other needs these slots
     assert token(core, 0, [1]) == [Segment(1, range(4))]
     assert lengths(core) == {0: 2, 1: 2} and lost == [(0, 2), (1, 2)]
     assert token(core, 0, [2]) == [Segment(2, range(4))]
-    assert lengths(core) == {1: 2, 2: 2} and lost[2:] == [(2, 2), (0, 0)]  # then the one longest unused
+    assert lengths(core) == {1: 2, 2: 2} and lost[2:] == [(2, 2), (0, 0)]  # then the least recently used one is evicted
     assert token(core, 0, [1]) == [Segment(1, range(2, 4))]  # its top was there
     assert lengths(core) == {1: 2, 2: 2} and lost[4:] == [(1, 2)]
     assert len(core.transit) == 4
 
 
-def test_priorities_decide_whose_top_stays() -> None:
-    """LCP: the newcomer was used once, the others more often; it leaves itself."""
+def test_scores_decide_which_tops_stay() -> None:
+    """LCP: the newcomer was used once, the others more often; it is evicted itself."""
     core = split_core([4], [2], "lcp", experts=4, buffer=4)
     for expert in (0, 1, 0, 1):
         token(core, 0, [expert])
@@ -100,22 +98,22 @@ def test_priorities_decide_whose_top_stays() -> None:
     assert lengths(core) == {0: 2, 1: 2}
 
 
-def test_the_buffer_is_beside_the_cache() -> None:
+def test_the_buffer_is_no_part_of_the_cache() -> None:
     core = split_core([4], [2], experts=4, buffer=4)
     token(core, 0, [0])
     token(core, 0, [1])
     assert core.buffer(3) is not None and core.buffer(0) is None  # whole, and then there is no room for a bottom
     assert lengths(core) == {0: 2, 1: 2, 3: 4}
     core.check_integrity()
-    core.arrive(0, [1])  # in vain
+    core.arrive(0, [1])  # wasted
     assert lengths(core) == {0: 2, 1: 2} and len(core.transit) == 4
     bottom = core.buffer(0)
     assert bottom is not None and core.table[0][2:] == bottom
     assert token(core, 0, [0]) == [] and lengths(core) == {0: 2, 1: 2}
     assert core.buffer(3) is not None
-    assert token(core, 0, [3]) == [] and lengths(core) == {0: 2, 3: 2}  # what was used is in the cache
+    assert token(core, 0, [3]) == [] and lengths(core) == {0: 2, 3: 2}  # a used expert is in the cache
     assert core.buffer(2) is not None
-    assert token(core, 0, [0]) == [Segment(0, range(2, 4))]  # what is needed goes before what may be
+    assert token(core, 0, [0]) == [Segment(0, range(2, 4))]  # a demand goes before a prefetch
     assert lengths(core) == {0: 2, 3: 2} and not core.held.buffered
 
 
@@ -135,7 +133,7 @@ def test_another_split_moves_nothing() -> None:
 
 
 def test_a_layer_may_keep_nothing() -> None:
-    """Tops of no block: whoever leaves, leaves whole."""
+    """Tops of no block: experts are evicted whole."""
     core = split_core([0], [0], experts=4, buffer=8)
     assert token(core, 0, [0, 1]) == [Segment(0, range(4)), Segment(1, range(4))] and lengths(core) == {}
     assert core.buffer(2) is not None and token(core, 0, [2]) == []
@@ -180,7 +178,7 @@ def test_tops_as_long_as_experts_are_the_cache_of_whole_experts(
 
 
 class Move(NamedTuple):
-    """What happens: a token, with what is fetched ahead in each layer, then maybe other tops, slots, policy or pins."""
+    """One event: a token, with prefetches in each layer, then maybe other tops, slots, policy or pins."""
 
     wanted: list[list[int]]
     ahead: list[list[int]]
@@ -213,8 +211,8 @@ def check(core: CacheCore[int], capacities: Sequence[int], buffer: int) -> None:
     for layer, capacity in enumerate(capacities):
         kept = sum(size for eid, size in sizes.items() if eid // EXPERTS == layer)
         assert kept <= capacity == core.pools[layer].capacity
-    beside = sum(BLOCKS - had for had in core.held.buffered.values())
-    assert beside + len(core.transit) == buffer
+    buffered = sum(BLOCKS - had for had in core.held.buffered.values())
+    assert buffered + len(core.transit) == buffer
     slots = [slot for held in core.table for slot in held]
     slots += [slot for pool in core.pools for slot in pool.free] + core.transit
     assert len(slots) == len(set(slots)) == sum(capacities) + buffer
@@ -238,15 +236,14 @@ def test_no_layer_keeps_more_than_its_slots(
             eids = [layer * EXPERTS + expert for expert in wanted]
             core.arrive(layer, eids)
             for eid in core.lease(layer, eids):
-                assert core.admit(eid, core.leased, in_transit=True) is not None
-                core.use(eid)
+                assert core.admit_requested(eid) is not None
             whole = {eid: core.table[eid] for eid in eids}
             assert all(len(slots) == BLOCKS for slots in whole.values())
             for eid in ahead:
                 if len(core.table[eid]) < BLOCKS:
                     before = core.held.sizes()
                     core.buffer(eid)
-                    assert core.held.sizes() == before, "somebody left for what was fetched ahead"
+                    assert core.held.sizes() == before, "a prefetch into the buffer evicted an expert"
             assert all(core.table[eid] == slots for eid, slots in whole.items())
             core.release(eids)
             check(core, capacities, buffer)
@@ -257,12 +254,7 @@ def test_no_layer_keeps_more_than_its_slots(
             core.split(move.tops)
             assert lengths(core) == before
         if move.capacities is not None:
-            core.empty_buffer()
-            for pool, capacity in zip(core.pools, move.capacities, strict=True):
-                while pool.capacity > capacity:
-                    core.shrink(pool)
-                while pool.capacity < capacity:
-                    core.grow(pool, next(spare))
+            core.resize(move.capacities, buffer, spare.__next__, lambda slot: None)
             capacities = move.capacities
         if move.name is not None:
             left = core.rebuild(policy(move.name), capacities)

@@ -24,17 +24,17 @@ CONTEXT = 256
 def _loads_try_a_short_prompt() -> Iterator[None]:
     """What a load tries to measure its workspace: 4 tokens instead of a whole context, as the fake GPU's segments are
     much larger than what either takes. Tests of the memory itself ask for `whole_trials`."""
-    from core.session import trial_passes
+    from core.session import pass_wiring
 
-    before, trial_passes.PREFILL_CHUNK = trial_passes.PREFILL_CHUNK, 4  # type: ignore[attr-defined]
+    before, pass_wiring.PREFILL_CHUNK = pass_wiring.PREFILL_CHUNK, 4  # type: ignore[attr-defined]
     yield
-    trial_passes.PREFILL_CHUNK = before  # type: ignore[attr-defined]
+    pass_wiring.PREFILL_CHUNK = before  # type: ignore[attr-defined]
 
 
 @pytest.fixture
 def whole_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads try a prompt as long as those that they serve."""
-    monkeypatch.setattr("core.session.trial_passes.PREFILL_CHUNK", PREFILL_CHUNK)
+    monkeypatch.setattr("core.session.pass_wiring.PREFILL_CHUNK", PREFILL_CHUNK)
 
 
 @pytest.fixture

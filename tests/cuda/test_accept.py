@@ -13,7 +13,7 @@ import torch
 
 from bench.accept import decode, engines, launches, link, parts
 from bench.accept.drawn import OLMOE, QWEN, Subject, subject
-from core.cache.deferred_requests import DeferredRequests
+from core.cache.address_table import AddressTable
 from core.hf.fused_rmsnorm import FORMS
 from core.memory.codec import FORMATS, kernels
 from core.memory.codec.kernels import Launcher
@@ -141,15 +141,15 @@ def test_tokens_led_by_the_gpu(tmp_path: Path, fake_kernels: FakeCuda) -> None:
 @pytest.mark.long(0.3)
 def test_other_bits_led_by_the_gpu_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies into slots that bring something else."""
-    settle = DeferredRequests.settle
-    monkeypatch.setattr(DeferredRequests, "settle", lambda self, routed: (settle(self, routed), _spoil(self))[0])
+    request = AddressTable.request
+    monkeypatch.setattr(AddressTable, "request", lambda self, routed: (request(self, routed), _spoil(self))[0])
     with installed(FakeCuda(), kernels=True), pytest.raises(link.Wrong, match="logits are others"):
         decode.led_by_the_gpu(subject(tmp_path, small=True, device=GPU))
 
 
-def _spoil(requests: DeferredRequests) -> None:
-    for eid in requests._issued:
-        requests._expert_cache.core.table[eid][0].raw.zero_()
+def _spoil(table: AddressTable) -> None:
+    for eid in table._submitted:
+        table._expert_cache.core.table[eid][0].raw.zero_()
 
 
 @pytest.mark.long(0.1)

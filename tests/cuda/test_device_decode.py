@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from core.cache.address_table import AddressTable
-from core.cache.deferred_requests import DeferredRequests
 from core.engine import Engine
 from core.errors import SettingError
 from core.runtime.batch import Batch
@@ -253,9 +252,9 @@ def test_kernels_that_do_not_run_are_noticed_and_a_lack_of_memory_is_tried_again
 
 def too_early(patch: pytest.MonkeyPatch, fake: FakeCuda) -> None:
     """The table names slots whose copies are under way."""
-    real = AddressTable.bring_up
+    real = AddressTable._update
 
-    def bring_up(self: AddressTable, landed: Any) -> None:
+    def update(self: AddressTable, landed: Any) -> None:
         copies = self._expert_cache.copies
         tickets, copies.tickets = copies.tickets, {}
         try:
@@ -263,26 +262,26 @@ def too_early(patch: pytest.MonkeyPatch, fake: FakeCuda) -> None:
         finally:
             copies.tickets = tickets
 
-    patch.setattr(AddressTable, "bring_up", bring_up)
+    patch.setattr(AddressTable, "_update", update)
 
 
 def too_late(patch: pytest.MonkeyPatch, fake: FakeCuda) -> None:
     """The table still names slots that others are copied into."""
-    real, calls = AddressTable.bring_up, []
+    real, calls = AddressTable._update, []
 
-    def bring_up(self: AddressTable, landed: Any) -> None:
+    def update(self: AddressTable, landed: Any) -> None:
         calls.append(landed)
         if len(calls) == 1:
             real(self, landed)
 
-    patch.setattr(AddressTable, "bring_up", bring_up)
+    patch.setattr(AddressTable, "_update", update)
 
 
 def not_waited_for(patch: pytest.MonkeyPatch, fake: FakeCuda) -> None:
     """The host admits experts while the token is still computed."""
-    begin, stream, begun = DeferredRequests.bring_up, fake.clocks.default, list[None]()
+    begin, stream, begun = AddressTable.sync_table, fake.clocks.default, list[None]()
     wait = stream.synchronize
-    patch.setattr(DeferredRequests, "bring_up", lambda self: (begin(self), begun.append(None))[0])
+    patch.setattr(AddressTable, "sync_table", lambda self: (begin(self), begun.append(None))[0])
     patch.setattr(stream, "synchronize", lambda: begun.clear() if begun else wait())
 
 
@@ -314,7 +313,7 @@ def test_planted_races_are_found(
 
 
 @pytest.mark.long(0.1)
-def test_a_table_that_is_not_brought_up_gives_other_logits(model: Path, patch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_is_not_synced_gives_other_logits(model: Path, patch: pytest.MonkeyPatch) -> None:
     """What was in a slot has left it: by then the copy into it is mostly over, and no race."""
     with installed(FakeCuda(), kernels=True) as fake:
         want = logits_of(model, "host")

@@ -14,9 +14,9 @@ import torch
 
 from core.cache.lease import LeasedSegment
 from core.memory.transfer import TransferEngine
-from core.runtime.expert_rows import TokenRows
 from core.runtime.moe_step import MoEStep
 from core.runtime.prefetcher import Prefetcher
+from core.runtime.rows import ExpertRows
 from core.settings.sampling import Sampling
 from tests.cuda.conftest import engine_on
 from tests.cuda.test_copy_errors import GPU, ticket
@@ -50,15 +50,16 @@ def layers_of(
 ) -> list[list[tuple[str, Sequence[LeasedSegment]]]]:
     """What an answer's decoded tokens do, layer by layer: "compute" some segments, or "ask" for later layers'."""
     layers: list[list[tuple[str, Sequence[LeasedSegment]]]] = []
-    step, compute, look = MoEStep.__call__, TokenRows.compute, Prefetcher.look_ahead
+    step, compute, look = MoEStep.__call__, ExpertRows.compute, Prefetcher.look_ahead
 
     def begun(self: MoEStep, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Any:
         if len(ids) == 1:
             layers.append([])
         return step(self, layer, hidden, ids, weights)
 
-    def computed(self: TokenRows, some: Sequence[LeasedSegment]) -> None:
-        layers[-1].append(("compute", some))
+    def computed(self: ExpertRows, some: Sequence[LeasedSegment]) -> None:
+        if self._triples.tokens == 1:
+            layers[-1].append(("compute", some))
         compute(self, some)
 
     def asked(self: Prefetcher, layer: int, chosen: Sequence[Sequence[int]], weights: Any) -> None:
@@ -68,7 +69,7 @@ def layers_of(
 
     with engine_on(model, settings) as engine:
         monkeypatch.setattr(MoEStep, "__call__", begun)
-        monkeypatch.setattr(TokenRows, "compute", computed)
+        monkeypatch.setattr(ExpertRows, "compute", computed)
         monkeypatch.setattr(Prefetcher, "look_ahead", asked)
         for _ in engine.generate("hello there, how are you?", Sampling(max_new_tokens=12)):
             pass
@@ -121,7 +122,7 @@ def test_asking_routers_ends_where_it_costs_more_than_it_saves(
         for piece in engine.generate("hello there, how are you?", Sampling(temperature=0.0, max_new_tokens=40)):
             if piece.kind == "token":
                 asked = sum(one.place == "prediction/view.py:ask" for one in waits)
-                tokens.append((engine.parts.throttle.paused, asked))
+                tokens.append((engine.parts.prediction.throttle.paused, asked))
             waits.clear()
         said = [text for _, text in engine.frame().marks if "prefetching paused" in text]
     assert said and "more than it saved" in said[0]

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from core.cache.lease import LeasedSegment
 from core.engine import Engine
 from core.errors import BudgetError, DeviceFullError
-from core.runtime.compute import ExpertMath
+from core.runtime.rows import ExpertRows
 from core.session import settings_controller
 from core.settings.sampling import Sampling
 from tests.checkpoints import make_checkpoint
@@ -31,15 +33,16 @@ class Refusing:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.at: set[int] = set()
         self.calls = 0
-        real = ExpertMath.token
+        real = ExpertRows.compute
 
-        def token(math: ExpertMath, *args: object) -> torch.Tensor:
-            self.calls += 1
-            if self.calls - 1 in self.at:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has 1 B free.")
-            return real(math, *args)  # type: ignore[arg-type]
+        def compute(rows: ExpertRows, batch: Sequence[LeasedSegment]) -> None:
+            if rows._triples.tokens == 1:
+                self.calls += 1
+                if self.calls - 1 in self.at:
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has 1 B free.")
+            real(rows, batch)
 
-        patch.setattr(ExpertMath, "token", token)
+        patch.setattr(ExpertRows, "compute", compute)
 
 
 @pytest.fixture
@@ -129,15 +132,15 @@ def test_a_state_that_cannot_be_taken_back_is_not_computed_twice(
 def refuse_prompts(engine: Engine, times: int) -> None:
     """The last layer of the next prompts finds no memory."""
     left, last = [None] * times, engine.wiring.math[-1]
-    many = last.many
+    prompt = last.prompt
 
     def refuses(*args: object) -> torch.Tensor:
         if left:
             left.pop()
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has 1 B free.")
-        return many(*args)  # type: ignore[arg-type]
+        return prompt.multiply(*args)  # type: ignore[arg-type]
 
-    last.many = refuses  # type: ignore[method-assign]
+    last.prompt = replace(prompt, multiply=refuses)
 
 
 def test_other_errors_stay_what_they_are(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +149,8 @@ def test_other_errors_stay_what_they_are(engine: Engine, monkeypatch: pytest.Mon
     def broken(*_: object) -> torch.Tensor:
         raise RuntimeError("a mistake")
 
-    monkeypatch.setattr(ExpertMath, "token", broken)
+    for math in engine.wiring.math:
+        monkeypatch.setattr(math, "token", replace(math.token, multiply=broken))
     with pytest.raises(RuntimeError, match="a mistake"):
         text(engine)
     assert engine.expert_cache.slots == slots

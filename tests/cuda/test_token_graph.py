@@ -204,6 +204,6 @@ def test_a_graph_with_an_old_table_is_found(model: Path) -> None:
         list(engine.generate(PROMPT, Sampling(max_new_tokens=6)))
         assert graphs_of(engine).replays and not fake.races.found
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(AddressTable, "bring_up", lambda self, landed: None)
+            patch.setattr(AddressTable, "_update", lambda self, landed: None)
             list(engine.generate(PROMPT[::-1], Sampling(max_new_tokens=16)))
     assert fake.races.found

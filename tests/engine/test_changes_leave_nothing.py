@@ -14,7 +14,7 @@ from core.settings.registry import variants
 from core.settings.sampling import Sampling
 from tests.selection import layered
 
-RECORDS = {"Recorded", "Transfer", "StepRecord", "Ticket", "Lossy"}  # bounded, see test_telemetry.py
+RECORDS = {"LazyStepRecord", "Transfer", "StepRecord", "Ticket", "Lossy"}  # bounded, see test_telemetry.py
 VALUES = {
     "predictor": [v.name for v in variants("predictor") if not v.needs],
     "eviction": [v.name for v in variants("eviction") if not v.needs],

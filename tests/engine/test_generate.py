@@ -241,7 +241,7 @@ def test_an_answer_that_breaks_off_within_a_layer_leaves_the_engine_usable(
 ) -> None:
     said = [p.token for p in talk(engine, max_new_tokens=6)]
     with monkeypatch.context() as patched:
-        patched.setattr("core.runtime.compute.ExpertMath.combine", lambda *_: 1 / 0)
+        patched.setattr("core.runtime.expert_math.ExpertMath.combine", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             talk(engine, max_new_tokens=6)
     assert not engine.busy

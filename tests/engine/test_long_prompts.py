@@ -102,7 +102,7 @@ def test_what_was_borrowed_changes_no_bit(engine: Engine, path: Path, monkeypatc
     tokens = [one.token for one in engine.generate(LONG, ONE) if one.kind == "token"]
     whole = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "all"}), context=1500))
     try:
-        monkeypatch.setattr(whole._generation._passes, "piece", lambda unread: unread)
+        monkeypatch.setattr(whole._generation._passes, "max_chunk", lambda unread: unread)
         assert [one.token for one in whole.generate(LONG, ONE) if one.kind == "token"] == tokens
     finally:
         whole.unload()
@@ -143,14 +143,14 @@ def test_a_budget_that_is_lowered_before_a_long_pass_leaves_it_no_more_than_its_
 ) -> None:
     """The length was chosen by then: the pass is cut."""
     passes, least = engine._generation._passes, engine.sizes.slots_min("layer")
-    choose = passes.piece
+    choose = passes.max_chunk
 
     def piece(unread: int) -> int:
         chosen = choose(unread)
         engine.change({"budget": str(engine.sizes.bytes(least))})
         return chosen
 
-    monkeypatch.setattr(passes, "piece", piece)
+    monkeypatch.setattr(passes, "max_chunk", piece)
     steps = {}
     if together:
         texts = [LONG[:700], LONG[1:800], LONG[2:90]]
@@ -168,7 +168,7 @@ def test_a_budget_that_is_lowered_before_a_long_pass_leaves_it_no_more_than_its_
 
 def test_a_budget_lowered_between_two_long_pieces_holds(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     passes, least, seen = engine._generation._passes, engine.sizes.slots_min("layer"), list[int]()
-    monkeypatch.setattr(passes, "piece", lambda unread: 700)
+    monkeypatch.setattr(passes, "max_chunk", lambda unread: 700)
     for one in engine.generate(LONG, ONE):
         if one.step is not None and one.step.phase == "prefill":
             seen.append(one.step.tokens)

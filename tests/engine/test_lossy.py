@@ -88,10 +88,10 @@ def run(engine: Engine, **settings: object) -> tuple[list[torch.Tensor], list[Lo
     for ids in (PROMPT, *([token] for token in ANSWER)):
         batch = Batch("prefill" if len(ids) > 1 else "decode", (Share(ids),))
         engine.parts.recorder.begin(batch)
-        engine.wiring.answering.prefetcher.begin(batch)
+        engine.wiring.answering.step.prefetcher.begin(batch)
         out = cached_pass(engine.model, torch.tensor([ids]), cache)
         logits.append(out.logits[0].clone())
-        events.append(engine.parts.miss.take(len(ids)))
+        events.append(engine.parts.prediction.miss.take(len(ids)))
     engine.expert_cache.check_integrity()
     return logits, events
 
@@ -175,7 +175,7 @@ def test_rho_is_spent_on_the_experts_of_least_weight(
 ) -> None:
     """By default; of most weight on request. Every missing expert may be replaced here, so that only rho decides."""
     gates: list[dict[tuple[int, int, int], float]] = []  # a pass: (layer, token, expert) -> its weight
-    begin, route = engine.parts.miss.begin, engine.parts.miss.route
+    begin, route = engine.parts.prediction.miss.begin, engine.parts.prediction.miss.route
 
     def begun(*phase: str) -> None:
         gates.append({})
@@ -186,8 +186,8 @@ def test_rho_is_spent_on_the_experts_of_least_weight(
             gates[-1] |= {(layer, token, expert): share for expert, share in zip(row, shares, strict=True)}
         return route(layer, ids, weights, asked)
 
-    monkeypatch.setattr(type(engine.parts.miss), "begin", lambda self, *phase: begun(*phase))
-    monkeypatch.setattr(type(engine.parts.miss), "route", lambda self, *args: routed(*args))
+    monkeypatch.setattr(type(engine.parts.prediction.miss), "begin", lambda self, *phase: begun(*phase))
+    monkeypatch.setattr(type(engine.parts.prediction.miss), "route", lambda self, *args: routed(*args))
     _, events = run(engine, rho=1, **way, **({} if order == "lightest" else {"rho_order": order}))
     limited = 0
     for weights, one in zip([known for known in gates if known], events, strict=True):
@@ -210,13 +210,13 @@ def test_percentiles_are_those_at_the_entropys_temperature(
 ) -> None:
     """A profile of the very passes that follow leaves alone the share of tokens that was asked for, at any of them."""
     kept: list[np.ndarray[Any, Any]] = []  # a layer's weights [T, k]
-    route = type(engine.parts.miss).route
+    route = type(engine.parts.prediction.miss).route
 
     def routed(self: Any, layer: int, ids: torch.Tensor, weights: torch.Tensor, asked: list[list[int]]) -> Any:
         kept.append(weights.double().numpy())
         return route(self, layer, ids, weights, asked)
 
-    monkeypatch.setattr(type(engine.parts.miss), "route", routed)
+    monkeypatch.setattr(type(engine.parts.prediction.miss), "route", routed)
     run(engine, miss="drop", rho=0)
     layers, before = engine.shape.layers, engine.profile
     measured = Entropies(layers)
@@ -226,7 +226,7 @@ def test_percentiles_are_those_at_the_entropys_temperature(
     engine.use_profile(replace(before, tae=measured.percentiles(), tae_tempered=measured.tempered()))
     try:
         engine.change({"gate": "percentile", "gate_percentile": 30.0, "gate_temperature": temperature})
-        limits = engine.parts.miss.thresholds
+        limits = engine.parts.prediction.miss.thresholds
         for layer in range(layers):
             found = entropy(np.concatenate(kept[layer::layers]), temperature)
             assert (found <= limits[layer]).mean() == pytest.approx(0.3, abs=0.05)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
+import core
 from core.engine import Engine
-from core.runtime.expert_rows import PromptRows, TokenRows
 from core.runtime.pipeline import StepDispatch
-from core.runtime.routed import Routed, distinct
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
 
@@ -37,16 +39,16 @@ def test_a_pass_goes_to_its_own_step_and_all_others_to_the_usual_one() -> None:
     assert called == ["other", "usual", "usual"]
 
 
-def test_experts_at_rest_are_looked_for_where_nothing_else_is_done_in_a_pass(
+def test_all_hits_are_looked_up_where_nothing_else_is_done_in_a_pass(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked, at_rest = list[int](), engine.expert_cache.at_rest
+    looked, lookup = list[int](), engine.expert_cache.lookup_all_hits
 
     def heard(layer: int, wanted: Sequence[int]) -> Any:
         looked.append(layer)
-        return at_rest(layer, wanted)
+        return lookup(layer, wanted)
 
-    monkeypatch.setattr(engine.expert_cache, "at_rest", heard)
+    monkeypatch.setattr(engine.expert_cache, "lookup_all_hits", heard)
     for changes, looks in (
         ({"predictor": "none"}, True),
         ({"predictor": "gate"}, False),
@@ -57,7 +59,37 @@ def test_experts_at_rest_are_looked_for_where_nothing_else_is_done_in_a_pass(
         looked.clear()
         list(engine.generate(TEXT, Sampling(max_new_tokens=4)))
         assert bool(looked) == looks, changes
-        assert not engine.wiring.answering.step._rests, "a pass that belongs to no pipeline looks for none"
+        assert not engine.wiring.answering.step._looks_up, "a pass that belongs to no pipeline looks for none"
+
+
+def test_resident_experts_are_a_short_way_from_the_hook(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files of core in which something is called for a layer of one token, in docs/architecture.md's order."""
+    engine.change({"budget": "all", "predictor": "none"})
+    call, root, ways = StepDispatch.__call__, str(Path(core.__file__).parent), list[tuple[str, ...]]()
+
+    def followed(*args: Any) -> torch.Tensor:
+        files: dict[str, None] = {}
+
+        def enter(frame: FrameType, event: str, arg: object) -> None:
+            if event == "call" and frame.f_code.co_filename.startswith(root):
+                files[frame.f_code.co_filename.removeprefix(root)] = None
+
+        sys.setprofile(enter)
+        try:
+            return call(*args)
+        finally:
+            sys.setprofile(None)
+            ways.append(tuple(files))
+
+    monkeypatch.setattr(StepDispatch, "__call__", followed)
+    with engine.workbench("test") as bench:
+        for _ in range(2):  # the second time each expert's lease is known
+            kv = bench.kv.fresh()
+            bench.run(IDS, kv)
+            ways.clear()
+            bench.run([5], kv, "decode")
+    assert len(ways) == engine.shape.layers and all(len(way) <= 15 for way in ways), ways
+    assert not [file for way in ways for file in way if "session" in file], "nothing calls up"
 
 
 def test_measuring_predicts_records_and_changes_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,26 +116,3 @@ def test_measuring_predicts_records_and_changes_nothing(engine: Engine, monkeypa
     engine.change({**Settings(), "budget": "all"})
     with engine.workbench("test") as bench:
         assert torch.equal(bench.run(IDS, bench.kv.fresh(), keep=len(IDS)), lossless)
-
-
-@pytest.mark.parametrize("tokens", [1, 5])
-def test_rows_are_the_same_in_whatever_order_experts_land(engine: Engine, tokens: int) -> None:
-    shape, generator = engine.shape, torch.Generator().manual_seed(0)
-    hidden = torch.randn(tokens, shape.hidden, generator=generator).to(next(engine.model.parameters()).dtype)
-    asked = [torch.randperm(shape.experts, generator=generator)[: shape.top_k].tolist() for _ in range(tokens)]
-    weights = torch.rand(tokens, shape.top_k, generator=generator).to(hidden.dtype)
-    routed = Routed(torch.tensor(asked), weights, asked, distinct(asked), asked)
-    engine.change({"budget": "all"})
-    results = []
-    with torch.inference_mode():
-        lease = engine.expert_cache.acquire(0, routed.wanted)
-        for held in lease.segments:
-            if held.ticket is not None:
-                engine.transfers.wait(held.ticket)
-        for order in (lease.segments, lease.segments[::-1]):
-            rows = (TokenRows if tokens == 1 else PromptRows)(engine.wiring.math[0], hidden, routed)
-            for one in order:
-                rows.compute([one])
-            results.append(rows.combined())
-        engine.expert_cache.release(lease)
-    assert torch.equal(*results)

@@ -89,7 +89,7 @@ def passes(engine: Engine, between: Callable[[], None] = lambda: None) -> tuple[
     request = engine.predictor_host.request + 1
     for _ in range(STEPS + 1):
         engine.expert_cache.core.now += 1
-        engine.wiring.answering.prefetcher.begin(Batch("decode", (Share(ids, request=request),)))
+        engine.wiring.answering.step.prefetcher.begin(Batch("decode", (Share(ids, request=request),)))
         out = cached_pass(engine.model, torch.tensor([ids]), cache).logits[0]
         logits.append(out.clone())
         ids = [int(out[-1].argmax())]

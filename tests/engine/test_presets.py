@@ -62,7 +62,7 @@ def test_a_preset_acts_or_says_what_it_needs(engine: Engine, answer: str, one: P
     engine.change(one.values)
     assert matching(engine.settings) is one
     assert said(engine) == answer
-    assert engine.expert_cache.scope == one.values["scope"]
+    assert engine.expert_cache.placement.scope == one.values["scope"]
     assert engine.expert_cache.policy.retains == (one.values["eviction"] != "none")
     engine.expert_cache.check_integrity()
 
@@ -91,7 +91,7 @@ def test_a_preset_that_needs_a_profile_answers_with_one(profiled: Engine, answer
         assert sum(step.changed for step in steps) > 0
     else:
         assert text == answer and all(step.exact for step in steps)
-    assert profiled.expert_cache.scope == one.values["scope"]
+    assert profiled.expert_cache.placement.scope == one.values["scope"]
     assert profiled.expert_cache.policy.retains == (one.values["eviction"] != "none")
     profiled.expert_cache.check_integrity()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,8 +12,7 @@ import pytest
 from core.cache.lease import LeasedSegment
 from core.engine import Engine
 from core.runtime import moe_step
-from core.runtime.expert_rows import Rows, token_at_rest
-from core.runtime.processor import DeviceProcessor
+from core.runtime.rows import ExpertRows, compute_all_hits
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
 from core.types import Outcome, Segment, StepRecord
@@ -21,21 +20,6 @@ from tests.selection import layered
 
 TEXT = [{"role": "user", "content": "hello there"}]
 Batches = list[list[LeasedSegment]]
-
-
-class Watched:
-    """A layer's rows, which note what they are asked to compute and whether it was there."""
-
-    def __init__(self, rows: Rows, engine: Engine, computed: Batches) -> None:
-        self._rows, self._engine, self._computed = rows, engine, computed
-
-    def batches(self, segments: Sequence[LeasedSegment]) -> Iterator[Sequence[LeasedSegment]]:
-        yield from self._rows.batches(segments)
-
-    def compute(self, some: Sequence[LeasedSegment]) -> None:
-        check_there(self._engine, some)
-        self._computed.append(list(some))
-        self._rows.compute(some)
 
 
 def check_there(engine: Engine, some: Sequence[LeasedSegment]) -> None:
@@ -49,26 +33,31 @@ def check_there(engine: Engine, some: Sequence[LeasedSegment]) -> None:
 
 @contextmanager
 def watched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Batches, Batches]]:
-    """Inside, notes the leased segments that are to be computed, lease by lease, and the batches that are: by a
-    processor, or at once where all are at rest."""
+    """Inside, notes the leased segments that are to be computed, lease by lease, and the batches that are."""
     taken: Batches = []
     computed: Batches = []
-    compute = DeviceProcessor.compute
+    batches, compute = ExpertRows.batches, ExpertRows.compute
 
-    def heard(self: DeviceProcessor, segments: Sequence[LeasedSegment], rows: Rows, meanwhile: Any = None) -> None:
+    def divided(self: ExpertRows, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]:
         taken.append(list(segments))
-        compute(self, segments, Watched(rows, engine, computed), meanwhile)
+        return batches(self, segments)
 
-    def at_rest(math: Any, segments: Sequence[LeasedSegment], *more: Any) -> Any:
+    def checked(self: ExpertRows, batch: Sequence[LeasedSegment]) -> None:
+        check_there(engine, batch)
+        computed.append(list(batch))
+        compute(self, batch)
+
+    def all_hits(math: Any, segments: Sequence[LeasedSegment], *more: Any) -> Any:
         taken.append(list(segments))
         computed.append(list(segments))
-        assert all(one.ticket is None for one in segments), "somebody has to wait for it"
+        assert all(one.ticket is None for one in segments), "its copy would have to be waited for"
         check_there(engine, segments)
-        return token_at_rest(math, segments, *more)
+        return compute_all_hits(math, segments, *more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DeviceProcessor, "compute", heard)
-        patch.setattr(moe_step, "token_at_rest", at_rest)
+        patch.setattr(ExpertRows, "batches", divided)
+        patch.setattr(ExpertRows, "compute", checked)
+        patch.setattr(moe_step, "compute_all_hits", all_hits)
         yield taken, computed
 
 
@@ -83,7 +72,7 @@ def watched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[B
     ],
     ids=lambda changes: "-".join(map(str, changes.values())) or "plain",
 )
-def test_a_processor_computes_every_leased_segment_once(
+def test_every_leased_segment_is_computed_once(
     engine: Engine, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.change(changes)
@@ -113,8 +102,8 @@ def test_a_processor_computes_every_leased_segment_once(
     )
 
 
-def test_measuring_has_a_processor_of_its_own(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its waits are counted as measured and not as an answer's."""
+def test_measuring_counts_its_own_waits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not an answer's."""
     before = engine.parts.recorder.stall_s
     with watched(engine, monkeypatch) as (taken, computed), engine.workbench("test") as bench:
         bench.run([3, 17, 42], bench.kv.fresh())
@@ -127,8 +116,7 @@ def test_measuring_has_a_processor_of_its_own(engine: Engine, monkeypatch: pytes
     "budget", layered(["25%", "50%", "all", "3MB", "1GB"], quick=lambda budget: budget in ("25%", "3MB"))
 )
 def test_slots_are_blocks(engine: Engine, budget: str) -> None:
-    """Experts in two blocks of half the bytes X
-    enough, as no layer needs slots of its own."""
+    """Experts in two blocks of half the bytes take the same memory, in twice as many slots."""
     whole = engine.sizes
     halves = replace(whole, slot=whole.slot // 2, blocks=2)
     asked = Settings({"budget": budget}).cache.budget

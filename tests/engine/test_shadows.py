@@ -94,7 +94,7 @@ def test_a_profile_brings_those_that_need_it_with_their_parameters_as_set(engine
 def test_what_was_named_in_a_pass_that_broke_off_is_not_the_next_one_s(engine: Engine) -> None:
     engine.change({"record_lab": True})
     steps = answered(engine)
-    shadows = engine.parts.shadows
+    shadows = engine.parts.prediction.capture.shadows
     with torch.inference_mode():
         shadows.begin((0, [1]))
     seen = steps[-1].beside

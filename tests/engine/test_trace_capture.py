@@ -52,7 +52,7 @@ def test_keeping_changes_no_token(engine: Engine) -> None:
 def test_prefetching_that_does_not_pay_is_paused_and_said(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("core.policy.prefetch.throttle.WINDOW", 2)
     monkeypatch.setattr("core.policy.prefetch.throttle.REST", 3)
-    monkeypatch.setattr("core.cache.prefetch_cost.PrefetchCost.net_ms", lambda *_: -1e6)
+    monkeypatch.setattr("core.cache.counts.PrefetchCost.net_ms", lambda *_: -1e6)
     engine.change({"predictor": "recent", "prefetch_auto": True})
     steps = [s for _ in range(2) for s in answered(engine) if s.phase == "decode"]
     assert [s.predict_ms > 0 for s in steps] == [True] * 4 + [False] * 3 + [True]

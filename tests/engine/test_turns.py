@@ -88,7 +88,7 @@ def test_bytes_in_host_memory_are_counted(engine: Engine) -> None:
 def test_everything_is_dropped_with_the_profile(engine: Engine) -> None:
     text, _ = ask(engine, FIRST)
     engine.use_profile(drawn_profile(engine))
-    assert len(engine.parts.kept) == 0 and cached(engine, [*text, *NEXT]) == 0
+    assert len(engine.parts.memory.prefix_cache) == 0 and cached(engine, [*text, *NEXT]) == 0
     text, _ = ask(engine, FIRST)
     engine.use_profile(None)
     assert cached(engine, [*text, *NEXT]) == 0
@@ -98,7 +98,7 @@ def test_everything_is_dropped_on_unload(model: Path) -> None:
     engine = Engine.load(LoadSpec.checked(str(model), Settings({"budget": "50%"}), context=256))
     ask(engine, FIRST, 2)
     ask(engine, [1, *FIRST], 2)
-    kept = engine.parts.kept
+    kept = engine.parts.memory.prefix_cache
     assert len(kept) == 2 and kept.bytes > 0
     engine.unload()
     assert len(kept) == 0 and kept.bytes == 0
@@ -108,7 +108,7 @@ def test_under_memory_pressure_the_oldest_are_dropped(engine: Engine, monkeypatc
     text, _ = ask(engine, FIRST)
     ask(engine, [1, *FIRST])
     assert engine.memory().kept > 0
-    monkeypatch.setattr(engine.parts.kept, "_free", lambda: 0)
+    monkeypatch.setattr(engine.parts.memory.prefix_cache, "_free", lambda: 0)
     other, _ = ask(engine, [2, *FIRST])
     assert engine.memory().kept == 0
     assert cached(engine, [*other, *NEXT]) == len(other) - 1, "what needs no host memory is still continued"
@@ -117,7 +117,7 @@ def test_under_memory_pressure_the_oldest_are_dropped(engine: Engine, monkeypatc
 
 def test_an_exact_answer_takes_over_no_lossy_token(engine: Engine) -> None:
     text, pieces = ask(engine, FIRST)
-    plain = engine.parts.kept._texts[-1].kv
+    plain = engine.parts.memory.prefix_cache._texts[-1].kv
     assert plain is not None and plain.exact
     engine.change({"miss": "drop", "budget": str(engine.sizes.bytes(12))})
     lossy, pieces = ask(engine, [*text, *NEXT], 8)
@@ -227,7 +227,7 @@ def test_a_stop_in_the_middle_of_a_pass_leaves_the_tokens_before_it(engine: Engi
     pieces = list(engine.generate(Ids([*text, *NEXT]), Sampling(max_new_tokens=4), cancel, reuse=True))
     hook.remove()
     assert stats_of(pieces).reason == "cancelled" and stats_of(pieces).new_tokens == 0
-    kept = engine.parts.kept._texts[-1]
+    kept = engine.parts.memory.prefix_cache._texts[-1]
     assert kept.ids.tolist() == text[:-1] and kept.kv is not None and kept.kv.whole
     after, pieces = ask(engine, [*text, *NEXT])
     assert stats_of(pieces).cached_tokens == len(text) - 1

@@ -1,6 +1,6 @@
 """The engine's logits are transformers' own: max abs difference 0.0, whatever the budget, policy or slider history.
 
-The reference is transformers' grouped_mm in fp32, whose summation order the engine keeps (core.runtime.compute).
+The reference is transformers' grouped_mm in fp32, whose summation order the engine keeps (core.runtime.expert_math).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from transformers import DynamicCache
 
 from core.engine import Engine
-from core.runtime.layer_math import choose_products
+from core.runtime.product_trials import choose_products
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -136,7 +136,7 @@ def test_logits_are_identical_wherever_experts_are_computed_together(
     engine.change(settings_of(engine, CASES["half"], "gate"))
     filled = engine.expert_cache.sample(engine.shape.top_k)
     with monkeypatch.context() as patched:
-        patched.setattr("core.runtime.stacking.WORTH_IT", float("inf"))
+        patched.setattr("core.runtime.product_trials.WORTH_IT", float("inf"))
         choose_products(engine.wiring.math, filled, torch.float32)
     logits, tokens = run(engine.model, engine.fresh_cache(), lambda step: None)
     assert (logits - reference.logits).abs().max().item() == 0.0

@@ -28,7 +28,7 @@ CASES = (*QUICK, ("gpt_oss", "float32"), ("mixtral", "bfloat16"), ("phimoe", "fl
 @pytest.mark.parametrize(("arch", "dtype"), layered(CASES, quick=lambda case: case in QUICK))
 def test_a_long_prompt_is_identical(arch: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
-    for module in ("core.runtime.compute", "core.capacity.sizes"):
+    for module in ("core.runtime.expert_math", "core.capacity.sizes"):
         monkeypatch.setattr(f"{module}.AT_ONCE", (10_000, 10_000))
     monkeypatch.setattr("core.capacity.sizes.WORTH_SHARED", 1e6)  # of these tiny experts
     path = save_tokenizer(make_checkpoint(arch, tmp_path / arch, max_position_embeddings=1024))

@@ -64,7 +64,7 @@ class Talk:
     def __init__(self, path: Path, engine: Engine) -> None:
         self.engine, self.plain = engine, plain_transformers(path, torch.float32)
         self.selects = hasattr(self.plain.config, "index_topk")
-        self.kept: Any = engine.parts.kept
+        self.kept: Any = engine.parts.memory.prefix_cache
         self._lineage: list[tuple[Any, Text]] = []  # kept text -> how it was computed
         self._from: tuple[Any, int] | None = None
         taken = self.kept._taken

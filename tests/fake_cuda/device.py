@@ -93,7 +93,7 @@ def installed(fake: FakeCuda, *, kernels: bool = False) -> Iterator[FakeCuda]:
         patch.setattr(torch, "Generator", lambda device="cpu": generator("cpu"))
         _watch(fake, patch)
         if kernels:
-            patch.setattr("core.runtime.layer_math.make_kernels", lambda codec: FakeKernels(codec, fake))
+            patch.setattr("core.runtime.product_trials.make_kernels", lambda codec: FakeKernels(codec, fake))
         try:
             with fake.tensors:
                 yield fake

@@ -19,8 +19,8 @@ from core.engine import Engine
 from core.importing import import_model
 from core.memory.arena import Slot
 from core.memory.codec import FORMATS
-from core.runtime.compute import ExpertMath
-from core.runtime.kernel_trial import objection
+from core.runtime.expert_math import ExpertMath
+from core.runtime.product_trials import objection
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -159,4 +159,4 @@ def test_how_fast_a_layer_is(shape: tuple[int, int], experts: int, k: int) -> No
 
 
 def next_token(math: ExpertMath, turns: Iterator[list[Slot]], x: torch.Tensor) -> torch.Tensor:
-    return math.token(next(turns), x)
+    return math.token.multiply(next(turns), x)

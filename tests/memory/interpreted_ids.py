@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from core.memory.codec import FORMATS
-from core.runtime.compute import ExpertMath
+from core.runtime.expert_math import ExpertMath
 from core.runtime.grouped import GroupedMath
 from tests import kernel_cases as cases
 

@@ -18,8 +18,8 @@ from core.memory.codec.kernels.build import Binary, Kinds
 from core.memory.codec.kernels.driver import DriverLauncher
 from core.memory.codec.kernels.products import ByTriton, SlotKernels
 from core.memory.cuda_driver import CudaDriver, DriverError
-from core.runtime.compute import ExpertMath
-from core.runtime.layer_math import choose_products
+from core.runtime.expert_math import ExpertMath
+from core.runtime.product_trials import choose_products
 from tests import kernel_cases as cases
 from tests.fake_driver import IMAGE, MEMORY, FakeDriver
 
@@ -67,7 +67,7 @@ def test_experts_are_computed_without_kernels_that_fail(
     assert math.grouped is None
     assert said in caplog.text and "Triton does not find a C compiler here" in caplog.text
     x = torch.randn(1, 32)
-    assert torch.equal(math.token(slots, x), ExpertMath(module, codec).token(slots, x))
+    assert torch.equal(math.token.multiply(slots, x), ExpertMath(module, codec).token.multiply(slots, x))
 
 
 @pytest.mark.parametrize(("fake", "said"), FAULTS[:1])

@@ -12,7 +12,8 @@ from core.cache.lease import LeasedSegment
 from core.memory.codec import FORMATS, PartSpec, make_codec
 from core.memory.codec.kernels import available, blocks, make_kernels, say_unavailable, scratch_bytes, why_not
 from core.memory.codec.kernels.products import LANES, LANES_MOST, SCRATCH_BYTES, launches
-from core.runtime.grouped import FEW, LATE, TOGETHER, together
+from core.runtime.grouped import FEW
+from core.runtime.product import LATE, TOGETHER, limited
 from core.types import Outcome, Segment
 from tests.kernel_cases import codec_of, matrices
 from tests.selection import layered
@@ -102,10 +103,8 @@ def test_scratch_is_bounded(shape: tuple[int, int]) -> None:
 
 
 def test_experts_of_a_prompt_are_cut_into_portions() -> None:
-    """In order, each once, no more rows than tokens unless one expert has them, late ones a few at a time."""
+    """Resident ones first, each once, no more rows than tokens unless one expert has them, few late ones at a time."""
     counts = [7, 1, 1, 30, 2, 2, 2, 2, 2, 1, *[0] * 20, 3]
-    ends = torch.tensor(counts).cumsum(0).tolist()
-    rows = {e: slice(end - count, end) for e, (count, end) in enumerate(zip(counts, ends, strict=True))}
     ticket = object()
     held = [
         LeasedSegment(
@@ -117,8 +116,8 @@ def test_experts_of_a_prompt_are_cut_into_portions() -> None:
         )
         for e in range(len(counts))
     ]
-    portions = list(together(held, rows, most=30))
-    assert [one for some in portions for one in some] == held
+    portions = list(limited(held, dict(enumerate(counts)), 30))
+    assert [one for some in portions for one in some] == sorted(held, key=lambda one: one.ticket is not None)
     for some in portions:
         assert sum(counts[one.expert] for one in some) <= 30
         assert len(some) <= (TOGETHER if some[-1].ticket is None else LATE)

@@ -56,7 +56,7 @@ def state(engine: Engine) -> State:
         torch.get_num_threads(),
         engine.wiring.measuring.step._tap,
         engine.parts.recorder.index,
-        engine.expert_cache.scope,
+        engine.expert_cache.placement.scope,
         engine.expert_cache.slots,
     ]
     return State(logits, hooks, rest)

@@ -57,7 +57,7 @@ def state_of(engine: Engine) -> dict[str, Any]:
             "kv": engine.wiring.kv.bytes,
             "predictor": id(engine.predictor_host.predictor),
             "request": engine.predictor_host.request,
-            "miss": id(engine.wiring.answering.step._miss),
+            "miss": id(engine.wiring.answering.step.miss),
         }
     )
 

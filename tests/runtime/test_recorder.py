@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.cache.lease import Counts, LeasedSegment
+from core.cache.counts import Counts
+from core.cache.lease import LeasedSegment
 from core.runtime.batch import Batch, Share
 from core.runtime.recorder import Recorder
 from core.types import ModelShape, Outcome, Segment, StepRecord
@@ -138,7 +139,8 @@ def test_every_field_can_be_read_and_copied() -> None:
 def test_a_record_keeps_no_copy_alive() -> None:
     recorder, ticket = make(), Slot()
     alive = weakref.ref(ticket)
-    counts = Counts(prefetch_late=3, spared=[ticket], lost=[ticket])  # type: ignore[list-item]
+    counts = Counts()
+    counts.prefetch_late, counts.spared, counts.lost = 3, [ticket], [ticket]  # type: ignore[list-item]
     recorder._expert_cache = SimpleNamespace(take_counts=lambda: counts, capacity=3)  # type: ignore[assignment]
     ticket.error = "failed"  # type: ignore[attr-defined]
     step = record(recorder, None)

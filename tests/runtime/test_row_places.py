@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from core.engine import Engine
-from core.runtime.row_places import Places, consecutive, depends, scattered
+from core.runtime.row_places import Places, depends_on_position, gated
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from tests.architectures.trial import known, random_model, run, save, transformers_own
@@ -27,7 +27,7 @@ def own_rows(y: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_gate_without_exponentials_needs_no_places() -> None:
-    assert not depends(own_rows, 2 * 40, torch.float32)
+    assert not depends_on_position(own_rows, 2 * 40, torch.float32)
 
 
 @pytest.mark.parametrize("width", [8, 32, 40, 48, 56, 96])
@@ -37,10 +37,10 @@ def test_rows_are_computed_in_their_places(width: int, total: int) -> None:
     whole = clamped(y)
     for start in {0, 1, total // 2, total - 1} & set(range(total)):
         for end in {start + 1, (start + total + 1) // 2, total} - {start}:
-            assert torch.equal(consecutive(clamped, y[start:end], start, total), whole[start:end])
+            assert torch.equal(gated(clamped, y[start:end], Places(range(start, end), total)), whole[start:end])
     if total < 10:
         for at in ([total - 1], [0], list(range(total))[::-2]):
-            assert torch.equal(scattered(clamped, y[at], Places(at, total)), whole[at])
+            assert torch.equal(gated(clamped, y[at], Places(at, total)), whole[at])
 
 
 @pytest.mark.parametrize(

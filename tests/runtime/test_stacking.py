@@ -9,8 +9,8 @@ import torch
 
 from core.memory.arena import Arena, Slot
 from core.memory.codec import Codec, PartSpec, make_codec
-from core.runtime.compute import ExpertMath
-from core.runtime.stacking import worth_stacking
+from core.runtime.expert_math import ExpertMath
+from core.runtime.product_trials import worth_stacking
 
 CPU = torch.device("cpu")
 HIDDEN, INNER = 64, 32
@@ -51,9 +51,9 @@ def test_together_is_one_by_one(dtype: torch.dtype, transposed: bool) -> None:
 def test_it_must_be_quicker_and_equal_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     math, slots = build(torch.float32, False)
     monkeypatch.setattr(math, "stacked", math.one_by_one)
-    monkeypatch.setattr("core.runtime.stacking.WORTH_IT", 0.0)
+    monkeypatch.setattr("core.runtime.product_trials.WORTH_IT", 0.0)
     assert not worth_stacking(math, slots, HIDDEN, torch.float32)  # equal, but no quicker
-    monkeypatch.setattr("core.runtime.stacking.WORTH_IT", float("inf"))
+    monkeypatch.setattr("core.runtime.product_trials.WORTH_IT", float("inf"))
     assert worth_stacking(math, slots, HIDDEN, torch.float32)  # equal, and counted as quicker
     monkeypatch.setattr(math, "stacked", lambda s, x: math.one_by_one(s, x) * (1 + 1e-6))
     assert not worth_stacking(math, slots, HIDDEN, torch.float32)  # quicker, but not equal

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.runtime.telemetry import FOLD, WINDOW, Telemetry
-from core.runtime.timelines import RING, Timelines
+from core.runtime.telemetry import FOLD, RING, WINDOW, Telemetry, Timelines
 from core.types import Frame, Memory, ModelShape, Outcome, StepRecord
 from tests.selection import layered
 

@@ -8,7 +8,7 @@ from typing import Any
 from core.quality.sample import Sample
 from core.runtime.batch import Batch, Share
 from core.runtime.kv_cache import SequenceKV
-from core.session.sequence import Sequence, Stop
+from core.session.sequence import Sequence, Start, Stop
 
 END = 0
 
@@ -16,7 +16,7 @@ END = 0
 def sequence(limit: int = 3, *, limited_by_context: bool = False, request: int = 1) -> Sequence:
     cache: Any = object()  # what transformers would append to
     stop = Stop({END}, limit, limited_by_context, threading.Event())
-    return Sequence(request, [5, 6, 7, 8], SequenceKV(cache), lambda ids, logits: END, stop, Sample())
+    return Sequence(request, [5, 6, 7, 8], Start(SequenceKV(cache)), lambda ids, logits: END, stop, Sample())
 
 
 def test_an_end_token_ends_it_and_is_no_part_of_it() -> None:

@@ -70,7 +70,7 @@ def written_down(link: Any) -> Iterator[list[tuple[Any, ...]]]:
     """Every copy that is queued or promoted on `link`, and every layer with what its requests met, in order."""
     events: list[tuple[Any, ...]] = []
     submit, promote, call = link.submit, link.promote, MoEStep.__call__
-    acquire, at_rest = ExpertCache.acquire, ExpertCache.at_rest
+    acquire, lookup = ExpertCache.acquire, ExpertCache.lookup_all_hits
 
     def submitted(ticket: Ticket) -> Any:
         events.append(("demand" if ticket.demand else "prefetch", ticket.eid))
@@ -86,8 +86,8 @@ def written_down(link: Any) -> Iterator[list[tuple[Any, ...]]]:
         events.append((layer, *((held.expert, held.outcome.name) for held in lease.segments)))
         return lease
 
-    def rested(self: ExpertCache, layer: int, wanted: Any) -> list[LeasedSegment] | None:
-        segments = at_rest(self, layer, wanted)
+    def looked_up(self: ExpertCache, layer: int, wanted: Any) -> list[LeasedSegment] | None:
+        segments = lookup(self, layer, wanted)
         if segments is not None:
             events.append((layer, *((held.expert, held.outcome.name) for held in segments)))
         return segments
@@ -101,6 +101,6 @@ def written_down(link: Any) -> Iterator[list[tuple[Any, ...]]]:
         patch.setattr(link, "submit", submitted)
         patch.setattr(link, "promote", promoted)
         patch.setattr(ExpertCache, "acquire", acquired)
-        patch.setattr(ExpertCache, "at_rest", rested)
+        patch.setattr(ExpertCache, "lookup_all_hits", looked_up)
         patch.setattr(MoEStep, "__call__", reached)
         yield events

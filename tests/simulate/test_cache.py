@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.cache.core import CacheCore
+from core.cache.lease import leases
 from core.cache.pool import numbered_pools
-from core.cache.waves import leases
 from core.policy.allocation.slots import shares, waves
 from core.policy.eviction import GONE
 from core.policy.hints import Hints
@@ -45,14 +45,13 @@ def scalar(name: str, scope: str, slots: int, usual: list[int], pinned: Sequence
 
 def request(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> int:
     """`layer` requests ids, in waves if they do not fit -> misses."""
-    misses, room = 0, core.room(layer)
+    misses, room = 0, core.capacity_for(layer)
 
     def acquire(group: Sequence[int]) -> Sequence[int]:
         nonlocal misses
         missing = core.lease(layer, group)
         for eid in missing:
-            assert core.admit(eid, core.leased, in_transit=True) is not None
-            core.use(eid)
+            assert core.admit_requested(eid) is not None
         misses += len(missing)
         return group
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.waves import leases
+from core.cache.lease import leases
 from core.engine import Engine
 from core.policy.allocation.slots import waves
 from core.policy.eviction import GONE

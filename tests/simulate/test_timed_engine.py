@@ -45,7 +45,7 @@ def lived(engine: Engine, settings: dict[str, object], link: Any, path: Path) ->
     shape, steps = engine.shape, list[StepRecord]()
     recorder.forget()
     expert_cache.prefetch_queue.schedule.rhythm.__init__(shape.layers)  # type: ignore[misc]
-    expert_cache.copies.link = step.processor.transfers = recorder._transfers = link
+    expert_cache.copies.link = step.transfers = recorder._transfers = link
     engine.keep(probs=False, ranks=True, tokens=False)
     try:
         with (
@@ -64,7 +64,7 @@ def lived(engine: Engine, settings: dict[str, object], link: Any, path: Path) ->
         for eid in list(expert_cache.copies.tickets):  # what is queued there is never copied
             if not link.landed(expert_cache.copies.tickets[eid]):
                 expert_cache.core.evict(eid)
-        expert_cache.copies.link = step.processor.transfers = recorder._transfers = kept
+        expert_cache.copies.link = step.transfers = recorder._transfers = kept
     return events, steps
 
 

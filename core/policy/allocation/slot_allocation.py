@@ -14,7 +14,7 @@ import numpy.typing as npt
 from core.command import COMMAND
 from core.errors import SettingError
 from core.policy.allocation.cache_plan import CachePlan
-from core.policy.allocation.slots import proportional
+from core.policy.allocation.slots import proportional, shares
 from core.policy.allocation.weights import AllocationInputs
 from core.settings.cache import CacheSettings
 from core.settings.config import KINDS, Settings, general
@@ -79,6 +79,13 @@ class Placement:
     blocks: int = 1
     tops: tuple[int, ...] = ()  # () = whole experts
 
+    @classmethod
+    def even(cls, layers: int, experts: int, top_k: int, scope: str) -> Placement:
+        """The same number of slots for every layer, nothing pinned, and no profile."""
+        return cls(
+            layers, experts, top_k, scope, partial(shares, pools=layers), frozenset(), np.zeros(layers * experts)
+        )
+
     def aside(self, slots: int) -> int:
         """Of that many slots, those that no pool gets."""
         return self.transit * self.blocks if slots < self.layers * self.experts * self.blocks else 0
@@ -98,7 +105,9 @@ class Placement:
                 f"Bypass sets {aside} slots aside, and a token needs {least}, but the budget pays for {slots}. Turn "
                 "bypass off, or raise the budget."
             )
-        return crowded(self.pinned, self.sizes(slots), self.layers * self.experts, self.top_k) if self.pinned else ""
+        return (
+            pin_conflict(self.pinned, self.sizes(slots), self.layers * self.experts, self.top_k) if self.pinned else ""
+        )
 
     def _too_little(self, slots: int) -> str:
         """The same of split experts, which are computed in the buffer where their layer has too few slots."""
@@ -109,7 +118,7 @@ class Placement:
                 f"{slots // one}. Choose a smaller one, or raise the budget."
             )
         pools = [size // one + aside // one for size in self.sizes(slots)]
-        return crowded(self.pinned, pools, self.layers * self.experts, self.top_k) if self.pinned else ""
+        return pin_conflict(self.pinned, pools, self.layers * self.experts, self.top_k)
 
 
 def place(
@@ -171,7 +180,7 @@ def _divided_in_blocks(
     return proportional(wanted, slots, [0] * layers, experts * blocks)
 
 
-def crowded(pinned: Collection[int], capacities: list[int], total: int, top_k: int) -> str:
+def pin_conflict(pinned: Collection[int], capacities: list[int], total: int, top_k: int) -> str:
     """Why pinned experts leave a pool too few slots for the others that one token may need in a layer, or "". Pool i of
     `capacities` serves the i-th equal part of the `total` experts."""
     size = total // len(capacities)

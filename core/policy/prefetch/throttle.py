@@ -15,7 +15,7 @@ MARGIN = 0.02  # share of token time that the loss must exceed before prefetchin
 
 
 class PrefetchThrottle:
-    """Judges by the net milliseconds of decoded tokens (core.cache.prefetch_cost). The first WINDOW of them, after a
+    """Judges by the net milliseconds of decoded tokens (core.cache.counts). The first WINDOW of them, after a
     start or a pause, only warm up predictors that learn.
 
     It pauses when their mean over a window is below -MARGIN of the mean token time, and continues after a trial only

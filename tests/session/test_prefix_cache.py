@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.runtime.kv_cache import Moment, SequenceKV, Stash
-from core.session.kept import MARGIN, KeptKVs, Start
+from core.runtime.kv_cache import SequenceKV, Stash, StateCheckpoint
+from core.session.prefix_cache import MARGIN, PrefixCache, Start
 from core.settings.config import Settings
 from core.settings.kv import KVSettings
 
@@ -54,21 +54,21 @@ class FakeMemory:
     def cuttable(self, kv: SequenceKV) -> bool:
         return self.cuts
 
-    def cut(self, kv: SequenceKV, length: int, moment: Any = None) -> SequenceKV:
-        assert kv is self.holder and (self.cuts or moment is not None or (kv.whole and length == kv.length))
-        self.content = (self.content if moment is None else moment.layers[0].tolist())[:length]
+    def cut(self, kv: SequenceKV, length: int, checkpoint: Any = None) -> SequenceKV:
+        assert kv is self.holder and (self.cuts or checkpoint is not None or (kv.whole and length == kv.length))
+        self.content = (self.content if checkpoint is None else checkpoint.layers[0].tolist())[:length]
         after = SequenceKV(object())  # type: ignore[arg-type]
-        after.length, after.lossy_from, after.manners = kv.length, kv.lossy_from, kv.manners
+        after.length, after.lossy_from, after.lossy_keys = kv.length, kv.lossy_from, kv.lossy_keys
         after.cut_to(length)
         kv.give_up()
         return self._held(after)
 
-    def moment(self, kv: SequenceKV) -> Any:
+    def checkpoint(self, kv: SequenceKV) -> Any:
         return None if self.cuts or not kv.whole else self._moment(kv)
 
     def _moment(self, kv: SequenceKV) -> Any:
         layers: Any = (torch.tensor(self.content),)
-        return Moment(kv.length, layers)
+        return StateCheckpoint(kv.length, layers)
 
     def stash_bytes(self, kv: SequenceKV) -> int:
         return kv.length
@@ -76,17 +76,17 @@ class FakeMemory:
     def stash(self, kv: SequenceKV) -> Any:
         self.stashes += 1
         layers: Any = (torch.tensor(self.content),)
-        return Stash(kv.length, layers, self._moment(kv) if kv.whole else None, self.cuts, kv.lossy_from, kv.manners)
+        return Stash(kv.length, layers, self._moment(kv) if kv.whole else None, self.cuts, kv.lossy_from, kv.lossy_keys)
 
-    def put_back(self, stash: Any, length: int, moment: Any = None) -> SequenceKV:
+    def put_back(self, stash: Any, length: int, checkpoint: Any = None) -> SequenceKV:
         kv = self.fresh()
         if self.full:
             self.content = ids = stash.layers[0].tolist()[:1]  # as far as it came
             raise torch.OutOfMemoryError(f"no room beside {ids}")
         assert self.used, "a copy is put where the shapes of what was copied are known"
-        assert stash.cuttable or moment is not None or length == stash.length
-        self.content = (moment or stash).layers[0].tolist()[:length]
-        kv.length, kv.lossy_from, kv.manners = stash.length, stash.lossy_from, stash.manners
+        assert stash.cuttable or checkpoint is not None or length == stash.length
+        self.content = (checkpoint or stash).layers[0].tolist()[:length]
+        kv.length, kv.lossy_from, kv.lossy_keys = stash.length, stash.lossy_from, stash.lossy_keys
         kv.cut_to(length)
         return kv
 
@@ -97,11 +97,11 @@ class Kept:
     def __init__(self, chats: int = 4, *, cuts: bool = True, carried: bool = True) -> None:
         self.memory, self.free = FakeMemory(cuts), 4 * MARGIN
         memory: Any = self.memory
-        self.kvs = KeptKVs(memory, KVSettings(chats), carried, lambda: self.free)
+        self.kvs = PrefixCache(memory, KVSettings(chats), carried, lambda: self.free)
 
-    def ask(self, ids: list[int], said: list[int] = [], manner: str = "", fail: bool = False) -> int:  # noqa: B006
+    def ask(self, ids: list[int], said: list[int] = [], lossy_key: str = "", fail: bool = False) -> int:  # noqa: B006
         """The tokens that were taken over. `said` is drawn and computed but for its last token."""
-        asked = Asked(self, ids, manner)
+        asked = Asked(self, ids, lossy_key)
         asked.answered(said, fail)
         return asked.cached
 
@@ -109,29 +109,29 @@ class Kept:
 class Asked:
     """A request under way; `beside`: in a memory of its own, as the KV cache's is another's."""
 
-    def __init__(self, kept: Kept, ids: list[int], manner: str = "", *, beside: bool = False) -> None:
-        self.kvs, self.ids, self.manner = kept.kvs, ids, manner
+    def __init__(self, kept: Kept, ids: list[int], lossy_key: str = "", *, beside: bool = False) -> None:
+        self.kvs, self.ids, self.lossy_key = kept.kvs, ids, lossy_key
         own: Any = FakeMemory(kept.memory.cuts) if beside else None
-        start: Start = self.kvs.begin(ids, manner, own)
+        start: Start = self.kvs.begin(ids, lossy_key, own)
         self.memory: FakeMemory = own or kept.memory
         self.kv, self.cached = start.kv, start.kv.length
         assert self.kv is self.memory.holder
         assert self.memory.content[: self.cached] == ids[: self.cached] and self.cached < len(ids)
-        self.moments = [start.moment] if start.moment is not None else []
-        assert self.memory.cuts or not self.cached or [one.length for one in self.moments] == [self.cached]
+        self.checkpoints = [start.checkpoint] if start.checkpoint is not None else []
+        assert self.memory.cuts or not self.cached or [one.length for one in self.checkpoints] == [self.cached]
 
     def answered(self, said: list[int], fail: bool = False) -> None:
         kv = self.kv
         self.memory.compute(kv, self.ids[self.cached :])
-        if (moment := self.memory.moment(kv)) is not None:
-            self.moments.append(moment)
+        if (checkpoint := self.memory.checkpoint(kv)) is not None:
+            self.checkpoints.append(checkpoint)
         self.memory.compute(kv, said[:-1])
-        if self.manner:
-            kv.mark_lossy(self.cached, self.manner)
+        if self.lossy_key:
+            kv.mark_lossy(self.cached, self.lossy_key)
         if fail:
             kv.whole = False
             self.memory.content += [999]  # what the pass that broke off left
-        self.kvs.end([*self.ids, *said], len(self.ids), kv, self.moments)
+        self.kvs.end([*self.ids, *said], len(self.ids), kv, self.checkpoints)
 
 
 A, B, C, D = ([n * 100 + i for i in range(8)] for n in range(1, 5))
@@ -242,30 +242,30 @@ def test_a_state_goes_on_from_its_end_from_its_prompt_or_from_the_turn_before() 
 def test_lossy_tokens_are_continued_in_the_same_manner_only(cuts: bool) -> None:
     kept = Kept(cuts=cuts)
     kept.ask(A, [1, 2])
-    kept.ask([*A, 1, 2, 3], [4, 5], manner="lossy")  # from len(A) + 1 on
+    kept.ask([*A, 1, 2, 3], [4, 5], lossy_key="lossy")  # from len(A) + 1 on
     text = [*A, 1, 2, 3, 4, 9]
-    assert kept.ask(text, manner="other") == len(A) + 1
-    kept.ask([*A, 1, 2, 3], [4, 5], manner="lossy")
+    assert kept.ask(text, lossy_key="other") == len(A) + 1
+    kept.ask([*A, 1, 2, 3], [4, 5], lossy_key="lossy")
     if cuts:
-        assert kept.ask(text, manner="lossy") == len(text) - 1
+        assert kept.ask(text, lossy_key="lossy") == len(text) - 1
     assert kept.ask(text) <= len(text) - 1
 
 
 def test_an_exact_request_never_takes_over_a_lossy_token() -> None:
     kept = Kept()
-    kept.ask(A, [1, 2], manner="lossy")
+    kept.ask(A, [1, 2], lossy_key="lossy")
     assert kept.ask([*A, 1, 2, 3]) == 0
     assert kept.memory.holder is not None and kept.memory.holder.exact
 
 
 def test_a_manner_names_the_lossy_settings_and_ends_with_what_was_kept() -> None:
     kept, exact, lossy = Kept(), Settings(), Settings({"miss": "drop"})
-    name = kept.kvs.manner(lossy)
-    assert kept.kvs.manner(exact) == "" != name == kept.kvs.manner(lossy.with_({"link_gbps": 3}))
-    assert kept.kvs.manner(lossy.with_({"rho": 1})) != name != kept.kvs.manner(lossy.with_({"predictor": "gate"}))
+    name = kept.kvs.lossy_key(lossy)
+    assert kept.kvs.lossy_key(exact) == "" != name == kept.kvs.lossy_key(lossy.with_({"link_gbps": 3}))
+    assert kept.kvs.lossy_key(lossy.with_({"rho": 1})) != name != kept.kvs.lossy_key(lossy.with_({"predictor": "gate"}))
     kept.ask(A, [1, 2])
     kept.kvs.clear()
-    assert kept.kvs.manner(lossy) != name and kept.ask([*A, 1, 2]) == 0
+    assert kept.kvs.lossy_key(lossy) != name and kept.ask([*A, 1, 2]) == 0
 
 
 def test_a_model_that_reads_prompts_whole_keeps_nothing() -> None:

@@ -1,8 +1,8 @@
 """Which sequences that are answered together are computed in one pass: the batches that a scheduler chooses.
 
-Two batches are a unit (ExpertFlow section 3.3), divided anew for every token. Pipelined there are two units: while the
-second batch of one is computed, the other is divided, in a thread of its own, by what is known by then of each
-sequence's next token (section 3.4).
+Two batches are a group (ExpertFlow section 3.3), divided anew for every token. Pipelined there are two groups: while
+the second batch of one is computed, the other is divided, in a thread of its own, by what is known of each sequence's
+next token (section 3.4).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy.typing as npt
 
 from core.policy.batching import Scheduler, in_order, union_size
 from core.policy.batching.unions import Paths
-from core.session.answering import Begun
 from core.session.batch_request import Regrouped
+from core.session.request_factory import ActiveRequest
 from core.session.sequence import Sequence as Text
 from core.types import ModelShape
 
 Ids = npt.NDArray[np.int16]
 Expected = Callable[[int], npt.NDArray[np.bool_] | None]
-"""What a predictor says of a request's next token [L * E]; None while it says nothing."""
+"""The experts that a predictor expects for a request's next token [L * E]; None where it expects none."""
 SCHEDULED = 1000  # times of regrouping that are kept
 
 
@@ -34,22 +34,22 @@ class Running:
     """A request that is being answered."""
 
     key: Hashable
-    begun: Begun
+    active: ActiveRequest
     path: Ids | None = None  # [L, k] the experts of its newest token, in the layers that decode; None before its first
-    unit: int = 0
+    group: int = 0
 
     @property
     def sequence(self) -> Text:
-        return self.begun.sequence
+        return self.active.sequence
 
     @property
     def unread(self) -> int:
         """Tokens to read before the next one can be drawn."""
-        return self.begun.unread
+        return self.active.unread
 
 
-class Units:
-    """Of one run: without a `scheduler` one batch, else units of two batches of at most `size` sequences. `shape`: of
+class BatchGroups:
+    """Of one run: without a `scheduler` one batch, else groups of two batches of at most `size` sequences. `shape`: of
     the layers that decode. What was done is added to `regrouped`."""
 
     def __init__(
@@ -64,10 +64,10 @@ class Units:
     ) -> None:
         self._scheduler, self._size, self._shape = scheduler, size, shape
         self._expected, self._regrouped = expected, regrouped
-        self._units = 2 if scheduler is not None and pipelined else 1
-        self._beside = ThreadPoolExecutor(1, "moestro-schedule") if self._units > 1 else None
-        self._pending: dict[int, Future[list[list[Running]]]] = {}  # by unit: how its next tokens are divided
-        self.places = size if scheduler is None else 2 * size * self._units
+        self._groups = 2 if scheduler is not None and pipelined else 1
+        self._executor = ThreadPoolExecutor(1, "moestro-schedule") if self._groups > 1 else None
+        self._pending: dict[int, Future[list[list[Running]]]] = {}  # by group: how its next tokens are divided
+        self.places = size if scheduler is None else 2 * size * self._groups
         """Most sequences at work."""
 
     @property
@@ -76,8 +76,8 @@ class Units:
         return self._scheduler is not None
 
     def join(self, fresh: Running, running: Sequence[Running]) -> None:
-        """A sequence comes to those at work: into the smaller unit."""
-        fresh.unit = min(range(self._units), key=lambda unit: sum(one.unit == unit for one in running))
+        """Add a sequence to those at work: to the smaller group."""
+        fresh.group = min(range(self._groups), key=lambda group: sum(one.group == group for one in running))
 
     def batches(self, running: Sequence[Running]) -> Iterator[list[Running]]:
         """The batches of the next token of every sequence, one after the other; each is computed before the next one is
@@ -85,31 +85,31 @@ class Units:
         if self._scheduler is None:
             yield list(running)
             return
-        for unit in range(self._units):
-            batches = self._divided(unit, [one for one in running if one.unit == unit])
+        for group in range(self._groups):
+            batches = self._divided(group, [one for one in running if one.group == group])
             for at, batch in enumerate(batches, 1):
-                if at == len(batches) and self._beside is not None:
-                    self._divide_beside((unit + 1) % self._units, running)
+                if at == len(batches) and self._executor is not None:
+                    self._divide_ahead((group + 1) % self._groups, running)
                 yield batch
 
     def close(self) -> None:
         """Nothing more is divided."""
-        if self._beside is not None:
-            self._beside.shutdown(cancel_futures=True)
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
         self._pending.clear()
 
-    def _divide_beside(self, unit: int, running: Sequence[Running]) -> None:
-        assert self._beside is not None
-        own = [one for one in running if one.unit == unit and not one.sequence.over]
+    def _divide_ahead(self, group: int, running: Sequence[Running]) -> None:
+        assert self._executor is not None
+        own = [one for one in running if one.group == group and not one.sequence.over]
         if own:
-            self._pending[unit] = self._beside.submit(self._divide, own, self._paths(own))
+            self._pending[group] = self._executor.submit(self._divide, own, self._paths(own))
 
-    def _divided(self, unit: int, own: list[Running]) -> list[list[Running]]:
-        """The batches of a unit. What was divided beside is without those that have left meanwhile; who has come is
+    def _divided(self, group: int, own: list[Running]) -> list[list[Running]]:
+        """The batches of a group. What was divided ahead loses the sequences that have left since, and new ones are
         put where there is room."""
         if not own:
             return []
-        pending = self._pending.pop(unit, None)
+        pending = self._pending.pop(group, None)
         if pending is None:
             return self._divide(own, self._paths(own))
         divided = pending.result()
@@ -122,8 +122,8 @@ class Units:
         return [batch for batch in batches if batch]
 
     def _paths(self, own: Sequence[Running]) -> Paths:
-        """[n, L * E] the experts that each sequence is expected to need: what the predictor says of its next token, or
-        else those of its newest one."""
+        """[n, L * E] the experts that each sequence is expected to need: those that the predictor expects for its next
+        token, or else those of its newest one."""
         layers, experts = self._shape.layers, self._shape.experts
         paths = np.zeros((len(own), layers, experts), np.bool_)
         for at, one in enumerate(own):
@@ -137,8 +137,8 @@ class Units:
     def _divide(self, own: Sequence[Running], paths: Paths) -> list[list[Running]]:
         assert self._scheduler is not None
         began_s = time.perf_counter()
-        groups = self._scheduler.regroup(paths, self._size)
-        took_ms, cells = (time.perf_counter() - began_s) * 1e3, self._shape.layers * len(groups)
+        batches = self._scheduler.regroup(paths, self._size)
+        took_ms, cells = (time.perf_counter() - began_s) * 1e3, self._shape.layers * len(batches)
         arrival = union_size(paths, in_order(len(own), self._size)) / cells
-        self._regrouped.append(Regrouped(took_ms, arrival, union_size(paths, groups) / cells))
-        return [[own[at] for at in group] for group in groups]
+        self._regrouped.append(Regrouped(took_ms, arrival, union_size(paths, batches) / cells))
+        return [[own[at] for at in batch] for batch in batches]

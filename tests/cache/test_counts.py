@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from core.cache.lease import Counts
-from core.cache.prefetch_cost import PrefetchCost, blocked_s
+from core.cache.counts import Counts, PrefetchCost, blocked_s
 from core.memory.slot import Slot
 from core.memory.ticket import Ticket
 from core.types import Segment
@@ -23,7 +22,7 @@ def copy(start_s: float, end_s: float, demand: bool, submitted_s: float | None =
 
 
 def test_a_demand_is_held_up_by_what_is_left_of_a_prefetch_and_only_once() -> None:
-    # A prefetch from 0 to 4; demands at 1 and 2 wait behind it: the link is 3 late. None is under way from 5 on.
+    # A prefetch from 0 to 4; demands at 1 and 2 wait behind it: the link is 3 late. None is in flight from 5 on.
     assert blocked_s([(0.0, 4.0)], [1.0, 2.0, 5.0]) == 3.0
     assert blocked_s([(0.0, 4.0), (6.0, 9.0)], [1.0, 8.0]) == 3.0 + 1.0
     assert blocked_s([(2.0, 4.0)], [1.0]) == 0.0  # submitted before: the prefetch came after it
@@ -38,18 +37,18 @@ def test_saved_less_cost() -> None:
     prefetch_cost.begin()
     prefetch_cost.predict_s = 0.5
     used, late, wasted = copy(0.0, 3.0, False), copy(3.0, 6.0, False), copy(10.0, 13.0, False)
-    counts = Counts(spared=[used, late], lost=[again])
+    counts = Counts()
+    counts.spared, counts.lost = [used, late], [again]
     assert prefetch_cost.net_ms(counts, [used, late, wasted, again], 1.0, 7.0) == pytest.approx(-500.0)
 
 
 def test_what_was_hidden_behind_computing_cost_nothing() -> None:
     prefetch_cost, demand, wasted = PrefetchCost(), copy(13.0, 16.0, True, 11.0), copy(10.0, 13.0, False)
-    assert prefetch_cost.net_ms(Counts(), [wasted, demand], 0.0, 0.25) == pytest.approx(
-        -250.0
-    )  # held up for 2 s, waited .25
+    net_ms = prefetch_cost.net_ms(Counts(), [wasted, demand], 0.0, 0.25)
+    assert net_ms == pytest.approx(-250.0), "held up for 2 s, waited 0.25"
 
 
-def test_a_prefetch_that_is_under_way_when_a_pass_ends_holds_up_the_next_one() -> None:
+def test_a_prefetch_in_flight_when_a_pass_ends_holds_up_the_next_one() -> None:
     prefetch_cost = PrefetchCost()
     assert prefetch_cost.net_ms(Counts(), [copy(1.0, 9.0, False)], 0.0, 0.0) == 0.0
     assert prefetch_cost.net_ms(Counts(), [copy(9.0, 10.0, True, 8.0)], 0.0, 5.0) == pytest.approx(-1000.0)

@@ -1,6 +1,7 @@
-"""Requests of residents, told to the eviction policy many at a time: before somebody asks it, or once there are many.
+"""Requests of resident experts, passed to the eviction policy in batches: before its state is read, or once there are
+many.
 
-A layer all of whose experts are resident asks the policy nothing, and then a request costs no arithmetic.
+A layer all of whose experts are resident reads nothing of the policy, so that such a request costs no arithmetic.
 """
 
 from __future__ import annotations
@@ -12,19 +13,18 @@ import numpy as np
 from core.policy.eviction import Eviction
 from core.policy.eviction.base import Ints
 
-MOST = 8192  # of them that wait
+MOST = 8192  # pending requests
 
 
-class Uses:
-    """Of one policy over `size` experts. Whoever asks for the policy or the last uses finds in them all that was
-    noted before."""
+class UseLog:
+    """Of one policy over `size` experts. `policy` and `last` include all requests noted so far."""
 
     __slots__ = ("_eids", "_last", "_layers", "_policy", "retains", "uses_hints")
 
     def __init__(self, policy: Eviction, size: int) -> None:
         self._set(policy)
         self._last: Ints = np.full(size, -1)
-        self._eids: list[int] = []  # noted, of one layer after the other
+        self._eids: list[int] = []  # pending, of one layer after the other
         self._layers: list[int] = []  # for each: how many, the tick of the first, now. Flat: nothing to collect
 
     def note(self, eids: Sequence[int], tick: int, now: int) -> None:
@@ -32,31 +32,10 @@ class Uses:
         self._eids += eids
         self._layers += (len(eids), tick, now)
         if len(self._eids) > MOST:
-            self._tell()
+            self.flush()
 
-    @property
-    def policy(self) -> Eviction:
-        """The policy, which knows of every use."""
-        if self._eids:
-            self._tell()
-        return self._policy
-
-    @policy.setter
-    def policy(self, policy: Eviction) -> None:
-        self._tell()
-        self._set(policy)
-
-    def _set(self, policy: Eviction) -> None:
-        self._policy = policy
-        self.retains, self.uses_hints = policy.retains, policy.uses_hints  # may be asked without telling it
-
-    @property
-    def last(self) -> Ints:
-        """The `now` of the last request by eid; -1 = never."""
-        self._tell()
-        return self._last
-
-    def _tell(self) -> None:
+    def flush(self) -> None:
+        """Pass the pending requests to the policy."""
         every, layers, at = np.array(self._eids, np.int64), iter(self._layers), 0
         self._eids, self._layers = [], []
         for count, tick, now in zip(layers, layers, layers, strict=True):
@@ -64,3 +43,25 @@ class Uses:
             at += count
             self._last[ids] = now
             self._policy.used(ids, np.arange(tick, tick + count), now)
+
+    @property
+    def policy(self) -> Eviction:
+        """The policy, up to date."""
+        if self._eids:
+            self.flush()
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Eviction) -> None:
+        self.flush()
+        self._set(policy)
+
+    def _set(self, policy: Eviction) -> None:
+        self._policy = policy
+        self.retains, self.uses_hints = policy.retains, policy.uses_hints  # constants: read without a flush
+
+    @property
+    def last(self) -> Ints:
+        """The `now` of the last request by eid; -1 = never."""
+        self.flush()
+        return self._last

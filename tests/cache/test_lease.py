@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.cache.waves import leases
+from core.cache.lease import leases
 from core.policy.allocation.slots import WAVES, waves
 
 
@@ -38,7 +38,7 @@ def test_as_many_are_leased_ahead_as_fit_and_nothing_is_fetched_twice(
         computed += group
         unused = [one for one in wanted - set(computed) - set(leased) if one not in here]
         following = next((each for each in groups if set(each) <= set(unused)), None)
-        assert following is None or len(leased) + len(following) > room, "more could be fetched meanwhile"
+        assert following is None or len(leased) + len(following) > room, "more could be fetched during that"
     assert sorted(computed) == sorted(wanted)
     assert sorted(fetched) == sorted(wanted - resident)
     assert looked == [len(fetched)] and not leased

@@ -1,21 +1,15 @@
-"""Lends the cache's slots to measurement passes and restores what was in them.
+"""Reserves slots of the cache for measurement passes, and restores the experts that were in them.
 
 Most residents stay, and the passes use a few slots of each pool: those of the experts that the policy would have
-evicted first. Only these have to be fetched back.
+evicted first. Only these have to be fetched again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
-from core.cache.copies import Copies
-from core.cache.core import CacheCore
 from core.cache.pool import Pool
-from core.cache.prefetch_buffer import PrefetchBuffer
-from core.cache.prefetch_queue import PrefetchQueue
 from core.cache.requests import Requests
-from core.cache.split_requests import SplitRequests
 from core.memory.slot import Slot
 from core.policy.eviction import Eviction
 
@@ -23,34 +17,16 @@ STAYS = 2**60  # above every tick
 SHARE = 4  # passes may use 1/SHARE of a pool's slots, divided by its layers, or what a pass needs if that is more
 
 
-class Parts(NamedTuple):
-    """What serves a cache's requests: a core, its copies, and what works on both."""
+class SlotReservation:
+    """`own` serves the cache before and afterwards, `borrowed` the passes: over the same slots, with a first in, first
+    out policy. Only one of the two is in use at a time."""
 
-    core: CacheCore[Slot]
-    copies: Copies
-    queue: PrefetchQueue | PrefetchBuffer
-    requests: Requests | SplitRequests
-
-    @classmethod
-    def of(cls, core: CacheCore[Slot], copies: Copies, *, split: bool) -> Parts:
-        """Around this core and these copies; `split`: experts can be there in part, and prefetches go beside them."""
-        if split:
-            buffer = PrefetchBuffer(core, copies)
-            return cls(core, copies, buffer, SplitRequests(core, copies, buffer))
-        queue = PrefetchQueue(core, copies)
-        return cls(core, copies, queue, Requests(core, copies, queue))
-
-
-class Loan:
-    """`own` = the lender's parts; `lent` = others over the same slots, first in, first out. Only one of the two is in
-    use at a time."""
-
-    def __init__(self, own: Parts, least: int) -> None:
+    def __init__(self, own: Requests, least: int) -> None:
         """`least`: experts of each pool whose slots passes may use at least, as far as it has that many that are not
         pinned."""
         core, copies = own.core.over_same_slots(Eviction), own.copies.over_same_link()
-        self.own, self.lent = own, Parts.of(core, copies, split=isinstance(own.queue, PrefetchBuffer))
-        orders = [self._worth(pool) for pool in core.pools]
+        self.own, self.borrowed = own, Requests(core, copies, to_buffer=own.prefetches.to_buffer)
+        orders = [self._eviction_order(pool) for pool in core.pools]
         self._residents = [eid for order in orders for eid in reversed(order)]  # those kept longest first
         stay: set[int] = set(own.core.pinned)
         for pool, order in zip(core.pools, orders, strict=True):
@@ -61,9 +37,9 @@ class Loan:
         core.pinned = frozenset(stay)
 
     def fetch_back(self, stop: Callable[[], bool]) -> None:
-        """Evict what is new and fetch back what was evicted, the most valuable first, until `stop()`. Raises the errors
-        of copies; every resident is complete then, too."""
-        core, copies = self.lent.core, self.lent.copies
+        """Evict new experts and fetch evicted ones again, those that the policy keeps longest first, until `stop()`.
+        Raises the errors of copies; every resident is complete then, too."""
+        core, copies = self.borrowed.core, self.borrowed.copies
         try:
             before = set(self._residents)
             for eid in [eid for eid, slots in enumerate(core.table) if slots and eid not in before]:
@@ -79,12 +55,12 @@ class Loan:
                 core.evict(eid)
 
     def settle(self) -> None:
-        """The lender's parts are in use again: residents that were not fetched back count as evicted."""
-        core, queue = self.own.core, self.own.queue
+        """`own` is in use again: residents that were not fetched again count as evicted."""
+        core, prefetches = self.own.core, self.own.prefetches
         for eid in self._residents:
             if not core.is_resident(eid):
-                if eid in queue.fresh:
-                    queue.waste(eid, evicted=True)
+                if eid in prefetches.fresh:
+                    prefetches.waste(eid, evicted=True)
                 core.policy.left(eid)
 
     def _spare(self, pool: Pool[Slot], least: int) -> int:
@@ -93,8 +69,8 @@ class Loan:
         layers: int = len(pool.eids) // core.experts
         return max(0, max(least, pool.capacity // core.blocks // (SHARE * layers)) - len(pool.free) // core.blocks)
 
-    def _worth(self, pool: Pool[Slot]) -> list[int]:
-        """The residents of a pool in order of eviction by the policy; pinned ones last."""
+    def _eviction_order(self, pool: Pool[Slot]) -> list[int]:
+        """The residents of a pool, the next that the policy would evict first; pinned ones last."""
         core = self.own.core
         scores = core.policy.scores(pool.part, core.now, core.layer)
         return sorted(core.residents(pool), key=lambda eid: (eid in core.pinned, scores[eid - pool.part.start], eid))

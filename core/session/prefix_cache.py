@@ -1,7 +1,7 @@
 """KV caches that outlive their answers: the next request continues from the longest beginning it shares with one.
 
 The text used last stays in the device memory of the KV cache, of which there is one. When another request takes that
-memory, it is copied to host memory, beside the budget; so is a text that was computed in another memory, beside others.
+memory, it is copied to host memory, outside the budget; so is a text that was computed in another memory.
 Texts are compared by token ids.
 """
 
@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from core.runtime.kv_cache import KVCache, Moment, SequenceKV, Stash
+from core.runtime.kv_cache import KVCache, SequenceKV, Stash, StateCheckpoint
+from core.session.sequence import Start
 from core.settings.config import Settings
 from core.settings.kv import KVSettings
 from core.system.process_memory import trim
@@ -27,19 +28,12 @@ MARGIN = 256 << 20  # host bytes that stay free
 Ints = npt.NDArray[np.int64]
 
 
-class Start(NamedTuple):
-    """Where a request begins: its KV, and what of that cannot be cut, copied (None: all of it can)."""
-
-    kv: SequenceKV
-    moment: Moment | None = None
-
-
 class Reach(NamedTuple):
-    """How many tokens of a kept text a request can continue from. `moment`: what puts back the part that cannot be
+    """How many tokens of a kept text a request can continue from. `checkpoint`: what puts back the part that cannot be
     cut."""
 
     length: int
-    moment: Moment | None = None
+    checkpoint: StateCheckpoint | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -48,14 +42,14 @@ class KeptText:
 
     ids: Ints  # [length]
     prompt: tuple[int, ...]  # what the request asked that it was computed for
-    moments: tuple[Moment, ...]
+    checkpoints: tuple[StateCheckpoint, ...]
     kv: SequenceKV | None
     stash: Stash | None = None
 
     @property
     def bytes(self) -> int:
         """Host bytes."""
-        return sum(one.bytes for one in self.moments) + (self.stash.bytes if self.stash is not None else 0)
+        return sum(one.bytes for one in self.checkpoints) + (self.stash.bytes if self.stash is not None else 0)
 
     def shared(self, ids: Ints) -> int:
         """The number of tokens at the beginning of both."""
@@ -64,7 +58,7 @@ class KeptText:
         return int(differs.argmax()) if differs.any() else n
 
 
-class KeptKVs:
+class PrefixCache:
     """The kept texts of one model, the one used last at the end. For the holder of the model lock; `bytes` may be read
     by any thread. `carried`: whether a prompt can continue from a KV at all. `free`: host bytes that are free."""
 
@@ -94,23 +88,25 @@ class KeptKVs:
         """Host bytes of all kept texts."""
         return sum(one.bytes for one in tuple(self._texts))
 
-    def manner(self, settings: Settings) -> str:
-        """A name of the settings by which lossy passes are computed; "" = exactly. What was computed in one manner is
-        not continued in another one."""
+    def lossy_key(self, settings: Settings) -> str:
+        """Names the settings by which lossy passes are computed; "" = exactly. What was computed under one key is not
+        continued under another."""
         lossy = settings.lossy
         return f"{self._epoch} {lossy!r} {settings.prefetch.predictor!r}" if lossy.active else ""
 
     # ------------------------------------------------------------------ a request
 
-    def begin(self, ids: Sequence[int], manner: str, memory: KVCache | None = None) -> Start:
+    def begin(self, ids: Sequence[int], lossy_key: str, memory: KVCache | None = None) -> Start:
         """The device memory for a request whose prompt is `ids`, with as many of its tokens as a kept text has, but
-        not the last one: its logits are needed. Tokens computed lossily in another manner are not taken over. `memory`:
-        of the request alone, where the KV cache's own is another's; it has room for the prompt and its answer."""
+        not the last one: its logits are needed. Tokens computed lossily under another key are not reused. `memory`: of
+        the request alone, where the KV cache's own is another's; it has room for the prompt and its answer."""
         memory = memory or self._memory
         if self._texts:
             self._make_room(0)
         asked = np.array(ids, np.int64)
-        reaches = [(self._reach(one, asked, manner), at) for at, one in enumerate(self._texts)] if self._carried else []
+        reaches = (
+            [(self._reach(one, asked, lossy_key), at) for at, one in enumerate(self._texts)] if self._carried else []
+        )
         reach, at = max(reaches, key=lambda one: (one[0].length, one[1]), default=(Reach(0), 0))
         if not reach.length:
             return Start(memory.fresh())
@@ -128,7 +124,7 @@ class KeptKVs:
         memory.like(self._memory)
         return self._taken(text, None, reach, memory)
 
-    def end(self, ids: Sequence[int], prompt: int, kv: SequenceKV, moments: Sequence[Moment]) -> None:
+    def end(self, ids: Sequence[int], prompt: int, kv: SequenceKV, checkpoints: Sequence[StateCheckpoint]) -> None:
         """A request ended, also by an error: keep what `kv` holds of its text `ids`, of which the first `prompt` were
         given."""
         if not self._limit or not self._carried or not kv.held:
@@ -136,29 +132,29 @@ class KeptKVs:
         memory = kv.memory
         if not kv.whole and memory.cuttable(kv):  # a pass broke off: without its tokens
             kv = memory.cut(kv, kv.length)
-        if not kv.length or not (kv.whole or moments):
+        if not kv.length or not (kv.whole or checkpoints):
             return
         asked = tuple(ids[:prompt])
         self._texts = [one for one in self._texts if one.prompt != asked]  # whose answer was written again
-        self._texts.append(KeptText(np.array(ids[: kv.length], np.int64), asked, tuple(moments), kv))
+        self._texts.append(KeptText(np.array(ids[: kv.length], np.int64), asked, tuple(checkpoints), kv))
         self._trim()
         if memory is not self._memory:  # which is given back
             self._memory.like(memory)
             self._move_out(kv)
 
-    def _reach(self, text: KeptText, ids: Ints, manner: str) -> Reach:
+    def _reach(self, text: KeptText, ids: Ints, lossy_key: str) -> Reach:
         most = min(text.shared(ids), len(ids) - 1)
         kv = text.kv if text.kv is not None else text.stash
         assert kv is not None
-        if kv.lossy_from is not None and kv.manners != (manner,):
+        if kv.lossy_from is not None and kv.lossy_keys != (lossy_key,):
             most = min(most, kv.lossy_from)
         if isinstance(kv, Stash):
-            whole, cuttable = kv.moment is not None, kv.cuttable
+            whole, cuttable = kv.checkpoint is not None, kv.cuttable
         else:
             whole, cuttable = kv.whole, kv.whole and self._memory.cuttable(kv)
         if cuttable or (whole and most == len(text.ids)):
             return Reach(most)
-        near = [one for one in text.moments if one.length <= most]
+        near = [one for one in text.checkpoints if one.length <= most]
         last = max(near, key=lambda one: one.length, default=None)
         return Reach(last.length, last) if last is not None else Reach(0)
 
@@ -166,15 +162,15 @@ class KeptKVs:
         """The device memory, cut to what is reached. `held`: it holds the text already."""
         memory = memory or self._memory
         if held is not None:
-            kv = memory.cut(held, reach.length, reach.moment)
+            kv = memory.cut(held, reach.length, reach.checkpoint)
         else:
             assert text.stash is not None
             try:
-                kv = memory.put_back(text.stash, reach.length, reach.moment)
+                kv = memory.put_back(text.stash, reach.length, reach.checkpoint)
             except torch.OutOfMemoryError:  # what it takes beside others' passes; a prompt that is read makes way first
                 log.warning("the GPU has no memory left to put a kept text back: it is read anew")
                 return Start(memory.fresh())
-        return Start(kv, reach.moment or memory.moment(kv))
+        return Start(kv, reach.checkpoint or memory.checkpoint(kv))
 
     # ------------------------------------------------------------------ room
 

@@ -1,5 +1,5 @@
-"""Uses that are told many at a time leave a policy as if it had been told each at once, whichever policy and whenever
-it is asked; and nobody can ask it without that."""
+"""Uses that a policy gets in batches leave it as if it got each at once, for every policy and whenever it is read; and
+it cannot be read without them. Leases of a core end one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.cache.core import CacheCore
 from core.cache.pool import numbered_pools
-from core.cache.uses import Uses
+from core.cache.use_log import UseLog
 from core.policy.eviction import GONE, ExpertIndex, policy_maker
 from core.policy.eviction.base import Eviction
 from core.settings.param import Choice
@@ -22,7 +22,7 @@ LAYERS, EXPERTS = 3, 6
 POLICIES = [one.name for one in variants("eviction")]
 
 
-class Told(Eviction):
+class Recording(Eviction):
     """Writes down every use."""
 
     def __init__(self, expert_index: ExpertIndex) -> None:
@@ -35,16 +35,16 @@ class Told(Eviction):
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(data=st.data())
-def test_many_at_a_time_are_as_each_at_once(name: str, data: st.DataObject) -> None:
+def test_a_batch_counts_as_each_use_at_once(name: str, data: st.DataObject) -> None:
     at_once, later = (policy_maker(Choice(name))(ExpertIndex(LAYERS, EXPERTS)) for _ in range(2))
-    uses, tick, now = Uses(later, LAYERS * EXPERTS), 0, 0
+    uses, tick, now = UseLog(later, LAYERS * EXPERTS), 0, 0
     there = st.sampled_from(range(LAYERS * EXPERTS))
     for eid in range(LAYERS * EXPERTS):
         tick += 1
         at_once.admitted(eid, tick, now)
         uses.policy.admitted(eid, tick, now)
     for _ in range(data.draw(st.integers(1, 12))):
-        what = data.draw(st.sampled_from(["use", "use", "pass", "ask", "leave"]))
+        what = data.draw(st.sampled_from(["use", "use", "pass", "read", "evict"]))
         if what == "use":
             eids = data.draw(st.lists(there, unique=True, max_size=EXPERTS))
             uses.note(eids, tick + 1, now)
@@ -53,31 +53,31 @@ def test_many_at_a_time_are_as_each_at_once(name: str, data: st.DataObject) -> N
                 at_once.used(eid, tick, now)
         elif what == "pass":
             now += data.draw(st.integers(1, 9))
-        elif what == "leave":
+        elif what == "evict":
             eid = data.draw(there)
             for policy in (at_once, uses.policy):
                 policy.left(eid)
                 policy.admitted(eid, tick + 1, now)
             tick += 1
         part = slice(0, LAYERS * EXPERTS)
-        if what == "ask":
+        if what == "read":
             assert uses.policy.scores(part, now, 1).tolist() == at_once.scores(part, now, 1).tolist()
     assert uses.policy.score.tolist() == at_once.score.tolist()
 
 
-def test_they_are_told_in_the_order_of_the_requests_with_their_ticks_and_pass() -> None:
-    uses = Uses(Told(ExpertIndex(LAYERS, EXPERTS)), LAYERS * EXPERTS)
+def test_the_policy_gets_the_order_of_the_requests_with_their_ticks_and_pass() -> None:
+    uses = UseLog(Recording(ExpertIndex(LAYERS, EXPERTS)), LAYERS * EXPERTS)
     uses.note([3, 1], 1, 7)
     uses.note([9], 4, 7)  # tick 3 was an admission's
     uses.note([3], 5, 7)  # once more in the same pass
     uses.note([1], 6, 8)
     policy = uses.policy
-    assert isinstance(policy, Told)
+    assert isinstance(policy, Recording)
     assert policy.uses == [(3, 1, 7), (1, 2, 7), (9, 4, 7), (3, 5, 7), (1, 6, 8)]
     assert [uses.last[eid] for eid in (3, 1, 9, 0)] == [7, 8, 7, -1]
 
 
-def test_a_use_of_an_expert_that_leaves_afterwards_does_not_bring_it_back() -> None:
+def test_a_use_of_an_expert_that_is_evicted_afterwards_does_not_bring_it_back() -> None:
     core = CacheCore(LAYERS, EXPERTS, policy_maker(Choice("lru")), numbered_pools(LAYERS * EXPERTS, [4]))
     for eid in (0, 1, 2, 3):
         assert core.admit(eid) is not None

@@ -1,4 +1,4 @@
-"""What every answer begins and ends with, whether it is written alone or together with others."""
+"""Begins and ends every request, whether it is answered alone or together with others."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from core.quality.meter import Meter
 from core.session.answer import AnswerBuilder
 from core.session.batch_trial import TOGETHER
 from core.session.constraint import Constraints
-from core.session.kept import Start
 from core.session.loading import LoadedModel
-from core.session.logprobs import Logprobs
-from core.session.sampler import Draw, Sampler
-from core.session.sequence import Cancel, Sequence, Stop
+from core.session.sampler import Draw, Logprobs, Sampler
+from core.session.sequence import Cancel, Sequence, Start, Stop
 from core.session.settings_controller import EngineParts
 from core.settings.sampling import Sampling
 from core.types import Piece
 
 
-class Begun(NamedTuple):
+class ActiveRequest(NamedTuple):
     """An answer that is being written."""
 
     sequence: Sequence
@@ -34,7 +32,7 @@ class Begun(NamedTuple):
         return total - sequence.computed
 
 
-class Answering:
+class RequestFactory:
     """For one model. `number()` is the next request's."""
 
     def __init__(self, loaded: LoadedModel, meter: Meter, parts: EngineParts, number: Callable[[], int]) -> None:
@@ -61,7 +59,7 @@ class Answering:
         *,
         kept: bool = False,
         reading: Callable[[Piece], None] | None = None,
-    ) -> Begun:
+    ) -> ActiveRequest:
         """An answer to a prompt, which leaves room for at least one token, that goes on from `start`. `kept`: its KV
         outlives it; `reading` as in Sequence."""
         tokenizer, most = self._loaded.prompt.tokenizer, self.most(ids, sampling)
@@ -69,22 +67,23 @@ class Answering:
         sequence = Sequence(
             self._number(),
             list(ids),
-            start.kv,
+            start,
             logprobs or draw,
             Stop(self._loaded.prompt.ends, most, sampling.max_new_tokens > most, cancel),
             self._meter.begin(),
             kept=kept,
-            begun=start.moment,
             reading=reading,
         )
-        return Begun(sequence, AnswerBuilder(tokenizer, sequence, submitted_s, sampling.stop, logprobs), sampling.seed)
+        return ActiveRequest(
+            sequence, AnswerBuilder(tokenizer, sequence, submitted_s, sampling.stop, logprobs), sampling.seed
+        )
 
-    def end(self, begun: Begun) -> Piece:
+    def end(self, active: ActiveRequest) -> Piece:
         """The last piece of an answer that is over: the rest of its text, and its statistics."""
-        (sequence, answer, seed), loaded = begun, self._loaded
+        (sequence, answer, seed), loaded = active, self._loaded
         given, drawn = sequence.ids[: sequence.prompt], sequence.ids[sequence.prompt :]
         stats = answer.stats(
-            self._parts.ledger.memory(loaded.store.bytes, loaded.store.unpinned_bytes),
+            self._parts.memory.ledger.memory(loaded.store.bytes, loaded.store.unpinned_bytes),
             seed,
             self._meter.end(sequence.sample, given, drawn, answer.steps),
             max(loaded.plan.closeness, TOGETHER if sequence.kv.packed else 0.0),

@@ -1,0 +1,325 @@
+"""Prefetches, into the cache by eviction and into the buffer: how they are counted, cancelled and given up; which
+residents one may evict, and the rule without the guard as the control."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.cache.expert_cache import ExpertCache
+from core.memory.link import Pace
+from core.policy.predict import Prediction
+from core.policy.prefetch.guard import KEEP, MARGIN, PrefetchGuard
+from core.settings.prefetch import PrefetchSettings
+from core.types import Outcome
+from tests.cache.machine import EXPERTS, LAYERS, build, hold
+from tests.cache.test_bypass import residents, use
+from tests.selection import examples
+
+SLOW = 1e-9  # GB/s: the first copy takes minutes, and no test waits for it: all others are queued on any machine
+both = pytest.mark.parametrize("to_buffer", [False, True], ids=["evicting", "buffered"])
+
+
+def cache_with(per_layer: int, *, to_buffer: bool, transit: int = 3, slow: bool = False) -> ExpertCache:
+    """So many slots per layer, and a buffer of `transit` experts where prefetches go `to_buffer`."""
+    cache = build(LAYERS * per_layer + transit * to_buffer, transit=transit * to_buffer)
+    cache.prefetch_by(None, PrefetchSettings(beside=to_buffer))
+    assert cache.prefetch_queue.to_buffer == to_buffer
+    if slow:
+        cache.copies.link.pace = Pace(gbps=SLOW, latency_us=0.0)
+    return cache
+
+
+def landed(cache: ExpertCache) -> None:
+    for eid in list(cache.copies.tickets):
+        cache.copies.wait(eid)
+
+
+# ---------------------------------------------------------------------------------------------------- both destinations
+
+
+@both
+def test_outcomes_and_counts_of_a_prefetch_that_is_used_and_one_that_is_not(to_buffer: bool) -> None:
+    cache = cache_with(3, to_buffer=to_buffer)
+    cache.prefetch([Prediction(1, 4, 0.9), Prediction(1, 5, 0.8)], -1)
+    landed(cache)
+    lease = hold(cache, 1, [4, 0])
+    assert {h.expert: h.outcome for h in lease.requests} == {4: Outcome.PREFETCH_HIT, 0: Outcome.MISS}
+    counts, size = cache.take_counts(), cache.copies.expert_bytes
+    assert (counts.prefetch_issued, counts.prefetch_used, counts.prefetch_late, counts.prefetch_wasted) == (2, 1, 0, 1)
+    assert (counts.demand_bytes, counts.prefetch_bytes, counts.wasted_bytes) == (size, 2 * size, size)
+    cache.release(lease)
+    cache.check_integrity()
+    assert hold(cache, 1, [4]).requests[0].outcome == Outcome.HIT, "only the first use is the prefetch's"
+
+
+@both
+def test_a_copy_in_flight_is_late_and_a_queued_one_is_a_miss(to_buffer: bool) -> None:
+    cache = cache_with(3, to_buffer=to_buffer, slow=True)
+    cache.prefetch([Prediction(0, 0, 0.9), Prediction(0, 1, 0.8)], -1)
+    first, second = cache.copies.tickets[0], cache.copies.tickets[1]
+    first.done.wait()
+    assert not second.done.is_set()
+    cache.arrive(0, [0, 1])
+    lease = cache.acquire(0, [0, 1])
+    assert {h.expert: h.outcome for h in lease.requests} == {0: Outcome.PARTIAL_HIT, 1: Outcome.MISS}
+    counts = cache.take_counts()
+    assert (counts.prefetch_issued, counts.prefetch_used, counts.prefetch_late, counts.prefetch_wasted) == (1, 0, 1, 0)
+    assert counts.demand_bytes == counts.late_bytes == cache.copies.expert_bytes
+
+
+@both
+def test_a_queued_prefetch_that_is_not_wanted_is_cancelled(to_buffer: bool) -> None:
+    cache = cache_with(3, to_buffer=to_buffer, slow=True)
+    cache.prefetch([Prediction(0, e, 0.9) for e in range(3)], -1)
+    cache.copies.tickets[0].done.wait()
+    cache.arrive(0, [5])
+    assert residents(cache, 0) == ([] if to_buffer else [0]), "two copies never started; the buffer keeps no wasted one"
+    counts = cache.take_counts()
+    assert counts.wasted_bytes == cache.copies.expert_bytes and counts.prefetch_issued == counts.prefetch_wasted == 1
+    assert not cache.has_pending_prefetches
+
+
+@both
+def test_a_failed_prefetch_is_never_computed_from_and_can_be_fetched_again(
+    to_buffer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = cache_with(3, to_buffer=to_buffer)
+    with monkeypatch.context() as patched:
+        patched.setattr(cache.copies.link, "_fetch", lambda eid, slot: 1 / 0)
+        cache.prefetch([Prediction(0, 4, 0.9)], -1)
+        cache.copies.tickets[4].done.wait()
+    assert cache.places()[4] == 1  # in flight, and no further
+    cache.arrive(0, [4])
+    held = cache.acquire(0, [4]).segments[0]
+    assert held.ticket is not None
+    with pytest.raises(RuntimeError, match="copy of expert weights failed"):
+        cache.copies.link.wait(held.ticket)
+    cache.abandon()
+    cache.check_integrity()
+    assert not cache.is_resident(4)
+    cache.release(hold(cache, 0, [4]))  # its bytes are checked there
+
+
+@both
+def test_only_a_prefetch_into_the_cache_evicts(to_buffer: bool) -> None:
+    cache = cache_with(2, to_buffer=to_buffer)
+    cache.release(hold(cache, 1, [0, 1]))
+    cache.prefetch([Prediction(1, 2, 1.0)], 0)
+    landed(cache)
+    assert residents(cache, 1) == ([0, 1, 2] if to_buffer else [1, 2])
+    assert cache.prefetch_queue.fresh[EXPERTS + 2].displaced == (-1 if to_buffer else EXPERTS)
+    assert use(cache, 1, 2) == [Outcome.PREFETCH_HIT]
+    assert residents(cache, 1) == [1, 2], "a used prefetch is in the cache, and the least recently used one is not"
+
+
+def test_a_prefetch_waits_for_room_in_the_buffer() -> None:
+    cache = cache_with(3, to_buffer=True, transit=1)
+    cache.prefetch([Prediction(1, 4, 0.9), Prediction(1, 5, 0.8), Prediction(2, 4, 0.7)], -1)
+    assert [*cache.prefetch_queue.fresh] == [EXPERTS + 4]
+    landed(cache)
+    cache.release(hold(cache, 0, [0]))
+    assert [*cache.prefetch_queue.fresh] == [EXPERTS + 4]
+    cache.release(hold(cache, 1, [0]))  # wasted; the prefetch that still waits for layer 1 is forgotten
+    assert [*cache.prefetch_queue.fresh] == [2 * EXPERTS + 4]
+    cache.check_integrity()
+    landed(cache)
+    assert use(cache, 2, 4) == [Outcome.PREFETCH_HIT]
+
+
+def test_a_wasted_prefetch_stays_in_the_buffer_until_its_copy_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compute thread does not wait for it."""
+    cache, started, gate = cache_with(3, to_buffer=True), threading.Event(), threading.Event()
+    fetch = cache.copies.link._fetch
+
+    def held(*args: object) -> object:
+        started.set()
+        gate.wait(5)
+        return fetch(*args)
+
+    monkeypatch.setattr(cache.copies.link, "_fetch", held)
+    cache.prefetch([Prediction(0, 4, 0.9)], -1)
+    ticket = cache.copies.tickets[4]
+    assert started.wait(60)
+    cache.arrive(0, [5])
+    assert cache.is_resident(4) and not cache.has_pending_prefetches and cache.counts.prefetch_wasted == 1
+    gate.set()
+    cache.copies.link.settle(ticket)
+    cache.arrive(1, [0])
+    assert not cache.is_resident(4) and len(cache.core.transit) == 3
+    cache.check_integrity()
+
+
+# ------------------------------------------------------------------------------------------------------- into the cache
+
+
+def test_a_better_prediction_takes_the_slot_of_a_queued_one() -> None:
+    cache = cache_with(2, to_buffer=False, slow=True)
+    cache.prefetch([Prediction(0, 5, 1.0)], 1)
+    cache.copies.tickets[5].done.wait()
+    cache.prefetch([Prediction(1, 0, 0.3), Prediction(1, 1, 0.2)], 0)  # both slots of layer 1
+    cache.prefetch([Prediction(1, 2, 0.25)], 0)
+    assert residents(cache, 1) == [0, 2]
+    cache.prefetch([Prediction(1, 2, 0.5), Prediction(1, 3, 0.1)], 0)  # ranked anew; no worse one is evicted for 3
+    assert [t.eid for t in cache.copies.link._queue.prefetch] == [EXPERTS, EXPERTS + 2]
+    assert residents(cache, 1) == [0, 2]
+    cache.check_integrity()
+
+
+def test_an_expert_displaced_by_a_wasted_prefetch_is_counted_when_it_is_demanded_again() -> None:
+    cache = cache_with(2, to_buffer=False)
+    cache.release(hold(cache, 1, [0, 1]))
+    cache.prefetch([Prediction(1, 2, 0.9)], 0)  # 0 was used first: it is evicted
+    landed(cache)
+    cache.release(hold(cache, 1, [1]))  # 2 is wasted
+    lease = hold(cache, 1, [0, 1])
+    counts = cache.take_counts()
+    assert [ticket.eid for ticket in counts.lost] == [EXPERTS]
+    assert (counts.prefetch_wasted, counts.prefetch_evicted) == (1, 0)
+    cache.release(lease)
+    cache.release(hold(cache, 1, [3]))
+    cache.release(hold(cache, 1, [0]))  # it was evicted for a demand, which is no prefetch's fault
+    assert cache.take_counts().lost == []
+
+
+def test_a_prefetch_that_demands_evict_before_its_use_is_wasted() -> None:
+    cache = build(3, "global")
+    cache.prefetch([Prediction(2, 0, 0.9)], 0)
+    landed(cache)
+    cache.release(hold(cache, 0, [0, 1]))
+    cache.release(hold(cache, 1, [0, 1]))
+    counts, size = cache.take_counts(), cache.copies.expert_bytes
+    assert (counts.prefetch_wasted, counts.prefetch_evicted) == (1, 1)
+    assert (counts.wasted_bytes, counts.evicted_bytes) == (size, size)
+
+
+def test_the_deadline_keeps_the_link_free() -> None:
+    cache = cache_with(3, to_buffer=False, slow=True)  # a copy takes far longer than a layer
+    cache.prefetch_queue.schedule.deadline = True
+    cache.copies.phase = "decode"
+    for layer in range(LAYERS):
+        cache.prefetch([], layer)  # the rhythm is measured
+    cache.prefetch([Prediction(0, 0, 1.0)], LAYERS - 1)
+    assert not cache.is_resident(0)
+    cache.prefetch_queue.schedule.deadline = False
+    cache.prefetch([Prediction(0, 0, 1.0)], LAYERS - 1)
+    assert cache.is_resident(0)
+
+
+# ------------------------------------------------------------------------------------------------------------ the guard
+
+
+def hot_and_cold(eviction: str = "lru", *, guard: bool = True) -> ExpertCache:
+    """Layer 1 has two slots: expert 0 is used by every second token, 1 was used once, ten tokens ago; to LRU, 0 is the
+    older one."""
+    cache = build(LAYERS * 2, "layer", eviction)
+    cache.prefetch_queue.configure(None, PrefetchSettings(guard=guard))
+    use(cache, 1, 0, times=10)
+    use(cache, 0, 0, times=9)
+    use(cache, 1, 1)
+    return cache
+
+
+def prefetch(cache: ExpertCache, score: float, *experts: int) -> list[int]:
+    """Prefetch experts of layer 1, by default 2, while layer 0 is computed -> the residents of layer 1 then."""
+    cache.prefetch([Prediction(1, expert, score) for expert in experts or (2,)], 0)
+    landed(cache)
+    cache.check_integrity()
+    return residents(cache, 1)
+
+
+def test_an_unlikely_prefetch_does_not_evict_a_hot_resident() -> None:
+    cache = hot_and_cold()
+    assert prefetch(cache, 0.01) == [0, 1]
+    assert cache.take_counts().prefetch_issued == 0
+    assert use(cache, 1, 0) == [Outcome.HIT]
+    cache.copies.link.close()
+
+
+def test_without_the_guard_it_evicts_the_hot_one() -> None:
+    cache = hot_and_cold(guard=False)
+    assert prefetch(cache, 0.01) == [1, 2]
+    assert use(cache, 1, 0) == [Outcome.MISS]
+    cache.copies.link.close()
+
+
+def test_a_likely_prefetch_evicts_a_cold_resident() -> None:
+    cache = hot_and_cold("lfu")  # which gives 1 the lowest score
+    assert prefetch(cache, 0.06) == [0, 1], "one use in 20 passes: not half again as likely"
+    assert prefetch(cache, 0.2) == [0, 2]
+    assert use(cache, 1, 2) == [Outcome.PREFETCH_HIT]
+    cache.copies.link.close()
+
+
+def test_a_certain_prefetch_evicts_even_a_hot_resident() -> None:
+    cache = hot_and_cold()
+    assert prefetch(cache, 1.0) == [1, 2]
+    cache.copies.link.close()
+
+
+def test_a_free_slot_needs_no_permission() -> None:
+    cache = build(LAYERS * 3)
+    use(cache, 1, 0, 1, times=5)
+    assert prefetch(cache, 0.01) == [0, 1, 2]
+    cache.copies.link.close()
+
+
+def test_an_expert_that_the_policy_does_not_retain_is_worth_nothing() -> None:
+    cache = build(LAYERS * 2, "layer", "none")
+    use(cache, 1, 0, times=10)
+    assert prefetch(cache, 0.9, 0, 1) == [0, 1]
+    use(cache, 1, 1)  # 0 was wasted, and stays until a slot is needed
+    assert prefetch(cache, 0.01, 4, 5) == [4, 5]
+    cache.copies.link.close()
+
+
+def test_the_score_that_a_prefetch_must_exceed() -> None:
+    guard = PrefetchGuard(3)
+    assert guard.rate(0) == 0.0 and guard.may_displace(0.01, 0)
+    for _ in range(4):
+        guard.begin_pass()
+        guard.used([0])
+    assert guard.rate(0) == pytest.approx(1.0), "of all passes so far, few as they are"
+    guard.used([1])
+    assert guard.rate(1) == pytest.approx((1 - KEEP) / (1 - KEEP**4))
+    before, share = guard.rate(0), guard.rate(1)
+    guard.begin_pass()
+    assert guard.rate(0) < before and guard.rate(1) < share
+    least = MARGIN * guard.rate(1)
+    assert not guard.may_displace(least, 1) and guard.may_displace(least + 1e-9, 1)
+    assert not guard.may_displace(0.999, 0) and guard.may_displace(1.0, 0), "a certain one always may"
+    guard.on = False
+    assert guard.may_displace(0.001, 0)
+    guard.forget()
+    assert guard.rate(0) == 0.0
+
+
+@examples(60)
+@given(passes=st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=80))
+def test_a_rate_is_the_faded_mean_of_the_passes(passes: list[set[int]]) -> None:
+    guard = PrefetchGuard(5)
+    for used in passes:
+        guard.begin_pass()
+        guard.used(sorted(used))
+    weights = [KEEP**age for age in reversed(range(len(passes)))]
+    for eid in range(5):
+        mean = sum(w for w, used in zip(weights, passes, strict=True) if eid in used) / sum(weights)
+        assert guard.rate(eid) == pytest.approx(mean)
+        assert 0.0 <= guard.rate(eid) <= 1.0
+
+
+def test_changing_the_setting_acts_and_measuring_passes_leave_no_trace() -> None:
+    cache = hot_and_cold()
+    before = [cache.prefetch_queue.guard.rate(eid) for eid in range(LAYERS * EXPERTS)]
+    reservation = cache.reserve_slots(1)
+    use(cache, 1, 5, times=3)
+    cache.restore(reservation, lambda: False)
+    assert [cache.prefetch_queue.guard.rate(eid) for eid in range(LAYERS * EXPERTS)] == before
+    cache.prefetch_queue.configure(PrefetchSettings(), PrefetchSettings(guard=False))
+    assert prefetch(cache, 0.01) == [1, 2]
+    cache.start_over()
+    assert cache.prefetch_queue.guard.rate(EXPERTS) == 0.0
+    cache.copies.link.close()

@@ -59,7 +59,7 @@ class Ledger:
 
     def begin(self) -> None:
         """A forward pass begins. On CUDA, what earlier passes left reserved beyond the budget is given back first, and
-        torch's peak is reset once it was read."""
+        torch's peak is reset if it has been read."""
         if self._cuda and not self._unread:
             if self._exceeded:
                 torch.cuda.empty_cache()

@@ -62,7 +62,7 @@ def override_methods(module: nn.Module, **methods: Any) -> None:
 
 
 def already_adapted(module: nn.Module) -> bool:
-    """Whether a module was adapted before; attributes it as adapted."""
+    """Whether a module was adapted before; marks it as adapted."""
     before = hasattr(module, "_moestro_adapted")
     module._moestro_adapted = True  # type: ignore[assignment]
     return before

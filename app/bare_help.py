@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.commands import ALIASES, COMMANDS
-from app.other_words import UnknownOptionError, command_meant, translated
+from app.option_aliases import UnknownOptionError, command_meant, translated
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "commands.md"

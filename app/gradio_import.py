@@ -1,6 +1,6 @@
 """Gradio without its interface files: more than half of the time that importing it takes.
 
-As each of its component classes is made, Gradio parses its own source and the `.pyi` file that it keeps beside it for
+As each of its component classes is made, Gradio parses its own source and the `.pyi` file that it keeps for
 editors. A dashboard needs none. Standard library only, as the package installs this before anything else is there.
 """
 

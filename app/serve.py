@@ -32,7 +32,7 @@ os.environ.update(
 )
 CLOSING_S = 1  # for what is still being sent when the server ends
 OPEN_TO_OTHERS = (
-    "Others on the network who know the token can use the model, read the chats and change everything here. What is "
+    "Anyone on the network with the token can use the model, read the chats and change everything here. What is "
     "sent is not encrypted: do this only in a network that you trust. --address 127.0.0.1 keeps it to this machine."
 )
 
@@ -47,7 +47,7 @@ class StartOptions:
 
 
 def serve(
-    asked: StartOptions,
+    requested: StartOptions,
     access: Access | None = None,
     port: int = 7860,
     browser: bool = True,
@@ -55,9 +55,9 @@ def serve(
     ready: Callable[[uvicorn.Server], None] | None = None,
     check: Check | None = None,
 ) -> None:
-    """Serve until interrupted. Loads the model asked for at once; what was not asked for is as it was last time.
+    """Serve until interrupted. Loads the requested model at once; what `requested` leaves out is as it was last time.
 
-    `access` is who may use it: by default this machine alone. `port` must be free. `host` is the host to serve (a
+    `access` has the allowed users: by default this machine alone. `port` must be free. `host` is the host to serve (a
     fresh one by default); it is closed at the end. `ready` is called with the server once it answers. Raises StoreError
     or BusyError when the user's data cannot be opened.
     """
@@ -72,12 +72,12 @@ def serve(
                 log_config=None,  # as all other loggers: see app.services.secret
                 log_level="warning",
                 timeout_graceful_shutdown=CLOSING_S,
-                proxy_headers=False,  # nobody stands between; what a request claims about that is not believed
+                proxy_headers=False,  # there is no proxy; what a request claims about one is not believed
                 server_header=False,
             ),
         )
         threading.Thread(target=_announce, args=(server, access, port, browser, ready), daemon=True).start()
-        _load_at_start(host, asked)
+        _load_at_start(host, requested)
         with _ends_quietly():
             server.run()
     finally:
@@ -160,16 +160,16 @@ def _mount(app: FastAPI, host: Host) -> None:
     gradio_guard.guard(app, Events(page))
 
 
-def _load_at_start(host: Host, asked: StartOptions) -> None:
-    """Begin loading: the last model with the last choices, except for what was asked for."""
-    if problem := host.models.change_many(asked.settings):
+def _load_at_start(host: Host, requested: StartOptions) -> None:
+    """Begin loading: the last model with the last choices, except for what is `requested`."""
+    if problem := host.models.change_many(requested.settings):
         print(f"The settings were not changed: {problem}", flush=True)
     last = host.loader.last_spec() or LoadSpec()
-    same = asked.model is None or asked.model == last.model
-    choices = {**(last.describe() if same else {}), **asked.loading}
+    same = requested.model is None or requested.model == last.model
+    choices = {**(last.describe() if same else {}), **requested.loading}
     choices.pop("model", None)
     try:
-        host.loader.load(host.loader.plan(asked.model or last.model, **choices))
+        host.loader.load(host.loader.plan(requested.model or last.model, **choices))
     except MoestroError as error:
         print(f"The model was not loaded: {error}", flush=True)
 

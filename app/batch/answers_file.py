@@ -61,12 +61,12 @@ class AnswersFile:
     """Open for one run, and locked against others. `done`: ids that have an answer, or an error."""
 
     def __init__(self, file: Path, retry_errors: bool = False) -> None:
-        """`retry_errors`: take lines with errors out, so that they are asked again. Raises MoestroError when the file
+        """`retry_errors`: take lines with errors out, so that they are run again. Raises MoestroError when the file
         holds anything but answers, or cannot be used; it is unchanged then."""
         self._path = file
         self._out = _locked(file)
         try:
-            with _said(file):
+            with _error_names_file(file):
                 self._read()
                 if retry_errors and self._errors:
                     self._drop_errors()
@@ -160,7 +160,7 @@ class AnswersFile:
 def _locked(file: Path) -> io.FileIO:
     """Open a regular file, or make one, and lock it. Raises MoestroError."""
     for _ in range(ATTEMPTS):
-        with _said(file):
+        with _error_names_file(file):
             try:
                 _require_regular(file, file.stat())  # to open a device may already do something
             except FileNotFoundError:
@@ -192,8 +192,8 @@ def _id(fd: int) -> tuple[int, int]:
 
 
 @contextmanager
-def _said(file: Path) -> Iterator[None]:
-    """Words for what the system refuses."""
+def _error_names_file(file: Path) -> Iterator[None]:
+    """A system error is raised as one that names the file and says what to do."""
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name

@@ -39,7 +39,7 @@ class Failing(MoestroError):
 @dataclass(frozen=True, slots=True)
 class Doubtful:
     """A line without an answer, for a reason that may concern every line. It gets its record once another line is
-    answered. `most`: so many in a row end the run; `own`: a few of them at the end of the file are the lines' own."""
+    answered. `most` in a row end the run; `own`: a few of them at the end of the file are the lines' own."""
 
     record: dict[str, Any]
     why: str
@@ -139,7 +139,7 @@ class ByServer:
         if isinstance(got, Reply):
             if got.status not in AGAIN:
                 return _malformed(line, f"it was cut off ({_printable(got.cut)})")
-            why = f"{address} answers no line ({self._said(got)}). {later}"
+            why = f"{address} answers no line ({self._describe(got)}). {later}"
             return Doubtful(_refused(line, got), why, REFUSED, own=True)
         problem = _printable(str(got)) or type(got).__name__
         why = f"{address} does not answer ({problem}). {later}"
@@ -158,12 +158,14 @@ class ByServer:
         if status == 401:
             wrong = "does not accept the key" if server.key else "asks for a key"
             with_key = KEPT.format("with the right one (--api-key or OPENAI_API_KEY)")
-            raise Failing(f"{server.host} {wrong} ({self._said(reply)}). {with_key}")
+            raise Failing(f"{server.host} {wrong} ({self._describe(reply)}). {with_key}")
         if status in OF_LINE:
             return _refused(line, reply)
         right = KEPT.format("with the right --endpoint, --model and key")
         return Doubtful(
-            _refused(line, reply), f"{server.address(line)} refuses every line ({self._said(reply)}). {right}", REFUSED
+            _refused(line, reply),
+            f"{server.address(line)} refuses every line ({self._describe(reply)}). {right}",
+            REFUSED,
         )
 
     def _client(self) -> httpx.Client:
@@ -197,10 +199,10 @@ class ByServer:
                 "mean, give its address as --endpoint."
             )
 
-    def _said(self, reply: Reply) -> str:
-        """A status with the server's words, for the terminal; without the key, should they repeat it."""
-        said, key = _printable(reply.message), self._server.key
-        return f"{reply.status}: {said.replace(key, '...') if len(key) >= LEAST_KEY else said}"
+    def _describe(self, reply: Reply) -> str:
+        """A status with the server's message, for the terminal; the key is removed from it."""
+        message, key = _printable(reply.message), self._server.key
+        return f"{reply.status}: {message.replace(key, '...') if len(key) >= LEAST_KEY else message}"
 
 
 @cache
@@ -232,12 +234,16 @@ def _printable(text: str) -> str:
     return " ".join("".join(char if char.isprintable() else " " for char in text[:500]).split())
 
 
-def _after_s(said: str | None) -> float | None:
+def _after_s(retry_after: str | None) -> float | None:
     """Seconds that a server asks to wait, at most LONGEST_S."""
-    if not said:
+    if not retry_after:
         return None
     try:
-        seconds = float(said) if said.strip().isdigit() else parsedate_to_datetime(said).timestamp() - time()
+        seconds = (
+            float(retry_after)
+            if retry_after.strip().isdigit()
+            else parsedate_to_datetime(retry_after).timestamp() - time()
+        )
     except (ValueError, OverflowError, OSError):
         return None
     return min(max(0.0, seconds), LONGEST_S)

@@ -20,7 +20,7 @@ class BatchFigures:
     """Sums over the passes of one run, and the unions of its last ones."""
 
     shape: ModelShape
-    requests: int = 0  # distinct experts that passes asked for, layer by layer
+    requests: int = 0  # distinct experts that passes requested, layer by layer
     hits: int = 0
     copied: int = 0  # experts
     bytes: int = 0
@@ -32,16 +32,16 @@ class BatchFigures:
 
     def add(self, step: StepRecord) -> None:
         """Count one pass."""
-        asked, layers = step.requests, len(set(step.layer.tolist()))
-        self.requests += asked
+        requested, layers = step.requests, len(set(step.layer.tolist()))
+        self.requests += requested
         self.hits += step.hits
         self.copied += int(np.isin(step.outcome, MISSES).sum()) + step.prefetch_issued
         self.bytes += step.demand_bytes + step.prefetch_bytes
         self.pairs += step.tokens * self.shape.top_k * layers
         if step.phase == "decode" and layers:
             self.decodes += 1
-            self.decode_union += asked / layers
-            self.unions.append(asked / layers)
+            self.decode_union += requested / layers
+            self.unions.append(requested / layers)
 
     @property
     def scheduled(self) -> Regrouped | None:

@@ -69,7 +69,7 @@ class Reply:
     def answer(self, kind: Kind) -> dict[str, Any]:
         """The body of an answer, as the API has it. Raises Malformed."""
         if self.headers.get("content-encoding", "identity") != "identity":
-            raise Malformed("it is compressed, which was not asked for")
+            raise Malformed("it is compressed, which was not requested")
         if len(self.body) > MOST_BYTES:
             raise Malformed(f"it is larger than {MOST_BYTES >> 20} MB")
         if not self.body.strip():
@@ -103,8 +103,8 @@ class Reply:
     def message(self) -> str:
         """Why there is no answer, in the server's words."""
         error = self.error
-        said = str(error.get("message") or "") if error else self.body[: 4 * MOST_TEXT].decode("utf-8", "replace")
-        return said[:MOST_TEXT].strip() or f"The server answered with status {self.status}."
+        text = str(error.get("message") or "") if error else self.body[: 4 * MOST_TEXT].decode("utf-8", "replace")
+        return text[:MOST_TEXT].strip() or f"The server answered with status {self.status}."
 
 
 def post(client: httpx.Client, url: str, body: bytes, timeout_s: float) -> Reply:

@@ -84,8 +84,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command. Exit codes: 0 good, 1 failed, 2 not possible as asked, 130 stopped by Ctrl-C, 141 (as of
-    programs that SIGPIPE ends) nobody reads the output any more."""
+    """Run one command. Exit codes: 0 good, 1 failed, 2 not possible as requested, 130 stopped by Ctrl-C, 141 (as of
+    programs that SIGPIPE ends) the output was closed."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # a character missing from the console's encoding must not end an answer
@@ -142,7 +142,7 @@ def reader_left(error: OSError | None = None) -> bool:
 
 
 def _is_closed(stream: TextIO, error: OSError) -> bool:
-    """Whether nobody reads a stream any more; a failed write of much text leaves nothing to flush."""
+    """Whether a stream's reader is gone; a failed write of much text leaves nothing to flush."""
     if error.errno not in (errno.EPIPE, errno.EINVAL):  # Windows has the latter
         return False
     if not hasattr(select, "poll"):

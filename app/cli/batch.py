@@ -43,7 +43,7 @@ def add_arguments(parser: CommandParser) -> None:
         type=expanded,
         required=True,
         metavar="FILE",
-        help="answers, in any order; what is in it already is not asked again",
+        help="answers, in any order; lines already in it are skipped",
     )
     files.add_argument("--retry-errors", action="store_true", help="ask lines that ended with an error again")
     files.add_argument(

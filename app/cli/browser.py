@@ -135,4 +135,4 @@ def download() -> str:
         finally:
             late.cancel()
             end_tree(process)
-    return f"{last or 'it said nothing'}, status {process.returncode}" if process.returncode else ""
+    return f"{last or 'it printed nothing'}, status {process.returncode}" if process.returncode else ""

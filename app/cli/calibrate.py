@@ -15,15 +15,15 @@ from app.cli.bar import Bar, clock
 from app.cli.interrupt import stoppable
 from app.cli.parser import CommandParser
 from app.cli.target import require_new_file
-from app.services.profiles import carried
+from app.services.profiles import save_buddies_in_pack
 from app.store.home import data_dir
 from app.store.private import data_folder
-from app.words import size
 from core.errors import ProfileError, SettingError
 from core.policy.substitute.super_experts import super_experts
 from core.profile import PARTS, Profile, check_model, load, profile_path, save
 from core.profile.summary import TITLES, describe
 from core.system.paths import expanded
+from core.system.wording import format_bytes
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -130,7 +130,7 @@ def calibrated(args: argparse.Namespace, engine: Any, parts: set[str]) -> int:
     whole = profile if old is None else profile.over(old)
     save(whole, file)
     seconds = time.perf_counter() - began_s
-    print("\n".join([*report(profile, parts, file, seconds), *carried(engine.spec.model, whole)]))
+    print("\n".join([*report(profile, parts, file, seconds), *save_buddies_in_pack(engine.spec.model, whole)]))
     if args.json:
         print(json.dumps(summary(whole, file, seconds)))
     return 0
@@ -182,11 +182,11 @@ def report(profile: Profile, parts: set[str], file: Path, seconds: float) -> lis
     read = f"{profile.tokens:,} tokens of {profile.source}" if profile.tokens else "measured"
     lines = [
         f"{profile.model}: {read}, in {clock(seconds)}",
-        *(f"  {TITLES[part]:<{width}}  {said}" for part, said in found.items()),
+        *(f"  {TITLES[part]:<{width}}  {text}" for part, text in found.items()),
     ]
     if missing := [TITLES[part] for part in PARTS if part in parts and part not in found]:
         lines.append(f"  Not measured, because it needs a text that the model reads: {', '.join(missing)}")
-    return [*lines, f"Saved in {file}, {size(file.stat().st_size)}"]
+    return [*lines, f"Saved in {file}, {format_bytes(file.stat().st_size)}"]
 
 
 def summary(profile: Profile, file: Path, seconds: float) -> dict[str, object]:

@@ -17,10 +17,10 @@ from app.cli.parser import CommandParser
 from app.cli.reading import Reading
 from app.cli.target import require_new_file
 from app.services.engine_protocol import EngineProtocol
-from app.services.profiles import stored
+from app.services.profiles import stored_profile
 from app.services.secret import secret
 from app.store.home import PRODUCTS, data_dir
-from app.words import lossy, scored
+from app.wording import lossy, scored
 from core.command import COMMAND
 from core.errors import MoestroError
 from core.quality.report import Quality
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.record:
         check_record(args.record, spec)
     elif any(extras.values()):
-        raise MoestroError(f"--record-{next(n for n, on in extras.items() if on)} needs --record FILE beside it.")
+        raise MoestroError(f"--record-{next(n for n, on in extras.items() if on)} needs --record FILE.")
     engine = load(spec)
     try:
         with record(args.record, engine, spec, extras) as trace:
@@ -84,7 +84,7 @@ def load(spec: LoadSpec) -> EngineProtocol:
     cancel = threading.Event()
     try:
         with stoppable(cancel):
-            return Engine.load(spec, ProgressLine(), cancel, profile=stored)
+            return Engine.load(spec, ProgressLine(), cancel, profile=stored_profile)
     except MoestroError:
         if cancel.is_set():
             raise KeyboardInterrupt from None

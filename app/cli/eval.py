@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         if file not in (None, Path()):
             require_new_file(file)
     spec = options.spec(args)
-    asked, texts = given(args)
+    questions, texts = given(args)
     began, began_s = datetime.now(UTC), time.perf_counter()
     engine: Any = chat.load(spec)
     try:
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
                 result = (
                     tasks(args, engine, modes, shares, bar, cancel)
                     if args.tasks
-                    else measured(args, engine, modes, shares, asked, texts, bar, cancel)
+                    else measured(args, engine, modes, shares, questions, texts, bar, cancel)
                 )
         except MoestroError:
             raise
@@ -150,16 +150,16 @@ def given(args: argparse.Namespace) -> tuple[Any, Any]:
     """The user's own questions and texts, read before a model is loaded; None = the bundled ones."""
     if args.questions + args.tokens == 0 and not args.tasks:
         raise SettingError("Ask for at least one question or one token of text.")
-    asked = texts = None
+    questions = texts = None
     if args.facts is not None:
         from core.evaluate.questions import from_file
 
-        asked = from_file(args.facts)
+        questions = from_file(args.facts)
     if args.text is not None:
         from core.evaluate.passages import read
 
         texts = read(args.text)
-    return asked, texts
+    return questions, texts
 
 
 def measured(
@@ -167,7 +167,7 @@ def measured(
     engine: Any,
     modes: Sequence[Any],
     shares: Sequence[float],
-    asked: Any,
+    questions: Any,
     texts: Any,
     bar: Bar,
     cancel: threading.Event,
@@ -178,7 +178,7 @@ def measured(
     from core.evaluate.run import evaluate, gather
     from core.evaluate.summary import about, result
 
-    material = gather(engine, args.questions, args.tokens, asked, texts)
+    material = gather(engine, args.questions, args.tokens, questions, texts)
     if args.questions and not material.questions:
         print(
             material.note
@@ -188,11 +188,11 @@ def measured(
     folder = data_folder(data_dir())
     calibrated(engine, modes, lambda text, share: bar.show(f"calibrating: {text}", share), cancel, folder=folder)
     rows = with_savings(evaluate(engine, modes, shares, material, progress=bar.show, cancel=cancel))
-    said = about(engine, material, str(args.text or ""), str(args.facts or ""))
+    described = about(engine, material, str(args.text or ""), str(args.facts or ""))
     if args.csv:
-        args.csv.write_text(to_csv(rows, said), encoding="utf-8")
+        args.csv.write_text(to_csv(rows, described), encoding="utf-8")
         print(f"Written to {args.csv}", file=sys.stderr)
-    return result(said, rows)
+    return result(described, rows)
 
 
 def tasks(
@@ -252,7 +252,7 @@ def table(found: dict[str, Any]) -> str:
     lines.append("* none at this residency is better in both exact match (else agreement) and speed.")
     busiest = max((one["others_cores"] or 0.0 for one in found["rows"]), default=0.0)
     if busiest > MUCH:
-        lines.append(f"Other programs used up to {busiest:.1f} CPU cores meanwhile: compare speeds with care.")
+        lines.append(f"Other programs used up to {busiest:.1f} CPU cores during the runs: compare speeds with care.")
     return "\n".join(lines)
 
 

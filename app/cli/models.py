@@ -13,9 +13,9 @@ from app.services.candidates import Entry, one_line
 from app.services.deletion import delete, describe, inspect, outcome, stays
 from app.services.library import peek, same_place, scan
 from app.store.home import data_dir
-from app.words import size
 from core.command import COMMAND
 from core.errors import MoestroError
+from core.system.wording import format_bytes
 
 HEADS = ("NAME", "KIND", "FORMAT", "SIZE", "EXPERTS", "LAST USED")
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.add_argument("--delete", metavar="NAME", help="delete a pack, by its name or path; needs --yes")
-    parser.add_argument("--yes", action="store_true", help="delete without being asked again")
+    parser.add_argument("--yes", action="store_true", help="delete without asking for confirmation")
     parser.add_argument(
         "--from-cache",
         action="store_true",
@@ -88,7 +88,7 @@ def listed(found: Iterable[Entry]) -> str:
             one_line(e.name),
             e.kind,
             e.format,
-            size(e.bytes) if e.bytes else "",
+            format_bytes(e.bytes) if e.bytes else "",
             _experts(e),
             _utc(e.used)[:10] or "never",
             one_line(e.problem),

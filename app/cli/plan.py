@@ -161,8 +161,8 @@ def compared(curves: Curves, times: LayerTimes, experts: int, whole: bool) -> di
 def replayed(
     args: argparse.Namespace, trace: Trace | None, plans: Mapping[str, CachePlan], times: LayerTimes, aside: int
 ) -> dict[str, SplitResult]:
-    """What each of these caches, with the buffer, takes on the trace in virtual time; a cache of whole experts has one
-    of a token's experts beside it there. Raises SettingError without a trace."""
+    """What each of these caches, with the buffer, takes on the trace in virtual time; a cache of whole experts has
+    a buffer of one token's experts there. Raises SettingError without a trace."""
     if trace is None:
         raise SettingError("--replay needs a --trace.")
     buffer, make = aside or trace.top_k, policy_maker(policy(args))

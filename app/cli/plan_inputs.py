@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from app.cli import options
 from app.cli.simulate import profile_for, say
-from app.services.profiles import stored
+from app.services.profiles import stored_profile
 from core.command import COMMAND
 from core.errors import SettingError
 from core.policy.allocation.curves import Curves, curves_of
@@ -88,19 +88,19 @@ def times_of(args: argparse.Namespace, profile: Profile | None) -> tuple[LayerTi
         raise SettingError(
             f"Without measured times, give {', '.join(lacks)}. They are measured by {COMMAND} calibrate."
         )
-    said = []
+    basis = []
     if measured and profile is not None:
         about = profile.settings.get("times")
         link = about if isinstance(about, dict) else {}
         where = "over an emulated link" if link.get("link") == "emulated" else f"from {link.get('load_from', 'memory')}"
         device = profile.settings.get("device_name") or profile.settings.get("device") or "this machine"
-        said.append(f"measured on {device}, experts copied {where}")
-    said += [f"{', '.join(own)} as given"] if own else []
-    return LayerTimes.of({**measured, **own}), "; ".join(said)
+        basis.append(f"measured on {device}, experts copied {where}")
+    basis += [f"{', '.join(own)} as given"] if own else []
+    return LayerTimes.of({**measured, **own}), "; ".join(basis)
 
 
 def model_of(args: argparse.Namespace) -> tuple[Size | None, str, Budget]:
-    """Sizes and hash of the model named, and the budget asked for."""
+    """Sizes and hash of the model named, and the requested budget."""
     budget = args.budget or Budget(share=0.5)
     if args.model is None:
         return None, "", budget
@@ -130,7 +130,7 @@ def found_profile(args: argparse.Namespace, trace: Trace | None, model_hash: str
     """The profile given, else the stored one of the model or of the trace's. Raises ProfileError or SettingError."""
     if trace is not None:
         found = profile_for(args, trace)
-        return found if found is not None or not model_hash else stored(model_hash)
+        return found if found is not None or not model_hash else stored_profile(model_hash)
     if args.profile is not None:
         return load(args.profile, model_hash=model_hash or None, model=args.model or "")
-    return stored(model_hash) if model_hash else None
+    return stored_profile(model_hash) if model_hash else None

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from app.services.predictions import Prediction, so_far
-from app.words import size
 from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.curves import Curves
 from core.policy.allocation.expert_split import LayerTimes
 from core.simulate.split_replay import SplitResult
+from core.system.wording import format_bytes
 
 PLANNED = "planned"  # the plan among the others
 
@@ -27,7 +27,7 @@ class Answer:
     experts: int  # memory in whole experts, the buffer included
     aside: int  # of these, the prefetch buffer
     device_bytes: int | None  # in all; None = no model was named
-    tpot_ms: float | None  # what was asked for
+    tpot_ms: float | None  # the requested time
     basis: str  # of the curves, in the user's words
     measured: str  # of the times
     earlier: Sequence[Prediction] = ()  # of the model, with what answers took
@@ -38,7 +38,7 @@ def report(answer: Answer) -> str:
     curves, times, plan = answer.curves, answer.times, answer.plan
     total = curves.layers * curves.experts
     parts = [f"{answer.experts} of {total} experts, {answer.experts / total:.1%}"]
-    parts += [f"{size(answer.device_bytes)} in all"] if answer.device_bytes is not None else []
+    parts += [f"{format_bytes(answer.device_bytes)} in all"] if answer.device_bytes is not None else []
     parts += [f"{answer.aside} of them the prefetch buffer"] if answer.aside else []
     head = "Budget" if answer.tpot_ms is None else f"Least budget for {answer.tpot_ms:g} ms a token"
     rows = {PLANNED: plan, **answer.compared}
@@ -58,7 +58,7 @@ def report(answer: Answer) -> str:
         + (f"{was.tpot_ms:>13.2f}{one.tpot_ms / was.tpot_ms:>20.2f}" if (was := answer.replayed.get(name)) else "")
         for name, one in rows.items()
     ]
-    lines += [said] if (said := so_far(answer.earlier)) else []
+    lines += [text] if (text := so_far(answer.earlier)) else []
     lines += [f"The plan, after {plan.rounds} moves:", "  layer   slots  experts  part resident  waiting ms"]
     lines += [
         f"  {layer:>5}{slots:>8.2f}{cached:>9}{theta:>15.1%}{waits:>12.3f}"

@@ -85,8 +85,8 @@ def products(file: Path) -> list[dict[str, Any]]:
     import torch
 
     from core.memory.codec import PartSpec, make_codec
+    from core.memory.codec.kernel_choice import choose
     from core.memory.codec.native import choice
-    from core.memory.codec.ways import choose
 
     timed = choice.kept_in(file)
     if not timed:

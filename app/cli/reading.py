@@ -24,7 +24,7 @@ class Reading:
         if now_s < self._next_s:
             return
         self._next_s = now_s + AGAIN_S
-        text = said(piece, now_s - self._began_s)
+        text = describe(piece, now_s - self._began_s)
         self._write(text)
         self._wide = len(text)
 
@@ -38,8 +38,8 @@ class Reading:
         print(f"\r{text.ljust(self._wide)}" + "\r" * (not text), end="", file=sys.stderr, flush=True)
 
 
-def said(piece: Piece, seconds: float) -> str:
-    """The line, after so many seconds."""
+def describe(piece: Piece, seconds: float) -> str:
+    """The line after `seconds`."""
     speed = (piece.done - piece.cached) / seconds
     left = f", {speed:.0f} tok/s, {(piece.total - piece.done) / speed:.0f} s left" if speed else ""
     return f"Reading the prompt: {piece.done / piece.total:.0%} of {piece.total} tokens{left}"

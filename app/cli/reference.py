@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Mapping
 
 from app.cli.parser import CommandParser
-from app.other_words import described
+from app.option_aliases import described
 from core.command import COMMAND
 
 HEAD = """# Commands

@@ -1,4 +1,4 @@
-"""`simulate`: simulates every cache policy on a recorded trace, beside the bound that none can beat."""
+"""`simulate`: simulates every cache policy on a recorded trace, and the bound that none can beat."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import replace
 from app.cli import options, simulate_prefetch
 from app.cli.simulate_prefetch import RULES
 from app.cli.simulate_report import summary, table
-from app.services.profiles import stored
+from app.services.profiles import stored_profile
 from core.errors import SettingError, TraceError
 from core.profile import Profile, load
 from core.settings.config import Settings
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"{args.trace} is cut short; the incomplete part at its end is left out.")
     sizes = slots(args.slots, trace.layers * trace.experts)
     prefetching = simulate_prefetch.wanted(args)
-    settings, profile = asked(args, prefetching), profile_for(args, trace)
+    settings, profile = chosen_settings(args, prefetching), profile_for(args, trace)
     usual = settings.cache.eviction.name if args.preset or prefetching else "all"
     names = policies(args.policies or usual)
     with own_prefetcher(args):
@@ -138,19 +138,19 @@ def run(args: argparse.Namespace) -> int:
         changed = settings.with_(changes)
         return Config.of(changed, sizes[size], trace.layers, trace.experts, trace.top_k, profile)
 
-    asked_for = {(name, size): sized(size, eviction=name) for name in names for size in sizes}
-    caches = [*asked_for.values()]
+    configs = {(name, size): sized(size, eviction=name) for name in names for size in sizes}
+    caches = [*configs.values()]
     for size in sizes:
-        asked_for[BELADY, size] = replace(sized(size, eviction=names[0], bypass=False), policy=BELADY, params={})
+        configs[BELADY, size] = replace(sized(size, eviction=names[0], bypass=False), policy=BELADY, params={})
     for size in sizes if cache.scope == "layer" else ():  # in one pool for all layers it could not do better
         with suppress(SettingError):  # too few slots to set any aside
             sparing = sized(size, eviction=names[0], bypass=True)
-            asked_for[BELADY_BYPASS, size] = replace(sparing, policy=BELADY_BYPASS, params={})
+            configs[BELADY_BYPASS, size] = replace(sparing, policy=BELADY_BYPASS, params={})
     results = simulate(
-        trace, [*asked_for.values()], start=args.start, clock=clock, processes=max(0, args.processes), say=say
+        trace, [*configs.values()], start=args.start, clock=clock, processes=max(0, args.processes), say=say
     )
     by_name: dict[str, dict[str, Result]] = {}
-    for (name, size), result in zip(asked_for, results, strict=True):
+    for (name, size), result in zip(configs, results, strict=True):
         by_name.setdefault(name, {})[size] = result
 
     def limit(size: str) -> Result:
@@ -220,7 +220,7 @@ def policies(text: str) -> list[str]:
     return [variant("eviction", name).name for name in dict.fromkeys(names)]
 
 
-def asked(args: argparse.Namespace, prefetching: str) -> Settings:
+def chosen_settings(args: argparse.Namespace, prefetching: str) -> Settings:
     """The settings of cache and prefetching: the preset's, overridden by those given separately. Raises
     SettingError."""
     given = {name: value for name in (*PLACING, *RULES) if (value := getattr(args, name)) is not None}
@@ -239,7 +239,7 @@ def asked(args: argparse.Namespace, prefetching: str) -> Settings:
 
 @contextmanager
 def own_prefetcher(args: argparse.Namespace) -> Iterator[None]:
-    """An error of what nobody asked for but the preset says so, and how to do without."""
+    """An error of a prefetcher that the preset chose says so, and how to do without it."""
     try:
         yield
     except (SettingError, TraceError) as error:
@@ -254,7 +254,7 @@ def profile_for(args: argparse.Namespace, trace: Trace) -> Profile | None:
     """The given profile, or the stored one of the trace's model. Raises ProfileError when it is of another model."""
     model_hash = trace.model_hash if isinstance(trace, FileTrace) else ""
     if args.profile is None:
-        return stored(model_hash) if model_hash else None
+        return stored_profile(model_hash) if model_hash else None
     profile = load(args.profile, model_hash=model_hash or None, model=trace.model)
     if (profile.layers, profile.experts) != (trace.layers, trace.experts):
         raise SettingError(

@@ -94,7 +94,7 @@ def machine(
 
 
 def wanted(args: argparse.Namespace) -> str:
-    """The prefetchers to simulate: those asked for, else the preset's; "" = none. A preset without one is its cache
+    """The prefetchers to simulate: those requested, else the preset's; "" = none. A preset without one is its cache
     alone, which needs no times."""
     if args.preset is None:
         return args.predictors or ""

@@ -85,13 +85,13 @@ def check(args: argparse.Namespace, more: tuple[str, ...]) -> int:
     if args.long:
         return call("pytest", command)
     failed = [name for name, check in CHECKS if call(name, check) != 0]
-    with ThreadPoolExecutor(1) as beside:
-        slow = beside.submit(lambda: [name for name, check in SLOW_CHECKS if call(name, check, beside=True) != 0])
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(lambda: [name for name, check in SLOW_CHECKS if call(name, check, parallel=True) != 0])
         failed += slow.result() if args.pytest else []  # what was chosen may be over first; pytest comes last
         tests = call("pytest", command)
         failed += [] if args.pytest else slow.result()
     if failed:
-        print(f"\nFailed beside the tests: {', '.join(failed)} (see above).", flush=True)
+        print(f"\nFailed besides the tests: {', '.join(failed)} (see above).", flush=True)
     return 1 if failed or tests else 0
 
 
@@ -102,7 +102,7 @@ def drives_browser(chosen: list[str]) -> bool:
 
 
 def layer(args: argparse.Namespace) -> list[str]:
-    """pytest options for the tests that were asked for."""
+    """pytest options for the requested tests."""
     until = ["--until", str(time.time() + 60 * args.minutes)] if args.minutes is not None else []
     return [*(["--all"] if args.all else ["-m", "long"] if args.long else []), *until]
 
@@ -117,13 +117,13 @@ def workers(chosen: list[str]) -> list[str]:
     return ["-n", str(count), "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
-def call(name: str, command: tuple[str, ...], beside: bool = False) -> int:
-    """Run one tool with this Python in the repository, with the Hugging Face hub offline; what a tool says that runs
-    beside another is shown at its end. Compiled modules are kept whatever the environment says: without them every
+def call(name: str, command: tuple[str, ...], parallel: bool = False) -> int:
+    """Run one tool with this Python in the repository, with the Hugging Face hub offline; the output of a
+    `parallel` one is shown at its end. Compiled modules are kept whatever the environment says: without them every
     worker compiles all tests, and every process that a test starts the whole project."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    if beside:
+    if parallel:
         done = subprocess.run(
             [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
         )

@@ -76,15 +76,15 @@ def port_number(text: str) -> int:
     return int(text)
 
 
-def choose_port(host: str, asked: int | None) -> int:
+def choose_port(host: str, requested: int | None) -> int:
     """The requested port, or the first free one from 7860 on. Raises MoestroError when taken."""
-    if asked is not None:
-        if problem := port_problem(host, asked):
+    if requested is not None:
+        if problem := port_problem(host, requested):
             raise MoestroError(
-                f"Port {asked} on {host} cannot be used: {problem}. Give another with --port, or leave "
+                f"Port {requested} on {host} cannot be used: {problem}. Give another with --port, or leave "
                 "--port out and the next free one is taken."
             )
-        return asked
+        return requested
     for port in range(FIRST, FIRST + TRIED):
         problem = port_problem(host, port)
         if not problem:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from app.store.stored import quality_of, stats_of
+from app.store.row_checks import quality_of, stats_of
 from core.settings.param import declared
 from core.settings.sampling import Sampling
 
@@ -36,7 +36,7 @@ DEFINITIONS: dict[str, str] = {
     "saved_ms": "Estimate of the waiting for copies that was saved, in milliseconds a decoded token: missing experts "
     "for which nothing was fetched, times what a miss has cost in the session.",
     "note": "Why it was not scored.",
-    "seed": "With which its tokens were drawn; with it and the five beside it the answer can be repeated.",
+    "seed": "With which its tokens were drawn; with it and the next five columns the answer can be repeated.",
     **{
         p.name: f"How its tokens were drawn: {p.title.lower()}."
         for p in declared(Sampling).values()
@@ -78,7 +78,7 @@ def answers(db: sqlite3.Connection, load: int, chat: int | None) -> pd.DataFrame
     """One row for each ended answer of a load in a chat, or in all chats; replaced answers included."""
     where, values = ("AND m.chat = ?", (load, chat)) if chat is not None else ("", (load,))
     own = "CASE WHEN json_valid(m.stats) THEN json_extract(m.stats, '$.load') END"
-    found = db.execute(  # an answer written beside others may have no pass of its own: each is recorded once
+    found = db.execute(  # an answer of a batch may have no pass of its own: each is recorded once
         f"SELECT m.* FROM messages m WHERE (m.id IN (SELECT answer FROM steps WHERE load = ?) OR {own} = ?) {where} "
         "ORDER BY m.id",
         (load, *values),

@@ -19,8 +19,8 @@ import pandas as pd
 from app.exports.tables import DEFINITIONS, Tables, collect
 from app.store import Load, Store, StoreError
 from app.store.private import open_private, private_folder
-from app.store.stored import Unfit
-from app.words import model_id
+from app.store.row_checks import InvalidRow
+from app.wording import model_id
 from core import __version__
 from core.errors import MoestroError
 
@@ -84,7 +84,7 @@ def contents(store: Store, chat: int | None, load: int | None) -> dict[str, str]
         except sqlite3.Error as error:
             raise StoreError(f"The statistics on disk could not be read: {error}.") from error
         except (ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:  # malformed rows
-            how = f": {error}" if isinstance(error, Unfit) else ""
+            how = f": {error}" if isinstance(error, InvalidRow) else ""
             raise StoreError(
                 f"What was recorded there is damaged{how}. Delete the recording of the chat in the tab "
                 "Sessions; its words are kept."

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from app.exports import answers, choices
+from app.exports import answers, lossy_choices
 from app.store import Load
+from app.store.row_checks import timestamp
 from app.store.steps import DEMAND, FROM_DISK, TRANSFER
-from app.store.stored import moment
 from core.metrics import COUNTED, HIT_RATE, METRICS, REQUESTS, Outcome
 from core.types import ModelShape
 
@@ -70,7 +70,7 @@ DEFINITIONS: dict[str, dict[str, str]] = {
         "gbps": "Payload per second of wall time, in GB/s (10^9 bytes).",
     },
     "answers": answers.DEFINITIONS,
-    "choices": choices.DEFINITIONS,
+    "choices": lossy_choices.DEFINITIONS,
     "settings": {
         "load": _KEYS["load"],
         "chat": "The chat whose forward pass took the change first; empty if deleted.",
@@ -136,14 +136,14 @@ def collect(db: sqlite3.Connection, loads: Sequence[Load], chat: int | None) -> 
         while rows := cursor.fetchmany(BATCH):
             parts["tokens"].append(_tokens(rows, sums.add(rows)))
             moved.append(_joined(rows, "transfers", TRANSFER))
-            parts["choices"].append(choices.counted(load.id, rows))
+            parts["choices"].append(lossy_choices.counted(load.id, rows))
         parts["layers"].append(_layers(load.id, sums))
         parts["experts"].append(_experts(load.id, sums))
         parts["coactivation"].append(_coactivation(load.id, sums))
         if moved:
             parts["transfers"].append(_seconds(load.id, np.concatenate(moved)))
         parts["answers"].append(answers.answers(db, load.id, chat))
-        parts["choices"] = [choices.summed(parts["choices"])]
+        parts["choices"] = [lossy_choices.summed(parts["choices"])]
         parts["settings"].append(_settings(db, load.id))
     return {
         name: pd.concat([p for p in parts[name] if len(p)] or [pd.DataFrame(columns=list(columns))])[list(columns)]
@@ -222,7 +222,7 @@ def _seconds(load: int, moved: npt.NDArray[Any]) -> pd.DataFrame:
 
 def _settings(db: sqlite3.Connection, load: int) -> pd.DataFrame:
     def utc(seconds: object) -> str:
-        return datetime.fromtimestamp(moment(seconds, "time"), UTC).isoformat(timespec="milliseconds")
+        return datetime.fromtimestamp(timestamp(seconds, "time"), UTC).isoformat(timespec="milliseconds")
 
     rows = [
         (row["load"], row["chat"], row["step"], utc(row["time"]), row["name"], row["old"], row["new"])

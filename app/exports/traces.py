@@ -8,7 +8,7 @@ from pathlib import Path
 from app.exports.archive import FULL, ExportError, NothingThere
 from app.store import Store, StoredTrace, StoreError
 from app.store.private import private_folder
-from app.words import model_id
+from app.wording import model_id
 from core.errors import TraceError
 from core.trace import TraceWriter
 

@@ -10,23 +10,23 @@ from typing import Any
 
 from app.exports.archive import NothingThere
 from app.store import Chat, Message, Store
-from app.words import model_id, short_name
+from app.wording import model_id, short_name
 from core import __version__
 from core.errors import MoestroError
 
-WHO = {"user": "You", "assistant": "Model"}
+SPEAKERS = {"user": "You", "assistant": "Model"}
 THOUGHT = re.compile(r"\s*<think>(.*?)(?:</think>|\Z)(.*)", re.DOTALL)
 OPENED = re.compile(r"(.*?)(?:</think>|\Z)(.*)", re.DOTALL)
 
 
 def markdown(store: Store, chat: int) -> str:
     """The branch of a chat that is shown, a heading for each message, reasoning folded. Raises NothingThere."""
-    told, messages = _read(store, chat, tree=False)
-    parts = [f"# {told.title}", f"{short_name(told.model)}, {_utc(told.created)}"]
-    if told.system:
-        parts += ["## System prompt", told.system]
+    found, messages = _read(store, chat, tree=False)
+    parts = [f"# {found.title}", f"{short_name(found.model)}, {_utc(found.created)}"]
+    if found.system:
+        parts += ["## System prompt", found.system]
     for message in messages:
-        parts += [f"## {WHO.get(message.role, message.role)}", *_parts(message)]
+        parts += [f"## {SPEAKERS.get(message.role, message.role)}", *_parts(message)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -34,14 +34,14 @@ def as_json(store: Store, chat: int) -> str:
     """A chat with all its branches and the statistics of its answers, as JSON. `shown` = the ids of the branch that is
     shown; a message follows its `parent`. Raises NothingThere.
     """
-    told, messages = _read(store, chat, tree=True)
+    found, messages = _read(store, chat, tree=True)
     value = {
         "moestro": __version__,
-        "chat": told.id,
-        "title": told.title,
-        "model": model_id(told.model),
-        "created": _utc(told.created),
-        "system": told.system,
+        "chat": found.id,
+        "title": found.title,
+        "model": model_id(found.model),
+        "created": _utc(found.created),
+        "system": found.system,
         "shown": [message.id for message in store.chats.messages(chat)],
         "messages": [_plain(message) for message in messages],
     }
@@ -55,21 +55,21 @@ def reasoning_of(text: str, opened: bool) -> tuple[str, str]:
 
 
 def _read(store: Store, chat: int, tree: bool) -> tuple[Chat, Sequence[Message]]:
-    told = store.chats.find(chat)
-    if told is None:
+    found = store.chats.find(chat)
+    if found is None:
         raise NothingThere("That chat no longer exists. Pick another one to export.")
     try:
-        return told, store.chats.tree(chat) if tree else store.chats.messages(chat)
-    except MoestroError as error:  # deleted meanwhile, or the file cannot be read
+        return found, store.chats.tree(chat) if tree else store.chats.messages(chat)
+    except MoestroError as error:  # just deleted, or the file cannot be read
         raise NothingThere(str(error)) from error
 
 
 def _parts(message: Message) -> list[str]:
     if message.role == "user":
         return [message.text]
-    thought, said = reasoning_of(message.text, opened(message))
+    thought, answer = reasoning_of(message.text, opened(message))
     folded = ["<details>\n<summary>Reasoning</summary>", thought, "</details>"] if thought else []
-    return [*folded, _closed(said.strip())]
+    return [*folded, _closed(answer.strip())]
 
 
 def opened(message: Message) -> bool:

@@ -34,13 +34,13 @@ PART_BYTES = 256 << 10  # of a file that is sent
 
 
 def _scored(quality: Quality | None) -> dict[str, Any] | None:
-    """The figures of scored answers for the deck, with what may be said of their agreement."""
+    """The figures of scored answers for the deck, with the verdict on their agreement."""
     if quality is None:
         return None
-    told, share = asdict(quality), quality.agreed
+    figures, share = asdict(quality), quality.agreed
     if share is not None:
-        told |= {"agreed": share.hits, "low": share.low, "high": share.high, "verdict": share.verdict}
-    return told
+        figures |= {"agreed": share.hits, "low": share.low, "high": share.high, "verdict": share.verdict}
+    return figures
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The list of chats beside the chat: the route that a page asks when it has changed, or when the user searches."""
+"""The list of chats next to the chat: the route that a page requests when it has changed, or when the user searches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors as HTTP responses: JSON in the form of the API that was asked, with messages for the user."""
+"""Errors as HTTP responses: JSON in the form of the API that was called, with messages for the user."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.words import turned
+from app.wording import describe_change
 from core.choices import LossyLook
 from core.metrics import BY_NAME
 from core.types import Frame, Memory, ModelShape
@@ -44,7 +44,7 @@ def encode(frame: Frame | None, **extra: object) -> bytes:
         if field.name == "columns":
             arrays |= value
         elif field.name == "marks":
-            head |= {"marks": value, "said": [turned(text) for _, text in value]}
+            head |= {"marks": value, "said": [describe_change(text) for _, text in value]}
         elif isinstance(value, np.ndarray):
             arrays[field.name] = value
         elif isinstance(value, LossyLook):

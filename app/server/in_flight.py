@@ -32,7 +32,7 @@ class Share:
         self._whole, self.held = whole, 0
 
     def take(self, count: int, elsewhere: int = 0) -> bool:
-        """Hold `count` bytes more; False, and nothing is held, where they do not fit beside `elsewhere` bytes that
+        """Hold `count` bytes more; False, and nothing is held, where they do not fit next to `elsewhere` bytes that
         count against the same cap."""
         if self._whole.held + elsewhere + count > self._whole.most:
             return False

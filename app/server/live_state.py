@@ -13,7 +13,7 @@ from app.server.json_values import RowId
 from app.services.host import Host
 from app.services.jobs import Job
 from app.services.progress import Answer
-from app.words import model_id, name_of
+from app.wording import model_id, name_of
 from core.errors import MoestroError
 from core.policy.substitute.list_lengths import ListRule
 
@@ -27,14 +27,14 @@ def router(host: Host) -> APIRouter:
         """State of the host and one chat, with the running answer's text from character `since` on if it is
         `answer`.
         """
-        running, told = host.chats.answer(chat), stamp(host, chat)
-        if running is not None and told.endswith(f":{running.message_id}"):
+        running, shown = host.chats.answer(chat), stamp(host, chat)
+        if running is not None and shown.endswith(f":{running.message_id}"):
             running = None  # the chat shows it already
         return {
             "host": host_state(host),
             "import": import_state(host),
             "jobs": jobs_state(host),
-            "stamp": told,
+            "stamp": shown,
             "answer": answer_state(running, answer, since, host.chats.before(running) if running is not None else 0),
             "chats": host.store.chats.version,
         }
@@ -95,7 +95,7 @@ def jobs_state(host: Host) -> dict[str, Any]:
     """For each other long job: its progress, and a stamp that changes with the contents of its tab."""
     analysis, calibration, profile = host.analyst.job, host.calibrator.job, host.models.profile
     ended = f"{id(calibration)} {calibration.state if calibration is not None else ''}"
-    lists = ListRule.of(host.models.settings)  # drawn beside the profile
+    lists = ListRule.of(host.models.settings)  # drawn next to the profile
     return {
         "analysis": {"stamp": host.analyst.stamp, **job_state(analysis)},
         "calibration": {
@@ -119,11 +119,11 @@ def stamp(host: Host, chat: int | None) -> str:
     if chat is None:
         return ""
     try:
-        told = [m for m in host.chats.messages(chat) if m.state != "writing"]
+        done = [m for m in host.chats.messages(chat) if m.state != "writing"]
     except MoestroError:
         return "gone"
-    changes = sum((m.quality is not None) + 2 * bool(m.unsaved) for m in told)
-    return f"{len(told)}:{changes}:{told[-1].id}" if told else "0"
+    changes = sum((m.quality is not None) + 2 * bool(m.unsaved) for m in done)
+    return f"{len(done)}:{changes}:{done[-1].id}" if done else "0"
 
 
 def answer_state(answer: Answer | None, known: int | None, since: int, before: int = 0) -> dict[str, Any] | None:

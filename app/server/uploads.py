@@ -69,7 +69,7 @@ class UploadLimit:
 
             async def written() -> Message:
                 nonlocal arrived
-                share.give(arrived)  # whoever asks for more has written what came before
+                share.give(arrived)  # a caller that wants more has written what came before
                 message = await receive()
                 arrived = len(message.get("body", b""))
                 return message

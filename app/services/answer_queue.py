@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from app.services.answer_times import Turns
-from app.services.engine_protocol import Asked
+from app.services.engine_protocol import AnyPrompt
 from app.services.loading import Loaded
 from app.services.progress import Answer
 from core.settings.sampling import Sampling
@@ -18,7 +18,7 @@ class Request:
     """One answer to write, with its inputs."""
 
     answer: Answer
-    prompt: Asked
+    prompt: AnyPrompt
     sampling: Sampling
     model: Loaded
 

@@ -70,7 +70,7 @@ class Answerer(Protocol):
         at_once: int,
         scheduler: Scheduler | None,
         cancel: threading.Event | None,
-        heard: Callable[[StepRecord], None],
+        on_step: Callable[[StepRecord], None],
         *,
         pipelined: bool,
     ) -> Backend: ...
@@ -113,11 +113,11 @@ class Batcher:
         models: ModelManager,
         jobs: JobRunner,
         sampling: Callable[[], Sampling],
-        heard: Callable[[StepRecord], None],
+        on_step: Callable[[StepRecord], None],
     ) -> None:
-        """`folder` = where answers go; `sampling()` = what lines do not say; `heard` gets each pass."""
+        """`folder` = where answers go; `sampling()` = what lines do not say; `on_step` gets each pass."""
         self._folder = folder
-        self._models, self._jobs, self._sampling, self._heard = models, jobs, sampling, heard
+        self._models, self._jobs, self._sampling, self._on_step = models, jobs, sampling, on_step
 
     @property
     def job(self) -> BatchJob | None:
@@ -133,17 +133,17 @@ class Batcher:
         known = job.answered
         return f"{id(job)} {job.state} {known.done if known else 0} {job.drain.is_set()} {job.seconds}"
 
-    def start(self, asked: BatchForm, answerer: Answerer) -> BatchJob:
+    def start(self, form: BatchForm, answerer: Answerer) -> BatchJob:
         """Start answering; until it ends the model answers nothing else, and settings may be changed. Raises
         MoestroError for what is wrong at once; later errors are reported in the returned job."""
-        source, out = asked.files(self._folder)
+        source, out = form.files(self._folder)
         with self._models.idle("answer a batch"):
             model = self._models.ready()
             job = BatchJob(model)
-            return self._jobs.start(job, lambda: self._run(job, model, source, out, asked, answerer))
+            return self._jobs.start(job, lambda: self._run(job, model, source, out, form, answerer))
 
     def stop(self) -> None:
-        """Begin no further prompt; when that was said before, give up what is being written, too."""
+        """Begin no further prompt; at the second call, give up what is being written, too."""
         job = self._jobs.running(BatchJob)
         if job is not None and not job.drain.is_set():
             job.drain.set()
@@ -151,14 +151,14 @@ class Batcher:
         else:
             self._jobs.cancel(BatchJob)
 
-    def _run(self, job: BatchJob, model: Loaded, source: Path, out: Path, asked: BatchForm, answerer: Answerer) -> None:
+    def _run(self, job: BatchJob, model: Loaded, source: Path, out: Path, form: BatchForm, answerer: Answerer) -> None:
         engine, sampling = model.engine, self._sampling()
-        scheduler = create("scheduler", asked.scheduler, {}) if asked.scheduler != "none" else None
+        scheduler = create("scheduler", form.scheduler, {}) if form.scheduler != "none" else None
         job.figures.regrouped = engine.regrouped
 
-        def heard(step: StepRecord) -> None:
+        def on_step(step: StepRecord) -> None:
             job.figures.add(step)
-            self._heard(step)
+            self._on_step(step)
 
         def shown(progress: Progress) -> None:
             if job.cancelled.is_set():
@@ -170,18 +170,18 @@ class Batcher:
                 text += f". {engine.one_at_a_time}"
             job.update(text=text, share=progress.share, left_s=progress.left_s)
 
-        run = Run(source, out, job.drain, asked.retry_errors, job.latest.append)
+        run = Run(source, out, job.drain, form.retry_errors, job.latest.append)
         job.answers, job.answered = run.answers, run.progress
         try:
             backend = answerer(
                 engine,
                 model.spec.model,
                 sampling,
-                asked.at_once,
+                form.at_once,
                 scheduler,
                 job.cancelled,
-                heard,
-                pipelined=asked.pipelined,
+                on_step,
+                pipelined=form.pipelined,
             )
             run.answer(backend, shown)
         finally:

@@ -12,10 +12,10 @@ from typing import Any, Protocol, cast
 from app.services.engine_protocol import EngineProtocol
 from app.services.jobs import JobRunner, ModelJob
 from app.services.model_manager import ModelManager
-from app.services.profiles import StoredProfiles, carried
+from app.services.profiles import StoredProfiles, save_buddies_in_pack
 from app.store import Store, StoredTrace
 from app.store.traces import stored_traces
-from app.words import count
+from app.wording import count
 from core.errors import MoestroError, SettingError
 from core.profile import PARTS, Profile
 from core.settings.calibration import CalibrationSettings
@@ -76,7 +76,7 @@ class Reading:
         return self.settings.path_most(self.limit) if generated else 0
 
     def check(self) -> None:
-        """Raises SettingError for what is missing, as far as that can be told without reading."""
+        """Raises SettingError for what is missing, as far as that is known without reading."""
         if unknown := set(self.kinds) - CHOICES.keys() | set(self.parts) - PARTS.keys():
             raise SettingError(f"There is no {', '.join(sorted(unknown))} to calibrate with.")
         if not self.parts:
@@ -89,7 +89,7 @@ class Reading:
 
 
 class Calibration(ModelJob):
-    """A calibration in progress, or the outcome of the last one. `said` = a note shown with the outcome, "" = none."""
+    """A calibration in progress, or the outcome of the last one. `note` = a note shown with the outcome, "" = none."""
 
     name, doing, tab = "calibrate", "calibrated", "Calibrate"
     done, undone = "Calibrated", "Not calibrated"
@@ -97,7 +97,7 @@ class Calibration(ModelJob):
 
     def __init__(self, model: str) -> None:
         super().__init__("Collecting what to read", model)
-        self.said = ""
+        self.note = ""
 
 
 class Calibrator:
@@ -125,8 +125,8 @@ class Calibrator:
         return self._jobs.running(Calibration) is not None
 
     def start(self, reading: Reading) -> Calibration:
-        """Start calibrating the loaded model; no answers are written meanwhile. Raises MoestroError for what is wrong
-        at once; later errors are reported in the returned job.
+        """Start calibrating the loaded model; no answers are written until it ends. Raises MoestroError for what is
+        wrong at once; later errors are reported in the returned job.
         """
         with self._models.idle("calibrate it"):
             model = self._models.ready()
@@ -168,11 +168,11 @@ class Calibrator:
             raise MoestroError("Cancelled.")
         whole = self._profiles.add(fresh, engine.model_hash)
         missing = [part for part in reading.parts if not fresh.has(part)]
-        job.said = " ".join(filter(None, [_missing(missing), *carried(job.model, whole)]))
+        job.note = " ".join(filter(None, [_missing(missing), *save_buddies_in_pack(job.model, whole)]))
         try:
             engine.use_profile(whole)
         except MoestroError as error:  # saved all the same, and used at the next load
-            job.said = str(error)
+            job.note = str(error)
 
     def _collect(self, engine: EngineProtocol, model: str, reading: Reading) -> tuple[list[Text], list[Trace], str]:
         """The texts and traces to read, and a description for display. Raises MoestroError when there are none."""

@@ -1,11 +1,11 @@
-"""The chats: asking, following and stopping answers, and what may be done with a chat meanwhile."""
+"""The chats: asking, following and stopping answers, and changing a chat."""
 
 from __future__ import annotations
 
 import threading
 
 from app.services.answer_queue import AnswerQueue, Request
-from app.services.engine_protocol import Asked
+from app.services.engine_protocol import AnyPrompt
 from app.services.model_manager import ModelManager
 from app.services.progress import Answer
 from app.services.prompts import prompt_of
@@ -47,22 +47,22 @@ class Chats:
 
     @property
     def default_system(self) -> str:
-        """What models are told before the first message of a chat that begins now."""
+        """The system prompt of a chat that begins now."""
         return self._store.db.get(SYSTEM, str) or ""
 
     @default_system.setter
     def default_system(self, text: str) -> None:
-        self._remembered.put(SYSTEM, self._told(text))
+        self._remembered.put(SYSTEM, self._checked_system(text))
 
     def tell(self, chat_id: int, system: str) -> None:
-        """Change what the model is told before the first message of a chat; from the next answer on."""
-        self._store.chats.tell(chat_id, self._told(system))
+        """Change a chat's system prompt, from the next answer on."""
+        self._store.chats.tell(chat_id, self._checked_system(system))
 
     def ask(self, chat_id: int | None, text: str, system: str | None = None) -> Answer:
-        """Ask in a chat; the answer is written whether or not a page watches it. None: in a new chat, which is told
-        `system`, or the default.
+        """Ask in a chat; the answer is written whether or not a page watches it. None: in a new chat, with the
+        system prompt `system`, or the default.
         """
-        text, system = self._clean(text), self.default_system if system is None else self._told(system)
+        text, system = self._clean(text), self.default_system if system is None else self._checked_system(system)
         return self._begin(chat_id, text, None, system)
 
     def regenerate(self, chat_id: int, message: int | None = None) -> Answer:
@@ -91,14 +91,14 @@ class Chats:
             self._writer.unsaved.save(chat_id)  # what is kept for the branch that is left
             self._store.chats.show(chat_id, message)
 
-    def complete(self, prompt: Asked, sampling: Sampling) -> Answer:
+    def complete(self, prompt: AnyPrompt, sampling: Sampling) -> Answer:
         """Answer a prompt that belongs to no chat (from the HTTP API), in queue order.
 
         Raises MoestroError; its subclass QueueFullError when the queue is full.
         """
-        said = prompt.messages if isinstance(prompt, Chat) else prompt
-        text = said if isinstance(said, str) else "".join(one["content"] for one in said)
-        if not (text if isinstance(said, str) else text.strip()):
+        messages = prompt.messages if isinstance(prompt, Chat) else prompt
+        text = messages if isinstance(messages, str) else "".join(one["content"] for one in messages)
+        if not (text if isinstance(messages, str) else text.strip()):
             raise MoestroError(EMPTY)
         _require_whole(text)
         self._queue.require_place()
@@ -170,9 +170,9 @@ class Chats:
                 del self._answers[old]
             self._answers.pop(chat_id, None)  # re-inserted as the newest
             self._answers[chat_id] = answer = Answer(chat_id, message)
-            told = self._store.chats.find(chat_id)
+            chat = self._store.chats.find(chat_id)
             prompt = prompt_of(
-                self._store.chats.messages(chat_id)[:-1], told.system if told else "", model.engine.takes_chats
+                self._store.chats.messages(chat_id)[:-1], chat.system if chat else "", model.engine.takes_chats
             )
             answer.opens_reasoning = not isinstance(prompt, str) and model.engine.opens_reasoning
             self._queue.put(Request(answer, prompt, self.sampling, model))
@@ -186,7 +186,7 @@ class Chats:
         return text.strip()
 
     @staticmethod
-    def _told(system: str) -> str:
+    def _checked_system(system: str) -> str:
         _require_whole(system)
         return system.strip()
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from app.services.candidates import DAMAGED, Entry
 from app.services.library import same_place
-from app.words import size
 from core.errors import MoestroError
 from core.system.reading import reason, shown
+from core.system.wording import format_bytes
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
@@ -70,7 +70,7 @@ def delete(entry: Entry, busy: Iterable[str] = (), from_cache: bool = False) -> 
 def describe(what: Contents) -> str:
     """What goes, as text: "3 files, 1.2 GB: config.json, ..."."""
     count = len(what.own)
-    return f"{count:,} file{'s' if count != 1 else ''}, {size(what.bytes)}: {_names(what.own)}"
+    return f"{count:,} file{'s' if count != 1 else ''}, {format_bytes(what.bytes)}: {_names(what.own)}"
 
 
 def stays(what: Contents) -> str:
@@ -81,7 +81,7 @@ def stays(what: Contents) -> str:
 def outcome(entry: Entry, what: Contents) -> str:
     """What was deleted, and what was left, as text."""
     left = f" Left in the folder: {_names(what.foreign)} ({entry.path})." if what.foreign else ""
-    return f"Deleted {entry.name}: {size(what.bytes)} are free again.{left}"
+    return f"Deleted {entry.name}: {format_bytes(what.bytes)} are free again.{left}"
 
 
 def _names(files: tuple[str, ...]) -> str:

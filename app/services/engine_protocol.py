@@ -19,7 +19,7 @@ Progress = Callable[[str, float], None]
 Estimate = Callable[[LoadSpec], Fit]
 Profiles = Callable[[str], Profile | None]  # finds the profile of the model with this hash
 Prompt = Sequence[Mapping[str, Any]]
-Asked = Prompt | str | Chat  # a chat, a text to continue, or a chat with tools
+AnyPrompt = Prompt | str | Chat  # a chat, a text to continue, or a chat with tools
 
 
 class EngineProtocol(Protocol):
@@ -84,15 +84,15 @@ class EngineProtocol(Protocol):
 
     def generate(
         self,
-        messages: Asked,
+        messages: AnyPrompt,
         sampling: Sampling,
         cancel: threading.Event | None = None,
         *,
         reuse: bool = False,
         reading: Callable[[Piece], None] | None = None,
     ) -> Iterator[Piece]:
-        """Stream an answer; with `reuse`, continue from the KV caches kept of earlier ones. `reading` is told layer by
-        layer how much of the prompt is read. Raises ContextError before the first piece when the prompt is too long.
+        """Stream an answer; with `reuse`, continue from the KV caches kept of earlier ones. `reading` gets, layer by
+        layer, how much of the prompt is read. Raises ContextError before the first piece when the prompt is too long.
         """
         ...
 
@@ -151,9 +151,9 @@ class EngineProtocol(Protocol):
     def frame(self, layer: int = 0, points: int = 240) -> Frame: ...
     def memory(self) -> Memory: ...
     def manifest(self) -> dict[str, object]: ...
-    def count_tokens(self, messages: Asked) -> int: ...
+    def count_tokens(self, messages: AnyPrompt) -> int: ...
 
-    def check_length(self, messages: Asked) -> None:
+    def check_length(self, messages: AnyPrompt) -> None:
         """Raises ContextError for a prompt far too long for the context, without tokenising it."""
         ...
 

@@ -24,7 +24,7 @@ class Evaluation(ModelJob):
     unexpected = "The evaluation broke off because of an error inside Moestro. Its details are in the log."
 
     def __init__(self, model: str, settings: Settings) -> None:
-        super().__init__("Reading what is asked", model)
+        super().__init__("Reading the questions", model)
         self.settings = settings
 
 
@@ -51,26 +51,26 @@ class Evaluator:
         job, answer = self.job, self.answer
         return f"{id(job)} {job.state if job else ''} {id(answer)} {len(answer.rows) if answer else 0}"
 
-    def start(self, asked: QualityForm) -> Evaluation:
-        """Start evaluating the loaded model under several modes; no answers are written meanwhile. Raises MoestroError
-        for what is wrong at once; later errors are reported in the returned job.
+    def start(self, form: QualityForm) -> Evaluation:
+        """Start evaluating the loaded model under several modes; no answers are written until it ends. Raises
+        MoestroError for what is wrong at once; later errors are reported in the returned job.
         """
         with self._models.idle("evaluate it"):
             model = self._models.ready()
-            asked.check()
+            form.check()
             job = Evaluation(model.spec.model, model.engine.settings)
-            return self._jobs.start(job, lambda: self._run(job, model.engine, asked))
+            return self._jobs.start(job, lambda: self._run(job, model.engine, form))
 
     def cancel(self) -> None:
         """Ask the running evaluation to stop; rows measured so far are kept."""
         self._jobs.cancel(Evaluation)
 
-    def _run(self, job: Evaluation, engine: EngineProtocol, asked: QualityForm) -> None:
+    def _run(self, job: Evaluation, engine: EngineProtocol, form: QualityForm) -> None:
         def found(answer: QualityResult) -> None:
             self.answer = answer
 
         try:
-            self._work(engine, asked, found, job.progress, job.cancelled)
+            self._work(engine, form, found, job.progress, job.cancelled)
         finally:
             self._remember()
 

@@ -78,7 +78,7 @@ class Host:
         self.regret = Regret(models.settings.telemetry.regret)
         self.totals = Totals()
         self._auditor = Auditor(store, queue)
-        self._writer = Writer(store, queue, self._heard, self._ended)
+        self._writer = Writer(store, queue, self._on_step, self._ended)
         self.loader = Loader(store, remembered, jobs, models, profiles.find, engine, estimate, profiles.known)
         self.chats = Chats(store, remembered, models, queue, self._writer)
         self.library = Library(store.db, store.folder)
@@ -151,11 +151,11 @@ class Host:
         self.regret.rest()
         self._auditor.rest()
 
-    def _heard(self, request: Request, step: StepRecord) -> None:
+    def _on_step(self, request: Request, step: StepRecord) -> None:
         model = request.model
         self.totals.add(step)
         self.routed.add(model.load, step)
-        self.predicting.heard(request, step)
+        self.predicting.on_step(request, step)
         if LINK & step.changes.keys():
             self._relinked(request)
         if not (self.models.in_blocks or self.models.text_to_text):  # the other caches would be of whole experts

@@ -104,7 +104,7 @@ class Importer:
         state is published. `db` stores the last import, so that one interrupted by a crash or restart can be resumed.
         """
         self._library, self._db, self._jobs, self._work = library, db, jobs, work
-        self._foretold: tuple[tuple[str, str, tuple[int, ...]], list[str]] | None = None  # the last forecast
+        self._last_forecast: tuple[tuple[str, str, tuple[int, ...]], list[str]] | None = None
         if (broken := self._broken_off()) is not None:
             jobs.recall(broken)
 
@@ -165,12 +165,12 @@ class Importer:
         if not source or format not in CHOICES or (not there and parse(source) is None):
             return []
         key = source, format, stamp(path) if there else ()
-        if self._foretold is None or self._foretold[0] != key:  # it is asked for again whenever the field is left
+        if self._last_forecast is None or self._last_forecast[0] != key:  # the page requests it often
             found = forecast_import(source, format)
             if found is None:
                 return []
-            self._foretold = key, found.lines()
-        return self._foretold[1]
+            self._last_forecast = key, found.lines()
+        return self._last_forecast[1]
 
     def cancel(self) -> None:
         """Ask the running import to stop; finished parts are kept for resuming."""

@@ -61,7 +61,7 @@ class Job(Live):
 
 
 class ModelJob(Job):
-    """A job that has the model to itself: meanwhile nothing can be asked of it, changed or unloaded."""
+    """A job that has the model to itself: until it ends the model answers nothing and is not changed or unloaded."""
 
     doing: str  # what is done to the model, as "being ..."
     tab: str  # where it can be cancelled
@@ -76,18 +76,18 @@ class ModelJob(Job):
         return f"The model is being {self.doing} already."
 
     def refusal(self, what: str) -> str:
-        """Why `what` cannot be done meanwhile."""
+        """Why `what` cannot be done now."""
         return f"The model is being {self.doing}. Wait for it or cancel it (tab {self.tab}), then {what}."
 
     def no_answer(self) -> str:
-        """Why no answer can be asked for meanwhile."""
+        """Why no answer can be started now."""
         return (
             f"The model is being {self.doing} ({self.share:.0%}). Wait for it, or cancel it in the tab {self.tab}, "
             "then ask again."
         )
 
     def no_change(self) -> str:
-        """Why no setting can be changed meanwhile; "" = they can."""
+        """Why no setting can be changed now; "" = they can."""
         if self.settings is None:
             return ""
         return (

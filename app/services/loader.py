@@ -11,7 +11,7 @@ from app.services.own_answers import OwnAnswers
 from app.services.remembered import Remembered
 from app.store import Store
 from app.store.home import PRODUCTS, data_dir
-from app.words import short_name
+from app.wording import short_name
 from core.errors import BudgetError
 from core.settings.loading import LoadSpec
 from core.system.template_worker import RENDERER
@@ -84,7 +84,7 @@ class Loader:
         self._jobs.cancel(Loading)
 
     def _fit(self, spec: LoadSpec) -> tuple[Fit, bool]:
-        """The estimate, and whether it fits beside the loaded model."""
+        """The estimate, and whether it fits next to the loaded model."""
         if self._estimate is not None:
             fit = self._own.measured(spec, self._estimate(spec))
             return fit, fit.fits
@@ -93,10 +93,10 @@ class Loader:
         seen = self._own.seen(spec)
         fit = estimate(spec, seen=seen)
         memory = None if fit.fits else self._models.memory()
-        beside = memory is None
+        both = memory is None
         if memory is not None:
             fit = estimate(spec, memory, seen)
-        return self._own.measured(spec, fit), beside and fit.fits
+        return self._own.measured(spec, fit), both and fit.fits
 
     def _load(self, spec: LoadSpec, loading: Loading) -> None:
         before = self._models.model
@@ -115,11 +115,11 @@ class Loader:
             RENDERER.release(loading)
 
     def _swap(self, spec: LoadSpec, loading: Loading) -> None:
-        fit, beside = self._fit(spec)
+        fit, both = self._fit(spec)
         if fit.problem:
             raise BudgetError(fit.problem)
         loading.go_on()
-        if self._models.loaded is not None and not beside:
+        if self._models.loaded is not None and not both:
             loading.update(text=f"Unloading {short_name(self._models.model or '')}")
             self._models.drop()
         engine = self._type().load(spec, loading.progress, loading.cancelled, profile=self._profiles)

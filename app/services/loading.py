@@ -7,7 +7,7 @@ from typing import Any
 
 from app.services.engine_protocol import EngineProtocol
 from app.services.jobs import ModelJob
-from app.words import short_name
+from app.wording import short_name
 from core.errors import MoestroError
 from core.settings.loading import LoadSpec
 
@@ -34,7 +34,7 @@ class Loading(ModelJob):
     def __init__(self, model: str) -> None:
         super().__init__("Checking that it fits", model)
         self.fate = ""
-        self.moved: dict[str, object] = {}  # settings changed meanwhile, for the new engine
+        self.moved: dict[str, object] = {}  # settings changed during the load, for the new engine
         self.short = short_name(model)
         self.done = f"{self.short} is ready"
         self.unexpected = (

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from app.services.answer_queue import AnswerQueue
-from app.services.engine_protocol import Asked
+from app.services.engine_protocol import AnyPrompt
 from app.services.jobs import JobRunner
 from app.services.loading import Loaded, Loading
 from app.services.remembered import Remembered
 from app.store import Store
-from app.words import model_id
+from app.wording import model_id
 from core.errors import BusyError, ClosingError, ModelError, MoestroError
 from core.profile import Profile
 from core.quality.report import Quality
@@ -29,7 +29,7 @@ NO_MODEL = "No model is loaded. Load one first, then ask again."
 class ModelManager:
     """The engine's owner. Methods may be called from any thread.
 
-    Two locks, taken in this order: `_lock` guards who uses the model; `_view` keeps the engine from being unloaded
+    Two locks, taken in this order: `_lock` guards the use of the model; `_view` keeps the engine from being unloaded
     while another thread reads or changes it.
     """
 
@@ -172,12 +172,12 @@ class ModelManager:
         with self._view:
             return self._loaded.engine.manifest() if self._loaded is not None else None
 
-    def count_tokens(self, prompt: Asked) -> int | None:
+    def count_tokens(self, prompt: AnyPrompt) -> int | None:
         """Tokens of a prompt; None while no model is loaded."""
         with self._view:
             return None if self._loaded is None else self._loaded.engine.count_tokens(prompt) if prompt else 0
 
-    # -- who uses it -------------------------------------------------------------------------------------------------
+    # -- its users --------------------------------------------------------------------------------------------------
 
     def ready(self) -> Loaded:
         """The loaded model, ready for a request. Raises BusyError or ModelError."""
@@ -253,7 +253,7 @@ class ModelManager:
     def _note_end(self, load: int) -> None:
         try:
             self._store.steps.end_load(load)
-        except MoestroError as error:  # the memory is freed, as asked; the store corrects the record at its next start
+        except MoestroError as error:  # the memory is freed; the store corrects the record at its next start
             log.warning("could not note the end of a load: %s", error)
 
     # -- settings ----------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ LOADS = 24  # of the model, the last ones, that are looked at
 LAST = 256  # decoded tokens that figures are over: the last ones
 ENOUGH = 24  # decoded tokens of a configuration whose speed counts as measured
 TRACED = 192  # recorded tokens that other configurations are replayed on
-NARROW, WIDE = 0.05, 0.1  # shares that a measured speed is said to be uncertain by: at least, and after few answers
+NARROW, WIDE = 0.05, 0.1  # uncertainty of a measured speed, as a share: at least, and after few answers
 FEW = 3  # answers, or fewer, whose differences say nothing
 SAME = ("dtype", "dense", "device", "host", "norms", "threads", "blocks")  # with the format: a speed depends on these
 BEFORE = {"blocks": 1, "norms": "exact"}  # of loads that were recorded before this could be chosen
@@ -154,15 +154,15 @@ class OwnAnswers:
 
     def _link(self, spec: LoadSpec, loads: Sequence[Load]) -> Link | None:
         """The link that `spec` has or will have, as far as it is known."""
-        asked = spec.settings.link
-        if asked.kind == "emulated":
-            return Link(asked.gbps, asked.latency_us, True)
+        wanted = spec.settings.link
+        if wanted.kind == "emulated":
+            return Link(wanted.gbps, wanted.latency_us, True)
         now = self._current()
         known = [now] if now is not None and now.get("model") == spec.model else []
         for manifest in [*known, *(load.manifest for load in loads)]:
             link = Link.read(manifest)
             kind = _text(manifest.get("settings"), "link")
-            if link is not None and kind == asked.kind and manifest.get("host", spec.host) == spec.host:
+            if link is not None and kind == wanted.kind and manifest.get("host", spec.host) == spec.host:
                 return link
         return None
 
@@ -214,26 +214,26 @@ class OwnAnswers:
 
 def _alike(load: Load, spec: LoadSpec) -> bool:
     """Whether a load computes as `spec` would. A pack has the one format."""
-    asked = spec.describe()
-    had = {**asked, **BEFORE, **load.spec}
-    return all(had[name] == asked[name] for name in SAME) and (
+    wanted = spec.describe()
+    had = {**wanted, **BEFORE, **load.spec}
+    return all(had[name] == wanted[name] for name in SAME) and (
         is_pack(spec.model) or load.spec.get("format", spec.format) == spec.format
     )
 
 
-def _agree(had: Mapping[str, str], asked: Settings, *groups: type) -> bool:
+def _agree(had: Mapping[str, str], wanted: Settings, *groups: type) -> bool:
     """Whether passes had the settings of these groups, and those of their chosen variants; one that was not recorded
     was at its default."""
     default = Settings()
     for name in general(*groups):
         if name in FREE:
             continue
-        if had.get(name, str(default[name])) != str(asked[name]):
+        if had.get(name, str(default[name])) != str(wanted[name]):
             return False
         if name in KINDS:
-            chosen = variant(name, str(asked[name]))
+            chosen = variant(name, str(wanted[name]))
             own = (chosen.full_name(param) for param in chosen.params)
-            if any(had.get(full, str(default[full])) != str(asked[full]) for full in own):
+            if any(had.get(full, str(default[full])) != str(wanted[full]) for full in own):
                 return False
     return True
 

@@ -11,7 +11,7 @@ import numpy as np
 from app.services.loading import Loaded
 from app.services.model_manager import ModelManager
 from app.services.routed import RoutedTokens
-from app.words import count
+from app.wording import count
 from core.errors import SettingError
 from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.configurator import WHOLE, plan_given

@@ -42,16 +42,16 @@ def edited(known: Known, plan: CachePlan, rows: Sequence[Sequence[object]]) -> C
         _check(known, layer, *one)
     slots = [one.capacity / blocks for one in wanted]
     if (over := sum(slots) - known.rest) > 1e-6:
-        beside = " beside the prefetch buffer" if known.buffer else ""
+        buffer = " next to the prefetch buffer" if known.buffer else ""
         raise SettingError(
-            f"The layers keep {sum(slots):.6g} experts together, but the budget has room for {known.rest}{beside}. "
+            f"The layers keep {sum(slots):.6g} experts together, but the budget has room for {known.rest}{buffer}. "
             f"Take {over:.6g} away."
         )
     return plan_given(known.curves, known.times, slots, [one.top / blocks for one in wanted])
 
 
 def _check(known: Known, layer: int, mine: int, top: int) -> None:
-    """Raises SettingError for a layer that cannot keep so many blocks with tops of so many."""
+    """Raises SettingError for a layer that cannot keep `mine` blocks with tops of `top` blocks."""
     blocks, experts = known.blocks, known.curves.experts
     if not 0 <= top <= blocks:
         raise SettingError(f"Layer {layer}: the part of an expert that stays is 0 to 1, not {top / blocks:.4g}.")

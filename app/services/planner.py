@@ -24,7 +24,7 @@ KEPT = 16  # plans that can be taken back, one after the other
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
-    """`plan`, and beside it what the same model expects of other divisions of the same memory; `now` is the one in
+    """`plan`, and what the same model expects of other divisions of the same memory; `now` is the one in
     use. `known`: what it follows from. `by_hand`: the plan was edited."""
 
     plan: CachePlan
@@ -41,7 +41,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Used:
-    """A plan in force: what was before it, and the last forward pass before it. `idle`: nobody pressed a button."""
+    """A plan in force: what was before it, and the last forward pass before it. `idle`: the replanner chose it."""
 
     proposal: Proposal
     before: CachePlan | None
@@ -79,7 +79,7 @@ class Planner:
         return found
 
     def propose_while(self, wanted: Callable[[], bool]) -> Proposal | None:
-        """The same; None as soon as it is not `wanted` any more, which is asked often."""
+        """The same; None as soon as it is not `wanted` any more, which is called often."""
         known = self._basis.known(wanted)
         if known is None:
             return None

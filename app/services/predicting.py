@@ -21,10 +21,10 @@ class Predicting:
 
     def __init__(self, folder: Path, basis: Basis) -> None:
         self._folder, self._basis = folder, basis
-        self._moved = True  # in the middle of the answer, or it was not heard
+        self._moved = True  # in the middle of the answer, or before it was followed
         self._profile: object = None  # at its beginning
 
-    def heard(self, request: Request, step: StepRecord) -> None:
+    def on_step(self, request: Request, step: StepRecord) -> None:
         """A pass of an answer."""
         engine = request.model.engine
         profile = engine.profile

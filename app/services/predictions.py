@@ -1,4 +1,4 @@
-"""How well MoEpic's latency model predicts a token's time: of the last answers of each model, beside its profile."""
+"""How well MoEpic's latency model predicts a token's time: of the last answers of each model, in its profile."""
 
 from __future__ import annotations
 

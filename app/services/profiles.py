@@ -71,7 +71,7 @@ def _known(path: Path, modified_ns: int, model_hash: str) -> Profile | None:
         return None
 
 
-def stored(model_hash: str) -> Profile | None:
+def stored_profile(model_hash: str) -> Profile | None:
     """The stored calibration profile for an engine that loads the model. None if unreadable, with a message on
     stderr.
     """
@@ -85,7 +85,7 @@ def stored(model_hash: str) -> Profile | None:
         return None
 
 
-def carried(model: str, profile: Profile) -> list[str]:
+def save_buddies_in_pack(model: str, profile: Profile) -> list[str]:
     """Store the buddy lists in the model's pack, if it is one, to be copied with it; returns messages for display."""
     from core.hf.files import model_path
     from core.memory.pack import pack_at

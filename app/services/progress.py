@@ -83,7 +83,7 @@ class Answer(Live):
         self.prefill_cached = 0  # prompt positions taken over from an earlier answer
         self.n_tokens = 0
         self.opens_reasoning = False  # its text starts in the middle of the model's reasoning
-        self.logprobs: tuple[TokenLogprob, ...] = ()  # of its tokens, where the request asked for them
+        self.logprobs: tuple[TokenLogprob, ...] = ()  # of its tokens, where requested
         self.stats: AnswerStats | None = None
         self.undone = False
         self.refused = False  # it failed because of the request, not because of the server ...
@@ -91,7 +91,7 @@ class Answer(Live):
         self.interrupted = False  # it was stopped because the program ends
         self.unrecorded = 0  # passes whose record the store could not save
         self.unsaved = ""  # why part of it is not in the store, as display text; saving is retried
-        self.asked_s = time.perf_counter()
+        self.requested_s = time.perf_counter()
         self.ttft_ms = 0.0  # from the start of writing to the first token; 0 = none yet
         self.queued_ms = 0.0  # waited behind other answers before its prefill began
 

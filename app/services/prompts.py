@@ -1,21 +1,21 @@
-"""What the engine is asked for the next answer of a chat."""
+"""The prompt for the next answer of a chat."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.services.engine_protocol import Asked
+from app.services.engine_protocol import AnyPrompt
 from app.store import Message
 
 
-def prompt_of(messages: Sequence[Message], system: str, takes_chats: bool) -> Asked:
-    """The chat so far, with what the model is told before it. A model that `takes_chats` has no template for is asked
-    to go on with its text.
+def prompt_of(messages: Sequence[Message], system: str, takes_chats: bool) -> AnyPrompt:
+    """The chat so far, after the system prompt. A model without a chat template (`takes_chats` false) continues its
+    text.
     """
     if not takes_chats:
         return text_of(messages)
-    told = [{"role": "system", "content": system}] if system else []
-    return told + [{"role": one.role, "content": one.text} for one in messages]
+    first = [{"role": "system", "content": system}] if system else []
+    return first + [{"role": one.role, "content": one.text} for one in messages]
 
 
 def text_of(messages: Sequence[Message]) -> str:

@@ -1,4 +1,4 @@
-"""The process that runs the shadow caches beside the engine: the application's side of it, and its own.
+"""The process that runs the shadow caches next to the engine: the application's side of it, and its own.
 
 It answers each message of its pipe and ends when that closes. It runs at the lowest priority and imports only numpy and
 the simulator.
@@ -47,7 +47,7 @@ class Process:
         try:
             self._worker.pipe.send((head, arrays or {}))
             answer: dict[str, Any] = self._worker.pipe.recv()
-        except (OSError, EOFError) as error:  # OSError also when the pipe was closed meanwhile
+        except (OSError, EOFError) as error:  # OSError also when the pipe has just been closed
             raise Lost(f"it ended ({type(error).__name__} {error})") from error
         if answer["problem"]:
             raise Lost(answer.get("details") or answer["problem"])

@@ -12,7 +12,7 @@ from app.services.model_manager import ModelManager
 from app.services.planner import Planner, Proposal
 from app.services.remembered import Remembered
 from app.services.routed import RoutedTokens
-from app.words import count
+from app.wording import count
 from core.errors import BusyError, MoestroError
 
 log = logging.getLogger("moestro.app")
@@ -86,7 +86,7 @@ class Replanner:
                 self._thread.start()
             self._news.notify_all()
 
-    def settle(self, timeout: float | None = None) -> bool:
+    def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being planned; returns whether that is so within `timeout` seconds."""
         with self._news:
             return self._news.wait_for(lambda: not self._due and not self._working, timeout)

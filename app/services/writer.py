@@ -14,7 +14,7 @@ from typing import cast
 from app.services.answer_queue import AnswerQueue, Request
 from app.services.crash import log_crash
 from app.services.progress import Answer
-from app.services.unsaved import Unsaved
+from app.services.unsaved_answers import UnsavedAnswers
 from app.store import Store
 from core.errors import ContextError, MoestroError, PromptError
 from core.session.batch_request import BatchRequest
@@ -28,24 +28,24 @@ READING_S = 0.2  # between two updates of how far a prompt is read
 UNEXPECTED = "The answer broke off because of an error inside Moestro. Its details are in the log; you can ask again."
 
 
-Heard = Callable[[Request, StepRecord], None]
+OnStep = Callable[[Request, StepRecord], None]
 Ended = Callable[[Request], None]
 
 
 class Writer:
-    """The one thread that writes the answers of a queue. It calls `heard` for every pass, and `ended` for every answer
-    that was begun.
+    """The one thread that writes the answers of a queue. It calls `on_step` for every pass, and `ended` for every
+    answer that was begun.
     """
 
     def __init__(
         self,
         store: Store,
         queue: AnswerQueue,
-        heard: Heard = lambda request, step: None,
+        on_step: OnStep = lambda request, step: None,
         ended: Ended = lambda request: None,
     ) -> None:
-        self._store, self._queue, self._heard, self._ended = store, queue, heard, ended
-        self.unsaved = Unsaved(store)
+        self._store, self._queue, self._on_step, self._ended = store, queue, on_step, ended
+        self.unsaved = UnsavedAnswers(store)
         self._thread = threading.Thread(target=self._run, name="moestro-answers", daemon=True)
         self._thread.start()
 
@@ -86,7 +86,7 @@ class Writer:
                 self._over(request, self._write(request))
             process_memory.trim_now_and_then()
             try:
-                self._store.db.settle()
+                self._store.db.checkpoint()
                 self._store.backups.answered()
             except MoestroError:
                 log.exception("could not checkpoint the store")
@@ -101,7 +101,7 @@ class Writer:
     def _write(self, request: Request) -> str:
         """Generate, commit and publish token by token; returns the error as display text, or ""."""
         answer = request.answer
-        answer.update(state="prefill", queued_ms=(time.perf_counter() - answer.asked_s) * 1000)
+        answer.update(state="prefill", queued_ms=(time.perf_counter() - answer.requested_s) * 1000)
         try:
             pieces = request.model.engine.generate(
                 request.prompt, request.sampling, answer.cancelled, reuse=True, reading=_reading(answer)
@@ -124,10 +124,10 @@ class Writer:
         return ""
 
     def _write_together(self, first: Request) -> None:
-        """Generate the answer to `first`, and to those that are asked meanwhile, pass by pass."""
+        """Generate the answer to `first`, and to those that arrive while it is written, pass by pass."""
         writing, over, numbers, last = {0: first}, dict[int, str](), itertools.count(1), -1
 
-        def asked() -> Iterator[BatchRequest | None]:
+        def arriving() -> Iterator[BatchRequest | None]:
             yield _batched(0, first)
             while True:
                 request = self._queue.at_once()
@@ -142,7 +142,7 @@ class Writer:
             for number in tuple(numbers):
                 self._over(writing.pop(number), over.pop(number, error))
 
-        pieces, failed = first.model.engine.generate_many(asked(), first.model.spec.sequences), ""
+        pieces, failed = first.model.engine.generate_many(arriving(), first.model.spec.sequences), ""
         try:
             for one in pieces:
                 number = cast(int, one.key)
@@ -185,14 +185,14 @@ class Writer:
             _read(answer, piece)
         elif piece.kind == "token":
             if not answer.n_tokens:
-                answer.update(ttft_ms=(time.perf_counter() - answer.asked_s) * 1000 - answer.queued_ms)
+                answer.update(ttft_ms=(time.perf_counter() - answer.requested_s) * 1000 - answer.queued_ms)
             if piece.logprob is not None:  # before the text that it belongs to
                 answer.update(logprobs=(*answer.logprobs, piece.logprob))
             answer.update(state="streaming", text=answer.text + piece.text, n_tokens=answer.n_tokens + 1)
         else:
             answer.update(stats=piece.stats, text=answer.text + piece.text)
         if step is not None:
-            self._heard(request, step)
+            self._on_step(request, step)
 
     def _save(self, request: Request, text: str, step: StepRecord | None) -> None:
         """Save one pass in the store, or keep its text in memory when the store cannot take it."""
@@ -239,7 +239,7 @@ class Writer:
 
 def _batched(number: int, request: Request) -> BatchRequest:
     answer = request.answer
-    answer.update(state="prefill", queued_ms=(time.perf_counter() - answer.asked_s) * 1000)
+    answer.update(state="prefill", queued_ms=(time.perf_counter() - answer.requested_s) * 1000)
     return BatchRequest(
         number, request.prompt, request.sampling, answer.cancelled, reuse=True, reading=_reading(answer)
     )

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from app.store.check import LOGS, NAME, backups, find_damage
-from app.store.database import Database, claim
+from app.store.database import Database, lock_folder
 from app.store.private import private_folder, touch_private
 from app.store.schema import MIGRATIONS, StoreError
 from core.command import COMMAND
@@ -22,7 +22,7 @@ KEPT = 2
 EVERY_S = 24 * 3600.0  # maximum age before a new copy is made
 EVERY_ANSWERS = 50  # answers after which a new copy is made
 PAGES = 1024  # copied at a time
-SPARE = 64 << 20  # bytes that stay free on the disk beside a copy
+SPARE = 64 << 20  # bytes that stay free on the disk after a copy
 
 
 class Backups:
@@ -117,7 +117,7 @@ def move_aside(folder: Path) -> Path | None:
     """Rename the database and its log, so that the next start creates a new one; returns the new name, or None without
     a database. Deletes nothing. Raises BusyError while Moestro runs, StoreError when it cannot be done.
     """
-    with closing(claim(folder)):
+    with closing(lock_folder(folder)):
         return _move_aside(folder)
 
 
@@ -126,7 +126,7 @@ def restore(folder: Path) -> tuple[Path, Path | None]:
 
     Raises BusyError while Moestro runs, and StoreError, with nothing changed, when there is no intact copy.
     """
-    with closing(claim(folder)):
+    with closing(lock_folder(folder)):
         whole = next((copy for copy in backups(folder) if _usable(copy)), None)
         if whole is None:
             raise StoreError(

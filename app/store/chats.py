@@ -1,7 +1,8 @@
 """Chats and messages. An answer is begun, extended token by token, and finished; or undone without a trace.
 
 A chat is a tree: a message follows its `parent`, and an edit or a regeneration is another child of the same parent.
-What is shown and asked is the path from the first message to the chat's `leaf`. A parent is older than its children.
+What is shown and sent to the model is the path from the first message to the chat's `leaf`. A parent is older than its
+children.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.store.database import Database
-from app.store.stored import Unfit, quality_of, stats_of
+from app.store.row_checks import InvalidRow, quality_of, stats_of
 from core.errors import MoestroError
 
 log = logging.getLogger("moestro.store")
@@ -42,7 +43,7 @@ NO_BRANCH = "That branch no longer exists. Reload the page."
 @dataclass(frozen=True, slots=True)
 class Chat:
     """One line of the history. `created` and `updated` are seconds since the epoch; `messages` = those of the branch
-    that is shown; `tokens` = decoded tokens; `system` = what the model is told before the first message.
+    that is shown; `tokens` = decoded tokens; `system` = the system prompt.
     """
 
     id: int
@@ -81,7 +82,7 @@ class Chats:
     def __init__(self, db: Database) -> None:
         self._db = db
         self.version = int(time.time() * 1000)  # differs after a restart, too
-        self._told: set[int] = set()  # messages whose damaged figures have been logged
+        self._logged_damaged: set[int] = set()  # messages whose damaged figures have been logged
         for row in db.rows("SELECT id, asked FROM messages WHERE state = 'writing'"):  # left by a crash
             if row["asked"] is None and not self._written(row["id"]):
                 self.undo(row["id"])  # a regeneration without any text: the previous answer is restored
@@ -134,8 +135,9 @@ class Chats:
     ) -> tuple[int, int]:
         """Start an answer, after a new user message when `text` is given; returns (chat, answer) ids.
 
-        `chat` None creates a chat titled by `text` and told `system`. What is begun follows the last message shown, or
-        is another branch beside message `instead_of`; it is shown from now on, until the answer is undone.
+        `chat` None creates a chat titled by `text` with the system prompt `system`. What is begun follows the last
+        message shown, or is another branch next to message `instead_of`; it is shown from now on, until the answer is
+        undone.
         """
         now = time.time()
         with self._db.tx() as db:
@@ -155,10 +157,10 @@ class Chats:
                 parent = found[0]["parent"]
             insert = """INSERT INTO messages (chat, role, text, state, created, asked, parent, leaf_before)
                 VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
-            asked = None
+            question = None
             if text is not None:
-                parent = asked = db.execute(insert, (chat, "user", text, "done", now, None, parent, None)).lastrowid
-            begun = db.execute(insert, (chat, "assistant", "", "writing", now, asked, parent, leaf))
+                parent = question = db.execute(insert, (chat, "user", text, "done", now, None, parent, None)).lastrowid
+            begun = db.execute(insert, (chat, "assistant", "", "writing", now, question, parent, leaf))
             answer = int(begun.lastrowid or 0)
             db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (answer, chat))
             self.version += 1
@@ -176,7 +178,7 @@ class Chats:
             db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (newest, chat))
 
     def tell(self, chat: int, system: str) -> None:
-        """Set what the model is told before the first message of a chat."""
+        """Set the system prompt of a chat."""
         with self._db.tx() as db:
             self.require(chat)
             db.execute("UPDATE chats SET system = ? WHERE id = ?", (system, chat))
@@ -196,18 +198,18 @@ class Chats:
             db.execute("DELETE FROM pieces WHERE message = ?", (answer,))
 
     def score(self, answer: int, quality: dict[str, Any]) -> None:
-        """Store the quality of a finished answer. Does nothing when it was deleted meanwhile."""
+        """Store the quality of a finished answer. Does nothing when it has been deleted."""
         with self._db.tx() as db:
             db.execute("UPDATE messages SET quality = ? WHERE id = ?", (json.dumps(quality), answer))
 
     def undo(self, answer: int) -> None:
         """Restore the chat to its state before `begin`: for an answer that failed before its first token."""
         with self._db.tx() as db:
-            chat, asked, leaf = db.execute(
+            chat, question, leaf = db.execute(
                 "SELECT chat, asked, leaf_before FROM messages WHERE id = ?", (answer,)
             ).fetchone()
             db.execute("UPDATE chats SET leaf = ? WHERE id = ? AND leaf = ?", (leaf, chat, answer))
-            db.execute("DELETE FROM messages WHERE id IN (?, ?)", (answer, asked))
+            db.execute("DELETE FROM messages WHERE id IN (?, ?)", (answer, question))
             if not self._db.rows("SELECT 1 FROM messages WHERE chat = ?", chat):
                 db.execute("DELETE FROM chats WHERE id = ?", (chat,))
             self.version += 1
@@ -231,15 +233,15 @@ class Chats:
             self.version += 1
 
     def _read(self, chat: int, found: list[sqlite3.Row], writing: str | None) -> list[Message]:
-        beside: dict[int | None, list[int]] = {}
+        branches: dict[int | None, list[int]] = {}
         for row in self._db.rows("SELECT id, parent FROM messages WHERE chat = ? ORDER BY id", chat):
-            beside.setdefault(row["parent"], []).append(row["id"])
+            branches.setdefault(row["parent"], []).append(row["id"])
         return [
             Message(
                 **{
                     **dict(row),
                     **self._figures(row),
-                    "branches": tuple(beside[row["parent"]]),
+                    "branches": tuple(branches[row["parent"]]),
                     "text": row["text"]
                     if row["state"] != "writing"
                     else writing
@@ -256,9 +258,9 @@ class Chats:
         for name, read in (("stats", stats_of), ("quality", quality_of)):
             try:
                 found[name] = read(row[name])
-            except Unfit as error:
-                if row["id"] not in self._told:
-                    self._told.add(row["id"])
+            except InvalidRow as error:
+                if row["id"] not in self._logged_damaged:
+                    self._logged_damaged.add(row["id"])
                     log.warning("figures of message %s are not shown: %s", row["id"], error)
         return found
 

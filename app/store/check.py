@@ -13,7 +13,7 @@ from app.store.schema import DamagedError, StoreError
 from core.command import COMMAND
 
 NAME = "moestro.sqlite3"
-LOGS = ("-wal", "-journal")  # SQLite's files beside the database that hold commits not yet in it
+LOGS = ("-wal", "-journal")  # SQLite's files next to the database that hold commits not yet in it
 HEADER_BYTES = 100  # smaller files are no database; ours is never smaller, see `database.create`
 MOST_S = 10.0  # longest wait at start; a larger file is checked further during use
 INSTRUCTIONS = 100_000  # SQLite instructions between two checks of the clock

@@ -20,7 +20,7 @@ from core.errors import BusyError
 from core.system.reading import BadJson, parse_json, reason
 
 UNFIT = (sqlite3.Error, OverflowError, UnicodeError)  # the latter two: values that SQLite cannot store or return
-CHECKPOINT_PAGES = 16384  # 64 MB of log: checkpoints run in `settle` between answers, so tokens do not wait for them
+CHECKPOINT_PAGES = 16384  # 64 MB of log: `checkpoint` runs between answers, so tokens do not wait for it
 
 Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any] | str")
 log = logging.getLogger("moestro.store")
@@ -42,7 +42,7 @@ class Database:
         self._closed = False
         data_folder(folder)
         try:
-            self._guard = claim(folder)
+            self._guard = lock_folder(folder)
             try:
                 tighten(folder)
                 self._check = check if check is not None and check.path == self.path else Check(self.path)
@@ -117,7 +117,7 @@ class Database:
         with self.tx() as db:
             db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (key, json.dumps(value)))
 
-    def settle(self) -> None:
+    def checkpoint(self) -> None:
         """Checkpoint the log into the file while no token is being written."""
         self.rows("PRAGMA wal_checkpoint(PASSIVE)")
 
@@ -168,7 +168,7 @@ def create(path: Path) -> None:
     fresh.replace(path)
 
 
-def claim(folder: Path) -> sqlite3.Connection:
+def lock_folder(folder: Path) -> sqlite3.Connection:
     """Lock the folder for this process: SQLite's file lock works on every system and is released when its owner dies.
 
     Raises BusyError, or StoreError when that fails.

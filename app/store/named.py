@@ -1,4 +1,4 @@
-"""What prefetchers asked for the lab named in a pass, as the bytes that the database keeps."""
+"""The experts that prefetchers predicted for the lab in a pass, as the bytes that the database keeps."""
 
 from __future__ import annotations
 

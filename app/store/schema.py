@@ -146,7 +146,7 @@ def migrate(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) ->
             f"one knows {len(migrations)}). Update Moestro, or set MOESTRO_HOME to another folder."
         )
     if version < 0:
-        raise DamagedError(f"The chats on disk are damaged: they are said to be of version {version}.")
+        raise DamagedError(f"The chats on disk are damaged: they have version {version}.")
     for number, script in enumerate(migrations[version:], version + 1):
         try:
             db.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT;")

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from app.store.database import Database
 from app.store.named import packed
+from app.store.row_checks import InvalidRow, fields, shape_of, text, timestamp
 from app.store.schema import StoreError
-from app.store.stored import Unfit, fields, moment, shape_of, text
 from core.metrics import COUNTED
 from core.types import ModelShape, StepRecord, Transfer
 
@@ -128,15 +128,15 @@ class Steps:
                         Load(
                             row["id"],
                             text(row["model"], "model"),
-                            moment(row["created"], "created"),
-                            None if row["ended"] is None else moment(row["ended"], "ended"),
+                            timestamp(row["created"], "created"),
+                            None if row["ended"] is None else timestamp(row["ended"], "ended"),
                             fields(row["spec"], "spec"),
                             fields(row["settings"], "settings"),
                             shape_of(row["shape"]),
                             fields(row["manifest"], "manifest"),
                         )
                     )
-                except Unfit as error:
+                except InvalidRow as error:
                     log.warning(
                         "what was recorded under load %s is left out, its description is damaged: %s", row["id"], error
                     )

@@ -44,11 +44,11 @@ class StoredTrace:
     model_hash: str
     tokens: int
     size: int
-    beside: tuple[Named, ...] = ()  # the prefetchers asked for the lab when it was recorded last
-    lab: bool = False  # only the passes in which some were asked
+    beside: tuple[Named, ...] = ()  # the lab's prefetchers when it was recorded last
+    lab: bool = False  # only the passes recorded for the lab
 
     def recorded_for_lab(self) -> StoredTrace | None:
-        """The passes of it in which prefetchers were asked for the lab; None where there are none."""
+        """Its passes that were recorded for the lab; None where there are none."""
         sql, values = _passes("coalesce(sum(tokens), 0) AS tokens", self.loads, self.chat, lab=True)
         (row,) = self.db.rows(sql, *values)
         return replace(self, lab=True, tokens=row["tokens"]) if row["tokens"] else None
@@ -131,15 +131,15 @@ def stored_traces(db: Database, loads: list[Load], chat: int | None) -> list[Sto
                     str(model_hash),
                     row["tokens"],
                     row["size"] // 2 * wide,
-                    _asked_last(db, ids, chat, shape.experts),
+                    _last_predictors(db, ids, chat, shape.experts),
                 )
             )
     return found
 
 
-def _asked_last(db: Database, loads: tuple[int, ...], chat: int | None, experts: int) -> tuple[Named, ...]:
-    """The prefetchers asked in the last pass that was recorded for the lab; none where it is damaged, which reading the
-    trace then says."""
+def _last_predictors(db: Database, loads: tuple[int, ...], chat: int | None, experts: int) -> tuple[Named, ...]:
+    """The prefetchers of the last pass that was recorded for the lab; none where it is damaged, which reading the
+    trace reports."""
     sql, values = _passes("named", loads, chat, lab=True)
     rows = db.rows(f"{sql} ORDER BY id DESC LIMIT 1", *values)
     try:
@@ -152,7 +152,7 @@ def _asked_last(db: Database, loads: tuple[int, ...], chat: int | None, experts:
 def _passes(
     columns: str, loads: tuple[int, ...], chat: int | None, *, lab: bool = False
 ) -> tuple[str, tuple[int, ...]]:
-    """The query for passes recorded with routing; `lab`: those in which prefetchers were asked for the lab."""
+    """The query for passes recorded with routing; `lab`: those recorded for the lab."""
     marks = ", ".join("?" * len(loads))
     sql = f"SELECT {columns} FROM steps WHERE load IN ({marks}) AND layers > 0{' AND length(named) > 0' if lab else ''}"
     return (sql, loads) if chat is None else (f"{sql} AND chat = ?", (*loads, chat))

@@ -11,8 +11,8 @@ import gradio as gr
 
 from app.services.analysis.best import Best
 from app.services.host import Host
-from app.ui.carried import BestPicked
 from app.ui.controls import LIVE
+from app.ui.event_data import BestPicked
 from app.ui.text import notice
 from core.settings.config import KINDS, params
 from core.settings.param import Value
@@ -42,7 +42,7 @@ class BestLine:
             return f"<p class='best'>{escape(best.text)}</p>"
         if not changed:
             return f"<p class='best'>{escape(best.text)} <span class='why'>It is in use.</span></p>"
-        words = escape("Use " + ", ".join(said(name, value) for name, value in changed.items()))
+        words = escape("Use " + ", ".join(worded(name, value) for name, value in changed.items()))
         return (
             f"<p class='best'>{escape(best.text)}<button type='button' data-best='{mark(best)}' title='{words}'>"
             "Use it</button></p>"
@@ -62,7 +62,7 @@ def mark(best: Best) -> str:
     return hashlib.sha1(repr((best.text, sorted(best.changes.items()))).encode()).hexdigest()[:16]
 
 
-def said(name: str, value: Value) -> str:
+def worded(name: str, value: Value) -> str:
     """A setting and its value, in the words of the sidebar."""
     param = params()[name]
     shown = variant(name, str(value)).title if name in KINDS else str(value)

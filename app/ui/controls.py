@@ -87,7 +87,7 @@ def element_id(name: str) -> str:
     return "set-" + name.replace(".", "-")
 
 
-def turned(component: Component) -> list[Any]:
+def change_events(component: Component) -> list[Any]:
     """Events fired when the user changes this control (never by programmatic updates, which prevents loops)."""
     typed = isinstance(component, gr.Number | gr.Textbox)
     return [component.submit, component.blur] if typed else [component.input]

@@ -1,4 +1,4 @@
-"""What the tabs of long jobs share: the form with its start, progress, cancel and notice, and the result beside it."""
+"""What the tabs of long jobs share: the form with its start, progress, cancel and notice, and the result next to it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import gradio as gr
 from gradio.components import Component
 
 from app.services.jobs import Job
-from app.ui.carried import Renewed
 from app.ui.controls import LIVE, ONCE, html, progress
+from app.ui.event_data import Renewed
 from app.ui.news import Shown, news, noticed
 from app.ui.text import notice
 
@@ -72,13 +72,13 @@ class JobTab:
         self.news.tick(renew, [self.news, *inputs], [self.news, self.alert, *outputs], **LIVE)
 
     def head(self, now: Shown, event: Renewed, job: Job | None, cancelled: str, otherwise: str = "") -> list[Any]:
-        """The first values of a redraw: the page's state, and the notice on the end of `job`. `cancelled` = what is
-        said of a cancelled one, `otherwise` = the notice when it was neither cancelled nor failed.
+        """The first values of a redraw: the page's state, and the notice on the end of `job`. `cancelled` = the
+        notice on a cancelled one, `otherwise` = the notice when it was neither cancelled nor failed.
         """
-        said = otherwise
+        text = otherwise
         if job is not None and job.state == "error":
-            said = notice(job.error)
+            text = notice(job.error)
         elif job is not None and job.state == "cancelled":
-            said = notice(cancelled, "info")
-        mark, update = news(now.get("said", ""), job, said)
+            text = notice(cancelled, "info")
+        mark, update = news(now.get("said", ""), job, text)
         return [{"stamp": event.stamp, "dark": event.dark, "said": mark}, update]

@@ -1,7 +1,7 @@
-"""What a redraw says of a job's end, and a press on a button of its start.
+"""Notices of a job: a redraw shows its end, and the press of a button its start.
 
-Each leaves alone what the other said: a redraw speaks once of each job (`news`). A press that starts a job clears the
-notice; as its answer may come after the redraw that tells of the job's end, it comes with the page's state as it was
+Neither replaces the other's notice: a redraw shows one for each job once (`news`). A press that starts a job clears the
+notice; as its answer may come after the redraw that shows the job's end, it comes with the page's state as it was
 when the button was pressed (`noticed`): the page then has an old stamp, and asks for that redraw again.
 """
 
@@ -16,18 +16,18 @@ from app.services.jobs import Job
 from app.ui.text import notice
 from core.errors import MoestroError
 
-# State of a page: the "stamp" of what is shown, what a redraw "said" last; of a job's tab, whether the page is "dark".
+# State of a page: the "stamp" of what is shown, the last notice of a redraw ("said"); of a job's tab, "dark" or not.
 Shown = dict[str, Any]
 
 
-def news(before: str, job: Job | None, said: str) -> tuple[str, Any]:
+def news(before: str, job: Job | None, text: str) -> tuple[str, Any]:
     """(what to keep in the page's state, the update of the form's notice); `before` = what was kept by the last redraw.
 
-    A redraw leaves the notice alone unless it says something else than the last redraw did: what the form itself
-    said meanwhile, of a field that lacks something, stays.
+    A redraw leaves the notice alone unless its own has changed since the last redraw: a notice of the form itself, of
+    a field that lacks something, stays.
     """
-    mark = f"{id(job)} {said}" if said else ""
-    return mark, gr.skip() if mark == before else said
+    mark = f"{id(job)} {text}" if text else ""
+    return mark, gr.skip() if mark == before else text
 
 
 def noticed(act: Callable[..., object]) -> Callable[..., list[Any]]:

@@ -21,7 +21,7 @@ from app.ui.tabs.sessions import Sessions
 from app.ui.theme import ROOT
 
 OPEN_JS = "(shown) => [{...shown, chat: +new URLSearchParams(location.search).get('chat') || null}]"
-SETTLE_JS = "(redrawn) => window.moestroSettle(redrawn)"  # pulse.js: nothing, if a control was turned meanwhile
+SETTLE_JS = "(redrawn) => window.moestroSettle(redrawn)"  # pulse.js: nothing, if a control has been changed since
 PAGES = 32  # pages for which Gradio keeps a copy of every component, 0.7 MB each and never freed
 SCRIPT = (ROOT / "assets" / "ui" / "page.js").read_text(encoding="utf-8")
 
@@ -117,8 +117,8 @@ def create_ui(host: Host) -> gr.Blocks:
         analysed.select(analysis.look, analysis.source, analysis.looked, **LIVE)
         models.select(library.look, library.looking, library.looked, **LIVE)
         past.select(lambda shown: sessions.show(shown.get("chat")), chat.pulse, sessions.outputs, **LIVE)
-        # At each event, the browser tells every output of every event how it stands, though none shows it: 100 ms and
-        # more for some 200 components. One invisible component is told instead.
+        # At each event, the browser reports progress to every output, though none shows it: 100 ms and more for some
+        # 200 components. One invisible component gets it instead.
         for event in ui.fns.values():
             event.show_progress_on = [known]
     return ui

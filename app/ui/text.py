@@ -7,7 +7,7 @@ from html import escape
 
 from app.services.least_memory import LeastMemory
 from app.services.predictions import Prediction, so_far
-from app.words import size
+from core.system.wording import format_bytes
 from core.types import Fit
 
 PROFILED = "the Calibrate tab"  # messages with this phrase say that calibration is needed
@@ -45,34 +45,38 @@ def fit_card(fit: Fit, budget: str = "") -> str:
     )
     full = max(1, sum(part[2] for part in parts))
     bar = "".join(f'<i class="{css}" style="width:{100 * amount / full:.1f}%"></i>' for css, _, amount in parts)
-    legend = "".join(f'<li><i class="sw {css}"></i>{name} <b>{size(amount)}</b></li>' for css, name, amount in parts)
-    said = fit.problem or (f"{fit.warning} You can load it anyway." if fit.warning else "")
-    message = f'<p class="why">{escape(said)}</p>' if said else ""
+    legend = "".join(
+        f'<li><i class="sw {css}"></i>{name} <b>{format_bytes(amount)}</b></li>' for css, name, amount in parts
+    )
+    problem = fit.problem or (f"{fit.warning} You can load it anyway." if fit.warning else "")
+    message = f'<p class="why">{escape(problem)}</p>' if problem else ""
     message += f'<p class="minor">{escape(fit.note)}</p>' if fit.note else ""
     return (
-        f'<div class="fit {kind}" role="status"><p><b class="verdict">{verdict}</b> <b>{size(fit.budget)}</b> of '
-        f"{size(fit.device_free)} free on {escape(fit.device)}, <b>{100 * share:.0f}&nbsp;%</b> of experts resident</p>"
+        f'<div class="fit {kind}" role="status"><p><b class="verdict">{verdict}</b> <b>{format_bytes(fit.budget)}</b>'
+        f" of {format_bytes(fit.device_free)} free on {escape(fit.device)}, <b>{100 * share:.0f}&nbsp;%</b> of experts "
+        "resident</p>"
         f'<div class="bar" aria-hidden="true">{bar}</div><ul>{legend}</ul>{_tiers(fit)}{_speed(fit)}'
-        f'<p class="minor">Everything resident: {size(fit.budget_all)}; minimum: {size(fit.budget_min)}. Context '
-        f"{fit.context} of {fit.context_limit} tokens.</p>{message}{_suggestion(fit, budget)}</div>"
+        f'<p class="minor">Everything resident: {format_bytes(fit.budget_all)}; minimum: {format_bytes(fit.budget_min)}'
+        f". Context {fit.context} of {fit.context_limit} tokens.</p>{message}{_suggestion(fit, budget)}</div>"
     )
 
 
 def least_memory(found: LeastMemory, tpot_ms: float, earlier: Sequence[Prediction]) -> str:
     """What a time per token needs, and how far `earlier` predictions were off."""
-    said = (
-        f"For {tpot_ms:g} ms per token: at least {size(found.bytes)} ({found.experts / found.total:.0%} of experts), "
-        f"by MoEpic's latency model, not measured. {so_far(earlier)}"
+    text = (
+        f"For {tpot_ms:g} ms per token: at least {format_bytes(found.bytes)} ({found.experts / found.total:.0%} of "
+        f"experts), by MoEpic's latency model, not measured. {so_far(earlier)}"
     )
-    return notice(said.strip(), "info")
+    return notice(text.strip(), "info")
 
 
 def _tiers(fit: Fit) -> str:
     """Where the experts that are not on the device are stored."""
-    disk = f"{size(fit.disk)} of experts are read from it" if fit.disk else "not needed once loaded"
+    disk = f"{format_bytes(fit.disk)} of experts are read from it" if fit.disk else "not needed once loaded"
     around = ", bypassing the page cache" if fit.disk and fit.direct else ""
     return (
-        f"<dl><div><dt>Host memory</dt><dd><b>{size(fit.host)}</b> of {size(fit.host_free)} free</dd></div>"
+        f"<dl><div><dt>Host memory</dt><dd><b>{format_bytes(fit.host)}</b> of {format_bytes(fit.host_free)} free"
+        "</dd></div>"
         f"<div><dt>Disk</dt><dd>{disk}{around}</dd></div></dl>"
     )
 

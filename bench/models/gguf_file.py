@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from core.hf.files import check_files
-from core.hf.stored import TensorFiles
+from core.hf.safetensors_file import TensorFiles
 
 PLAIN = {  # our name -> GGUF name, in a layer; norms and the router are fp32 in GGUF
     "input_layernorm": "attn_norm",

@@ -32,11 +32,11 @@ def prepare(job: Job) -> Callable[[], Job]:
     for name in (*NEEDS[job["kind"]], "transformers.models.qwen3_moe.modeling_qwen3_moe"):
         importlib.import_module(name)
     if "core.engine" in NEEDS[job["kind"]]:
-        from core.memory.codec.native.threads import claim
+        from core.memory.codec.native.threads import acquire_team
         from core.native.compile import widths
 
         if widths() and job["kind"] == "moestro":
-            claim().release()
+            acquire_team().release()
     run = {"import": import_pack, "moestro": moestro, "fit": fit, "transformers": plain, "logits": logits}[job["kind"]]
     return lambda: run(job)
 

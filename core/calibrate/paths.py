@@ -17,7 +17,7 @@ import torch
 
 from core.errors import ProfileError
 from core.policy.predict.nets.path import Passage
-from core.system.wording import human
+from core.system.wording import format_bytes
 from core.trace.chunk import id_type
 
 SEED = 0
@@ -105,8 +105,8 @@ def check_disk(tokens: int, row_bytes: int, folder: Path | None) -> None:
     if tokens * row_bytes + SPARE_BYTES > free:
         fits = max(0, free - SPARE_BYTES) // row_bytes
         raise ProfileError(
-            f"Training the routing-path predictor on {tokens:,} tokens needs {human(tokens * row_bytes)} of disk "
-            f"meanwhile, but only {human(free)} are free in {where}. Make room, set path_tokens to at most {fits:,}, "
+            f"Training the routing-path predictor on {tokens:,} tokens needs {format_bytes(tokens * row_bytes)} of "
+            f"disk, but only {format_bytes(free)} are free in {where}. Make room, set path_tokens to at most {fits:,}, "
             "or leave the routing path out."
         )
 

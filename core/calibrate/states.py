@@ -19,7 +19,7 @@ from core.hf import ExpertsSite
 from core.hf.norms import has_quasi_hidden, quasi_hidden
 from core.runtime.measurement import LayerRun
 from core.settings.calibration import CalibrationSettings
-from core.system.wording import human
+from core.system.wording import format_bytes
 from core.types import ModelShape
 
 SEED = 0
@@ -140,9 +140,9 @@ def check_disk(needed_bytes: int, tokens: int, folder: Path | None) -> None:
     if needed_bytes + SPARE_BYTES > free:
         fits = max(0, free - SPARE_BYTES) * tokens // needed_bytes
         raise ProfileError(
-            f"Training the estimator on {tokens:,} tokens needs {human(needed_bytes)} of disk meanwhile, but only "
-            f"{human(free)} are free in {where}. Make room, set estimator_tokens to at most {fits:,}, or leave the "
-            "estimator out."
+            f"Training the estimator on {tokens:,} tokens needs {format_bytes(needed_bytes)} of disk, but only "
+            f"{format_bytes(free)} are free in {where}. Make room, set estimator_tokens to at most {fits:,}, or leave "
+            "the estimator out."
         )
 
 

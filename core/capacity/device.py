@@ -17,7 +17,7 @@ MEND = f"`{COMMAND} doctor --mend` replaces it by one that can"
 
 
 def choose_device(name: str) -> torch.device:
-    """ "auto" is the GPU if there is one that torch can use. Raises BudgetError when a GPU is asked for and there is
+    """ "auto" is the GPU if there is one that torch can use. Raises BudgetError when a GPU is requested and there is
     none."""
     if name == "cpu":
         return torch.device("cpu")
@@ -64,7 +64,7 @@ def _why_none(built_for: str) -> NoGpu:
         return NoGpu(f"this torch is a CPU build and cannot use {', '.join(gpus) or 'a GPU'}. {MEND}", bool(gpus))
     try:
         torch.cuda.init()
-    except Exception as error:  # torch says in words what the driver said
+    except Exception as error:  # its text holds the driver's
         text = " ".join(str(error).split())
         if found := re.search(r"too old \(found version (\d+)\)", text):
             major, minor = int(found[1]) // 1000, int(found[1]) % 1000 // 10

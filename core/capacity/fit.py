@@ -8,7 +8,7 @@ from core.capacity.plan import Plan, plan
 from core.memory.disk import measure_disk
 from core.memory.link import Link, measure_gbps, scaled_gbps
 from core.settings.loading import LoadSpec
-from core.system.wording import human
+from core.system.wording import format_bytes
 from core.types import Fit, Memory
 
 HOST_MARGIN = 256 << 20  # host memory left to the system
@@ -18,16 +18,16 @@ SAFE = 0.9  # share of the free memory that a budget may take without a warning
 def estimate(spec: LoadSpec, instead_of: Memory | None = None, seen: Seen | None = None) -> Fit:
     """Estimates whether a load fits and how fast it will be, without reading weights.
 
-    `instead_of` = memory of the model loaded now, which is freed first; `seen` = what earlier use tells of it. Takes
+    `instead_of` = memory of the model loaded now, which is freed first; `seen` = what is known from earlier use. Takes
     milliseconds, and a short measurement of this machine the first time for a model. Raises
     ModelError when the model itself is unusable.
     """
     return fit_of(plan(spec, instead_of), instead_of, seen)
 
 
-def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = None, foretell: bool = True) -> Fit:
-    """The verdict on a plan, beside a loaded model or replacing it (`instead_of`). `foretell` = include the speed
-    forecast."""
+def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = None, forecast: bool = True) -> Fit:
+    """The verdict on a plan, next to a loaded model or replacing it (`instead_of`). `forecast` = include the
+    speed forecast."""
     sizes, settings, tier = plan.sizes, plan.spec.settings, plan.tier
     budget, scope, cpu = settings.cache.budget, settings.cache.scope, plan.device.type == "cpu"
     free, on_host = device_free(plan.device, instead_of), host_free(plan.device, instead_of)
@@ -35,8 +35,8 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
     problem, warning = sizes.problem(budget, scope, free), ""
     if not problem and tier.bytes + (sizes.budget_bytes(budget) if cpu else 0) + HOST_MARGIN > on_host:
         problem = (
-            f"The experts need {human(tier.bytes)} of host memory{' beside the budget' if cpu else ''}, but "
-            f"only {human(on_host)} are free. "
+            f"The experts need {format_bytes(tier.bytes)} of host memory{' besides the budget' if cpu else ''}, but "
+            f"only {format_bytes(on_host)} are free. "
             + (
                 "Choose less host memory"
                 if plan.pack is not None
@@ -55,7 +55,7 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
     elif not problem and slots < sizes.slots_all and slots < 2 * least:
         warning = "Barely more than one token's experts fit: expect almost every request to be fetched."
     from_disk = tier.kind != "all"
-    expected = _foretell(plan, slots, seen or Seen()) if foretell and not problem else Forecast((0, 1), (0, 0), "")
+    expected = _forecast(plan, slots, seen or Seen()) if forecast and not problem else Forecast((0, 1), (0, 0), "")
     return Fit(
         model=plan.spec.model,
         shape=sizes.shape,
@@ -75,7 +75,7 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
         host=tier.bytes,
         host_free=on_host,
         disk=sizes.shape.total * tier.row_bytes if from_disk else 0,
-        direct=from_disk and foretell and measure_disk(plan.files.path).direct,
+        direct=from_disk and forecast and measure_disk(plan.files.path).direct,
         hit_low=expected.hit[0],
         hit_high=expected.hit[1],
         tok_s_low=expected.tok_s[0],
@@ -94,7 +94,7 @@ def copies_gbps(plan: Plan) -> float:
     return min(measure_gbps(plan.device), *disk, float("inf"))
 
 
-def _foretell(plan: Plan, slots: int, seen: Seen) -> Forecast:
+def _forecast(plan: Plan, slots: int, seen: Seen) -> Forecast:
     """The forecast, from speeds that are measured once per codec, device and pack."""
     speeds = measure_speeds(plan.codec, plan.format, plan.outline.hidden, plan.sizes.shape.top_k)
     link = _link(plan, speeds, seen.link)
@@ -115,12 +115,12 @@ def _foretell(plan: Plan, slots: int, seen: Seen) -> Forecast:
 def _link(plan: Plan, speeds: Speeds, known: Link | None) -> Link:
     """The link that the settings ask for: emulated, the one that is `known` from a load, or as this machine's would be
     measured at a load."""
-    asked = plan.spec.settings.link
-    if asked.kind == "emulated":
-        return Link(asked.gbps, asked.latency_us, True)
+    requested = plan.spec.settings.link
+    if requested.kind == "emulated":
+        return Link(requested.gbps, requested.latency_us, True)
     if known is not None:
         return known
-    if asked.kind == "auto" and plan.spec.model == "demo" and plan.device.type == "cpu":
+    if requested.kind == "auto" and plan.spec.model == "demo" and plan.device.type == "cpu":
         layer_ms = plan.sizes.shape.top_k * speeds.expert_ms + BLOCK_MS[1]
-        return Link(scaled_gbps(layer_ms, plan.sizes.blob, asked.latency_us), asked.latency_us, True)
+        return Link(scaled_gbps(layer_ms, plan.sizes.blob, requested.latency_us), requested.latency_us, True)
     return Link(copies_gbps(plan))

@@ -58,7 +58,7 @@ class Seen:
 
     link: Link | None = None  # of the loaded model, or of its last load; None = to be measured
     trace: Trace | None = None
-    clock: Clock | None = None  # fitted to passes under these loading choices, its copies those of the link asked for
+    clock: Clock | None = None  # fitted to passes under these loading choices, its copies those of the requested link
     passes: int = 0  # behind the clock
     error: float = 0.0  # of the clock: |predicted - measured| / measured of these passes
     slowdown: float = 1.0  # time of all these passes, those that other programs disturbed too, over the clock's
@@ -87,8 +87,8 @@ def forecast(
         wide = max(SPREAD, seen.error)
         tpot_ms = played.tpot_ms * seen.slowdown
         fast = 1e3 / (tpot_ms * (1 + wide)), 1e3 / (tpot_ms * max(1 - wide, 0.1))
-        said = f"{played.basis}; times of {seen.passes} tokens of your answers, their misses {where}"
-        return Forecast((played.hit, played.hit), fast, said)
+        basis = f"{played.basis}; times of {seen.passes} tokens of your answers, their misses {where}"
+        return Forecast((played.hit, played.hit), fast, basis)
     if slots >= total:
         hit, basis = (1.0, 1.0), "everything is resident"
     elif played is not None:
@@ -143,9 +143,9 @@ def replayed(trace: Trace, experts: int, slots: int, settings: Settings, blob: i
     hit = 1 - float(missed.sum()) / max(1, int(requests.sum()))
     tpot_ms = seen.clock.tpot_ms((replay.tally.by_misses - before)[0]) if seen.clock is not None else None
     title, prefetch = variant("eviction", config.policy).title, settings.prefetch
-    said = f"{title} on {tokens} recorded tokens of this model"
+    basis = f"{title} on {tokens} recorded tokens of this model"
     if prefetch.predictor.name == "none" or slots >= layers * experts or seen.clock is None:
-        return Played(hit, tpot_ms, said)
+        return Played(hit, tpot_ms, basis)
     name = variant("predictor", prefetch.predictor.name).title
     ahead = TimedConfig(
         config, *prefetch.predictor, deadline=prefetch.deadline, guard=prefetch.guard, beside=prefetch.beside
@@ -156,12 +156,12 @@ def replayed(trace: Trace, experts: int, slots: int, settings: Settings, blob: i
             part, [ahead, TimedConfig(config)], seen.clock, blob, profile=seen.profile, start="filled", processes=1
         )
     except MoestroError:  # it looks at hidden states, which a recording does not have
-        return Played(hit, tpot_ms, f"{said}, without prefetching: what {name} adds shows once it has been used")
+        return Played(hit, tpot_ms, f"{basis}, without prefetching: what {name} adds shows once it has been used")
     if tpot_ms is None or not found.tpot_ms or not plain.tpot_ms:
-        return Played(hit, tpot_ms, said)
+        return Played(hit, tpot_ms, basis)
     more = (found.hit_rate or 0.0) - (plain.hit_rate or 0.0)
-    said = f"{title} on {tokens} recorded tokens of this model, with what {name} changes on the last {part.tokens}"
-    return Played(min(1.0, max(0.0, hit + more)), tpot_ms * found.tpot_ms / plain.tpot_ms, said)
+    basis = f"{title} on {tokens} recorded tokens of this model, with what {name} changes on the last {part.tokens}"
+    return Played(min(1.0, max(0.0, hit + more)), tpot_ms * found.tpot_ms / plain.tpot_ms, basis)
 
 
 def _chunk(ids: Trace) -> Chunk:
@@ -223,8 +223,8 @@ def _by_kernels(codec: Codec, slots: list[torch.Tensor], inputs: dict[str, torch
 
 def _seconds(work: Callable[[int], object], device: torch.device) -> float:
     """Seconds of one call of `work`, repeated for LONGEST_S. On a CPU those of a quick call, with one thread or all,
-    whichever is quicker, as the engine chooses: what other programs do just now, and threads that wait for one another
-    meanwhile, would make a first estimate many times too slow, for as long as the process runs."""
+    whichever is quicker, as the engine chooses: what other programs do just now, and threads that wait for one
+    another, would make a first estimate many times too slow, for as long as the process runs."""
     work(0)
     if device.type == "cuda":
         done, begin_s = 0, time.perf_counter()

@@ -1,4 +1,4 @@
-"""Memory available for a load, beside the model loaded now or in its place."""
+"""Memory available for a load, next to the model loaded now or in its place."""
 
 from __future__ import annotations
 

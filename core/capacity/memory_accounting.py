@@ -47,7 +47,7 @@ class Ledger:
         self._cuda = device.type == "cuda"
         self._kept_bytes = kept_bytes
         self._peak, self._reserved, self._exceeded = 0, 0, False
-        self._unasked = 0  # passes since torch was asked: its peak is over all of them
+        self._unread = 0  # passes since torch's peak was read, which is over all of them
         self._due = False
         self.budget_bytes = sizes.budget_bytes(budget)
         self.borrowed = 0  # bytes of workspace that slots made room for
@@ -55,37 +55,36 @@ class Ledger:
     def hold_to(self, budget: Budget) -> None:
         """Sets the budget that must not be exceeded from now on."""
         self.budget_bytes = self._sizes.budget_bytes(budget)
-        self._reserved, self._unasked, self._due = 0, 0, True
+        self._reserved, self._unread, self._due = 0, 0, True
 
     def begin(self) -> None:
         """A forward pass begins. On CUDA, what earlier passes left reserved beyond the budget is given back first, and
-        torch's peak is reset where the last one was asked for."""
-        if self._cuda and not self._unasked:
+        torch's peak is reset if it has been read."""
+        if self._cuda and not self._unread:
             if self._exceeded:
                 torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def passed(self, *, decoded: bool) -> int:
-        """A forward pass is over, `decoded` = of one token a sequence -> `used`. Of those torch is asked after one of
-        EVERY: what it had reserved meanwhile is found then."""
+        """A forward pass is over, `decoded` = of one token a sequence -> `used`. torch's peak is read after
+        one of EVERY decoding passes."""
         if not self._cuda:
             return self._noted()
-        self._unasked += 1
-        if decoded and self._unasked < EVERY and not self._due:
+        self._unread += 1
+        if decoded and self._unread < EVERY and not self._due:
             return self._noted()
-        self._unasked, self._due = 0, False
+        self._unread, self._due = 0, False
         return self.used()
 
     def used(self) -> int:
         """Device bytes in use, with the workspace as reserved; on CUDA, the most that torch has reserved in the passes
-        that it was not asked about before, if that is more: with what its allocator keeps, and what products need for
-        themselves."""
+        since the last reading, if that is more: it includes what its allocator keeps, and what products need."""
         if self._cuda:
             self._reserved = _most_reserved(self._device)
         return self._noted()
 
     def _noted(self) -> int:
-        """`used`, with what torch said last."""
+        """`used`, with torch's peak as last read."""
         used = self._sizes.dense + self._arena.bytes + self._kv.bytes + self._sizes.workspace + self.borrowed
         if self._cuda:
             used = max(used, self._reserved)

@@ -162,14 +162,14 @@ def _shapes(parts: Mapping[str, PartSpec]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(spec.shape) for name, spec in parts.items()}
 
 
-def choose_context(asked: int, limit: int) -> int:
-    """The context to reserve, at least 2 tokens. Raises ContextError when `asked` is 1, or exceeds the model's
+def choose_context(requested: int, limit: int) -> int:
+    """The context to reserve, at least 2 tokens. Raises ContextError when `requested` is 1, or exceeds the model's
     limit."""
-    if asked == 1:
+    if requested == 1:
         raise ContextError("A context of 1 token has no room for an answer. Set it to 2 or more, or to 0.")
-    if asked > limit:
-        raise ContextError(f"The context of {asked} tokens is longer than the {limit} that this model can take.")
-    return asked or min(limit, DEFAULT_CONTEXT)
+    if requested > limit:
+        raise ContextError(f"The context of {requested} tokens is longer than the {limit} that this model can take.")
+    return requested or min(limit, DEFAULT_CONTEXT)
 
 
 @lru_cache(maxsize=4)

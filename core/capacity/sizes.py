@@ -17,7 +17,7 @@ from core.memory.slabs import slot_cost
 from core.runtime.expert_math import AT_ONCE
 from core.settings.budget import Budget
 from core.system.text_config import text_config
-from core.system.wording import human
+from core.system.wording import format_bytes
 from core.types import ModelShape
 
 PREFILL_CHUNK = 2048  # most prompt positions for whose pass memory is reserved
@@ -90,25 +90,24 @@ class Sizes:
         need = self.bytes(self.slots_min(scope))
         share = self.slots_min(scope) / self.slots_all
         if self.slots(budget) < self.slots_min(scope):
-            short = f"It is {human(need - budget.bytes)} short. " if budget.bytes is not None else ""
+            short = f"It is {format_bytes(need - budget.bytes)} short. " if budget.bytes is not None else ""
             return (
-                f"The budget {show(budget)} is too small: {short}This model needs at least {human(need)}, which is "
-                f"{share * 100:.3g} % of its experts ({human(self.dense)} dense weights, {human(self.kv)} KV "
-                "cache, "
-                f"{human(self.workspace)} workspace, {self.slots_min(scope) // self.blocks} experts of "
-                f"{human(self.shape.expert_bytes)})."
+                f"The budget {show(budget)} is too small: {short}This model needs at least {format_bytes(need)}, which "
+                f"is {share * 100:.3g} % of its experts ({format_bytes(self.dense)} dense weights, "
+                f"{format_bytes(self.kv)} KV cache, {format_bytes(self.workspace)} workspace, "
+                f"{self.slots_min(scope) // self.blocks} experts of {format_bytes(self.shape.expert_bytes)})."
             )
-        if (asked := self.budget_bytes(budget)) > device_free:
+        if (needed := self.budget_bytes(budget)) > device_free:
             return (
-                f"The budget {show(budget)} asks for {human(asked)}, but only {human(device_free)} are free. Lower "
-                "it, shorten the context, or close what else uses the memory."
+                f"The budget {show(budget)} asks for {format_bytes(needed)}, but only {format_bytes(device_free)} are "
+                "free. Lower it, shorten the context, or close what else uses the memory."
             )
         return ""
 
 
 def show(budget: Budget) -> str:
     """A budget as the user would write it."""
-    return human(budget.bytes) if budget.bytes is not None else str(budget)
+    return format_bytes(budget.bytes) if budget.bytes is not None else str(budget)
 
 
 def sizes_of(
@@ -121,7 +120,7 @@ def sizes_of(
     budget: Budget | None = None,
     sequences: int = 1,
 ) -> Sizes:
-    """Sizes for one context and expert format, with KV memory for so many sequences of it. `paged`: slots are whole
+    """Sizes for one context and expert format, with KV memory for `sequences` of it. `paged`: slots are whole
     pages (core.memory.arena); `rounded` = core.hf.rounded_bytes of dense layers kept as codes. The longest chunks are
     those that `budget` pays for."""
     slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
@@ -135,7 +134,7 @@ def sizes_of(
     libraries = LIBRARIES if codec.device.type == "cuda" else 0
 
     def sizes(chunk: int) -> Sizes:
-        """With chunks of so many positions."""
+        """With chunks of `chunk` positions."""
         computing = chunk * scores + _workspace(outline, text, shape, context, chunk, codec)
         return Sizes(
             shape,

@@ -45,16 +45,18 @@ class Tier:
         return 1 if self.kind == "all" else READERS
 
 
-def choose_tier(asked: str, device: torch.device, experts: int, row_bytes: int, verbatim: bool, host_free: int) -> Tier:
+def choose_tier(
+    requested: str, device: torch.device, experts: int, row_bytes: int, verbatim: bool, host_free: int
+) -> Tier:
     """The host tier of a pack, as LoadSpec.host requests it. `row_bytes` = one expert in whole pages; `verbatim` =
     slots hold exactly the bytes of the pack."""
     everything = experts * row_bytes
     cuda = device.type == "cuda"
-    if asked == "auto":
-        asked = "none" if not cuda else "all" if everything <= SPARE * host_free else str(int(SPARE * host_free))
-    if asked == "all" or (asked != "none" and int(asked) >= everything):
+    if requested == "auto":
+        requested = "none" if not cuda else "all" if everything <= SPARE * host_free else str(int(SPARE * host_free))
+    if requested == "all" or (requested != "none" and int(requested) >= everything):
         return Tier("all", experts, row_bytes, False)
-    rows = 0 if asked == "none" else int(asked) // row_bytes
+    rows = 0 if requested == "none" else int(requested) // row_bytes
     if rows or cuda:  # copies to a GPU need pinned rows, even short-lived ones
         return Tier("cache", max(ROWS_MIN, rows), row_bytes, False)
     return Tier("disk", 0 if verbatim else READERS + 1, row_bytes, verbatim)  # a waiting thread may read, too

@@ -59,13 +59,13 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, A
 
 def _text(reply: bytes) -> str:
     """The rendered chat. Raises Rejected, PromptError, or Stopped for a reply that the worker does not give."""
-    kind, _, said = reply.partition(b"\n")
+    kind, _, payload = reply.partition(b"\n")
     if kind == b"text":
         try:
-            return said.decode("utf-8", "surrogatepass")
+            return payload.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
             raise Stopped("broke the process that ran it") from None
-    why = said[: 4 * MOST].decode("utf-8", "replace")
+    why = payload[: 4 * MOST].decode("utf-8", "replace")
     if kind == b"rejected":
         raise Rejected(why)
     words = WORDS.get(kind[:MOST].decode("utf-8", "replace"))
@@ -96,8 +96,8 @@ def prompt_of(
 
 
 def forms(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """A chat as it is; if it has system messages also with those at its beginning in one and the others said by the
-    user, and without any, what they say coming before what the user says first."""
+    """A chat as it is; if it has system messages also with those at its beginning in one and the others as the
+    user's, and without any, their text coming before the user's first."""
     yield list(messages)
     systems = [one for one in messages if one["role"] == "system"]
     if not systems:

@@ -17,11 +17,11 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from core.errors import ModelError
-from core.hf.adapters.marks import CONVERSIONS, ROWS, STORED
+from core.hf.adapters.expert_attributes import CONVERSIONS, ROWS, STORED
 from core.hf.coded import Merger
 from core.hf.discover import find_experts
 from core.hf.files import ModelFiles, ModelPath, check_model, content_hash
-from core.hf.stored import TensorFiles
+from core.hf.safetensors_file import TensorFiles
 from core.hf.tensors import Tensors
 from core.memory.codec import PartSpec
 from core.memory.codec.coded import QuantizedTensor

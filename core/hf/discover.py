@@ -143,7 +143,7 @@ def _router(parent: nn.Module, recorded: tuple[type[nn.Module], ...], name: str)
         if isinstance(child, nn.Module):
             return child
     raise ModelError(
-        f"No router was found beside the experts {name!r}: this model is built in a way that Moestro does "
+        f"No router was found next to the experts {name!r}: this model is built in a way that Moestro does "
         "not know. Choose another model."
     )
 

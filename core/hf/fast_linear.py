@@ -22,7 +22,7 @@ PART = "weight"
 TRIED = 3  # tokens of the trial
 
 
-def quicken_linears(model: nn.Module) -> list[nn.Module]:
+def patch_linears(model: nn.Module) -> list[nn.Module]:
     """Replace the `forward` of every dense layer that passes the trial; returns those modules."""
     found: list[nn.Module] = []
     for module in model.modules():

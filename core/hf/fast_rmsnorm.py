@@ -37,7 +37,7 @@ class Form(NamedTuple):
 _tried: dict[tuple[type[nn.Module], Form], bool] = {}
 
 
-def quicken(model: nn.Module) -> list[nn.Module]:
+def patch_rmsnorms(model: nn.Module) -> list[nn.Module]:
     """Replace the `forward` of every norm that passes the trial; returns those modules.
 
     A kind of norm is tried once in a process, since the result depends on its code and the CPU; each module's own
@@ -59,7 +59,7 @@ def quicken(model: nn.Module) -> list[nn.Module]:
 
 
 def restore(modules: Iterable[nn.Module]) -> None:
-    """Undo `quicken`."""
+    """Undo `patch_rmsnorms`."""
     for module in modules:
         vars(module).pop(OWN, None)
 

@@ -20,7 +20,7 @@ LANES = 16
 PARTS = ("q", "k")
 OF_A_PART = ("heads", "token", "head", "token_out", "head_out")  # how many, and strides of states and results
 FIELDS = ("tokens", "cos", "sin", *(f"{part}_{field}" for part in PARTS for field in OF_A_PART))
-"""What the function is told of its arguments, as i64: tokens, strides of the tables, and of each part."""
+"""The function's layout argument, as i64: tokens, strides of the tables, and of each part."""
 
 
 class Kind(NamedTuple):
@@ -57,11 +57,11 @@ class NativeRotation:
         self.form = form
         q, k = results
         self._dtype, self._q, self._k = q.dtype, (q.shape, q.stride()), (k.shape, k.stride())
-        told = [q.shape[2], *(table.stride(1) for table in tables)]
+        layout = [q.shape[2], *(table.stride(1) for table in tables)]
         for x, out in zip(states, results, strict=True):
-            told += [x.shape[1], *Strides.of(x), *Strides.of(out)]
-        self._told = (ctypes.c_int64 * len(FIELDS))(*told)
-        self._layout = ctypes.addressof(self._told)
+            layout += [x.shape[1], *Strides.of(x), *Strides.of(out)]
+        self._fields = (ctypes.c_int64 * len(FIELDS))(*layout)
+        self._layout = ctypes.addressof(self._fields)
         self._rotate = _function(Kind(form, (q.shape[-1], k.shape[-1]), q.dtype, tables[0].dtype))
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
@@ -92,11 +92,11 @@ def _function(kind: Kind) -> Function:
 def _rotate(kind: Kind) -> Code:
     """Generates @rotate(q, k, cos, sin, q_out, k_out, layout)."""
     code = Code("void @rotate(ptr %q, ptr %k, ptr %cos, ptr %sin, ptr noalias %q_out, ptr noalias %k_out, ptr %layout)")
-    told = {name: code.load("i64", code.at("%layout", i, 8), 8) for i, name in enumerate(FIELDS)}
-    with code.loop(0, told["tokens"]) as token:
-        tables = [("%" + name, code.times(token.index, told[name])) for name in ("cos", "sin")]
+    layout = {name: code.load("i64", code.at("%layout", i, 8), 8) for i, name in enumerate(FIELDS)}
+    with code.loop(0, layout["tokens"]) as token:
+        tables = [("%" + name, code.times(token.index, layout[name])) for name in ("cos", "sin")]
         for part, numbers_of_one in zip(PARTS, kind.heads, strict=True):
-            heads, by_token, by_head, token_out, head_out = (told[f"{part}_{field}"] for field in OF_A_PART)
+            heads, by_token, by_head, token_out, head_out = (layout[f"{part}_{field}"] for field in OF_A_PART)
             first, first_out = code.times(token.index, by_token), code.times(token.index, token_out)
             with code.loop(0, heads) as head:
                 at = code.add(first, code.times(head.index, by_head))

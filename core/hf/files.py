@@ -15,13 +15,13 @@ from core.command import COMMAND
 from core.errors import ModelError
 from core.hf.bounds import wrong
 from core.hf.quantization import quantization
-from core.hf.stored import read_header
+from core.hf.safetensors_file import read_header
 from core.system.paths import expanded
 from core.system.reading import CONFIG_BYTES, INDEX_BYTES, is_file_name, open_regular, read_json
 
 EDGE = 64 << 10  # bytes hashed at each end of a file
 INDEX = "model.safetensors.index.json"
-BESIDE = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+SMALL_JSON = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 LIMITED = {
     "tokenizer.json": INDEX_BYTES,
     "tokenizer.model": INDEX_BYTES,
@@ -30,7 +30,7 @@ LIMITED = {
     "chat_template.jinja": CONFIG_BYTES,
     "chat_template.json": CONFIG_BYTES,
 }
-"""Files beside config.json that are only looked at from outside: their libraries have limits of their own."""
+"""Files that are only measured, not parsed, here: their libraries have limits of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def check_files(root: Path) -> ModelFiles:
                 raise NotImported(f"{root} is a file. {where} A GGUF file is imported: {COMMAND} import {root}.")
             raise ModelError(f"{root} is a file. {where}")
         config = _config(root)
-        _check_beside(root)
+        _check_small_json(root)
         return ModelFiles(root, config, _weight_files(root))
     except OSError as error:
         raise ModelError(
@@ -117,9 +117,9 @@ def _config(root: Path) -> dict[str, Any]:
     return config
 
 
-def _check_beside(root: Path) -> None:
-    """Raises ModelError for a file beside config.json that transformers would read without a size limit."""
-    for name in BESIDE:
+def _check_small_json(root: Path) -> None:
+    """Raises ModelError for a file of SMALL_JSON that transformers would read without a size limit."""
+    for name in SMALL_JSON:
         file = root / name
         if os.path.lexists(file):
             found = read_json(file, nonfinite=True)
@@ -180,7 +180,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     for name in set(named.values()):
         if not is_file_name(name) or not name.endswith(".safetensors"):
             raise ModelError(
-                f"{index} names {name[:200]!r}, which is not a safetensors file beside it. Download the "
+                f"{index} names {name[:200]!r}, which is not a safetensors file in its folder. Download the "
                 "model again, from a source that you trust."
             )
     return named

@@ -36,14 +36,14 @@ class FusedRotation:
         self._q, self._k = (q.shape, q.stride()), (k.shape, k.stride())
         self._grid = q.shape[1] + k.shape[1], q.shape[2]
         strides = [Strides.of(one) for x, out in zip(states, results, strict=True) for one in (x, out)]
-        self._told = (q.shape[1], *(table.stride(1) for table in tables), *(n for one in strides for n in one))
+        self._layout = (q.shape[1], *(table.stride(1) for table in tables), *(n for one in strides for n in one))
         self._chosen = chosen(form, q.shape[-1], k.shape[-1])
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
         dtype, device = self._like
         one = torch.empty_strided(*self._q, dtype=dtype, device=device)
         other = torch.empty_strided(*self._k, dtype=dtype, device=device)
-        launch(self._grid, (q, k, cos, sin, one, other, *self._told), self._chosen)
+        launch(self._grid, (q, k, cos, sin, one, other, *self._layout), self._chosen)
         return one, other
 
 
@@ -53,7 +53,7 @@ def made(form: Form, states: Pair, tables: Pair, results: Pair) -> Rotate:
 
 
 def chosen(form: Form, queries: int, keys: int) -> dict[str, object]:
-    """Compile-time parameters of the kernel for heads of so many numbers."""
+    """Compile-time parameters of the kernel for heads of these widths."""
     return {
         "Q_NUMBERS": queries,
         "K_NUMBERS": keys,

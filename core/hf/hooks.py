@@ -20,10 +20,10 @@ from torch.utils.hooks import RemovableHandle
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from core.errors import ModelError
-from core.hf.adapters.marks import ASCENDING
+from core.hf.adapters.expert_attributes import ASCENDING
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
-from core.hf.fast_linear import quicken_linears
-from core.hf.fast_rmsnorm import quicken, restore
+from core.hf.fast_linear import patch_linears
+from core.hf.fast_rmsnorm import patch_rmsnorms, restore
 from core.hf.fused_rmsnorm import Norms, fuse
 from core.hf.rotary import replace
 
@@ -67,7 +67,7 @@ class Installed:
             if router_observer is not None:
                 hook = _observe(site.index, router_observer)
                 self._handles.append(site.router.register_forward_hook(hook, with_kwargs=True))
-        self._quick = [*quicken(model), *fuse(model, norms), *replace(model), *quicken_linears(model)]
+        self._quick = [*patch_rmsnorms(model), *fuse(model, norms), *replace(model), *patch_linears(model)]
 
     def uninstall(self) -> None:
         """Remove the hooks and restore the model's former experts implementation."""

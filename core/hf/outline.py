@@ -13,7 +13,7 @@ import torch
 from torch.fx.experimental import _config as fx
 
 from core.errors import ModelError
-from core.hf.adapters.marks import CLOSE
+from core.hf.adapters.expert_attributes import CLOSE
 from core.hf.cache import reserve
 from core.hf.cached_pass import cached_pass
 from core.hf.discover import ExpertsSite, find_experts, read_router
@@ -158,7 +158,7 @@ def _reason(error: Exception) -> str:
         return str(error)
     if isinstance(error, NotImplementedError) or "meta" in str(error):  # torch's message for a value without data
         return (
-            "its code decides by the numbers that it computes, so what it takes cannot be told before its weights "
+            "its code decides by the numbers that it computes, so what it takes cannot be known before its weights "
             "are read"
         )
     if not isinstance(error, ValueError):  # not worded for users

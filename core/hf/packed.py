@@ -83,7 +83,7 @@ class PackedLayer(DynamicLayer):
         return length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Of the first sequence: each one's own are asked for when masks are made."""
+        """Of the first sequence: masks are made with each sequence's own."""
         sizes: tuple[int, int] = self.own[0].get_mask_sizes(query_length)
         return sizes
 
@@ -94,7 +94,7 @@ class PackedCache(DynamicCache):
 
     def __init__(self, caches: Sequence[DynamicCache], counts: Sequence[int], plain: Sequence[bool]) -> None:
         super().__init__()
-        self.caches, self.counts, self.asked = caches, counts, 0
+        self.caches, self.counts, self.mask_layer = caches, counts, 0
         self.history: Sequence[int] = ()  # positions of each that the model gives its mixers again; () = of none
         self.shared: dict[int, tuple[Any, Sequence[Any]]] = {}  # by id: what layers keep, and each sequence's own
         self.layers = [
@@ -104,7 +104,7 @@ class PackedCache(DynamicCache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """The sizes of the first sequence; notes for which layer a mask is made."""
-        self.asked = layer_idx
+        self.mask_layer = layer_idx
         sizes: tuple[int, int] = super().get_mask_sizes(query_length, layer_idx)
         return sizes
 
@@ -220,7 +220,7 @@ class Packing:
         make = ALL_MASK_ATTENTION_FUNCTIONS[self._usual] if self._usual in _masking() else None
         if make is None:
             return None
-        layer = self._pass.asked
+        layer = self._pass.mask_layer
         masks = []
         for cache, count in zip(self._pass.caches, self._pass.counts, strict=True):
             length, offset = cache.get_mask_sizes(count, layer)
@@ -301,7 +301,7 @@ def _eager(module: nn.Module) -> Callable[..., Any]:
 
 
 def _mixers(model: Any, experts: Sequence[nn.Module]) -> Iterator[Mixer]:
-    """The outermost modules that are given the KV cache, below the decoder layers and beside the experts."""
+    """The outermost modules that are given the KV cache, below the decoder layers and outside the experts."""
     inside = [name for name, module in model.named_modules() if any(module is one for one in experts)]
     found: list[str] = []
     for name, module in model.named_modules():  # a module comes before what it contains

@@ -114,12 +114,12 @@ def _attend(
     queries = in_heads(module, module.q(hidden_states)).split(through.counts, 2)
     known = list(_prompts(module, through) if crosses else _own(module, hidden_states, through))
     if module.has_relative_attention_bias:
-        through.biases = [_bias(module, asked, keys) for asked, (keys, _) in zip(queries, known, strict=True)]
+        through.biases = [_bias(module, own, keys) for own, (keys, _) in zip(queries, known, strict=True)]
     attend = getattr(sys.modules[type(module).__module__], EAGER)
     outs = []
-    for at, (asked, (keys, values)) in enumerate(zip(queries, known, strict=True)):
-        mask, bias = (None, None) if crosses else (_mask(module, asked, keys), through.biases[at])
-        outs.append(attend(module, asked, keys, values, mask, scaling=module.scaling, position_bias=bias)[0])
+    for at, (own, (keys, values)) in enumerate(zip(queries, known, strict=True)):
+        mask, bias = (None, None) if crosses else (_mask(module, own, keys), through.biases[at])
+        outs.append(attend(module, own, keys, values, mask, scaling=module.scaling, position_bias=bias)[0])
     return module.o(torch.cat(outs, 1).flatten(2)), None, None
 
 
@@ -140,15 +140,15 @@ def _prompts(module: Any, through: _Through) -> Iterator[Held]:
 
 
 def _bias(module: Any, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    asked, held = queries.shape[2], keys.shape[2]
-    bias: torch.Tensor = module.compute_bias(asked, held, device=queries.device, past_seen_tokens=held - asked)
+    new, held = queries.shape[2], keys.shape[2]
+    bias: torch.Tensor = module.compute_bias(new, held, device=queries.device, past_seen_tokens=held - new)
     return bias
 
 
 def _mask(module: Any, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
     """What hides later tokens of an answer; None where there are none."""
-    asked, held = queries.shape[2], keys.shape[2]
-    if not module.is_decoder or asked == 1:
+    new, held = queries.shape[2], keys.shape[2]
+    if not module.is_decoder or new == 1:
         return None
-    hidden = torch.full((asked, held), torch.finfo(queries.dtype).min, dtype=queries.dtype, device=queries.device)
-    return hidden.triu(1 + held - asked)
+    hidden = torch.full((new, held), torch.finfo(queries.dtype).min, dtype=queries.dtype, device=queries.device)
+    return hidden.triu(1 + held - new)

@@ -1,4 +1,4 @@
-"""Which quantization a checkpoint states: in config.json, or in a file of its own beside it."""
+"""Which quantization a checkpoint states: in config.json, or in a file of its own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from core.system.text_config import text_config
 
 IN_CONFIG = ("quantization_config", "compression_config")  # the second: written by older compressed-tensors
 MLX = "quantization"  # in config.json, by MLX
-BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
-"""Files that some tools write beside config.json, and the method of each."""
+SIDECARS = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+"""Files that some tools write next to config.json, and the method of each."""
 
 
 def quantization_settings(path: Path, config: dict[str, Any]) -> dict[str, Any] | None:
     """The settings of the quantization that a model directory states; None when its weights are not quantized. Raises
-    ModelError for a file beside config.json that cannot be read."""
+    ModelError for a sidecar that cannot be read."""
     mlx = config.get(MLX)
     if isinstance(mlx, dict) and "bits" in mlx:
         return {"quant_method": "mlx", **mlx}
@@ -26,8 +26,8 @@ def quantization_settings(path: Path, config: dict[str, Any]) -> dict[str, Any] 
         for name in IN_CONFIG:
             if found := owner.get(name):
                 return dict(found) if isinstance(found, dict) else {"quant_method": str(found)}
-    for name, method in BESIDE.items():
-        if os.path.lexists(path / name) and (stated := _beside(path / name)) is not None:
+    for name, method in SIDECARS.items():
+        if os.path.lexists(path / name) and (stated := _sidecar(path / name)) is not None:
             return {"quant_method": method, **stated}
     return None
 
@@ -41,8 +41,8 @@ def quantization(path: Path, config: dict[str, Any]) -> str:
     return f"{method} {algorithm}" if algorithm else method
 
 
-def _beside(file: Path) -> dict[str, Any] | None:
-    """The settings in a file beside config.json; None where they leave the weights as they are, and quantize only the
+def _sidecar(file: Path) -> dict[str, Any] | None:
+    """The settings in a sidecar; None where they leave the weights as they are, and quantize only the
     KV cache."""
     stated = read_json(file)
     if not isinstance(stated, dict):

@@ -38,7 +38,7 @@ class Reserved:
     window: int | None = None  # maximum positions kept; None = the whole context
     state_bytes = 0  # bytes allocated independent of the context
     momentary = False  # it may hold something that cannot be cut
-    given = False  # a model may give it tensors of its own, which nobody counts in `allocated`
+    given = False  # a model may give it tensors of its own, which `allocated` does not count
     fixed: Fixed | None = None  # how the running pass uses it; None: by lengths that the host knows
 
     @property
@@ -57,10 +57,10 @@ class Reserved:
         return False
 
     def lengthen(self, count: int, draw: torch.Generator) -> None:
-        """Append noise in place of so many positions, of the size of what it holds of others."""
+        """Append noise in place of `count` positions, of the size of what it holds of others."""
 
     def grow(self, count: int) -> None:
-        """A pass with `fixed` has written so many more positions."""
+        """A pass with `fixed` has written `count` more positions."""
 
     def addresses(self) -> list[int]:
         """Where the memory is that such passes use."""

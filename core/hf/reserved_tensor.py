@@ -6,8 +6,8 @@ import torch
 
 
 class Allocated:
-    """The bytes that the layers of one cache have allocated: each counts its own as they come and go, so that nobody
-    has to ask them all after every pass. May be read from any thread."""
+    """The bytes that the layers of one cache have allocated: each layer adds and subtracts its own, so that no
+    pass has to sum them. May be read from any thread."""
 
     __slots__ = ("bytes",)
 
@@ -42,7 +42,7 @@ class ReservedTensor:
         return self._tensor
 
     def grown(self, count: int) -> torch.Tensor:
-        """So many more positions were filled by somebody else -> a view of everything so far."""
+        """The caller has filled `count` more positions -> a view of everything so far."""
         assert self._tensor is not None and self.length + count <= self._capacity
         self.length += count
         return self._tensor.narrow(self._dim, 0, self.length)

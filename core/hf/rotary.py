@@ -3,7 +3,7 @@
 Attention modules call a function of their own file for it, with q, k, cos and sin. A module found to do so gets a
 `forward` with the same code, in which that function's name is ours; nothing of transformers changes. What is called
 with a few tokens is tried at the first call with states of these shapes, strides and number types: random ones, as many
-as needed, with the model's own function beside it. The form that it has (core.hf.rotary_form) is computed by native
+as needed, and compared with the model's own function. The form that it has (core.hf.rotary_form) is computed by native
 code on a CPU (core.hf.fast_rotary) or one kernel on a GPU (core.hf.fused_rotary) where every bit is the same, strides
 included. Everything else is left to the model's own function.
 """
@@ -29,7 +29,7 @@ OWN = "forward"  # attribute of a module that shadows its class's method
 GIVEN = ["q", "k", "cos", "sin"]  # the first parameters of a function that rotates queries and keys
 FEW = 32  # tokens: more are not bound by calls
 ELEMENTS = 1 << 12  # numbers compared in a trial
-LOUDNESS = (1.0, 1 / 64, 30.0)  # of random states, in turn
+LOUDNESS = (1.0, 1 / 64, 30.0)  # of random states, one after another
 BITS = {2: torch.int16, 4: torch.int32}  # by bytes of a number
 
 Own = Callable[..., Any]

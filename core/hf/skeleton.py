@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from core.errors import ModelError
 from core.hf.adapters import adapt
-from core.hf.adapters.marks import CONVERSIONS
+from core.hf.adapters.expert_attributes import CONVERSIONS
 from core.hf.cached_pass import with_chosen_rows
 from core.hf.discover import find_experts, strip
 from core.hf.files import ModelFiles, ModelPath, check_model
@@ -92,7 +92,7 @@ def load_skeleton(
 
 
 def release_weights(model: torch.nn.Module) -> None:
-    """Free the memory of everything that a model computes with, whoever still has the model or a part of it."""
+    """Free the memory of everything that a model computes with, even if a part of it is still referenced."""
     for parameter in model.parameters():
         parameter.data = parameter.data.new_empty(0)
     for module in model.modules():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from core.errors import ModelError
 from core.hf.files import model_path
-from core.importing.forecast import ImportForecast, foretell
+from core.importing.forecast import ImportForecast, make_forecast
 from core.importing.hub import HubModel, cached, fetch, look, parse
 from core.importing.job import open_job
 from core.importing.write import write_pack
@@ -58,7 +58,7 @@ def import_model(
         directory = out if isinstance(out, Path) else out(name, job.codec.name)
         refuse_existing(directory)
         if planned is not None:
-            planned(foretell(job))
+            planned(make_forecast(job))
         return write_pack(job, Path(os.path.abspath(expanded(directory))), progress, cancel)
 
 
@@ -71,7 +71,7 @@ def forecast_import(source: str, format: str = "auto") -> ImportForecast | None:
             return None
         path = found
     with open_job(path, name_of(path), format, 1) as job:
-        return foretell(job)
+        return make_forecast(job)
 
 
 def missing(source: str) -> HubModel | None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from core.errors import ModelError
 from core.memory.store import Cancelled
-from core.system.wording import human
+from core.system.wording import format_bytes
 
 CHUNK = 1 << 20  # bytes read from the network at a time
 TRIES = 5  # consecutive attempts without any bytes
@@ -132,8 +132,8 @@ def _check_space(blobs: Path, missing: int) -> None:
     free = shutil.disk_usage(next(p for p in blobs.parents if p.exists())).free
     if missing + MARGIN > free:
         raise ModelError(
-            f"The download needs {human(missing)}, but only {human(free)} are free where the Hugging Face "
-            f"cache is ({blobs.parents[1]}): {human(missing + MARGIN - free)} are missing. Make room, or "
+            f"The download needs {format_bytes(missing)}, but only {format_bytes(free)} are free where the Hugging "
+            f"Face cache is ({blobs.parents[1]}): {format_bytes(missing + MARGIN - free)} are missing. Make room, or "
             "set HF_HOME to a directory on another disk."
         )
 
@@ -145,7 +145,7 @@ def _stream(repo: str, revision: str, file: Remote, blobs: Path, arrived: Callab
     tries, last = 0, ""
     while (size := part.stat().st_size if part.exists() else 0) < file.bytes:
         if tries == TRIES:
-            raise Unreachable(f"{file.name} stopped at {human(size)} of {human(file.bytes)} ({last}).")
+            raise Unreachable(f"{file.name} stopped at {format_bytes(size)} of {format_bytes(file.bytes)} ({last}).")
         try:
             _append(repo, revision, file, part, arrived)
             last = "the connection was closed"

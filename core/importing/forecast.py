@@ -12,7 +12,7 @@ import torch
 from core.importing.job import CPU, ImportPlan
 from core.memory.codec import make_codec
 from core.memory.codec.coded import QuantizedTensor
-from core.system.wording import human
+from core.system.wording import format_bytes
 
 
 class Conversion(NamedTuple):
@@ -39,8 +39,9 @@ class ImportForecast:
         grown = self.bytes / max(1, self.source_bytes)
         change = f", {grown:.2g} times as much" if grown > 1.1 else ""
         return [
-            f"The pack takes {human(self.bytes)}{change}; the source has {human(self.source_bytes)}. Experts as "
-            f"{self.format}: {human(self.bytes - self.dense_bytes)}; everything else: {human(self.dense_bytes)}.",
+            f"The pack takes {format_bytes(self.bytes)}{change}; the source has {format_bytes(self.source_bytes)}. "
+            f"Experts as {self.format}: {format_bytes(self.bytes - self.dense_bytes)}; everything else: "
+            f"{format_bytes(self.dense_bytes)}.",
             *(
                 f"{one.stored}, {_percent(one.share)} of the experts' weights: {one.how}, {_off(one.error)}."
                 for one in self.conversions
@@ -48,7 +49,7 @@ class ImportForecast:
         ]
 
 
-def foretell(job: ImportPlan) -> ImportForecast:
+def make_forecast(job: ImportPlan) -> ImportForecast:
     """The forecast of a planned import. Reads and converts one matrix of each kind that the experts are stored in.
     Raises ModelError where that cannot be read."""
     kinds: dict[str, tuple[int, str]] = {}  # how it is stored -> one that is, as (MoE layer, part)

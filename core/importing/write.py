@@ -21,7 +21,7 @@ from core.importing.job import ImportPlan, free_bytes
 from core.memory.pack import Manifest, PackWriter
 from core.memory.pack.manifest import DENSE, layer_file
 from core.memory.store import Cancelled
-from core.system.wording import human
+from core.system.wording import format_bytes
 
 SPARE = 16 << 20  # bytes: config, tokenizer, manifest and file system overhead
 IN_FLIGHT = 384 << 20  # maximum bytes of experts being encoded at a time (but always one expert)
@@ -50,8 +50,8 @@ def check_space(job: ImportPlan, out: Path, done: int) -> None:
     need, free = job.bytes - done + shell + SPARE, free_bytes(out.parent)
     if need > free:
         raise ModelError(
-            f"The pack needs {human(need)} more disk space, but only {human(free)} are free in "
-            f"{out.parent}: {human(need - free)} are missing. Delete something, choose a directory on "
+            f"The pack needs {format_bytes(need)} more disk space, but only {format_bytes(free)} are free in "
+            f"{out.parent}: {format_bytes(need - free)} are missing. Delete something, choose a directory on "
             "another disk (--out), or a smaller expert format."
         )
 

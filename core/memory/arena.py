@@ -36,7 +36,7 @@ class Arena:
         self._next = 0
 
     def expect(self, count: int) -> None:
-        """There are to be so many slots: what follows allocates or frees the difference."""
+        """Set the number of slots: what follows allocates or frees the difference."""
         if self._slabs is not None:
             self._slabs.expected = count
 
@@ -50,7 +50,7 @@ class Arena:
         return slot
 
     def free(self, slot: Slot) -> None:
-        """Free a slot's memory, whoever else still has the slot. No thread or kernel may read or write it."""
+        """Free a slot's memory, even if the slot is still referenced. No thread or kernel may read or write it."""
         if slot.fence is not None:
             slot.fence.synchronize()
         self._take_back(slot)

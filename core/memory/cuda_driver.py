@@ -1,7 +1,7 @@
 """NVIDIA's driver, called directly, for what torch has no function for.
 
-torch has loaded it before, and made the context that everything works in. An error is told in the driver's words, which
-begin as those of torch's errors do: what tells errors of the device from others knows both.
+torch has loaded it before, and made the context that everything works in. An error has the driver's text, which
+begins as that of torch's errors does: one check recognises errors of the device from both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {  # argument types; each returns a CUre
 
 
 class DriverError(RuntimeError):
-    """The driver refused what was asked of it, or is not there."""
+    """The driver refused a call, or is not there."""
 
 
 class CudaDriver:

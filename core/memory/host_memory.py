@@ -54,7 +54,7 @@ class HostMemory:
 
     def device_addresses(self) -> list[int]:
         """Where kernels read the pinned rows, in order. Raises DeviceError where they cannot."""
-        torch.cuda.synchronize()  # the driver asks who has used the device on this thread
+        torch.cuda.synchronize()  # makes the context current on this thread, as the driver requires
         slabs = self._locked[1:] if self._staging is not None else self._locked
         starts = [(device_address(slab), len(slab) // self.row_bytes) for slab in slabs]
         return [start + at * self.row_bytes for start, count in starts for at in range(count)]
@@ -75,12 +75,12 @@ class HostMemory:
             _place(staged, codec, slots, first)
             passed = torch.cuda.Event()
             passed.record()
-        finally:  # also after an error, or who waits for a row would wait forever; that copy's slot is given up
+        finally:  # also after an error, or the next caller would wait forever; that copy's slot is given up
             self._staging.put((staged, passed))
         return False
 
     def close(self) -> None:
-        """Give everything back. Nobody may be copying."""
+        """Give everything back. No copy may be running."""
         self.rows.clear()
         self._staging = None
         self._release()

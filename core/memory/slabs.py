@@ -43,7 +43,7 @@ def _segments(size: int) -> int:
 
 @dataclass(eq=False, slots=True)
 class Slab:
-    """One allocation. `free` and `held` say who is at each place."""
+    """One allocation. `free` and `held` have the slot at each place."""
 
     memory: torch.Tensor  # uint8 [places * stride]
     free: list[int]
@@ -90,13 +90,13 @@ class Slabs:
             slab = min(movable, key=lambda one: len(one.held), default=None)
             if slab is None:
                 return
-            if len(slab.held) > self._free_beside(slab):
+            if len(slab.held) > self._free_elsewhere(slab):
                 slab = min((one for one in movable if one.free), key=lambda one: len(one.held), default=None)
                 if slab is None:
                     return
                 torch.cuda.empty_cache()  # or a part of a larger slab that was freed would become the new one
                 try:
-                    self._new(len(slab.held) - self._free_beside(slab))
+                    self._new(len(slab.held) - self._free_elsewhere(slab))
                 except torch.OutOfMemoryError:
                     return
             others = [one for one in self._slabs if one is not slab and one.free]
@@ -107,7 +107,7 @@ class Slabs:
                 move(slot, self._put(slot, others[0]))
             self._slabs.remove(slab)
 
-    def _free_beside(self, slab: Slab) -> int:
+    def _free_elsewhere(self, slab: Slab) -> int:
         return sum(len(one.free) for one in self._slabs if one is not slab)
 
     @property

@@ -122,7 +122,7 @@ class Link(Protocol):
         """Current time on the link's clock, seconds."""
 
     def copy_s(self, size_bytes: int) -> float:
-        """Seconds that a copy of so many bytes takes, measured or emulated; 0 = not known yet."""
+        """Seconds that a copy of `size_bytes` takes, measured or emulated; 0 = not known yet."""
 
     def backlog_s(self) -> float:
         """Seconds until the copies in flight and the queued demands are done."""

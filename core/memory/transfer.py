@@ -3,9 +3,9 @@
 One worker thread serves the queue when experts come from host memory, two when they are read from disk. No prefetch
 starts while a demand is queued or in flight. On a CPU, a thread that waits for a queued copy performs it itself instead
 of blocking. On CUDA copies are issued on a separate stream, and the compute stream (not the host) waits for their
-events: a demand for what is at hand in pinned memory is issued by the thread that asks for it, which takes some
-microseconds and waits for no other thread; all else is issued by the workers. A copy that fails is an error to whoever
-waits for it, and nothing else; an error of the device ends the workers, and every copy that is not done fails.
+events: a demand for a row in pinned memory is issued by the thread that requests it, which takes some
+microseconds and waits for no other thread; all else is issued by the workers. A copy that fails raises in the thread
+that waits for it, and nowhere else; an error of the device ends the workers, and every copy that is not done fails.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TransferEngine:
         is_pinned: Callable[[int], bool] = lambda eid: False,
     ) -> None:
         self._fetch, self._is_pinned, self._cuda = fetch, is_pinned, device.type == "cuda"
-        self._issuing = threading.Lock()  # of copies at hand: what the events around one measure is that copy
+        self._issuing = threading.Lock()  # of copies from pinned memory: events around one measure that copy alone
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self.pace = Pace(0.0, 0.0)
         self.hurried = False  # copies ignore the emulated pace, because they are not measured
@@ -97,7 +97,7 @@ class TransferEngine:
             return True
 
     def rank(self, priorities: Iterable[tuple[Ticket, float]]) -> None:
-        """Reprioritise the queued prefetches. One that started meanwhile is not affected."""
+        """Reprioritise the queued prefetches. A prefetch that has started is not affected."""
         with self._lock:
             self._queue.rank(priorities)
 
@@ -111,7 +111,7 @@ class TransferEngine:
         return time.perf_counter()
 
     def copy_s(self, size_bytes: int) -> float:
-        """Seconds that a copy of so many bytes takes: the emulated time, else at the median pace of recent copies; 0
+        """Seconds that a copy of `size_bytes` takes: the emulated time, else at the median pace of recent copies; 0
         before the first."""
         if self.pace:
             return self.pace.duration_s(size_bytes)
@@ -301,11 +301,11 @@ class TransferEngine:
             return None
 
     def _serve(self) -> None:
-        if not self._cuda:  # where torch's threads compute the model meanwhile
+        if not self._cuda:  # torch's threads compute the model at the same time
             openmp.single_thread()
         try:
             self._serve_all()
-        except BaseException as error:  # of a CUDA call: nobody else is told
+        except BaseException as error:  # of a CUDA call: no other thread sees it
             with self._lock:
                 self._lost = self._lost or error
                 left = [*self._queue.demand, *self._queue.prefetch, *self._flying]

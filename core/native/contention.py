@@ -18,7 +18,7 @@ from core.native import openmp
 
 LOOK_S, SELDOM_S = 0.02, 0.25  # between two looks while a model computes; and while others want the processors:
 # a look takes Python's lock, and where it is stopped with that lock, the pass waits, too
-REST_S = 1.0  # after the last pass nobody looks any more
+REST_S = 1.0  # after the last pass the watch stops
 LEAST_S = 0.01  # of computing, that a rate is taken over
 MANY = 40.0  # stops for each second of computing: some few are the system's own, hundreds another program's
 CALM_S = 1.0  # of computing with fewer, until threads spin again
@@ -47,7 +47,7 @@ class Contention:
 
 
 class Watch:
-    """A thread that looks while a model computes. `contended` is read by whoever would wake helpers."""
+    """A thread that looks while a model computes. `contended` is read before helpers are woken."""
 
     def __init__(self, contention: Contention) -> None:
         self.contended = False
@@ -81,7 +81,7 @@ class Watch:
 
     def _use(self, contended: bool) -> None:
         if contended != self.contended:
-            openmp.crowd() if contended else openmp.stop_workers()
+            openmp.stop_spinning() if contended else openmp.stop_workers()
             self.contended = contended
 
 

@@ -1,13 +1,13 @@
 """The threads of torch, as GNU's OpenMP runs them: for functions of ours, and kept to the one thread that computes.
 
-torch's threads spin for milliseconds after each of its operations, so that a pool beside them gets a processor of its
+torch's threads spin for milliseconds after each of its operations, so that a second pool gets a processor of its
 own only where operations of one kind follow one another for long. Where torch brings GNU's OpenMP, whose entry point
 for compiled code is public, its pool runs our functions too.
 
 Every thread that lets torch share an operation gets a pool of its own, which lives as long as the thread. Once all
 pools together have more threads than there are processors, none of them spins any more: each operation then waits until
 the system has woken its helpers, several times as long as a token's operations take. So threads that compute only on
-the side compute alone, and whoever stops computing ends its helpers. With other runtimes both do nothing.
+the side compute alone, and a thread that stops computing ends its helpers. With other runtimes both do nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def entry() -> int:
 
 
 def single_thread() -> None:
-    """Compute the calling thread's torch operations without other threads from now on."""
+    """The calling thread lets no other threads share its torch operations from now on."""
     if (library := _library()) is not None:
         torch.get_num_threads()  # sets this thread's number where nothing has: not again after this
         library.omp_set_num_threads(1)
@@ -58,9 +58,9 @@ def stop_workers() -> None:
         library.omp_pause_resource_all(SOFT)
 
 
-def crowd() -> None:
-    """Give the calling thread a pool of its own with more threads than there are processors, which ends with
-    `stop_workers`: until then no pool spins while it waits."""
+def stop_spinning() -> None:
+    """Give the calling thread a pool of its own with more threads than there are processors: until `stop_workers`
+    ends it, no pool spins while it waits."""
     if (library := _library()) is not None:
         nothing = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p)
         library.GOMP_parallel(nothing, None, (os.cpu_count() or 1) + 1, 0)

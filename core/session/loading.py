@@ -27,7 +27,7 @@ from core.profile.buddies import find
 from core.session.prompt import Prompt
 from core.system.process_memory import release_memory
 from core.system.template_worker import RENDERER
-from core.system.wording import human, reason
+from core.system.wording import format_bytes, reason
 from core.types import ModelShape
 
 log = logging.getLogger("moestro.load")
@@ -66,7 +66,7 @@ class LoadedModel:
 def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> LoadedModel:
     """Execute a load plan. The chat template's trial may still run (`Prompt.require_trial`). Raises BudgetError before
     reading anything when it does not fit, Cancelled when stopped."""
-    if problem := fit_of(plan, foretell=False).problem:
+    if problem := fit_of(plan, forecast=False).problem:
         raise BudgetError(problem)
     if plan.note:
         log.warning("%s", plan.note)
@@ -87,8 +87,8 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
     if unpinned := found.store.unpinned_bytes:
         log.warning(
             "The system lets %s of the experts' %s of host memory be pinned. The others take longer to copy.",
-            human(found.store.bytes - unpinned),
-            human(found.store.bytes),
+            format_bytes(found.store.bytes - unpinned),
+            format_bytes(found.store.bytes),
         )
     return replace(found, beside=beside)
 

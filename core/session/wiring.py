@@ -17,7 +17,7 @@ from core.hf.norms import find_contexts
 from core.hf.text_to_text import decoder_shape, decoder_sites
 from core.hf.weighing import rules_of
 from core.memory.arena import Arena
-from core.memory.codec.ways import choose
+from core.memory.codec.kernel_choice import choose
 from core.memory.link_emulation import LinkEmulation
 from core.memory.transfer import TransferEngine
 from core.policy.eviction import policy_maker

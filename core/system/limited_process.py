@@ -1,4 +1,4 @@
-"""A worker process for programs that nobody trusts: one request at a time, within limits of time, memory and output.
+"""A worker process for untrusted programs: one request at a time, within limits of time, memory and output.
 
 The parent takes nothing from the worker but bytes, of a bounded number, and waits no longer than the limits allow,
 whatever the worker does: it may never leave one call of C, reply with half a message, or die.
@@ -133,7 +133,7 @@ class LimitedProcess:
         """The worker, which may not be ready yet. Raises NotStarted."""
         worker = self._worker
         if self._usage is not None and worker is not None and (worker.pid is None or worker.pipe.poll()):
-            self._drop()  # it died, or wrote what no request asked for
+            self._drop()  # it died, or wrote without a request
         if self._worker is None:
             limits = self.limits
             try:

@@ -135,7 +135,7 @@ def parse_json(text: str | bytes, max_depth: int = DEPTH, nonfinite: bool = Fals
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name read from a file names a file beside that one, on Windows as well: no folder, no drive, no NUL."""
+    """Whether a name read from a file names a file in the same folder, also on Windows: no folder, no drive, no NUL."""
     return PureWindowsPath(name).name == name and name not in ("", "..") and "\0" not in name
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 MOST = 300  # characters
+UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
 KINDS = re.compile(r"\b[A-Z]\w*(Error|Exception): |Exception raised from .*|For details look at the above report!?")
 
@@ -27,11 +28,9 @@ def reason(error: BaseException) -> str:
     return (short if len(short) <= MOST else short[:MOST] + " ...") or "no reason was given"
 
 
-def human(size: int) -> str:
-    """Bytes in decimal units: 24.1 MB."""
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 1000 or unit == "GB":
-            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
-        value /= 1000
-    raise AssertionError
+def format_bytes(count: float) -> str:
+    """Bytes with a decimal unit and three significant digits: "7.25 GB"."""
+    for unit, scale in UNITS:
+        if abs(count) >= scale:
+            return f"{count / scale:.3g} {unit}" if abs(count) < 100 * scale else f"{count / scale:.0f} {unit}"
+    return f"{count:.0f} B"

@@ -48,7 +48,7 @@ def over(job: Calibration) -> Calibration:
 def test_a_profile_is_made_kept_and_used(host: Host, tmp_path: Path) -> None:
     stamp, settings = jobs_state(host)["calibration"]["stamp"], host_state(host)["settings"]
     job = over(host.calibrator.start(TEXT))
-    assert (job.state, job.error, job.said, job.share) == ("done", "", "", 1.0)
+    assert (job.state, job.error, job.note, job.share) == ("done", "", "", 1.0)
     profile = host.models.profile
     assert profile is not None
     assert (profile.parts(), profile.source) == (("counts", "tae"), "a pasted text")

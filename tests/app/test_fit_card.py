@@ -11,9 +11,10 @@ import pytest
 from app.store import Message
 from app.ui.tabs.messages import statistics
 from app.ui.text import fit_card, span
-from app.words import name_of, size
+from app.wording import name_of
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from core.system.wording import format_bytes
 from core.types import Fit
 from tests.fake_models import fake_estimate, fake_pack
 
@@ -99,7 +100,7 @@ def test_names_and_sizes() -> None:
     assert name_of(str(Path("models") / "Mixtral")) == "Mixtral"
     assert name_of(str(cached)) == "org/Big-MoE"
     assert name_of(str(cached / "x-Q4_K_M.gguf")) == "org/Big-MoE/x-Q4_K_M.gguf"
-    assert [size(n) for n in (12, 4096, 9_990_000, 123_456_789, 18_500_000_000)] == [
+    assert [format_bytes(n) for n in (12, 4096, 9_990_000, 123_456_789, 18_500_000_000)] == [
         "12 B",
         "4.1 kB",
         "9.99 MB",

@@ -13,13 +13,13 @@ import pytest
 from app.services.analysis.lab import Lab, Run, to_csv
 from app.services.analysis.whatif import Table
 from app.ui.tabs import analysis_figures, analysis_views, calibrate_figures, calibrate_views, lab_views
-from app.words import size
 from core.errors import SettingError
 from core.policy.substitute.buddies import cut, rank
 from core.policy.substitute.list_lengths import LayerLists, ListRule
 from core.profile import PARTS
 from core.settings.calibration import CalibrationSettings
 from core.simulate.blocks import Block
+from core.system.wording import format_bytes
 from tests.app.test_whatif import ABOUT, row, table
 from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_profile
@@ -306,7 +306,10 @@ def test_the_time_it_may_take() -> None:
     assert "roughly 10 s, and 5 s to train" in calibrate_views.rough(3600, 500, 100.0, ["estimator"])
     training = CalibrationSettings.checked(estimator_tokens=500)
     said = calibrate_views.rough(3600, 0, 100.0, ["estimator"], training, SHAPE)
-    assert f"{size(training.training_bytes(SHAPE, 500))} of disk" in said and "roughly 20 s, and 10 s to train" in said
+    assert (
+        f"{format_bytes(training.training_bytes(SHAPE, 500))} of disk" in said
+        and "roughly 20 s, and 10 s to train" in said
+    )
     assert "once it has begun" in calibrate_views.rough(3600, 0, None, [])
     assert calibrate_views.spoken(150) == "2 min"
     assert calibrate_views.spoken(3 * 3600 + 60) == "3 h 1 min"

@@ -87,7 +87,7 @@ def test_the_cache_holds_what_an_edited_plan_says(split: Proposal) -> None:
         ([1, 12, 0.5], "2/4 of all its 16 experts take the memory of 8, so that 4 of the 12 would stay empty"),
         ([1, 1, 0], "would stay empty"),
         ([1, 0.25, 0.5], "has no room for 2/4 of one"),
-        ([1, 16, 1], "together, but the budget has room for 32 beside the prefetch buffer. Take 8 away"),
+        ([1, 16, 1], "together, but the budget has room for 32 next to the prefetch buffer. Take 8 away"),
         ([1, 4], "one row for each of the 4 layers"),
     ],
 )

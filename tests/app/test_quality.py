@@ -20,7 +20,7 @@ from app.services.host import Host
 from app.store import Store
 from app.store.schema import MIGRATIONS, migrate
 from app.ui.tabs.messages import statistics
-from app.words import lossy, percent, scored
+from app.wording import lossy, percent, scored
 from core.quality.report import Quality
 from core.settings.sampling import Sampling
 from core.types import Piece

@@ -56,7 +56,7 @@ def answers(host: Host, number: int) -> None:
         for _ in range(number):
             ended(host.chats.ask(None, "hello"))
             assert looks.acquire(timeout=WAIT_S)
-    assert host.replanner.settle(WAIT_S)
+    assert host.replanner.wait_idle(WAIT_S)
 
 
 @contextmanager
@@ -207,9 +207,9 @@ def test_an_answer_ends_the_planning_and_its_end_begins_it_again(
     with looked(host) as looks:
         gated.gate.release(ANSWER + 1)
         ended(host.chats.ask(None, "hello"))
-        assert looks.acquire(timeout=WAIT_S) and host.replanner.settle(WAIT_S)
+        assert looks.acquire(timeout=WAIT_S) and host.replanner.wait_idle(WAIT_S)
         assert begun and not begun[0].finished and host.replanner.last is None and host.planner.used is None
         gated.gate.release(ANSWER + 1)
         ended(begun[0])
-        assert looks.acquire(timeout=WAIT_S) and host.replanner.settle(WAIT_S)
+        assert looks.acquire(timeout=WAIT_S) and host.replanner.wait_idle(WAIT_S)
     assert host.replanner.last is not None and host.planner.used is not None and host.planner.used.idle

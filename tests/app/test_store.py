@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.store import Store, StoreError, data_dir
-from app.store.stored import Unfit, shape_of
+from app.store.row_checks import InvalidRow, shape_of
 from core.errors import BusyError, MoestroError
 from core.types import ModelShape, StepRecord
 from tests.app.records import SHAPE, a_step, load_of
@@ -154,5 +154,5 @@ def test_a_shape_of_an_older_version_is_read() -> None:
     """It was stored before text-to-text models had layers of an encoder."""
     stored = {"layers": 6, "experts": 32, "top_k": 4, "hidden": 192, "expert_bytes": 1000}
     assert shape_of(json.dumps(stored)) == ModelShape(**stored)
-    with pytest.raises(Unfit):
+    with pytest.raises(InvalidRow):
         shape_of(json.dumps({**stored, "more": 1}))

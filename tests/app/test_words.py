@@ -11,7 +11,7 @@ from app.services.answer_queue import AnswerQueue, Request
 from app.ui.controls import label
 from app.ui.tabs.analysis_views import HEADS
 from app.ui.theme import ROOT
-from app.words import lossy, turned
+from app.wording import describe_change, lossy
 from core.settings.config import params
 from core.settings.loading import LoadSpec
 from core.settings.param import declared
@@ -34,7 +34,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     ],
 )
 def test_a_setting_that_was_turned_has_the_name_of_its_control(said: str, shown: str) -> None:
-    assert turned(said) == shown
+    assert describe_change(said) == shown
 
 
 def test_the_deck_is_told_in_these_words() -> None:
@@ -44,7 +44,7 @@ def test_the_deck_is_told_in_these_words() -> None:
     assert frame is not None
     told, _ = frames.decode(frames.encode(frame))
     assert len(told["said"]) == len(told["marks"])
-    assert all(said == turned(text) for said, (_, text) in zip(told["said"], told["marks"], strict=True))
+    assert all(said == describe_change(text) for said, (_, text) in zip(told["said"], told["marks"], strict=True))
 
 
 def test_a_queued_answer_knows_how_many_come_before_it() -> None:

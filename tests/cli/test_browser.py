@@ -152,7 +152,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tools that a run calls, in place of the tools; pytest writes that tests were skipped."""
     called = list[str]()
 
-    def call(name: str, command: tuple[str, ...], beside: bool = False) -> int:
+    def call(name: str, command: tuple[str, ...], parallel: bool = False) -> int:
         called.append(name)
         if name == "pytest":
             Path(command[command.index("--count-without-browser") + 1]).write_text("7", encoding="utf-8")

@@ -14,7 +14,7 @@ import pytest
 from app import cli
 from app.cli import chat
 from app.cli.bar import Bar
-from app.services.profiles import stored
+from app.services.profiles import stored_profile
 from core.calibrate import gather as gathering
 from core.engine import Engine
 from core.profile import load, profile_path, save
@@ -75,7 +75,7 @@ def test_a_profile_is_kept_and_completed(model: Path, home: Path, capsys: pytest
     assert found["parts"] == ["counts", "gate_recall", "times"]  # what was there before stays
     assert "Activations" not in said and "Next-layer gate" in said
     assert found["gate_recall"][0] is None and len(found["gate_recall"]) == 3
-    kept = stored(found["model_hash"])
+    kept = stored_profile(found["model_hash"])
     assert kept is not None and kept.counts is not None and kept.counts[0].sum() == 44 * 4
 
 

@@ -156,7 +156,7 @@ def test_what_else_is_recorded_is_asked_of_the_engine(
         (["--record", "{}/there"], "exists already"),
         (["--record", "{}/no/where"], "There is no folder"),
         (["--record", "{}/new", "--telemetry", "off"], "telemetry is off"),
-        (["--record-ranks"], "--record-ranks needs --record FILE beside it"),
+        (["--record-ranks"], "--record-ranks needs --record FILE."),
     ],
 )
 def test_what_cannot_be_recorded_is_said_before_the_load(

@@ -248,7 +248,7 @@ def no_browser_is_sought(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_failed_check_fails_the_run_and_pytest_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
 
-    def call(name: str, command: tuple[str, ...], beside: bool = False) -> int:
+    def call(name: str, command: tuple[str, ...], parallel: bool = False) -> int:
         ran.append(name)
         return int(name == "mypy")
 
@@ -257,11 +257,11 @@ def test_one_failed_check_fails_the_run_and_pytest_comes_last(monkeypatch: pytes
     assert ran == ["ruff", "ruff format", "import-linter", "mypy", "pytest"]
 
 
-def test_without_a_choice_of_tests_slow_checks_run_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_choice_of_tests_slow_checks_run_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     both, said = threading.Barrier(2, timeout=60), list[str]()
 
-    def call(name: str, command: tuple[str, ...], beside: bool = False) -> int:
-        said.append(f"{name} beside" if beside else name)
+    def call(name: str, command: tuple[str, ...], parallel: bool = False) -> int:
+        said.append(f"{name} parallel" if parallel else name)
         if name in ("pytest", "mypy"):
             both.wait()  # ends only when both are running
         return int(name == "import-linter")
@@ -269,23 +269,23 @@ def test_without_a_choice_of_tests_slow_checks_run_beside_them(monkeypatch: pyte
     monkeypatch.setattr(test, "call", call)
     assert test.run(cli.parse(["test"])) == 1
     assert said[:2] == ["ruff", "ruff format"]
-    assert sorted(said[2:]) == ["import-linter beside", "mypy beside", "pytest"]
+    assert sorted(said[2:]) == ["import-linter parallel", "mypy parallel", "pytest"]
 
 
-def test_what_a_check_beside_says_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    assert test.call("some", ("-c", "import sys; print('out'); sys.exit('why')"), beside=True) == 1
+def test_what_a_parallel_check_prints_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    assert test.call("some", ("-c", "import sys; print('out'); sys.exit('why')"), parallel=True) == 1
     assert capfd.readouterr().out.split() == ["==", "some", "out", "why"]
 
 
 def test_compiled_modules_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    for beside in (True, False):
-        assert test.call("some", ("-c", "import sys; sys.exit(sys.dont_write_bytecode)"), beside=beside) == 0
+    for parallel in (True, False):
+        assert test.call("some", ("-c", "import sys; sys.exit(sys.dont_write_bytecode)"), parallel=parallel) == 0
 
 
 def test_long_tests_are_asked_for_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[tuple[str, ...]] = []
-    monkeypatch.setattr(test, "call", lambda name, command, beside=False: commands.append(command) or 0)
+    monkeypatch.setattr(test, "call", lambda name, command, parallel=False: commands.append(command) or 0)
     assert test.run(cli.parse(["test", "-m", "gpu"])) == test.run(cli.parse(["test", "--all", "-m", "gpu"])) == 0
     assert commands[4][-2:] == commands[9][-2:] == ("-m", "gpu")
     assert "--all" not in commands[4] and "--all" in commands[9]

@@ -13,7 +13,7 @@ from app import bare_help, cli
 from app.cli import MODULES, options
 from app.cli.parser import CommandParser
 from app.commands import ALIASES
-from app.other_words import INSTEAD, SAME, UnknownOptionError, translated
+from app.option_aliases import INSTEAD, SAME, UnknownOptionError, translated
 
 
 @pytest.fixture(scope="module")

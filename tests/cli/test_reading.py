@@ -31,9 +31,9 @@ def test_a_short_prompt_shows_nothing(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_speed_is_that_of_what_was_read_now() -> None:
-    assert reading.said(Piece("prefill", done=600, total=1000, cached=200), 4.0) == (
+    assert reading.describe(Piece("prefill", done=600, total=1000, cached=200), 4.0) == (
         "Reading the prompt: 60% of 1000 tokens, 100 tok/s, 4 s left"
     )
-    assert reading.said(Piece("prefill", done=200, total=1000, cached=200), 4.0) == (
+    assert reading.describe(Piece("prefill", done=200, total=1000, cached=200), 4.0) == (
         "Reading the prompt: 20% of 1000 tokens"
     )

@@ -124,7 +124,7 @@ def test_a_torch_without_cuda_beside_a_gpu_is_in_the_note_and_on_the_page(
     def planned(device: str) -> Plan:
         return plan(LoadSpec.checked(str(path), Settings(), device=device, context=CONTEXT))
 
-    assert said in planned("auto").note and said in text.fit_card(fit_of(planned("auto"), foretell=False))
+    assert said in planned("auto").note and said in text.fit_card(fit_of(planned("auto"), forecast=False))
     assert planned("cpu").note == ""
     with pytest.raises(BudgetError, match=r"doctor --mend.*choose device cpu"):
         choose_device("cuda")

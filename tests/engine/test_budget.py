@@ -52,7 +52,7 @@ def test_a_budget_too_small_says_how_much_is_needed(model: Path) -> None:
 
 
 def test_a_budget_over_what_is_free_is_refused(model: Path) -> None:
-    with pytest.raises(BudgetError, match=r"asks for 900000 GB, but only .* are free"):
+    with pytest.raises(BudgetError, match=r"asks for 900 TB, but only .* are free"):
         Engine.load(spec(model, "900000GB", context=256))
 
 
@@ -139,5 +139,5 @@ def test_what_is_loaded_now_counts_as_free_when_it_makes_room(
     monkeypatch.setattr("core.capacity.free_memory.free_bytes", lambda device: (10**9, 10**9))
     planned = plan(spec(model, "50%"))
     loaded = replace(engine.memory(), dense=1, experts=1, kv=0, workspace=0, host=5)
-    fit = fit_of(replace(planned, device=torch.device(device)), loaded, foretell=False)
+    fit = fit_of(replace(planned, device=torch.device(device)), loaded, forecast=False)
     assert (fit.device_free - 10**9, fit.host_free - 10**9) == freed

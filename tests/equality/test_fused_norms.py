@@ -40,7 +40,7 @@ def test_logits_are_within_the_bound(reference: Reference, monkeypatch: pytest.M
 
     monkeypatch.setattr(fused_rmsnorm, "DEVICE", "cpu")
     monkeypatch.setattr(fused_rmsnorm, "rms_norm", rounded_once)
-    monkeypatch.setattr(hooks, "quicken", lambda model: [])
+    monkeypatch.setattr(hooks, "patch_rmsnorms", lambda model: [])
     monkeypatch.setattr(hooks, "fuse", noted)
     spec = LoadSpec.checked(str(reference.path), Settings({"budget": "all"}), dtype="float32", norms="fused")
     engine = Engine.load(spec)

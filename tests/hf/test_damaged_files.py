@@ -50,7 +50,7 @@ def model(sound: Path, tmp_path: Path) -> Path:
 
 
 INDEX, FIRST = "model.safetensors.index.json", "model-00001-of-"
-ELSEWHERE = "which is not a safetensors file beside it"
+ELSEWHERE = "which is not a safetensors file in its folder"
 CONFIGS: list[tuple[str, Change, str]] = [
     ("nested config", text("config.json", '{"model_type": "qwen3_moe", "x": ' + DEEP + "}"), "nested deeper"),
     ("a key twice", text("config.json", '{"model_type": "a", "model_type": "b"}'), "has 'model_type' twice"),

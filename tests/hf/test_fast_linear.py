@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from core.hf.fast_linear import dense_codecs, quicken_linears
+from core.hf.fast_linear import dense_codecs, patch_linears
 from core.hf.fast_rmsnorm import restore
 from core.memory.codec.native.tile_products import by_onednn
 from core.native.compile import widths
@@ -23,9 +23,9 @@ def test_layers_that_fit_are_replaced_and_restored() -> None:
     kept = [nn.Linear(256, 512), nn.Linear(250, 512, bias=False), nn.Linear(64, 64, bias=False)]
     model = nn.Sequential(nn.Linear(256, 512, bias=False), nn.Linear(512, 256, bias=False), *kept).bfloat16()
     model.append(nn.Linear(256, 512, bias=False))  # fp32
-    replaced = quicken_linears(model)
+    replaced = patch_linears(model)
     assert replaced == [model[0], model[1]] and len(dense_codecs(model)) == 2
-    assert quicken_linears(model) == [], "once"
+    assert patch_linears(model) == [], "once"
     with torch.inference_mode():
         x = torch.randn(1, 9, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
         assert torch.equal(model[0](x), nn.functional.linear(x, model[0].weight))
@@ -37,4 +37,4 @@ def test_layers_that_fit_are_replaced_and_restored() -> None:
 
 def test_nothing_is_replaced_where_torch_has_kernels_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("core.memory.codec.plain.by_onednn", lambda: True)
-    assert quicken_linears(nn.Sequential(nn.Linear(256, 512, bias=False)).bfloat16()) == []
+    assert patch_linears(nn.Sequential(nn.Linear(256, 512, bias=False)).bfloat16()) == []

@@ -9,7 +9,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
 from core.hf import fast_rmsnorm
-from core.hf.fast_rmsnorm import MOST, quicken, restore
+from core.hf.fast_rmsnorm import MOST, patch_rmsnorms, restore
 from core.native.compile import widths
 from tests.selection import layered
 
@@ -34,7 +34,7 @@ def norm(width: int, dtype: torch.dtype, epsilon: float = 1e-6) -> nn.Module:
 def test_every_bit_is_the_modules(width: int, dtype: torch.dtype) -> None:
     model = nn.Sequential(norm(width, dtype), nn.Linear(width, 8), norm(width, dtype, 1e-5))
     own = [model[0].forward, model[2].forward]
-    assert quicken(model) == [model[0], model[2]]
+    assert patch_rmsnorms(model) == [model[0], model[2]]
     random = torch.Generator().manual_seed(1)
     for shape in ((1, 1, width), (1, 1, 6, width), (5, width), (width,), (MOST // width + 1, width)):
         for size in (1e-4, 1.0, 300.0):
@@ -54,7 +54,7 @@ def test_what_computes_something_else_is_left_alone() -> None:
     other.weight = nn.Parameter(torch.ones(64))
     other.eps = 1e-6
     model = nn.ModuleList([Gemma2RMSNorm(64), other, norm(40, torch.float32), nn.LayerNorm(64), nn.Linear(64, 64)])
-    assert quicken(model) == []
+    assert patch_rmsnorms(model) == []
     assert not any(fast_rmsnorm.OWN in vars(module) for module in model)
 
 
@@ -66,15 +66,15 @@ def test_a_wrong_answer_in_the_trial_is_found(monkeypatch: pytest.MonkeyPatch) -
         square(x, out, n - 16)
 
     monkeypatch.setattr(fast_rmsnorm, "_functions", lambda form: (late, finish))
-    assert quicken(nn.ModuleList([norm(64, torch.bfloat16)])) == []
+    assert patch_rmsnorms(nn.ModuleList([norm(64, torch.bfloat16)])) == []
 
 
 def test_it_is_taken_back_and_gradients_pass() -> None:
     model = nn.ModuleList([norm(64, torch.float32)])
-    found = quicken(model)
+    found = patch_rmsnorms(model)
     x = torch.randn(2, 64, requires_grad=True)
     model[0](x).sum().backward()
-    assert x.grad is not None and quicken(model) == []
+    assert x.grad is not None and patch_rmsnorms(model) == []
     restore(found)
     assert fast_rmsnorm.OWN not in vars(model[0])
-    assert quicken(model) == found
+    assert patch_rmsnorms(model) == found

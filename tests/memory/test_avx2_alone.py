@@ -19,11 +19,11 @@ CODE = """
 import sys
 import torch
 from torch import nn
-from core.hf.fast_linear import dense_codecs, quicken_linears
+from core.hf.fast_linear import dense_codecs, patch_linears
 from core.memory.codec import PartSpec, make_codec
 from core.memory.codec.measure import fill, random_expert, specs_of
 from core.memory.codec.native import choice
-from core.memory.codec.ways import choose, kind
+from core.memory.codec.kernel_choice import choose, kind
 from core.native.compile import multiplies_pairs
 
 limited = sys.argv[1] == "avx2"
@@ -70,7 +70,7 @@ assert timed.estimate(way, 70) == min(timed.estimate(name, 70) for name in ways)
 layers = nn.Linear(512, 1024, bias=False), nn.Linear(512, 1024), nn.Linear(500, 1024, bias=False)
 model = nn.ModuleList(layers).bfloat16()
 own = model[0].forward
-assert quicken_linears(model) == ([model[0]] if limited else [])
+assert patch_linears(model) == ([model[0]] if limited else [])
 for codec in dense_codecs(model):
     choose(codec)
 with torch.inference_mode():

@@ -61,7 +61,7 @@ assert os.cpu_count() >= 2
 spun = waited()
 begun, over = threading.Event(), threading.Event()
 def crowded():
-    openmp.crowd()
+    openmp.stop_spinning()
     begun.set()
     over.wait()
     openmp.stop_workers()

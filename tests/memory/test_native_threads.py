@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.memory.codec.native.products import Kernels
-from core.memory.codec.native.threads import MOST, TORCHS, WORTH_IT, Team, _team, claim, share, shared_by
+from core.memory.codec.native.threads import MOST, TORCHS, WORTH_IT, Team, _team, acquire_team, share, shared_by
 from core.native.compile import widths
 from core.native.openmp import entry
 from tests.memory.test_native import Case, case, states
@@ -151,10 +151,10 @@ def test_whoever_comes_second_has_a_team_of_its_own(large: Case) -> None:
     want = every(large)
     share(2)
     with ThreadPoolExecutor(2) as pool:
-        taken = claim()
+        taken = acquire_team()
         try:
             assert taken is _team() and not taken._alone
-            own = pool.submit(claim).result(60)
+            own = pool.submit(acquire_team).result(60)
             assert own._alone
             own.release()
             assert all(map(torch.equal, pool.submit(every, large).result(60), want))
@@ -162,7 +162,7 @@ def test_whoever_comes_second_has_a_team_of_its_own(large: Case) -> None:
             taken.release()
         again = [pool.submit(lambda: [every(large) for _ in range(30)]) for _ in range(2)]
         assert all(all(map(torch.equal, got, want)) for future in again for got in future.result(60))
-    assert claim() is taken
+    assert acquire_team() is taken
     taken.release()
 
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from app import cli
-from app.services.profiles import carried
+from app.services.profiles import save_buddies_in_pack
 from core import importing
 from core.errors import ProfileError
 from core.memory.pack import check, verify
@@ -118,11 +118,11 @@ def test_what_cannot_be_written_leaves_the_old_ones(tmp_path: Path, monkeypatch:
 
 
 def test_only_a_pack_with_pairs_takes_any(tmp_path: Path) -> None:
-    assert carried(str(tmp_path), profile()) == []
+    assert save_buddies_in_pack(str(tmp_path), profile()) == []
     (tmp_path / "moestro.json").touch()
-    assert carried(str(tmp_path), profile(pairs=None)) == [] and not (tmp_path / buddies.NAME).exists()
+    assert save_buddies_in_pack(str(tmp_path), profile(pairs=None)) == [] and not (tmp_path / buddies.NAME).exists()
     (tmp_path / f"{buddies.NAME}.new").mkdir()  # nothing can be written there
-    (said,) = carried(str(tmp_path), profile())
+    (said,) = save_buddies_in_pack(str(tmp_path), profile())
     assert said.startswith("The buddy lists cannot be written") and not (tmp_path / buddies.NAME).exists()
 
 

@@ -37,7 +37,9 @@ class Events:
         if strange := next((type(one).__name__ for one in inputs.values() if not isinstance(one, KNOWN)), ""):
             raise TypeError(f"app/server/security/events.py has to say what a {strange} may hold.")
         self._initial = {number: getattr(one, "value", None) for number, one in inputs.items()}
-        self._carried = {number: carried(one.fn) for number, one in self._events.items() if one.collects_event_data}
+        self._event_fields = {
+            number: event_fields(one.fn) for number, one in self._events.items() if one.collects_event_data
+        }
 
     def wrong(self, body: object) -> str:
         """The problem of an event's body, as a message for the client; "" if the page could have sent it."""
@@ -69,7 +71,7 @@ class Events:
             _check_value(shown, value, self._initial[one._id], f"Input {at} ({label})", label)
 
     def _check_event_data(self, number: int, value: object) -> None:
-        if (model := self._carried.get(number)) is None:  # unused values of any kind may be present
+        if (model := self._event_fields.get(number)) is None:  # unused values of any kind may be present
             return
         _need(isinstance(value, dict), "event_data has to be an object.")
         try:
@@ -79,14 +81,14 @@ class Events:
             raise ValueError(f"{NO_EVENT} event_data needs another {at!r}.") from None
 
 
-def carried(handler: Any) -> type[BaseModel]:
+def event_fields(handler: Any) -> type[BaseModel]:
     """The fields of a handler's event data, from the annotations of the class it takes."""
     taken = next(
         hint for hint in get_type_hints(handler).values() if isinstance(hint, type) and issubclass(hint, gr.EventData)
     )
     hints = get_type_hints(taken, include_extras=True)
     if not hints:
-        raise TypeError(f"{handler} takes a {taken.__name__}, which does not say what is in it: see app/ui/carried.py.")
+        raise TypeError(f"{handler} takes a {taken.__name__}, which has no fields: see app/ui/event_data.py.")
     fields: dict[str, Any] = {
         name: (hint, None if type(None) in get_args(hint) else ...) for name, hint in hints.items()
     }

@@ -27,7 +27,7 @@ NO_TOKEN = (
     "This Moestro asks for a token. Open the address that it printed when it was started; it ends in "
     "?token=... Programs send the header Authorization: Bearer TOKEN."
 )
-CLAIMS = (b"forwarded", b"x-")  # what a proxy would say of the way to here; there is none, so nobody is believed
+CLAIMS = (b"forwarded", b"x-")  # headers of a proxy; there is none, so they are not believed
 PREFLIGHT = {
     "access-control-allow-methods": "GET, POST",
     "access-control-allow-headers": "*, Authorization",
@@ -80,7 +80,7 @@ class Gate:
         named = headers.getlist("host")
         if len(named) == 1 and named_host(named[0]) in self.trusted:
             return None
-        return told(
+        return refused_request(
             scope,
             400,
             "Moestro does not answer to the name in this address. If it should, start it with --allow-host NAME.",
@@ -105,8 +105,8 @@ class Gate:
         if brought and self.access.known(brought[-1]):
             # A redirect reached from another site's link would come without the cookie; a refresh by the page is
             # same-site.
-            asked_elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-            answer = HTMLResponse(GO_ON.format(url=escape(url))) if asked_elsewhere else RedirectResponse(url, 303)
+            cross_site = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+            answer = HTMLResponse(GO_ON.format(url=escape(url))) if cross_site else RedirectResponse(url, 303)
             answer.set_cookie(cookie, brought[-1], httponly=True, samesite="strict")
             answer.headers["cache-control"] = "no-store"
             return answer
@@ -153,16 +153,18 @@ def foreign(headers: Headers, scope: Scope) -> Response | None:
         return None
     log.warning("refused a request of another site's page for %s", scope["path"])
     other = " Start it with --cors-origin ORIGIN to let that site's pages use the API."
-    return told(scope, 403, "This request came from a page that is not Moestro's." + (other if of_api(scope) else ""))
+    return refused_request(
+        scope, 403, "This request came from a page that is not Moestro's." + (other if of_api(scope) else "")
+    )
 
 
-def told(scope: Scope, status: int, text: str) -> Response:
+def refused_request(scope: Scope, status: int, text: str) -> Response:
     """A refusal, for the API in its own form."""
     return refusal(scope, ApiError(text, status=status)) if of_api(scope) else PlainTextResponse(text, status)
 
 
 def of_api(scope: Scope) -> bool:
-    """Whether it is asked of the API."""
+    """Whether the request is to the API."""
     return bool(scope["type"] == "http" and scope["path"].startswith(API))
 
 
@@ -179,9 +181,9 @@ def without_token(headers: Headers, scope: Scope, url: str) -> Response:
     """401 in the client's format; for the health route only whether the server is running."""
     if scope["path"] == "/healthz" and scope.get("method") in ("GET", "HEAD"):
         return JSONResponse({"status": "ok"})
-    asked = {"www-authenticate": 'Bearer realm="Moestro"', "cache-control": "no-store"}
+    challenge = {"www-authenticate": 'Bearer realm="Moestro"', "cache-control": "no-store"}
     if of_api(scope):
-        return refusal(scope, ApiError(NO_TOKEN, code="invalid_api_key", status=401), asked)
+        return refusal(scope, ApiError(NO_TOKEN, code="invalid_api_key", status=401), challenge)
     if "text/html" in headers.get("accept", ""):
-        return HTMLResponse(REFUSED.format(url=escape(url)), 401, asked)
-    return PlainTextResponse(NO_TOKEN, 401, asked)
+        return HTMLResponse(REFUSED.format(url=escape(url)), 401, challenge)
+    return PlainTextResponse(NO_TOKEN, 401, challenge)

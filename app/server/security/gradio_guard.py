@@ -37,7 +37,7 @@ ROUTES = {
     UPLOAD,
     "/gradio_api/upload_progress",
     "/gradio_api/app_id",
-}  # asked for by a page whose event the server did not get: once it answers, it reloads
+}  # requested by a page whose event the server did not get: once they answer, it reloads
 FOLDERS = ("/assets/", "/static/")
 LONGEST = 255  # characters of the path of a file in them; file systems fail on far longer ones
 FILE = "/gradio_api/file="

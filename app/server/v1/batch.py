@@ -30,7 +30,7 @@ Put = Callable[[dict[str, Any]], None]
 
 
 @dataclass(slots=True)
-class Asked:
+class Pending:
     """A line whose answer is being computed."""
 
     line: Line
@@ -40,9 +40,9 @@ class Asked:
 
 
 class ByEngine:
-    """`model` = its name in answers; `base`: the sampling settings of lines that do not say. With a `scheduler` two
-    batches of `at_once` are at work, `pipelined` four. When `cancel` is set, what is being written is given up. `heard`
-    is told each pass."""
+    """`model` = its name in answers; `base`: the sampling settings of lines without their own. With a `scheduler` two
+    batches of `at_once` are at work, `pipelined` four. When `cancel` is set, what is being written is given up.
+    `on_step` is called with each pass."""
 
     def __init__(
         self,
@@ -52,16 +52,16 @@ class ByEngine:
         at_once: int,
         scheduler: Scheduler | None = None,
         cancel: threading.Event | None = None,
-        heard: Callable[[StepRecord], None] = lambda step: None,
+        on_step: Callable[[StepRecord], None] = lambda step: None,
         *,
         pipelined: bool = False,
     ) -> None:
-        self._scheduler, self._cancel, self._heard, self._pipelined = scheduler, cancel, heard, pipelined
+        self._scheduler, self._cancel, self._on_step, self._pipelined = scheduler, cancel, on_step, pipelined
         self._engine, self._model, self._base, self._at_once = engine, model, base, at_once
 
     def run(self, lines: Iterable[Line], put: Put) -> Iterator[int]:
         """Answer lines until there are no more, and `put` each one's record. Yields the tokens of each pass."""
-        asked: dict[int, Asked] = {}
+        pending: dict[int, Pending] = {}
 
         def requests() -> Iterator[BatchRequest]:
             for line in lines:
@@ -70,7 +70,7 @@ class ByEngine:
                 except MoestroError as error:
                     put(_refused(line, error))
                     continue
-                asked[line.number] = one
+                pending[line.number] = one
                 yield request
 
         passes = 0
@@ -78,26 +78,26 @@ class ByEngine:
             requests(), self._at_once, self._cancel, by_row=True, scheduler=self._scheduler, pipelined=self._pipelined
         ):
             number = int(str(piece.key))
-            one = asked[number]
+            one = pending[number]
             if piece.piece is not None and (step := piece.piece.step) is not None and step.index >= passes:
                 passes = step.index + 1
-                self._heard(step)
+                self._on_step(step)
             if piece.error:
-                asked.pop(number)
+                pending.pop(number)
                 put(_refused(one.line, ApiError(piece.error, code=TOO_LONG if piece.too_long else None)))
             elif piece.piece is not None:
                 got = piece.piece
                 one.tokens += [got.logprob] if got.logprob is not None else []
                 one.answer.update(text=one.answer.text + got.text, n_tokens=one.answer.n_tokens + (got.kind == "token"))
                 if got.stats is not None:
-                    asked.pop(number)
+                    pending.pop(number)
                     if got.stats.reason == "cancelled":
                         continue
                     one.answer.update(stats=got.stats)
                     put(self._record(one))
                 yield int(got.kind == "token")
 
-    def _request(self, line: Line) -> tuple[Asked, BatchRequest]:
+    def _request(self, line: Line) -> tuple[Pending, BatchRequest]:
         """Raises MoestroError for a field that cannot be honoured."""
         kind = ChatBody if line.kind == "chat" else CompletionBody
         try:
@@ -108,16 +108,16 @@ class ByEngine:
         body.check()
         sampling = body.sampling(self._base)
         if isinstance(body, CompletionBody):
-            return Asked(line, body.logprobs is not None), BatchRequest(line.number, body.text(), sampling)
+            return Pending(line, body.logprobs is not None), BatchRequest(line.number, body.text(), sampling)
         if body.tools:
             raise ApiError("tools are not offered to a batch. Leave them out.", "tools")
         messages: Any = chat_of(body.messages)
         if not messages or not any(str(one["content"]).strip() for one in messages):
             raise ApiError("The message is empty. Write something to answer.", "messages")
         sampling = with_schema(sampling, "response_format", body.response_format)
-        return Asked(line, bool(body.logprobs)), BatchRequest(line.number, messages, sampling)
+        return Pending(line, bool(body.logprobs)), BatchRequest(line.number, messages, sampling)
 
-    def _record(self, one: Asked) -> dict[str, Any]:
+    def _record(self, one: Pending) -> dict[str, Any]:
         model, line = self._model, one.line
         one.answer.update(logprobs=tuple(one.tokens))
         if line.kind == "text":

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from app.server.errors import ApiError
-from app.server.v1.contents import Said, chat_of
+from app.server.v1.contents import ChatMessage, chat_of
 from app.server.v1.fields import Body, longest, with_schema, with_stop
 from app.server.v1.parts import Call, Part, Parts, schemas
 from app.server.v1.reply import Reply, data
@@ -32,7 +32,7 @@ class StreamOptions(BaseModel):
 class ChatBody(Body):
     """A request for a chat completion."""
 
-    messages: list[Said] = Field(max_length=MOST_MESSAGES)
+    messages: list[ChatMessage] = Field(max_length=MOST_MESSAGES)
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     min_p: float | None = None

@@ -14,7 +14,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # part -> its field
 
 
-class Said(BaseModel):
+class ChatMessage(BaseModel):
     """One message of a chat in OpenAI's form."""
 
     model_config = ConfigDict(extra="allow")
@@ -47,26 +47,26 @@ def part_text(part: Any, where: str) -> str:
     raise ApiError(f"{where}: {named} cannot be read. Messages are text: {{'type': 'text', 'text': ...}}.", where)
 
 
-def chat_of(messages: Sequence[Said]) -> list[dict[str, Any]]:
+def chat_of(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """OpenAI's messages as the template takes them. Raises ApiError."""
     return [_message(one, f"messages.{number}") for number, one in enumerate(messages)]
 
 
-def _message(said: Said, where: str) -> dict[str, Any]:
-    role = ROLES.get(said.role)
+def _message(given: ChatMessage, where: str) -> dict[str, Any]:
+    role = ROLES.get(given.role)
     if role is None:
         raise ApiError(
-            f"{where}.role: there are the roles {', '.join(ROLES)}, not {said.role[:40]!r}.", f"{where}.role"
+            f"{where}.role: there are the roles {', '.join(ROLES)}, not {given.role[:40]!r}.", f"{where}.role"
         )
-    calls = said.tool_calls if role == "assistant" else None
-    if said.content is None and not calls:
+    calls = given.tool_calls if role == "assistant" else None
+    if given.content is None and not calls:
         raise ApiError(f"{where}.content: Field required.", f"{where}.content")
-    text = "" if said.content is None else text_of(said.content, f"{where}.content")
+    text = "" if given.content is None else text_of(given.content, f"{where}.content")
     message: dict[str, Any] = {"role": role, "content": text}
     if calls:
         message["tool_calls"] = [call_of(one, f"{where}.tool_calls.{number}") for number, one in enumerate(calls)]
     if role == "tool":
-        message |= {"tool_call_id": said.tool_call_id or ""} | ({"name": said.name} if said.name else {})
+        message |= {"tool_call_id": given.tool_call_id or ""} | ({"name": given.name} if given.name else {})
     return message
 
 

@@ -16,16 +16,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.server.errors import ApiError
 from app.services.host import Host
-from app.words import model_id, short_name
+from app.wording import model_id, short_name
 from core.errors import PromptError, SettingError
 from core.session.grammar import require
 from core.settings.param import declared
 from core.settings.sampling import Sampling
 
 log = logging.getLogger("moestro.app")
-TOLD = 256  # sets of ignored fields that are remembered as logged
+WARNED_MAX = 256  # sets of ignored fields that are remembered as logged
 LOGGED = 30  # names of ignored fields in one line of the log
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")  # what looks like the name of a field, and not like somebody's text
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")  # what looks like the name of a field, and not like a user's text
 MOST_STOPS, MOST_STOP_CHARS = 64, 1000
 NOTHING: tuple[Any, ...] = (None, False, "", [], {})  # values that ask for nothing
 ONE = "one answer a request is written"
@@ -104,10 +104,10 @@ class Body(BaseModel):
         return Sampling.checked(**values)
 
 
-@lru_cache(TOLD)
+@lru_cache(WARNED_MAX)
 def say_once(names: str) -> None:
     """Log fields without effect, where they can be seen; a client sends the same ones with every request."""
-    log.warning("requests have fields without effect (said once): %s", names)
+    log.warning("requests have fields without effect (logged once): %s", names)
 
 
 def longest(field: str, tokens: int | None) -> tuple[str, int | None]:
@@ -160,8 +160,8 @@ def names(host: Host) -> list[str]:
 
 
 def require_model(host: Host, name: str | None) -> None:
-    """Raises ApiError when a request names another model than the loaded one. Its path is a name as well, and not said
-    to anybody."""
+    """Raises ApiError when a request names another model than the loaded one. Its path is a name as well, and no
+    error contains it."""
     known = names(host)
     if name is None or not known or name in (*known, host.models.model):
         return

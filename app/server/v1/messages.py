@@ -59,10 +59,10 @@ class MessagesBody(Body):
         system = (
             [] if self.system in (None, "", []) else [{"role": "system", "content": text_of(self.system, "system")}]
         )
-        said = [one for number, turn in enumerate(self.messages) for one in _turn(turn, f"messages.{number}")]
-        if said and said[-1]["role"] == "assistant":
+        messages = [one for number, turn in enumerate(self.messages) for one in _turn(turn, f"messages.{number}")]
+        if messages and messages[-1]["role"] == "assistant":
             raise ApiError("messages: the last one is the user's; an answer cannot be begun for the model.", "messages")
-        return [*system, *said]
+        return [*system, *messages]
 
 
 def prompt(host: Host, body: MessagesBody) -> tuple[list[dict[str, Any]], Offer]:
@@ -89,9 +89,9 @@ def reply(host: Host, body: MessagesBody) -> Reply:
 def count(host: Host, body: MessagesBody) -> dict[str, int]:
     """The tokens of a request's prompt. Raises MoestroError."""
     messages, offer = prompt(host, body)
-    asked = Chat(messages, offer.tools)
-    host.models.ready().engine.check_length(asked)
-    return {"input_tokens": host.models.count_tokens(asked) or 0}
+    chat = Chat(messages, offer.tools)
+    host.models.ready().engine.check_length(chat)
+    return {"input_tokens": host.models.count_tokens(chat) or 0}
 
 
 def _turn(turn: Turn, where: str) -> list[dict[str, Any]]:
@@ -117,8 +117,8 @@ def _turn(turn: Turn, where: str) -> list[dict[str, Any]]:
             texts.append(part_text(block, at))
     if not texts and not calls and results:
         return results
-    said: dict[str, Any] = {"role": turn.role, "content": "\n".join(texts)}
-    return [*results, said | ({"tool_calls": calls} if calls else {})]
+    message: dict[str, Any] = {"role": turn.role, "content": "\n".join(texts)}
+    return [*results, message | ({"tool_calls": calls} if calls else {})]
 
 
 class MessageForm:

@@ -1,4 +1,4 @@
-"""Sends an answer, whole or as server-sent events, in the form of the API that asked for it."""
+"""Sends an answer, whole or as server-sent events, in the form of the requesting API."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Reply(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[str]:
-        answer, told, begun = self._answer, 0, False
+        answer, sent, begun = self._answer, 0, False
         for event in self._form.opening():
             yield event
         async for text, silence in news(answer):
@@ -112,8 +112,8 @@ class Reply(Response):
             if silence:
                 yield comment(silence)
             for part in self._split(text):
-                known, told = told, len(answer.logprobs)
-                for event in self._form.part(part, answer.logprobs[known:told]):
+                before, sent = sent, len(answer.logprobs)
+                for event in self._form.part(part, answer.logprobs[before:sent]):
                     yield event
         form = self._form
         for event in form.failing(failure(answer)) if failed(answer) else form.closing(self._result()):
@@ -138,7 +138,7 @@ async def _cancel_when_gone(receive: Receive, scope: CancelScope) -> None:
 
 
 async def news(answer: Answer) -> AsyncIterator[tuple[str | None, str]]:
-    """Of an answer: its next text, and what can be said while there is none; at its end None for a text."""
+    """Of an answer: its next text, and its progress while there is none; at its end None for a text."""
     shown, done = 0, (0, 0)
     with news_of(answer) as changed:
         while True:

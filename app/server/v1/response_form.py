@@ -18,15 +18,15 @@ from core.types import TokenLogprob
 
 
 class ResponseForm:
-    """A response, whole or in events. `asked` = fields of the request that are repeated."""
+    """A response, whole or in events. `request_fields` = fields of the request that are repeated."""
 
-    def __init__(self, model: str | None, asked: Mapping[str, Any]) -> None:
+    def __init__(self, model: str | None, request_fields: Mapping[str, Any]) -> None:
         self._head = {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
             "created_at": int(time.time()),
             "model": model,
-            **asked,
+            **request_fields,
         }
         self._number = 0
         self._done: list[dict[str, Any]] = []  # items that have ended
@@ -143,7 +143,7 @@ def _part_of(kind: str) -> str:
 
 
 def _more(kind: str) -> dict[str, Any]:
-    """What events of an item's text have beside it."""
+    """The other fields of events of an item's text."""
     return {} if kind == "reasoning" else {"logprobs": []}
 
 

@@ -65,7 +65,7 @@ def reply(host: Host, body: ResponsesBody) -> Reply:
     sampling = with_schema(sampling, "text.format", form)
     sampling = with_tools(sampling, offer, body.max_output_tokens, body.parallel_tool_calls)
     answer = host.chats.complete(Chat(messages, offer.tools) if offer.tools else messages, sampling)
-    asked = {
+    request_fields = {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "temperature": sampling.temperature,
@@ -76,7 +76,11 @@ def reply(host: Host, body: ResponsesBody) -> Reply:
         "text": {"format": form or {"type": "text"}},
     }
     return Reply(
-        host, answer, ResponseForm(host.models.model_id, asked), chat_parts(host, offer.tools), bool(body.stream)
+        host,
+        answer,
+        ResponseForm(host.models.model_id, request_fields),
+        chat_parts(host, offer.tools),
+        bool(body.stream),
     )
 
 

@@ -1,4 +1,4 @@
-"""What an answer came to, whichever API asked for it."""
+"""What an answer came to, for any API."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from app.server.errors import API, ApiError
 from app.server.v1 import chat, completion, messages, responses
 from app.server.v1.fields import names, require_model
 from app.services.host import Host
-from app.words import model_id
+from app.wording import model_id
 
 ROUTES = (
     f"GET {API}/models",

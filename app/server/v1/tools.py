@@ -21,7 +21,7 @@ FREE, ANY = ("auto", None), ("required", "any")
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Functions in the form of chat templates: those that the model is told of, and those of which it has to call one
+    """Functions in the form of chat templates: those that the prompt lists, and those of which it has to call one
     (none: it may answer as it likes)."""
 
     tools: tuple[dict[str, Any], ...] = ()

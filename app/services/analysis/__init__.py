@@ -1,1 +1,1 @@
-"""What-if analysis: replays recorded routing through every policy and predictor, in processes beside the engine's."""
+"""What-if analysis: replays recorded routing through every policy and predictor, in processes of its own."""

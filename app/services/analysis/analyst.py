@@ -17,7 +17,7 @@ from app.services.analysis.whatif import Table
 from app.services.jobs import Job, JobRunner
 from app.store import Store
 from app.store.private import clear
-from app.words import count
+from app.wording import count
 from core.errors import MoestroError, SettingError
 from core.settings.registry import variant
 from core.system.paths import named_path

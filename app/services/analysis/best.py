@@ -38,7 +38,7 @@ class Best:
 
 
 def of_table(table: Table) -> Best | None:
-    """Of a comparison of caches: at the budget in use, the fastest policy and prefetcher beside those in use. None
+    """Of a comparison of caches: at the budget in use, the fastest policy and prefetcher other than those in use. None
     without a comparable result."""
     policy, predictor, now = table.about.chosen
     sizes = sorted({row.slots for row in table.rows})
@@ -109,12 +109,12 @@ def of_quality(answer: QualityResult) -> Best | None:
     if exact is None:
         return None
     figure = accuracy_of(answer.rows)
-    asked = int(answer.about["questions"]["seen"]) if figure == "exact_match" else 0
+    questions = int(answer.about["questions"]["seen"]) if figure == "exact_match" else 0
     named_figure = "exact match" if figure == "exact_match" else "agreement"
     faster = []
     others = [row for row in ran if row.residency == exact.residency and row is not exact]
     for row in others:
-        saved, lost = _saved(row, exact), _lost(row, exact, figure, asked)
+        saved, lost = _saved(row, exact), _lost(row, exact, figure, questions)
         if saved and lost and surely_more(*saved, len(others)) and not surely_more(*lost):
             faster.append((row, saved, lost))
     place = f"With {100 * exact.residency:.3g} % of the experts resident"
@@ -138,9 +138,9 @@ def _saved(row: EvaluationRow, exact: EvaluationRow) -> tuple[float, float] | No
     return exact.tpot_ms - row.tpot_ms, math.hypot(row.tpot_ms_se, exact.tpot_ms_se)
 
 
-def _lost(row: EvaluationRow, exact: EvaluationRow, figure: str, asked: int) -> tuple[float, float] | None:
+def _lost(row: EvaluationRow, exact: EvaluationRow, figure: str, questions: int) -> tuple[float, float] | None:
     was, now = getattr(exact, figure), getattr(row, figure)
-    n = asked or row.positions
+    n = questions or row.positions
     if was is None or now is None or not n:
         return None
     return was - now, math.hypot(share_error(was, n), share_error(now, n))
@@ -154,19 +154,19 @@ def share_error(share: float, n: int) -> float:
 
 
 def of_profile(profile: Profile) -> Best | None:
-    """Of a calibration: whether the trained estimator or the router itself, asked early, names more of the next
-    layer's experts. None where no router was asked early."""
+    """Of a calibration: whether the trained estimator or the router itself, run one layer early, names more of the next
+    layer's experts. None where no router was run early."""
     gate = profile.gate_recall
     if gate is None or profile.tokens < CERTAIN_TOKENS:
         return None
     own, network = variant("predictor", "gate"), variant("predictor", "estimator")
-    router = f"the next layer's router, asked one layer early, names {100 * float(np.nanmean(gate)):.1f} % of them"
+    router = f"the next layer's router, run one layer early, names {100 * float(np.nanmean(gate)):.1f} % of them"
     kept = profile.settings.get("recall")
     trained = kept.get("estimator", ()) if isinstance(kept, Mapping) else ()
     pairs = _paired(trained, gate.tolist())
     if len(pairs) < 2 or not profile.has("estimator"):
         return Best(f"{OF} {router}: the prefetcher “{own.title}” does that.", {"predictor": own.name})
-    differences = np.array([net - asked for net, asked in pairs])
+    differences = np.array([net - router for net, router in pairs])
     more, error = float(differences.mean()), float(differences.std(ddof=1)) / math.sqrt(len(pairs))
     points = f"{100 * abs(more):.1f} ± {100 * error:.1f} points"
     if surely_more(more, error):
@@ -176,11 +176,11 @@ def of_profile(profile: Profile) -> Best | None:
     return Best(f"{OF} {router}; the trained estimator {than}.", {"predictor": own.name})
 
 
-def _paired(trained: Sequence[float | None], asked: Sequence[float]) -> list[tuple[float, float]]:
+def _paired(trained: Sequence[float | None], early: Sequence[float]) -> list[tuple[float, float]]:
     """(recall of the network, of the router) of the layers that both have; a network's list ends with the last."""
     return [
         (float(net), one)
-        for net, one in zip(trained, asked[len(asked) - len(trained) :], strict=True)
+        for net, one in zip(trained, early[len(early) - len(trained) :], strict=True)
         if net is not None and one == one
     ]
 

@@ -87,14 +87,14 @@ def compare(question: Question, routing: Routing, work: Work) -> Table:
 def test(question: Question, routing: Routing, work: Work) -> Lab:
     """Test every prefetcher over one cache: the policy in use, with the current slots or the first budget given."""
     clock, about = _begin(question, routing)
-    asked = whatif.sizes(
+    sizes = whatif.sizes(
         question.budgets, routing.layers, routing.experts, routing.top_k, question.scope, bypass=question.bypass
     )
     policy, predictor, now = about.chosen
     if question.budgets.strip().lower() in ("", whatif.AUTO):
-        slots = min(max(now, asked[0]), asked[-1]) if now else asked[len(asked) // 2]
+        slots = min(max(now, sizes[0]), sizes[-1]) if now else sizes[len(sizes) // 2]
     else:
-        slots = asked[0]
+        slots = sizes[0]
     cache, profile = question.cache(routing, policy, slots), question.profile_of(routing)
     most = question.most or min(routing.experts, 2 * routing.top_k)
     rules = question.settings.prefetch

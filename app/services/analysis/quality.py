@@ -58,7 +58,7 @@ class Evaluate(Protocol):
     def __call__(
         self,
         engine: Any,
-        asked: QualityForm,
+        form: QualityForm,
         found: Callable[[QualityResult], None],
         progress: Callable[[str, float], None],
         cancel: threading.Event,
@@ -67,7 +67,7 @@ class Evaluate(Protocol):
 
 def measure(
     engine: Any,
-    asked: QualityForm,
+    form: QualityForm,
     found: Callable[[QualityResult], None],
     progress: Callable[[str, float], None],
     cancel: threading.Event,
@@ -76,25 +76,25 @@ def measure(
     from core.evaluate.run import evaluate, gather
     from core.evaluate.summary import about
 
-    material = gather(engine, asked.questions, asked.tokens)
-    said, rows = about(engine, material), list[EvaluationRow]()
+    material = gather(engine, form.questions, form.tokens)
+    described, rows = about(engine, material), list[EvaluationRow]()
 
     def add(row: EvaluationRow) -> None:
         rows.append(row)
-        found(QualityResult(said, tuple(with_savings(rows))))
+        found(QualityResult(described, tuple(with_savings(rows))))
 
     evaluate(
         engine,
-        chosen(",".join(asked.modes)),
-        residencies(asked.residencies),
+        chosen(",".join(form.modes)),
+        residencies(form.residencies),
         material,
         progress=progress,
         cancel=cancel,
         on_row=add,
     )
-    found(QualityResult(said, tuple(with_savings(rows)), whole=True))
+    found(QualityResult(described, tuple(with_savings(rows)), whole=True))
 
 
 def accuracy_of(rows: Sequence[EvaluationRow]) -> str:
-    """The accuracy figure: exact match where questions were asked, else agreement."""
+    """The accuracy figure: exact match where questions were answered, else agreement."""
     return "exact_match" if any(row.exact_match is not None for row in rows) else "agreement"

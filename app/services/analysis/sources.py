@@ -11,7 +11,7 @@ import numpy as np
 from app.services.analysis.measured import Measured, Pass, measure
 from app.store import Load, Store, StoredTrace
 from app.store.steps import DEMAND, TRANSFER
-from app.words import count, name_of
+from app.wording import count, name_of
 from core.errors import TraceError
 from core.memory.link import Link
 from core.system.paths import named_path
@@ -36,7 +36,7 @@ class RoutingSource:
 
     @classmethod
     def parse(cls, choice: str, path: str = "", experts: int = 0) -> RoutingSource:
-        """Parse the form's choice: "load:3", "chat:12", or "file" with the path beside it."""
+        """Parse the form's choice: "load:3", "chat:12", or "file" with `path`."""
         kind, _, rest = (choice or "").partition(":")
         if kind in ("load", "chat") and rest.isdigit():
             return cls("load" if kind == "load" else "chat", int(rest))

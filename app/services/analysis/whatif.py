@@ -1,4 +1,4 @@
-"""Simulates every cache policy, prefetcher and budget on the same tokens, beside the bounds that none can beat."""
+"""Simulates every cache policy, prefetcher and budget on the same tokens, and the bounds that none can beat."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def sizes(
     if text.strip().lower() in ("", AUTO):
         found = {total * percent // 100 for percent in range(STEP, 101, STEP)} | {now, total}
         return sorted({min(slots, total) for slots in found if slots >= least} | {least})
-    asked: set[int] = set()
+    chosen: set[int] = set()
     for word in re.split(r"[,;\s]+", re.sub(r"\s+%", "%", text.strip())):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", word)
         if match is None or (not match[2] and "." in word):
@@ -169,8 +169,8 @@ def sizes(
                 f"The budget {word} does not work here: it must be between {least} experts "
                 f"({100 * least / total:.3g} %), which one token needs, and all {total}."
             )
-        asked.add(slots)
-    return sorted(asked)
+        chosen.add(slots)
+    return sorted(chosen)
 
 
 def rows(results: Sequence[Result]) -> list[Row]:

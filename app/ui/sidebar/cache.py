@@ -9,8 +9,8 @@ import gradio as gr
 from gradio.components import Component
 
 from app.services.host import Host
-from app.ui.carried import BudgetPicked
 from app.ui.controls import LIVE, html
+from app.ui.event_data import BudgetPicked
 from app.ui.sidebar.model import Card
 from app.ui.sidebar.preset_menu import CUSTOM, PresetMenu
 from app.ui.sidebar.setting_controls import SettingControls

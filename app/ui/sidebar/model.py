@@ -13,10 +13,10 @@ from app.server.live_state import host_state
 from app.services.candidates import MANIFEST, is_pack
 from app.services.host import Host
 from app.services.predictions import read_predictions
-from app.ui.controls import LIVE, ONCE, WIDE, control, html, progress, turned
+from app.ui.controls import LIVE, ONCE, WIDE, change_events, control, html, progress
 from app.ui.news import Shown, news
 from app.ui.text import exactness, fit_card, fit_error, least_memory, notice
-from app.words import name_of
+from app.wording import name_of
 from core.errors import MoestroError
 from core.settings.loading import LoadSpec
 from core.settings.param import declared
@@ -49,7 +49,7 @@ class ModelSection:
     """
 
     def __init__(self, host: Host, known: gr.HTML) -> None:
-        """`known` = the page's state: the stamps of the host that it shows, and what redraws said last of loads."""
+        """`known` = the page's state: the stamps of the host that it shows, and the last notice of a load."""
         self.host, self.known = host, known
         with gr.Accordion("Model", open=True, elem_classes="section"):
             self.status = html(self._status(), elem_id="model-status")
@@ -81,7 +81,7 @@ class ModelSection:
                 minimum=0,
                 elem_id="fit-target",
                 elem_classes="advanced",
-                info="The least memory that a token is predicted to take no longer with; 0 = not asked.",
+                info="Finds the smallest budget predicted to meet this time per token; 0 = off.",
             )
             self.needed = html(elem_id="fit-needed", advanced=True)
             self.limits = gr.HTML(self.fit.value["limits"], html_template="", apply_default_css=False)
@@ -100,9 +100,9 @@ class ModelSection:
     def values(self, known: Shown) -> list[Any]:
         """The loaded model, and the outcome of the last load when that is news to the page."""
         stamp, loading = host_state(self.host)["stamp"], self.host.loader.loading  # the stamp first: never too new
-        said = loading.error or loading.text if loading is not None and loading.state in ("error", "cancelled") else ""
+        text = loading.error or loading.text if loading is not None and loading.state in ("error", "cancelled") else ""
         kind = "error" if loading is not None and loading.state == "error" else "info"
-        mark, update = news(known.get("loaded", ""), loading, notice(said, kind))
+        mark, update = news(known.get("loaded", ""), loading, notice(text, kind))
         return [{**known, "stamp": stamp, "loaded": mark}, self._status(), update]
 
     def form_values(self, spec: LoadSpec | None = None) -> list[Any]:
@@ -128,7 +128,7 @@ class ModelSection:
         return {"of": of, "html": fit_card(fit, str(self.host.models.settings.cache.budget)), "limits": limits}
 
     def offer(self, model: str) -> Any:
-        """The menu of models as they are now; a chosen `model` whose folder is gone makes way for another."""
+        """The menu of models as they are now; a chosen `model` whose folder is gone is replaced by another."""
         spec = self._offered()
         return gr.update(choices=self._models(spec), **({"value": spec.model} if is_gone(model) else {}))
 
@@ -150,8 +150,8 @@ class ModelSection:
         gr.on([self.model.change, *(c.change for c in self.choices)], self.refit, self.form, self.fit, **LIVE)
         self.fit.change(self._settle, [self.fit, *self.form], [self.fit, self.limits], **LIVE)
         self.limits.change(self._restrict, [self.limits, *self.choices], self.choices, **LIVE)
-        asked = [*turned(self.target), self.model.change, *(c.change for c in self.choices)]
-        gr.on(asked, self._needed, [self.target, *self.form], self.needed, **LIVE)
+        triggers = [*change_events(self.target), self.model.change, *(c.change for c in self.choices)]
+        gr.on(triggers, self._needed, [self.target, *self.form], self.needed, **LIVE)
         self.load.click(self._load, [self.known, *self.form], [*self.outputs, self.model], **ONCE)
         self.cancel.click(self._cancel, None, None, **ONCE)
         self.unload.click(self._unload, self.known, self.outputs, **ONCE)

@@ -32,7 +32,7 @@ class PresetMenu:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        offered, chosen, told, back, possible = self._state()
+        offered, chosen, text, back, possible = self._state()
         self.menu = gr.Dropdown(
             offered,
             value=chosen,
@@ -43,14 +43,14 @@ class PresetMenu:
             interactive=True,
             elem_id="set-preset",
         )
-        self.about = html(told, elem_id="about-preset")
+        self.about = html(text, elem_id="about-preset")
         self.reset = gr.Button(back, size="sm", elem_id="reset-preset", visible=possible)
         self.outputs: list[Component] = [self.menu, self.about, self.reset]
 
     def values(self) -> list[Any]:
         """The menu, the description and the way back, for the settings in force."""
-        offered, chosen, told, back, possible = self._state()
-        return [gr.update(choices=offered, value=chosen), told, gr.update(value=back, visible=possible)]
+        offered, chosen, text, back, possible = self._state()
+        return [gr.update(choices=offered, value=chosen), text, gr.update(value=back, visible=possible)]
 
     def choose(self, name: str) -> str:
         """Apply all of a preset's values or none; CUSTOM stands for the current settings. Returns the problem, or
@@ -80,8 +80,8 @@ class PresetMenu:
             return [*known, ("Custom", CUSTOM)], like.name, about(like), "", False
         if base is None:
             first_time = not any(changed(one, settings, Settings()) for one in PRESETS)
-            title, told = ("Default", DEFAULT) if first_time else ("Custom", about(None))
-            return [*known, (title, CUSTOM)], CUSTOM, told, "", False
+            title, text = ("Default", DEFAULT) if first_time else ("Custom", about(None))
+            return [*known, (title, CUSTOM)], CUSTOM, text, "", False
         title = f"{base.title}, changed: {listed(changed(base, settings))}"
         return [*known, (title, CUSTOM)], CUSTOM, about(base), f"Reset to {base.title}", True
 

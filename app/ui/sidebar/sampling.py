@@ -10,7 +10,7 @@ import gradio as gr
 from gradio.components import Component
 
 from app.services.host import Host
-from app.ui.controls import LIVE, control, html, turned
+from app.ui.controls import LIVE, change_events, control, html
 from app.ui.text import notice
 from core.settings.param import declared
 from core.settings.sampling import Sampling
@@ -32,7 +32,7 @@ class SamplingSection:
                 for name, param in declared(Sampling).items()
             }
         for name, made in self._controls.items():
-            gr.on(turned(made), self._turn(name), made, [made, self.alert], **LIVE)
+            gr.on(change_events(made), self._turn(name), made, [made, self.alert], **LIVE)
         self.outputs: list[Component] = [*self._controls.values()]
 
     def values(self) -> list[Any]:

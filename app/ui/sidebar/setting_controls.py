@@ -18,7 +18,7 @@ from gradio.components import Component
 from gradio.events import Dependency
 
 from app.services.host import Host
-from app.ui.controls import LIVE, control, html, turned
+from app.ui.controls import LIVE, change_events, control, html
 from app.ui.text import PROFILED, notice
 from core.settings.config import KINDS, Settings, params
 from core.settings.param import Value, When
@@ -64,7 +64,7 @@ class SettingControls:
             moved = self._moved(name)
             parts = [part for part, _ in moved]
             looks = [look for _, look in moved]
-            events[name] = gr.on(turned(made), self.turn(name, looks), made, [made, alert, *parts], **LIVE)
+            events[name] = gr.on(change_events(made), self.turn(name, looks), made, [made, alert, *parts], **LIVE)
         return events
 
     def turn(self, name: str, looks: Collection[Callable[[], Any]] = ()) -> Callable[[Value | None], list[Any]]:
@@ -77,8 +77,8 @@ class SettingControls:
             problem = self.host.models.change(name, value)
             after = self.host.models.settings
             shown = after[name] if problem else gr.skip()
-            said = self.tell(problem) if problem else self.tell(instead(before, after), "info")
-            return [shown, said, *(look() for look in looks)]
+            message = self.tell(problem) if problem else self.tell(instead(before, after), "info")
+            return [shown, message, *(look() for look in looks)]
 
         return turned_to
 
@@ -140,8 +140,8 @@ class SettingControls:
     def _moved(self, name: str) -> list[tuple[Component, Callable[[], Any]]]:
         """The parts whose look depends on this setting, each with the function that computes its update."""
         names = self._followers(name)
-        told = {name, *names}
-        kinds = [kind for kind in self.notes if told & {kind, *(self._params[kind].variants_active_when or ())}]
+        affected = {name, *names}
+        kinds = [kind for kind in self.notes if affected & {kind, *(self._params[kind].variants_active_when or ())}]
         return [
             *((self.controls[one], partial(self._look, one)) for one in names if one in self.controls),
             *((self.notes[kind], partial(self._note, kind)) for kind in kinds),

@@ -13,8 +13,8 @@ from app.services.analysis import sources, whatif
 from app.services.analysis.question import TIMES, Question, numbers
 from app.services.analysis.sources import FILE, RoutingSource
 from app.services.host import Host
-from app.ui.carried import Renewed
 from app.ui.controls import LIVE, ONCE, html, whole
+from app.ui.event_data import Renewed
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
 from app.ui.tabs.analysis_answers import LabAnswer, SystemsAnswer, WhatIfAnswer
@@ -134,7 +134,7 @@ class AnalysisTab:
                 label="m of recall@m",
                 precision=0,
                 elem_id="whatif-most",
-                info="For the predictor lab, beside recall@k. 0 = 2 k.",
+                info="For the predictor lab, besides recall@k. 0 = 2 k.",
             )
             html(
                 "<p class='minor'>Times per token. 0 = as measured with the routing; for a file without times, "

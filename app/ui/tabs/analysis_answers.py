@@ -23,7 +23,7 @@ from core.command import COMMAND
 
 SYSTEMS_EMPTY = (
     f"<div class='empty-note'><b>No systems measured yet</b><span>Run <code>{COMMAND} bench systems</code> on a "
-    "machine that does nothing else: every preset at several budgets, live, beside what none can beat.</span></div>"
+    "machine that does nothing else: every preset at several budgets, live, and the best possible.</span></div>"
 )
 
 

@@ -7,10 +7,11 @@ from html import escape
 
 from app.services.analysis.whatif import BOUNDS, NONE, Row, Table, less, lru_cliff, times, title
 from app.ui.tabs.analysis_figures import colours
-from app.words import count, name_of, size
+from app.wording import count, name_of
 from core.quality.interval import surely_more
 from core.simulate import BELADY, BELADY_BYPASS
 from core.simulate.blocks import gain
+from core.system.wording import format_bytes
 
 EMPTY = (
     "<div class='empty-note'><b>Nothing compared yet</b><span>Choose recorded routing and press Compare: its "
@@ -57,7 +58,7 @@ def summary(table: Table) -> str:
 
 
 def _ahead(row: Row, other: Row, of: int) -> bool:
-    """Whether a token costs less in `row`, the best of so many, beyond noise; not where no parts of the tokens are
+    """Whether a token costs less in `row`, the best of several, beyond noise; not where no parts of the tokens are
     known."""
     less_cost = gain(row.blocks, other.blocks)
     return less_cost is not None and surely_more(*less_cost, of)
@@ -79,8 +80,8 @@ def cards(table: Table) -> list[str]:
     if rows:
         best = min(rows, key=lambda row: (row.tpot_ms if row.tpot_ms is not None else 0.0, -(row.hit_rate or 0.0)))
         clear = mine is None or best is mine or _ahead(best, mine, len(rows) - 1)
-        said = "best of these" if clear else "first of these, but not clearly ahead of the one in use"
-        found.append(card(f"{named(best)}, {said}", rate(best.hit_rate), milliseconds(best.tpot_ms), share))
+        verdict = "best of these" if clear else "first of these, but not clearly ahead of the one in use"
+        found.append(card(f"{named(best)}, {verdict}", rate(best.hit_rate), milliseconds(best.tpot_ms), share))
     found.append(card(BOUNDS[BELADY], rate(bound.hit_rate), milliseconds(bound.tpot_ms), share))
     if bound.bypass_hit_rate is not None:
         found.append(
@@ -253,4 +254,4 @@ def milliseconds(value: float | None) -> str:
 
 
 def volume(value: float | None) -> str:
-    return "–" if value is None else size(value)
+    return "–" if value is None else format_bytes(value)

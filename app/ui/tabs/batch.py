@@ -10,8 +10,8 @@ from gradio.components import Component
 from app.server.v1.batch import ByEngine
 from app.services.batcher import MOST, BatchForm
 from app.services.host import Host
-from app.ui.carried import Renewed
 from app.ui.controls import html, whole
+from app.ui.event_data import Renewed
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
 from app.ui.tabs import batch_views as views
@@ -78,7 +78,7 @@ class BatchTab:
             )
             self.pipelined = gr.Checkbox(
                 False,
-                label="Divide beside the computation",
+                label="Divide during the computation",
                 elem_id="batch-pipelined",
                 info="With a scheduler: four batches are at work, and two are divided while the others are computed.",
             )

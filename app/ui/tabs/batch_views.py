@@ -9,7 +9,8 @@ from typing import Any
 from app.services.batcher import BatchJob
 from app.ui.tabs.analysis_views import card
 from app.ui.tabs.figures import accent, figure
-from app.words import count, percent, size
+from app.wording import count, percent
+from core.system.wording import format_bytes
 
 EMPTY = (
     "<div class='empty-note'><b>No batch yet</b><span>A file of prompts is answered into another file, many at a time: "
@@ -36,11 +37,11 @@ def cards(job: BatchJob) -> str:
         card("Speed", f"{known.tok_s:.1f} tok/s", f"{count(known.tokens)} tokens"),
     ]
     if figures.hit_rate is not None:
-        found.append(card("Hit rate", percent(figures.hit_rate), "of experts asked for"))
+        found.append(card("Hit rate", percent(figures.hit_rate), "of requested experts"))
     if figures.union is not None:
         found.append(card("Experts a layer", f"{figures.union:.1f} of {figures.shape.experts}", "in a token pass"))
     if figures.uses_per_copy is not None:
-        found.append(card("Tokens per copy", f"{figures.uses_per_copy:.1f}", f"{size(figures.bytes)} copied"))
+        found.append(card("Tokens per copy", f"{figures.uses_per_copy:.1f}", f"{format_bytes(figures.bytes)} copied"))
     elif figures.uses_per_expert is not None:
         found.append(card("Tokens an expert", f"{figures.uses_per_expert:.1f}", "nothing was copied"))
     if (scheduled := figures.scheduled) is not None:

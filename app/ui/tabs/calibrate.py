@@ -14,8 +14,8 @@ from app.services.analysis.best import of_profile
 from app.services.calibrator import Reading
 from app.services.host import Host
 from app.ui.best import BestLine
-from app.ui.carried import Renewed
-from app.ui.controls import LIVE, ONCE, control, html, turned, whole
+from app.ui.controls import LIVE, ONCE, change_events, control, html, whole
+from app.ui.event_data import Renewed
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
 from app.ui.tabs import calibrate_figures as figures
@@ -142,7 +142,7 @@ class CalibrateTab:
                 self.text.blur,
                 self.path.blur,
                 self.limit.blur,
-                *chain.from_iterable(map(turned, self.settings)),
+                *chain.from_iterable(map(change_events, self.settings)),
             ],
             self._fields,
             self.tab.form,
@@ -206,8 +206,8 @@ class CalibrateTab:
         page's colours changed."""
         host, job, profile = self.host, self.host.calibrator.job, self.host.models.profile
         if job is not None and not (job.finished and job.model == host.models.model):
-            job = None  # nothing of it is to be said
-        otherwise = notice(job.said, "info") if job is not None else ""
+            job = None  # no notice of it
+        otherwise = notice(job.note, "info") if job is not None else ""
         cancelled = "Cancelled. " + ("The profile is unchanged." if profile else "Nothing was saved.")
         head = self.tab.head(now, event, job, cancelled, otherwise or notice(host.calibrator.problem))
         empty = NO_MODEL if host.models.model is None else EMPTY

@@ -57,7 +57,7 @@ class BuddyAnswer:
                     self.lengths = gr.Plot(show_label=False, elem_id="profile-lengths")
                 with gr.Column(min_width=320):
                     self.curve = gr.Plot(show_label=False, elem_id="profile-coverage")
-            self.said = html(elem_id="profile-lists-said")
+            self.summary = html(elem_id="profile-lists-said")
             self.table = gr.HTML(elem_id="profile-lists-table", apply_default_css=False, js_on_load=SORTED)
 
     @property
@@ -68,7 +68,7 @@ class BuddyAnswer:
     @property
     def lists_outputs(self) -> list[Any]:
         """What `lists` fills."""
-        return [self.problem, self.lengths, self.curve, self.said, self.table]
+        return [self.problem, self.lengths, self.curve, self.summary, self.table]
 
     def values(self, profile: Profile, layer: int, measure: str, alpha: float, dark: bool) -> list[Any]:
         """Everything, for a profile."""

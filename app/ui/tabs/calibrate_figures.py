@@ -239,7 +239,7 @@ def entropy(profile: Profile, dark: bool) -> Any:
 
 
 def recall(profile: Profile, dark: bool) -> Any:
-    """Recall@k of each layer's router applied one layer early; beside it the trained predictor, if there is one."""
+    """Recall@k of each layer's router applied one layer early, and of the trained predictor, if there is one."""
     import plotly.graph_objects as go
 
     if profile.gate_recall is None:

@@ -15,7 +15,7 @@ from app.ui.controls import LIVE, ONCE, html
 from app.ui.news import Shown
 from app.ui.tabs.calibrate_plan_views import drawing, predicted, renewed
 from app.ui.text import notice
-from app.words import count
+from app.wording import count
 from core.errors import MoestroError
 
 ABOUT = (
@@ -36,7 +36,7 @@ class PlanPanel:
     def __init__(self, host: Host) -> None:
         self.host = host
         self._proposal: Proposal | None = None
-        self._adopted: Used | None = None  # the last one that is shown though nobody pressed Plan
+        self._adopted: Used | None = None  # the last one that is shown without a press of Plan
         html(ABOUT, elem_id="plan-about")
         with gr.Row(elem_classes="buttons"):
             self.plan = gr.Button("Plan", size="sm", elem_id="plan-go", min_width=80, scale=0)
@@ -47,7 +47,7 @@ class PlanPanel:
             label="Plan again while idle",
             elem_id="plan-idle",
             info=f"After every {count(AGAIN)} further tokens of your answers, when none is being written, plan from "
-            f"what they asked for, and use the plan if its predicted waiting is more than {MARGIN:.0%} less. Off: "
+            f"what they requested, and use the plan if its predicted waiting is more than {MARGIN:.0%} less. Off: "
             "only when you press Plan.",
         )
         self.done = html(renewed(host.replanner.last), elem_id="plan-done")
@@ -61,7 +61,7 @@ class PlanPanel:
             )
             self.least = gr.Button("Find the least budget", size="sm", elem_id="plan-least", min_width=150, scale=0)
         self.found = html(elem_id="plan-found")
-        self.said = html(elem_id="plan-said")
+        self.summary = html(elem_id="plan-said")
         with gr.Column(visible=False, elem_id="plan-edit") as self.edit:
             html(EDIT)
             self.table = gr.Dataframe(
@@ -77,7 +77,7 @@ class PlanPanel:
                 elem_id="plan-table",
             )
         self.drawn = gr.Plot(show_label=False, elem_id="plan-figure", visible=False)
-        self._answer: list[Any] = [self.use, self.undo, self.said, self.drawn]
+        self._answer: list[Any] = [self.use, self.undo, self.summary, self.drawn]
         self.outputs: list[Any] = [*self._answer, self.edit, self.table, self.idle, self.done]
 
     def wire(self, news: Component) -> None:
@@ -151,11 +151,11 @@ class PlanPanel:
         proposal, used = self._proposal, self.host.planner.used
         in_use = used is not None and proposal is used.proposal
         shown = proposal is not None and not problem
-        said = predicted(proposal, self.host.planner, self._earlier(proposal)) if proposal is not None else ""
+        summary = predicted(proposal, self.host.planner, self._earlier(proposal)) if proposal is not None else ""
         return [
             gr.update(visible=shown and not in_use),
             gr.update(visible=used is not None),
-            notice(problem) if problem else said,
+            notice(problem) if problem else summary,
             gr.update(value=drawing(proposal, bool(now["dark"])) if shown and proposal else None, visible=shown),
         ]
 

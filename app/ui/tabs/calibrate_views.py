@@ -7,13 +7,14 @@ from datetime import datetime
 from html import escape
 
 from app.services.calibrator import CHOICES
-from app.words import count, name_of, percent, size
+from app.wording import count, name_of, percent
 from core.policy.substitute.list_lengths import LayerLists
 from core.profile import PARTS, Profile
 from core.profile.summary import TITLES, describe
 from core.settings.calibration import CalibrationSettings
 from core.settings.config import KINDS
 from core.settings.registry import variants
+from core.system.wording import format_bytes
 from core.types import ModelShape
 
 EMPTY = (
@@ -82,18 +83,18 @@ def rough(
     known for."""
     tokens = round(characters / CHARACTERS)
     tokens = min(tokens, limit) if limit else tokens
-    said = f"About {count(tokens)} tokens to read"
+    text = f"About {count(tokens)} tokens to read"
     if training is not None and shape is not None:
-        said += f", {size(training.training_bytes(shape, tokens))} of disk while the estimator is trained"
+        text += f", {format_bytes(training.training_bytes(shape, tokens))} of disk while the estimator is trained"
     if writing:
-        said += f", and {count(writing)} tokens to write at the speed of an answer"
+        text += f", and {count(writing)} tokens to write at the speed of an answer"
     if tokens_s is None:
-        return f"{said}. The time left is shown once it has begun."
+        return f"{text}. The time left is shown once it has begun."
     reading = 2.0 * tokens / tokens_s  # observing the routers takes about as long again as reading
     learning = reading * sum(TRAINED.get(part, 0.0) for part in parts)
     more = f", and {spoken(learning)} to train" if learning > 1 else ""
     at = f"at the speed of the longest prompts read since loading ({tokens_s:.0f} tokens/s)"
-    return f"{said}: roughly {spoken(reading)}{more}, {at}."
+    return f"{text}: roughly {spoken(reading)}{more}, {at}."
 
 
 def spoken(seconds: float) -> str:
@@ -110,16 +111,16 @@ def summary(profile: Profile, file_bytes: int) -> str:
         f"{count(profile.tokens)} tokens of {escape(profile.source)}",
         f"made {when(profile.created)}",
         f"{profile.layers} layers × {profile.experts} experts, top-{profile.top_k}",
-        size(file_bytes),
+        format_bytes(file_bytes),
         f"hash {escape(profile.model_hash[:12])}",
     ]
-    said = describe(profile)
+    text = describe(profile)
     rows = "".join(
         f"<tr><td class='name'>{TITLES[part]}</td><td class='why'>{escape(text[:1].upper() + text[1:])}."
         f"{_users(part)}</td></tr>"
-        for part, text in said.items()
+        for part, text in text.items()
     )
-    missing = [TITLES[part] for part in PARTS if part not in said]
+    missing = [TITLES[part] for part in PARTS if part not in text]
     more = f"<p class='minor'>Not measured: {', '.join(missing)}.</p>" if missing else ""
     return (
         f"<div class='whatif-head'><h3>Profile of {escape(name_of(profile.model))}</h3><p>{' · '.join(facts)}</p>"

@@ -15,9 +15,9 @@ from app.services.crash import log_crash
 from app.services.host import Host
 from app.services.progress import Answer
 from app.store import Chat, Message
-from app.ui.carried import ChatAction, MessageAction, PolicyPicked
 from app.ui.controls import EACH, LIVE, ONCE, html
 from app.ui.deck import deck
+from app.ui.event_data import ChatAction, MessageAction, PolicyPicked
 from app.ui.tabs.chat_views import (
     LIST,
     MORE,
@@ -46,7 +46,7 @@ NO_CHAT = "There is no chat here yet. Write a message first."
 log = logging.getLogger("moestro.app")
 
 # State of a page: its "chat" (id or None) and the "stamp" of its messages; "open" once that is known. "turn" names the
-# last thing its user did: a redraw has that of when it was asked for, so that the page sees when it comes too late.
+# last thing its user did: a redraw has that of when it was requested, so that the page sees when it comes too late.
 # "sent": that was a message, so what stands in the composer since is for this chat.
 Shown = dict[str, Any]
 
@@ -73,7 +73,7 @@ class ChatLive:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self._asked: dict[int, tuple[Answer, str]] = {}
+        self._questions: dict[int, tuple[Answer, str]] = {}
         with gr.Row(equal_height=False, elem_id="chat-live"):
             with gr.Column(scale=0, min_width=0, elem_id="chat-list-column"):
                 self.list = _drawn("chat-list", LIST, "list")
@@ -88,7 +88,7 @@ class ChatLive:
                     self.system = gr.Textbox(
                         host.chats.default_system,
                         label="System prompt",
-                        info="Told to the model before the first message of this chat, from the next answer on.",
+                        info="Instructions for this chat; used from the next answer.",
                         lines=3,
                         max_lines=10,
                         elem_id="system",
@@ -97,7 +97,7 @@ class ChatLive:
                         self.default = gr.Button(
                             "Use for new chats", size="sm", elem_id="system-default", min_width=140
                         )
-                        self.told = html(elem_id="system-said")
+                        self.system_notice = html(elem_id="system-said")
                 with gr.Column(elem_id="talk"):
                     self.chat = _drawn("chat", MESSAGES, "view", {"messages": []})
                     self.empty = _drawn("chat-empty", "${value}", "suggestions", empty(host))
@@ -149,7 +149,7 @@ class ChatLive:
         """The page for this chat as stored; for a deleted chat an empty page with a notice."""
         problem, messages = "", list[Message]()
         found: Chat | None = None
-        mark = stamp(self.host, chat)  # first: what changes meanwhile is drawn again
+        mark = stamp(self.host, chat)  # first: later changes are drawn again
         try:
             messages = self.host.chats.messages(chat) if chat is not None else []
             found = self.host.store.chats.find(chat) if chat is not None else None
@@ -167,8 +167,8 @@ class ChatLive:
         self.chat.select(self._act, now, self.page, **ONCE)
         self.empty.select(self._act, now, self.page, **ONCE)
         self.list.select(self._pick, self.pulse, self.page, **EACH)
-        self.system.blur(self._tell, now, self.told, **ONCE)
-        self.default.click(self._tell_new_chats, self.system, self.told, **ONCE)
+        self.system.blur(self._tell, now, self.system_notice, **ONCE)
+        self.default.click(self._tell_new_chats, self.system, self.system_notice, **ONCE)
         self.deck.select(self._use_policy, None, self.alert, **ONCE)
         self.pulse.end(self._refresh, [self.pulse, self.text], self.page, **LIVE)
 
@@ -222,7 +222,7 @@ class ChatLive:
             self._tell_chat(now, system)
         except MoestroError as error:
             return notice(str(error))
-        return gr.skip()  # a button that was pressed instead may have said something
+        return gr.skip()  # a button that was pressed instead may have shown a notice
 
     def _tell_chat(self, now: Shown, system: str) -> None:
         """What this page shows as the chat's system prompt is so from now on."""
@@ -255,24 +255,24 @@ class ChatLive:
         chat = now.get("chat")
         page = self.open(chat)
         page[0] |= {"turn": now["turn"], "sent": now["sent"]}
-        page[ALERT] = page[ALERT] or gr.skip()  # what was said of a message stays
+        page[ALERT] = page[ALERT] or gr.skip()  # the notice on a message stays
         page[SYSTEM] = gr.skip() if page[0]["chat"] == chat else page[SYSTEM]
-        answer, asked = self._asked.get(chat, (None, "")) if chat is not None else (None, "")
+        answer, question = self._questions.get(chat, (None, "")) if chat is not None else (None, "")
         if answer is not None and answer.message_id not in [m.id for m in self._messages(chat)]:
             answer.join(ENDING_S)
             if answer.undone:
-                page[ALERT], page[TEXT] = notice(answer.error), typed or asked
+                page[ALERT], page[TEXT] = notice(answer.error), typed or question
         if chat is not None and answer is not None and answer.finished:
-            self._asked.pop(chat, None)
+            self._questions.pop(chat, None)
         return page
 
     def _begun(self, answer: Answer, text: str, sent: bool = False) -> list[Any]:
         """The page of an answer that was begun; `text` = the question, to be given back if it leads to nothing."""
         assert answer.chat_id is not None
-        ended = [chat for chat, (one, _) in list(self._asked.items()) if one.finished]
+        ended = [chat for chat, (one, _) in list(self._questions.items()) if one.finished]
         for chat in ended[:-REMEMBERED]:  # no page shows them any more
-            self._asked.pop(chat, None)
-        self._asked[answer.chat_id] = (answer, text)
+            self._questions.pop(chat, None)
+        self._questions[answer.chat_id] = (answer, text)
         page = self.open(answer.chat_id)
         page[0]["sent"] = sent
         page[TEXT], page[SYSTEM] = "" if sent else gr.skip(), gr.skip()

@@ -10,7 +10,7 @@ from app.store import Message
 from app.ui.tabs.messages import used_tokens
 from app.ui.text import exactness, notice
 from app.ui.theme import ROOT
-from app.words import name_of
+from app.wording import name_of
 
 SUGGESTIONS = ROOT / "assets" / "demo" / "questions.jsonl"
 MOST_SUGGESTIONS = 6
@@ -20,10 +20,13 @@ LOAD_FIRST = (
 )
 GIVE = (
     "Give it a text",
-    "It writes another one for it. Watch which experts are used, and change any setting meanwhile.",
+    "It writes another one for it. Watch which experts are used, and change any setting while it writes.",
 )
 ASK = ("Ask something", "Watch which experts are used, and change any setting while it answers.")
-GO_ON = ("Begin a text", "The model goes on with it. Watch which experts are used, and change any setting meanwhile.")
+GO_ON = (
+    "Begin a text",
+    "The model goes on with it. Watch which experts are used, and change any setting while it writes.",
+)
 
 
 TOOLS = """<div class="chat-tools"><button type="button" data-chats aria-controls="chat-list" aria-expanded="false"
@@ -63,8 +66,8 @@ def title(host: Host, chat: int | None) -> str:
     if found is None:
         return '<div class="chat-title"><b>New chat</b></div>'
     links = "".join(
-        f'<a href="/export/{found.id}.{ending}" download id="{name}" title="{about}">{said}</a>'
-        for ending, name, said, about in (
+        f'<a href="/export/{found.id}.{ending}" download id="{name}" title="{about}">{label}</a>'
+        for ending, name, label, about in (
             ("md", "export-markdown", "Markdown", "The messages shown, as a text to read"),
             ("json", "export-json", "JSON", "All messages with their branches and statistics"),
             ("zip", "csv", "CSV", "Every token, request and copy of this chat as CSV files"),
@@ -87,7 +90,7 @@ def shortcuts() -> str:
 
 
 def no_template(host: Host) -> str:
-    """Said above the composer of a model that does not take part in a chat."""
+    """The notice above the composer of a model that does not take part in a chat."""
     loaded = host.models.loaded
     if loaded is None or (loaded.engine.takes_chats and not loaded.engine.text_to_text):
         return ""

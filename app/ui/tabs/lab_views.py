@@ -10,7 +10,7 @@ from app.services.analysis.lab import Lab, Run, named
 from app.services.analysis.whatif import NONE, mean, title
 from app.ui.tabs.analysis_views import card, milliseconds, ms, rate, volume
 from app.ui.tabs.figures import PALETTE, accent, figure, heatmap, quiet
-from app.words import count, name_of
+from app.wording import count, name_of
 from core.simulate.prefetchers import ORACLE
 
 EMPTY = (

@@ -11,14 +11,14 @@ from app.server.live_state import host_state
 from app.services.deletion import inspect
 from app.services.host import Host
 from app.services.importer import AUTO, CHOICES
-from app.ui.carried import RowPicked
-from app.ui.controls import LIVE, ONCE, html, progress, turned
+from app.ui.controls import LIVE, ONCE, change_events, html, progress
+from app.ui.event_data import RowPicked
 from app.ui.news import Shown, news, noticed
 from app.ui.sidebar import ModelSection
 from app.ui.sidebar.model import is_gone
 from app.ui.tabs.library_views import COLUMNS, about, question, table
 from app.ui.text import notice
-from app.words import name_of
+from app.wording import name_of
 from core.errors import MoestroError
 from core.settings.formats import FORMATS
 
@@ -127,10 +127,10 @@ class LibraryTab:
                 self.resume = gr.Button("Resume", size="sm", elem_id="import-resume", min_width=80)
                 self.opened = gr.Button("Open it", size="sm", elem_id="import-open", min_width=80)
 
-    def show(self, now: List, asked: str | None = None, message: str = "") -> list[Any]:
+    def show(self, now: List, confirmation: str | None = None, message: str = "") -> list[Any]:
         """The list as last found, and the chosen entry, if it still exists.
 
-        `asked`: the question that confirms its deletion, "" hides it; None leaves it, and the last message, unchanged.
+        `confirmation`: the question before its deletion, "" hides it; None leaves it, and the last message, unchanged.
         """
         entry, busy = self.host.library.find(now["chosen"]), self._being_made()
         shown = {**now, "chosen": entry.path if entry else ""}
@@ -146,10 +146,10 @@ class LibraryTab:
             gr.update(visible=deletable),
             *(
                 [gr.skip()] * 4
-                if asked is None
+                if confirmation is None
                 else [
-                    gr.update(visible=bool(asked) and deletable),
-                    asked,
+                    gr.update(visible=bool(confirmation) and deletable),
+                    confirmation,
                     gr.update(visible=entry is not None and entry.where == "cache", value=False),
                     message,
                 ]
@@ -157,7 +157,7 @@ class LibraryTab:
         ]
 
     def look(self, known: Shown, now: List, folders: list[str] | None) -> list[Any]:
-        """Search again, then show, with the folders as stored if the page had others: what is entered meanwhile stays.
+        """Search again, then show, with the folders as stored if the page had others: entered text stays.
         With the page's state as it was: after a late answer the page asks for a redraw. Outputs: `looked`."""
         self.host.library.refresh()
         stored = self.host.library.folders
@@ -209,7 +209,7 @@ class LibraryTab:
         self.open.click(lambda now, known: self._open(model, now["chosen"], known), chosen, opening, **ONCE)
         self.opened.click(lambda known: self._open(model, self._made(), known), model.known, opening, **ONCE)
         self.take.click(self._take, [self.list, self.format], [self.source, self.forecast], **ONCE)
-        for event in (*turned(self.source), *turned(self.format)):
+        for event in (*change_events(self.source), *change_events(self.format)):
             event(self._forecast, [self.source, self.format], self.forecast, **LIVE)
         self.delete.click(self._ask, self.list, self.outputs, **ONCE)
         self.no.click(lambda now: self.show(now, ""), self.list, self.outputs, **ONCE)
@@ -253,10 +253,10 @@ class LibraryTab:
         """Show what the deletion of the chosen entry removes and leaves, to be confirmed."""
         entry = self.host.library.find(now["chosen"])
         try:
-            asked = question(entry, inspect(entry)) if entry else ""
+            confirmation = question(entry, inspect(entry)) if entry else ""
         except MoestroError as error:
             return self.show(now, "", notice(str(error)))
-        return self.show(now, asked, notice(problem))
+        return self.show(now, confirmation, notice(problem))
 
     def _delete(self, now: List, sure: bool) -> list[Any]:
         try:

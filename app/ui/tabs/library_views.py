@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.services.candidates import Entry
 from app.services.deletion import describe, stays
-from app.words import size
+from core.system.wording import format_bytes
 
 if TYPE_CHECKING:
     from core.memory.pack.contents import Contents
@@ -24,7 +24,7 @@ COLUMNS = {
 NUMBERS = ("bytes", "experts", "used")  # sorted in descending order
 WHERE = {"packs": "your packs", "cache": "Hugging Face cache", "folder": "your folders"}
 EMPTY = (
-    "<div class='empty-note'><b>No models found yet</b><span>Import one with the form beside this list, or add a "
+    "<div class='empty-note'><b>No models found yet</b><span>Import one with the form next to this list, or add a "
     "folder with models below. Models in the Hugging Face cache of this machine are listed automatically.</span></div>"
 )
 
@@ -57,15 +57,15 @@ def _row(entry: Entry, chosen: bool, importing: bool) -> str:
         "name": f"<b>{escape(entry.name)}</b>",
         "kind": escape(entry.kind),
         "format": escape(entry.format),
-        "bytes": size(entry.bytes) if entry.bytes else "",
+        "bytes": format_bytes(entry.bytes) if entry.bytes else "",
         "experts": experts(entry),
         "used": when(entry.used)[:10],
     }
     shown = "".join(f'<td class="{column}">{cell}</td>' for column, cell in cells.items())
-    told = f'<tr><td colspan="{len(COLUMNS)}" class="why">{escape(problem)}</td></tr>' if problem else ""
+    row = f'<tr><td colspan="{len(COLUMNS)}" class="why">{escape(problem)}</td></tr>' if problem else ""
     return (
         f'<tbody tabindex="0" data-path="{escape(entry.path, quote=True)}" aria-selected="{str(chosen).lower()}">'
-        f"<tr>{shown}</tr>{told}</tbody>"
+        f"<tr>{shown}</tr>{row}</tbody>"
     )
 
 
@@ -82,15 +82,15 @@ def about(entry: Entry, problem: str = "") -> str:
     rows = [
         ("Kind", f"{entry.kind}, in {WHERE[entry.where]}"),
         ("Expert format", entry.format),
-        ("Size", size(entry.bytes) if entry.bytes else ""),
+        ("Size", format_bytes(entry.bytes) if entry.bytes else ""),
         ("Experts", experts(entry)),
         ("Last used", when(entry.used)),
         ("Path", entry.path),
     ]
     listed = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in rows if text)
-    said = problem or entry.problem
-    told = f'<p class="why">{escape(said)}</p>' if said else ""
-    return f'<div class="about-model"><h3>{escape(entry.name)}</h3><dl>{listed}</dl>{told}</div>'
+    reason = problem or entry.problem
+    why = f'<p class="why">{escape(reason)}</p>' if reason else ""
+    return f'<div class="about-model"><h3>{escape(entry.name)}</h3><dl>{listed}</dl>{why}</div>'
 
 
 def question(entry: Entry, what: Contents) -> str:

@@ -1,4 +1,4 @@
-"""Stored messages as displayed by the chat: the text, the line of statistics, and the branches beside it."""
+"""Stored messages as displayed by the chat: the text, the line of statistics, and its other branches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 from app.exports.transcript import opened
 from app.store import Message
-from app.words import lossy, scored, size
+from app.wording import lossy, scored
+from core.system.wording import format_bytes
 
 REASONS = {
     "stop": "finished",
@@ -57,7 +58,7 @@ def statistics(message: Message) -> str:
         parts.append(f"hit rate {100 * stats['hit_rate']:.1f} %")
     if stats.get("disk_bytes"):
         missed = stats["disk_misses"]
-        parts.append(f"{missed} {'miss' if missed == 1 else 'misses'} from disk ({size(stats['disk_bytes'])})")
+        parts.append(f"{missed} {'miss' if missed == 1 else 'misses'} from disk ({format_bytes(stats['disk_bytes'])})")
     if spent:
         parts.append(f"stall {100 * stats['stall_ms'] / spent:.0f} %")
     if stats.get("queued_ms", 0) >= 1000:

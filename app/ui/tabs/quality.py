@@ -11,8 +11,8 @@ from app.services.analysis.best import of_quality
 from app.services.analysis.quality import MODES, QUESTIONS, RESIDENCIES, TOKENS, QualityForm
 from app.services.host import Host
 from app.ui.best import BestLine
-from app.ui.carried import Renewed
 from app.ui.controls import ONCE, html, whole
+from app.ui.event_data import Renewed
 from app.ui.job_tab import SORTED, JobTab
 from app.ui.news import Shown
 from app.ui.tabs import quality_views as views

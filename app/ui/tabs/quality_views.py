@@ -9,7 +9,7 @@ from typing import Any
 from app.services.analysis.quality import QualityResult, accuracy_of
 from app.ui.tabs.analysis_views import card, percent, rate, volume
 from app.ui.tabs.figures import PALETTE, accent, figure, quiet
-from app.words import count, name_of
+from app.wording import count, name_of
 from core.evaluate.others import MUCH
 from core.evaluate.rows import FIGURES, EvaluationRow, pareto
 from core.quality.interval import share_of
@@ -108,11 +108,11 @@ def plot(answer: QualityResult, dark: bool) -> Any:
 def summary(answer: QualityResult) -> str:
     """What the figures apply to, and the key figures."""
     about, rows = answer.about, answer.rows
-    asked = about["questions"]
+    questions = about["questions"]
     facts = [
         escape(name_of(about["model"])),
-        f"{asked['seen']} questions as trained and {asked['unseen']} in new phrasings"
-        if asked["seen"]
+        f"{questions['seen']} questions as trained and {questions['unseen']} in new phrasings"
+        if questions["seen"]
         else "no questions: they come with the demo model alone",
         f"{count(about['text']['tokens'])} tokens of {escape(about['text']['source'])}",
         f"link: {escape(about['link'])}",
@@ -124,15 +124,15 @@ def summary(answer: QualityResult) -> str:
             "No profile: a fresh cache starts with the first experts instead of those used most, and some modes "
             "cannot run. Calibrate the model in the tab Calibrate."
         )
-    if note := asked.get("note"):  # results of earlier versions have none
+    if note := questions.get("note"):  # results of earlier versions have none
         notes.append(escape(note))
     busiest = max((row.others_cores or 0.0 for row in rows), default=0.0)
     if busiest > MUCH:
-        notes.append(f"Other programs used up to {busiest:.1f} CPU cores meanwhile: compare speeds with care.")
+        notes.append(f"Other programs used up to {busiest:.1f} CPU cores during the runs: compare speeds with care.")
     more = "".join(f"<p class='minor'>{note}</p>" for note in notes)
     return (
         f"<div class='whatif-head'><p><span class='tag'>{tag}</span> {' · '.join(facts)}.</p>{more}"
-        f"<div class='figures'>{''.join(_cards(rows, asked['seen'] or about['text']['tokens']))}</div></div>"
+        f"<div class='figures'>{''.join(_cards(rows, questions['seen'] or about['text']['tokens']))}</div></div>"
     )
 
 
@@ -148,10 +148,10 @@ def _cards(rows: Sequence[EvaluationRow], n: int) -> list[str]:
     if exact is None:
         return []
     found = [card(f"Exact at {percent(share)}", speed(exact.tok_s), sure(getattr(exact, figure_of), n))]
-    for most, said in ((0.0, "Fastest, no loss seen"), (0.05, "Within 5 points"), (1.0, "Fastest")):
+    for most, label in ((0.0, "Fastest, no loss seen"), (0.05, "Within 5 points"), (1.0, "Fastest")):
         least = (getattr(exact, figure_of) or 0.0) - most
         row = max((row for row in here if (getattr(row, figure_of) or 0.0) >= least), key=lambda one: one.tok_s or 0.0)
-        found.append(card(said, speed(row.tok_s), row.title, sure(getattr(row, figure_of), n)))
+        found.append(card(label, speed(row.tok_s), row.title, sure(getattr(row, figure_of), n)))
     return found
 
 
@@ -170,8 +170,8 @@ def speed(tok_s: float | None) -> str:
 
 def listing(answer: QualityResult) -> str:
     """Every row that could be run, then the others with the reason."""
-    asked, text = answer.about["questions"], answer.about["text"]["tokens"]
-    of = {"exact_match": asked["seen"], "unseen_match": asked["unseen"], "agreement": text}
+    questions, text = answer.about["questions"], answer.about["text"]["tokens"]
+    of = {"exact_match": questions["seen"], "unseen_match": questions["unseen"], "agreement": text}
     front = {row.key for rows in fronts(answer).values() for row in rows}
     heads = "".join(
         f"<th scope='col' class='{key}' aria-sort='none'><button type='button' title='{escape(why, True)}'>"

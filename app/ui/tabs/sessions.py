@@ -14,9 +14,10 @@ from app.store import Chat, StoredTrace
 from app.ui.controls import LIVE, ONCE, html
 from app.ui.tabs.chat_live import ChatLive
 from app.ui.text import notice
-from app.words import name_of, size
+from app.wording import name_of
 from core.command import COMMAND
 from core.errors import MoestroError
+from core.system.wording import format_bytes
 
 EMPTY = (
     "<div class='empty-note'><b>No chats yet</b>"
@@ -158,7 +159,7 @@ def link(chat: Chat, trace: StoredTrace, several: bool) -> str:
     return (
         f"<p><a href='/export/{chat.id}.trace?load={trace.loads[-1]}' download class='session-trace' "
         f"title='The experts of every token, for {COMMAND} simulate'>Download routing{of} (trace)</a> "
-        f"<span class='minor'>{trace.tokens} tokens, prompts included, {size(trace.size)}</span></p>"
+        f"<span class='minor'>{trace.tokens} tokens, prompts included, {format_bytes(trace.size)}</span></p>"
     )
 
 

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 from transformers.core_model_loading import Concatenate, Transpose, WeightConverter
 
-from core.hf.adapters.marks import again, become, mark
+from core.hf.adapters.expert_attributes import already_adapted, override_methods, set_expert_attributes
 
 OFF = 1e-6  # the down matrix is stored transposed, like gate and up: products of few rows round differently
 
 
 def adapt_dbrx(block: Any) -> None:
     """Adapt one block: each expert gets its own matrices, and its router returns what the block derived from it."""
-    if again(block):
+    if already_adapted(block):
         return
     experts, rows = block.experts, block.experts.mlp
     inner, hidden, like = rows.ffn_hidden_size, rows.hidden_size, rows.w1
@@ -23,7 +23,7 @@ def adapt_dbrx(block: Any) -> None:
     experts.down_proj = nn.Parameter(like.new_empty(experts.num_experts, hidden, inner), requires_grad=False)
     experts.act_fn = rows.activation_fn
     del experts.mlp
-    mark(
+    set_expert_attributes(
         experts,
         close=OFF,
         rows=inner,
@@ -36,8 +36,8 @@ def adapt_dbrx(block: Any) -> None:
     )
     router = block.router
     router.top_k, router.norm = block.top_k, block.moe_normalize_expert_weights
-    become(router, forward=_router(type(router).forward))
-    become(block, forward=_block)
+    override_methods(router, forward=_router(type(router).forward))
+    override_methods(block, forward=_block)
 
 
 def _router(scores_of: Any) -> Any:

@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from core.hf.adapters.marks import again, become
+from core.hf.adapters.expert_attributes import already_adapted, override_methods
 
 
 def adapt_jamba(block: Any) -> None:
     """Adapt one block whose router does not choose by itself."""
-    if type(block.router) is not torch.nn.Linear or again(block):
+    if type(block.router) is not torch.nn.Linear or already_adapted(block):
         return
     block.router.top_k = block.top_k
-    become(block.router, forward=_route)
-    become(block, forward=_block)
+    override_methods(block.router, forward=_route)
+    override_methods(block, forward=_block)
 
 
 def _route(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -8,17 +8,17 @@ import torch
 from torch import nn
 from transformers.core_model_loading import WeightRenaming
 
-from core.hf.adapters.marks import again, become, mark
+from core.hf.adapters.expert_attributes import already_adapted, override_methods, set_expert_attributes
 
 
 def adapt_jetmoe(block: Any) -> None:
     """Adapt one feed-forward block."""
-    if again(block):
+    if already_adapted(block):
         return
     experts: Any = nn.Module()
     experts.gate_up_proj, experts.down_proj = block.input_linear.weight, block.output_linear.weight
     experts.act_fn = block.activation
-    mark(
+    set_expert_attributes(
         experts,
         num_experts=block.router.num_experts,
         conversions=(
@@ -28,14 +28,14 @@ def adapt_jetmoe(block: Any) -> None:
     )
     del block.input_linear, block.output_linear
     block.experts = experts
-    become(block.router, forward=_route)
-    become(block, forward=_block)
+    override_methods(block.router, forward=_route)
+    override_methods(block, forward=_block)
 
 
 def adapt_jetmoe_attention(block: Any) -> None:
     """Make the attention experts measurable on the meta device, where tokens per expert cannot be counted."""
-    if not again(block):
-        become(block.router, forward=_counted(type(block.router).forward))
+    if not already_adapted(block):
+        override_methods(block.router, forward=_counted(type(block.router).forward))
 
 
 def _route(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.hf.adapters.marks import again, become, mark
+from core.hf.adapters.expert_attributes import already_adapted, override_methods, set_expert_attributes
 
 OFF = 1e-6  # transformers computes every expert for all tokens (zero state if not selected): more rows
 
@@ -19,11 +19,11 @@ def adapt_llama4(block: Any) -> None:
             f"This model has {block.top_k} experts a token, and each is given another state, which can be "
             "run for one expert a token only. Choose another model."
         )
-    if again(block):
+    if already_adapted(block):
         return
-    mark(block.experts, close=OFF, is_transposed=True)
-    become(block.router, forward=_route)
-    become(block, forward=_block)
+    set_expert_attributes(block.experts, close=OFF, is_transposed=True)
+    override_methods(block.router, forward=_route)
+    override_methods(block, forward=_block)
 
 
 def _route(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:

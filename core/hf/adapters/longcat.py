@@ -7,21 +7,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from core.hf.adapters.marks import again, become, mark
+from core.hf.adapters.expert_attributes import already_adapted, override_methods, set_expert_attributes
 
 
 def adapt_longcat(block: Any) -> None:
     """Adapt one block: the router returns only real experts, plus the weights of the state's identity path."""
-    if again(block):
+    if already_adapted(block):
         return
     experts = block.experts
     real, every = experts.num_routed_experts, experts.total_experts
-    mark(experts, num_experts=real, stored=(every,), idle=True)
+    set_expert_attributes(experts, num_experts=real, stored=(every,), idle=True)
     rows = experts.gate_up_proj
     experts.gate_up_proj = nn.Parameter(rows[:real].detach(), requires_grad=False)  # the others have no weights
     block.router.num_real = real
-    become(block.router, forward=_router(type(block.router).forward))
-    become(block, forward=_block)
+    override_methods(block.router, forward=_router(type(block.router).forward))
+    override_methods(block, forward=_block)
 
 
 def _router(choose: Any) -> Any:

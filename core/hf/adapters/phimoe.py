@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from core.hf.adapters.marks import become
+from core.hf.adapters.expert_attributes import override_methods
 
 FREQUENCIES = "_moestro_frequencies"
 
@@ -16,7 +16,7 @@ def adapt_phimoe_rotary(rotary: Any) -> None:
     """Adapt one rotary embedding. Those with two factors stay as they are."""
     rope = rotary.config.rope_parameters
     if rope["rope_type"] != "default" and rope.get("short_mscale") == rope.get("long_mscale"):
-        become(rotary, forward=_forward)
+        override_methods(rotary, forward=_forward)
 
 
 def _forward(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

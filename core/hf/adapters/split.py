@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import nn
 
-from core.hf.adapters.marks import STORED, again
+from core.hf.adapters.expert_attributes import STORED, already_adapted
 
 
 def adapt_split(block: Any) -> None:
     """Remove the image experts; a checkpoint stores them after the text experts."""
-    if again(block):
+    if already_adapted(block):
         return
     block.vision_moe.experts = nn.Module()
     experts = block.text_moe.experts

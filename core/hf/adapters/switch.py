@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 from transformers.core_model_loading import MergeModulelist, WeightConverter
 
-from core.hf.adapters.marks import again, become, mark
+from core.hf.adapters.expert_attributes import already_adapted, override_methods, set_expert_attributes
 
 UNLIMITED = transformers.__version__.startswith("5.17.")
 SHARES = "_moestro_shares"  # on a router: how many of a pass's tokens are of each sequence; absent: all are of one
@@ -20,7 +20,7 @@ SHARES = "_moestro_shares"  # on a router: how many of a pass's tokens are of ea
 
 def adapt_switch(block: Any) -> None:
     """Adapt one block: its experts' matrices are stacked, and its router tells which expert it chose."""
-    if again(block):
+    if already_adapted(block):
         return
     apart, router = block.experts, block.router
     one, count = apart["expert_0"], apart.num_experts
@@ -28,7 +28,7 @@ def adapt_switch(block: Any) -> None:
     for name, weight in (("up_proj", one.wi.weight), ("down_proj", one.wo.weight)):
         setattr(experts, name, nn.Parameter(weight.new_empty(count, *weight.shape), requires_grad=False))
     experts.act_fn = one.act
-    mark(
+    set_expert_attributes(
         experts,
         num_experts=count,
         has_gate=False,
@@ -39,8 +39,8 @@ def adapt_switch(block: Any) -> None:
         ),
     )
     router.top_k = 1
-    become(router, forward=_route)
-    become(block, forward=_block)
+    override_methods(router, forward=_route)
+    override_methods(block, forward=_block)
     block.experts = experts
 
 

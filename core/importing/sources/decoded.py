@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from core.errors import ModelError
-from core.hf.stored import TensorFiles
+from core.hf.safetensors_file import TensorFiles
 from core.hf.tensors import Shape, TensorShape
 from core.memory.codec.coded import QuantizedTensor
 from core.system.wording import reason

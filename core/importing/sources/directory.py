@@ -12,7 +12,7 @@ import torch
 from core.errors import ModelError
 from core.hf.files import ModelFiles, check_files
 from core.hf.quantization import IN_CONFIG, MLX, quantization_settings
-from core.hf.stored import TensorFiles
+from core.hf.safetensors_file import TensorFiles
 from core.hf.tensors import Shape
 from core.importing.sources import awq, bnb, compressed, fp8, gptq, mxfp4
 from core.importing.sources.base import Source

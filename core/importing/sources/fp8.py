@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.hf.stored import TensorFiles
+from core.hf.safetensors_file import TensorFiles
 from core.importing.sources.decoded import QuantizedWeight, mismatch, rows
 from core.memory.codec.coded import QuantizedTensor, scales
 

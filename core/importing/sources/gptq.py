@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.hf.stored import TensorFiles
+from core.hf.safetensors_file import TensorFiles
 from core.importing.sources.decoded import QuantizedWeight, mismatch, stored
 from core.importing.sources.integers import IntegerMatrix, Integers, order_of, unpacked
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from core.hf.stored import TensorFiles
+from core.hf.safetensors_file import TensorFiles
 from core.importing.sources.decoded import QuantizedWeight, mismatch, stored
 from core.memory.codec.coded import QuantizedTensor
 

@@ -9,13 +9,13 @@ import torch
 
 from core.memory.codec.base import Codec, LinearWay, SlotParts
 from core.memory.codec.grouped import Grouped
+from core.memory.codec.kernel_choice import kind
 from core.memory.codec.matrix import matrix
 from core.memory.codec.native import plain
 from core.memory.codec.native.choice import CODES, Choice, choice_of
 from core.memory.codec.native.plain import PlainProducts
 from core.memory.codec.native.products import STATES, Products, serves
 from core.memory.codec.plain import Plain
-from core.memory.codec.ways import kind
 
 
 def _by(way: Callable[[int, torch.Tensor], torch.Tensor], parts: SlotParts, x: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from core.memory.codec.quantize import CHUNK, QuantizedMatrix, quantize
 
 STEP = 256  # rows dequantised at a time on a CPU: fits in its cache
 CUDA_CHUNK = 1 << 22  # weights rounded or dequantised at a time on a GPU: 16 MiB in fp32, several times over
-CHUNK_BYTES = 24  # a weight's share of what is held meanwhile, at most
+CHUNK_BYTES = 24  # of temporary memory for a weight, at most
 
 
 class Grouped(Base):

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from core.memory.codec import Codec, PartSpec, SlotParts, make_codec
+from core.memory.codec.kernel_choice import choose
 from core.memory.codec.native.choice import TORCH
-from core.memory.codec.ways import choose
 from core.settings.formats import LOADABLE
 
 Linear = Callable[[SlotParts, str, torch.Tensor], torch.Tensor]

@@ -10,10 +10,10 @@ import torch
 from core.memory.codec.base import Base, LinearWay, PartSpec, SlotParts
 from core.memory.codec.coded import QuantizedTensor
 from core.memory.codec.formats import Format, Numbers
+from core.memory.codec.kernel_choice import kind
 from core.memory.codec.matrix import matrix
 from core.memory.codec.native.choice import TILES, TORCH, Choice, choice_of
 from core.memory.codec.native.tile_products import ExactTiles, by_onednn, serves
-from core.memory.codec.ways import kind
 from core.native import openmp
 
 

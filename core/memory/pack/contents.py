@@ -115,7 +115,7 @@ def names(files: Sequence[str], most: int = 8) -> str:
 
 
 def _rule(folder: Path) -> Callable[[str], bool]:
-    """Tells by its name whether a file in the folder is the pack's own. Raises ModelError when nothing says so."""
+    """Whether a file in the folder is the pack's own, by its name. Raises ModelError when that is unknown."""
     journals = {JOURNAL, fresh_of(JOURNAL)}
     if os.path.lexists(folder / JOURNAL):
         if not is_journal(folder / JOURNAL):

@@ -67,7 +67,7 @@ def _sign(fd: int) -> None:
 
 
 def _holder(file: Path) -> str:
-    """The process id in a lock file; "" when the holder has removed it meanwhile."""
+    """The process id in a lock file; "" when the holder has just removed it."""
     try:
         return _content(file).decode(errors="replace").strip()
     except OSError:

@@ -1,7 +1,7 @@
 """Positioned reads of whole pages, bypassing the system's file cache where the file system allows it.
 
 Moestro caches expert bytes itself, under a budget; a second copy in the file cache would only evict other programs'
-pages. Where direct reads are unavailable, the system is told to drop the pages that were read.
+pages. Where direct reads are unavailable, the system is advised to drop the pages that were read.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class PackReader:
         """`blocks`: equal blocks, one after the other, that blobs are given in, however they are stored."""
         self.path = Path(path)
         self.manifest = manifest or check(self.path)
-        self._asked_direct = direct
+        self._requested_direct = direct
         self._blocks, self._stored, self._given = blocks, self.manifest.cutter, self.manifest.cut(blocks)
         if self._stored is not None and self._given is not None and self._stored.segments == self._given.segments:
             self._stored = self._given = None  # nothing to do
@@ -153,7 +153,7 @@ class PackReader:
             self._bytes_read += len(raw)
         eid = layer * self.manifest.experts + expert
         written = self._was_written(layer)
-        if len(raw) < self.padded_bytes and not self._checked[eid]:  # written to meanwhile
+        if len(raw) < self.padded_bytes and not self._checked[eid]:  # written to during the read
             self._read(layer, expert, buffer, slice(0, self.padded_bytes))
         elif not self._checked[eid]:
             if zlib.crc32(raw) != self.manifest.sums[layer][expert]:
@@ -175,7 +175,7 @@ class PackReader:
     def reopen(self) -> PackReader:
         """Another reader of the same pack with its own open files; skips the checks that this one made at opening.
         Raises ModelError when files are missing or were replaced."""
-        return PackReader(self.path, self._asked_direct, self.manifest, self._opened, self._blocks)
+        return PackReader(self.path, self._requested_direct, self.manifest, self._opened, self._blocks)
 
     def close(self) -> None:
         """Release the files; may be called twice. No read may be running."""

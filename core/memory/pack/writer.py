@@ -110,10 +110,9 @@ class PackWriter:
             replace(self.directory / NAME, manifest.dump())
         (self.directory / JOURNAL).unlink(missing_ok=True)
         sync_dir(self.directory)
-        if self.out.exists():  # created meanwhile: os.rename would replace an empty directory
+        if self.out.exists():  # created during the import: os.rename would replace an empty directory
             raise ModelError(
-                f"{self.out} was created by another program meanwhile. The finished pack is in {self.directory}: "
-                f"rename it."
+                f"{self.out} was created by another program. The finished pack is in {self.directory}: rename it."
             )
         os.rename(self.directory, self.out)
         self._published = True

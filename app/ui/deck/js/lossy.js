@@ -137,7 +137,7 @@ export class Missing extends Timeline {
 
   lines(i) {
     const { delta, beta } = this.frame.lossy;
-    return [Number.isNaN(delta[i]) ? "nothing lossy was on" : `${percent(delta[i])} of the experts asked for were missing`,
+    return [Number.isNaN(delta[i]) ? "nothing lossy was on" : `${percent(delta[i])} of the requested experts were missing`,
       ...(Number.isNaN(beta[i]) ? [] : [`from ${percent(beta[i])} of a layer on, all of its experts are waited for`])];
   }
 }

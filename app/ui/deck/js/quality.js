@@ -1,29 +1,29 @@
-// What lossy options cost in quality, over the last answers that were compared with the exact model, beside what they save.
+// What lossy options cost in quality, over the last answers that were compared with the exact model, and what they save.
 
 import { short } from "./paint.js";
 import { percent } from "/ui/exactness.js";
 
-const SAID = { low: ", low", unclear: ", too few tokens to tell" };
+const VERDICTS = { low: ", low", unclear: ", too few tokens to tell" };
 
 export class Quality {
   constructor(find) { this.find = find; }
 
-  draw({ lossy, quality: told }) {
+  draw({ lossy, quality }) {
     if (!lossy) return;
-    const known = told && told.kl !== null;
+    const known = quality && quality.kl !== null;
     this.find("quality-none").hidden = Boolean(known);
     this.find("quality").hidden = !known;
-    this.text("quality-none", told?.note || "Not checked yet. Answers are checked after they end, while the model is idle.");
-    this.text("quality-text", known ? `${told.scored} of the last ${told.tokens} tokens checked` : "");
+    this.text("quality-none", quality?.note || "Not checked yet. Answers are checked after they end, while the model is idle.");
+    this.text("quality-text", known ? `${quality.scored} of the last ${quality.tokens} tokens checked` : "");
     if (!known) return;
-    this.text("kl", short(told.kl));
-    this.find("kl").title = `at most ${short(told.kl_most)} for one token`;
-    this.text("agreement", percent(told.agreement));
-    this.find("agreement").dataset.verdict = told.verdict;
-    this.text("agreement-of", `${told.agreed} of ${told.scored}, 95 %: ${Math.round(100 * told.low)}–${Math.round(100 * told.high)} %${SAID[told.verdict] ?? ""}`);
-    this.text("perplexity", short(told.perplexity));
-    this.text("saved", told.saved_ms === null ? "–" : `~${short(told.saved_ms)}`);
-    this.text("changed", percent(told.assignments ? told.changed / told.assignments : 0));
+    this.text("kl", short(quality.kl));
+    this.find("kl").title = `at most ${short(quality.kl_most)} for one token`;
+    this.text("agreement", percent(quality.agreement));
+    this.find("agreement").dataset.verdict = quality.verdict;
+    this.text("agreement-of", `${quality.agreed} of ${quality.scored}, 95 %: ${Math.round(100 * quality.low)}–${Math.round(100 * quality.high)} %${VERDICTS[quality.verdict] ?? ""}`);
+    this.text("perplexity", short(quality.perplexity));
+    this.text("saved", quality.saved_ms === null ? "–" : `~${short(quality.saved_ms)}`);
+    this.text("changed", percent(quality.assignments ? quality.changed / quality.assignments : 0));
   }
 
   text(key, value) { const node = this.find(key); if (node.textContent !== value) node.textContent = value; }

@@ -132,7 +132,7 @@ export class LinkTraffic extends Timeline {
     this.disk(surface, box, top);
   }
 
-  /** What came from disk, as a line over the bars: it is a part of them, not beside them. */
+  /** What came from disk, as a line over the bars: it is a part of them. */
   disk({ g }, box, top) {
     const f = this.frame, [, size] = this.unit(f), width = box.w / SHOWN;
     if (!f.disk_bytes.some((b) => b > 0)) return;

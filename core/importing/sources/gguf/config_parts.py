@@ -71,9 +71,9 @@ def head_dim(facts: ModelMetadata) -> int:
     rows, heads = facts.shape(facts.first("attn_q.weight"))[0], int(facts.need("attention.head_count"))
     if rows % heads:
         raise damaged(facts.file, f"its {rows} rows of queries are no multiple of {heads} heads")
-    said = facts.get("attention.key_length")
-    if said not in (None, rows // heads):
-        raise damaged(facts.file, f"its attention.key_length is {said}, but its heads have {rows // heads}")
+    stated = facts.get("attention.key_length")
+    if stated not in (None, rows // heads):
+        raise damaged(facts.file, f"its attention.key_length is {stated}, but its heads have {rows // heads}")
     return rows // heads
 
 

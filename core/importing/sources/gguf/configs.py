@@ -164,26 +164,26 @@ def dots1(facts: ModelMetadata) -> dict[str, Any]:
     }
 
 
-def grouped(facts: ModelMetadata, unsaid: tuple[int, int] = (1, 1)) -> dict[str, Any]:
-    """Config of routed experts in the manner of DeepSeek-V3. `unsaid`: groups and chosen groups where the file does not
-    say them."""
+def grouped(facts: ModelMetadata, default_groups: tuple[int, int] = (1, 1)) -> dict[str, Any]:
+    """Config of routed experts in the manner of DeepSeek-V3. `default_groups`: groups and chosen groups where the
+    file has none."""
     return {
         "n_routed_experts": c.experts(facts),
         "moe_intermediate_size": facts.expert_size(),
         "n_shared_experts": c.shared_experts(facts),
         "first_k_dense_replace": facts.dense_lead,
         "intermediate_size": c.dense_size(facts),
-        **routing(facts, unsaid),
+        **routing(facts, default_groups),
     }
 
 
-def routing(facts: ModelMetadata, unsaid: tuple[int, int] = (1, 1)) -> dict[str, Any]:
-    """How experts are chosen and weighed, in the manner of DeepSeek-V3. `unsaid` as for `grouped`."""
+def routing(facts: ModelMetadata, default_groups: tuple[int, int] = (1, 1)) -> dict[str, Any]:
+    """How experts are chosen and weighed, in the manner of DeepSeek-V3. `default_groups` as for `grouped`."""
     return {
         "routed_scaling_factor": facts.get("expert_weights_scale") or 1.0,
         "norm_topk_prob": bool(facts.get("expert_weights_norm", False)),
-        "n_group": facts.get("expert_group_count") or unsaid[0],
-        "topk_group": facts.get("expert_group_used_count") or unsaid[1],
+        "n_group": facts.get("expert_group_count") or default_groups[0],
+        "topk_group": facts.get("expert_group_used_count") or default_groups[1],
     }
 
 

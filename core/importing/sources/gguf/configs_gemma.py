@@ -1,4 +1,4 @@
-"""Gemma 4: each layer has a dense network beside its experts, and layers of full attention have wider heads.
+"""Gemma 4: each layer has a dense network besides its experts, and layers of full attention have wider heads.
 
 The converter stores the weights as they are. That only a part of the dimensions is rotated in layers of full attention
 it writes as divisors of 1e30 for the frequencies of the others.

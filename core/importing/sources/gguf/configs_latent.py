@@ -105,8 +105,10 @@ def latent(facts: ModelMetadata) -> dict[str, Any]:
     }
 
 
-def _common(facts: ModelMetadata, model_type: str, kind: str, unsaid: tuple[int, int] = (1, 1)) -> dict[str, Any]:
-    config = c.common(facts, model_type, kind) | grouped(facts, unsaid) | latent(facts)
+def _common(
+    facts: ModelMetadata, model_type: str, kind: str, default_groups: tuple[int, int] = (1, 1)
+) -> dict[str, Any]:
+    config = c.common(facts, model_type, kind) | grouped(facts, default_groups) | latent(facts)
     if config["rope_parameters"]["rope_type"] == "yarn" and (log := facts.get("rope.scaling.yarn_log_multiplier")):
         scale = round(log * 10, 6)  # llama.cpp stores a tenth of mscale_all_dim, and takes mscale to be the same
         config["rope_parameters"] |= {"mscale": scale, "mscale_all_dim": scale}
@@ -157,11 +159,11 @@ def own_index(facts: ModelMetadata) -> list[bool]:
     """
     layers = range(facts.layers)
     held = [f"blk.{n}.{INDEX_KEYS}.weight" in facts.entries for n in layers]
-    said = facts.by_layer("attention.indexer.types")
-    if any(one not in (0, 1, None) for one in said):
-        raise damaged(facts.file, f"its attention.indexer.types is {said!r:.60}")
-    if None not in said:
-        full = [bool(one) for one in said]
+    stated = facts.by_layer("attention.indexer.types")
+    if any(one not in (0, 1, None) for one in stated):
+        raise damaged(facts.file, f"its attention.indexer.types is {stated!r:.60}")
+    if None not in stated:
+        full = [bool(one) for one in stated]
     elif all(held) and facts.need("context_length") >= GLM_5_2:
         full = [n < 2 or n % 4 == 2 for n in layers]
     else:

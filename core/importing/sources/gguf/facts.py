@@ -184,8 +184,8 @@ class ModelMetadata:
             ("vocab_size", vocabulary),
             ("expert_feed_forward_length", self.expert_size()),
         ):
-            if (said := self.get(key)) and said != held:
-                raise damaged(self.file, f"its {self.architecture}.{key} is {said:,}, but its tensors have {held:,}")
+            if (stated := self.get(key)) and stated != held:
+                raise damaged(self.file, f"its {self.architecture}.{key} is {stated:,}, but its tensors have {held:,}")
         for name, entry in self.entries.items():
             if name.endswith(".ssm_norm.weight"):
                 continue

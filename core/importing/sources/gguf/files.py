@@ -64,10 +64,10 @@ def read_headers(files: tuple[Path, ...]) -> Header:
             )
         tensors |= header.tensors
     assert first is not None
-    said = _stated(first, "split.count", 1, files[0])
-    if said > 1 and said != len(files):
+    stated = _stated(first, "split.count", 1, files[0])
+    if stated > 1 and stated != len(files):
         raise ModelError(
-            f"{files[0]} is one of {said} parts, but its name does not say which. Give the parts their "
+            f"{files[0]} is one of {stated} parts, but its name does not say which. Give the parts their "
             "names back: model-00001-of-00003.gguf and so on."
         )
     wanted = _stated(first, "split.tensors.count", len(tensors), files[0])

@@ -76,7 +76,7 @@ def available(device: torch.device) -> bool:
 
 
 def lacking() -> str:
-    """What Triton's own launcher needs beside Triton, and does not find here; "" = nothing. On Windows its package
+    """What Triton's own launcher needs besides Triton, and does not find here; "" = nothing. On Windows its package
     brings a compiler along."""
     if platform.system() == "Windows":
         return ""

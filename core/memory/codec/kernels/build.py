@@ -1,8 +1,8 @@
 """Compiles kernels in this process: by LLVM and the ptxas that Triton brings along, without a C compiler and a GPU.
 
 Triton's JIT compiles a kernel for the arguments of a launch: their types, and which of them are multiples of 16, as
-wide loads need. The same is told to the compiler here, so that both get the same machine code. Only that an argument is
-1 is not told.
+wide loads need. The compiler gets the same facts here, so that both make the same machine code. Only that an
+argument is 1 is left out.
 """
 
 from __future__ import annotations

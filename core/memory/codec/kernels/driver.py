@@ -22,7 +22,7 @@ import torch
 from core.memory.codec.kernels.build import Binary, Kinds, build, kinds_of
 from core.memory.cuda_driver import CudaDriver, open_driver
 
-SHARED_BYTES = 48 << 10  # more must be asked for
+SHARED_BYTES = 48 << 10  # more must be requested
 MAX_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 Build = Callable[[Any, Mapping[str, Any], Kinds, int], Binary]

@@ -30,7 +30,7 @@ VERSION = 2  # of the ways: to be raised when one of them is computed in another
 CODES, TILES, TORCH = "codes", "tiles", "torch"  # the ways
 
 Way = Callable[[int], object]
-"""Computes the product of so many rows."""
+"""Computes the product of a number of rows."""
 Clock = Callable[[], float]
 CLOCK = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-6 else time.perf_counter
 """Seconds: where the system counts them well, those that the thread had the processor, whatever else runs."""
@@ -53,12 +53,12 @@ class Timed(NamedTuple):
         return known[-1] * rows / ROWS[-1] if len(known) == len(ROWS) else float("inf")
 
     def fastest(self, rows: int) -> str:
-        """The way for so many rows; of equal ones the first."""
+        """The fastest way for `rows`; of equal ones the first."""
         return min(self.seconds, key=lambda way: self.estimate(way, rows))
 
 
 def measure(ways: Mapping[str, Way], clock: Clock = CLOCK) -> Timed:
-    """Time the ways, by turns. No two calls have the same number of rows, as in a prompt few experts have: what a
+    """Time the ways, interleaved. No two calls have the same number of rows, as in a prompt few experts have: what a
     library makes for each number is part of its time."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     left = list(ways)
@@ -96,7 +96,7 @@ class Choice:
         self._ways: dict[int, str] = {}
 
     def way(self, rows: int) -> str:
-        """The way for so many rows."""
+        """The way for `rows`."""
         if rows <= 1 or self.timed is None:
             return self.usual
         if rows not in self._ways:

@@ -20,7 +20,7 @@ ROWS = {3: 4, 2: 4, 1: 8}  # multiplied by so many panels at once: their sums ta
 PANELS = max(ROWS)
 OUTPUTS = 16  # rows that a thread takes at a time
 SPAN = 1024  # inputs that are multiplied before the next tile of states: what they take stays in the cache
-AT_ONCE = 10 * PANELS  # panels whose sums are kept meanwhile; a multiple of PANELS
+AT_ONCE = 10 * PANELS  # panels whose sums are kept at a time; a multiple of PANELS
 HEADER = 4  # fields of 8 bytes: the addresses of the states and of the panels, how many states, and where results go
 
 

@@ -14,7 +14,7 @@ from core.memory.codec.native import choice, codes
 from core.memory.codec.native.dequantize import dequantize
 from core.memory.codec.native.product import Product
 from core.memory.codec.native.states import BLOCK, StateLayout, prepare
-from core.memory.codec.native.threads import Team, claim
+from core.memory.codec.native.threads import Team, acquire_team
 from core.memory.codec.native.tile_products import ManyProducts, out_of_codes
 from core.memory.codec.native.tile_products import serves as tiles_serve
 from core.native.compile import address, compiled, widths
@@ -58,7 +58,7 @@ def multiply(
     given, state_bytes = x.shape[0], kernels.state_bytes
     out = x.new_empty(len(slots), outputs, dtype=x.dtype if rounded else torch.float32)
     x = x.contiguous()
-    team = claim()
+    team = acquire_team()
     try:
         team.run(
             slots,
@@ -86,7 +86,7 @@ def several(kernels: RowKernels, outputs: int, row_bytes: int, runs: Runs, x: to
     result is the one that it has alone."""
     out, state_bytes = x.new_empty(len(x), outputs), kernels.state_bytes
     x, done = x.contiguous(), 0
-    team = claim()
+    team = acquire_team()
     try:
         states = team.memory(kernels, state_bytes * len(x))
         for count, slots in runs:
@@ -141,7 +141,7 @@ class Products:
         x, count = x.contiguous(), x.numel() // self.matrix.inputs
         size = WIDE if count >= WIDE else STATES if count >= STATES else 1
         tiles, rest = divmod(count, size)
-        team = claim()
+        team = acquire_team()
         try:
             states = team.memory(self._kernels, self._kernels.state_bytes * count)
             # the last states fill a tile together with some of those before, whose results are written once more
@@ -195,7 +195,7 @@ class Products:
         return self._dequantized(slot, torch.empty(self.matrix.outputs, self.matrix.inputs, dtype=self._dtype))
 
     def _dequantized(self, slot: int, out: torch.Tensor) -> torch.Tensor:
-        team = claim()
+        team = acquire_team()
         try:
             team.run([slot], self.matrix.outputs, self._row_bytes, self._kernels.dequantize, 0, 0, out.data_ptr(), 0)
         finally:

@@ -272,7 +272,7 @@ class _Own(threading.local):
 _own = _Own()
 
 
-def claim() -> Team:
+def acquire_team() -> Team:
     """The team with helpers; while another thread holds it, the calling thread's own team, which has no helpers."""
     team = _team()
     if team._lock.acquire(blocking=False):

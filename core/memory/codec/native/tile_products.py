@@ -19,7 +19,7 @@ import torch
 from core.memory.codec.matrix import Matrix
 from core.memory.codec.native import dots, panels, tiles
 from core.memory.codec.native.dequantize import dequantize
-from core.memory.codec.native.threads import claim
+from core.memory.codec.native.threads import acquire_team
 from core.native.compile import PAIRS, address, compiled, multiplies_pairs, widths
 from core.native.ir import Code
 
@@ -78,7 +78,7 @@ class TileProducts:
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], self._outputs)
         header = (ctypes.c_int64 * tiles.HEADER)(x.data_ptr(), x.numel() // self._inputs, out.data_ptr())
-        team = claim()
+        team = acquire_team()
         try:
             at, row_bytes = ctypes.addressof(header), self._inputs * 2
             team.run([slot], self._outputs, row_bytes, self._kernel, at, 0, 0, 0, unit=self._unit)
@@ -99,7 +99,7 @@ class PanelProducts:
         x = x.contiguous()
         count, out = x.numel() // self._inputs, x.new_empty(*x.shape[:-1], self._outputs)
         made = -(-count // (self._width // 4))
-        team = claim()
+        team = acquire_team()
         try:
             memory = team.memory(PanelProducts, made * self._inputs * self._width)
             header = (ctypes.c_int64 * panels.HEADER)(x.data_ptr(), memory, count, out.data_ptr())

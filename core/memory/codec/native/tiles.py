@@ -17,7 +17,7 @@ from core.native.ir import Code
 OUTPUTS = 64  # of a panel: four vectors
 VECTORS = OUTPUTS // 16
 STATES = 6  # multiplied at once: with four vectors of sums each they fill the registers
-AT_ONCE = 240  # states whose sums are kept meanwhile; a multiple of STATES
+AT_ONCE = 240  # states whose sums are kept at a time; a multiple of STATES
 PAIRS = 16  # of inputs, turned at once
 HEADER = 3  # fields of 8 bytes
 LINE = 64  # bytes

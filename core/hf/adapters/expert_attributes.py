@@ -8,15 +8,15 @@ from typing import Any
 from torch import nn
 
 ASCENDING = "_moestro_ascending"  # on experts whose outputs are summed in the order of experts, not of selection
-CLOSE = "_moestro_close"  # on experts whose products round differently from transformers': see `mark`
+CLOSE = "_moestro_close"  # on experts whose products round differently from transformers': see `set_expert_attributes`
 IDLE = "_moestro_idle"  # on experts that are not needed for pairs of weight 0
 CONVERSIONS = "_moestro_conversions"  # on experts: conversions of checkpoint tensors, in addition to transformers'
 ROWS = "_moestro_rows"  # on experts that a checkpoint concatenates along rows: rows of each, else 0
 STORED = "_moestro_stored"  # on experts: alternative expert counts of a checkpoint, besides `num_experts`
-MARKS = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
+DEFAULTS = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
 
 
-def mark(
+def set_expert_attributes(
     experts: Any,
     num_experts: int | None = None,
     stored: tuple[int, ...] = (),
@@ -24,7 +24,7 @@ def mark(
     idle: bool = False,
     rows: int = 0,
     conversions: Sequence[Any] = (),
-    **marks: bool,
+    **attributes: bool,
 ) -> None:
     """Give experts with `gate_up_proj`, `down_proj` and `act_fn` the attributes of those that the interface supports.
 
@@ -33,8 +33,8 @@ def mark(
     per expert in a matrix that holds all of them.
     """
     for name, value in {
-        **MARKS,
-        **marks,
+        **DEFAULTS,
+        **attributes,
         ASCENDING: True,
         STORED: stored,
         CLOSE: close,
@@ -55,13 +55,13 @@ def _gate(experts: Any, both: Any) -> Any:
     return experts.act_fn(gate) * up
 
 
-def become(module: nn.Module, **methods: Any) -> None:
+def override_methods(module: nn.Module, **methods: Any) -> None:
     """Give one module its own methods: its class becomes a subclass of the same name."""
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
 
 
-def again(module: nn.Module) -> bool:
+def already_adapted(module: nn.Module) -> bool:
     """Whether a module was adapted before; marks it as adapted."""
     before = hasattr(module, "_moestro_adapted")
     module._moestro_adapted = True  # type: ignore[assignment]

@@ -1,6 +1,6 @@
 """Validates values read from the database: SQLite keeps any type in any column, and other programs can edit the file.
 
-Every function raises Unfit, a ValueError, whose text is the end of a sentence about the row.
+Every function raises InvalidRow, a ValueError, whose text is the end of a sentence about the row.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ QUALITY = {  # of core.quality.report.Quality
 }
 
 
-class Unfit(ValueError):
+class InvalidRow(ValueError):
     """A stored value that Moestro cannot have written."""
 
 
 def fields(value: object, name: str) -> dict[str, Any]:
     """A column with a JSON object."""
     if not isinstance(value, str):
-        raise Unfit(f"there is no text where its {name} should be")
+        raise InvalidRow(f"there is no text where its {name} should be")
     try:
         found = parse_json(value, nonfinite=True)
     except BadJson as error:
-        raise Unfit(f"where its {name} should be, {error}") from None
+        raise InvalidRow(f"where its {name} should be, {error}") from None
     if not isinstance(found, dict):
-        raise Unfit(f"there is no object where its {name} should be")
+        raise InvalidRow(f"there is no object where its {name} should be")
     return found
 
 
@@ -78,7 +78,7 @@ def stats_of(value: object) -> dict[str, Any] | None:
     _require(found, {name: kinds for name, kinds in LATER_STATS.items() if name in found}, "statistics")
     sampling = found.get("sampling", {})
     if not isinstance(sampling, dict) or sampling and "seed" not in sampling:
-        raise Unfit("its sampling is damaged")
+        raise InvalidRow("its sampling is damaged")
     _require(sampling, {name: WHOLE if name in ("seed", "top_k") else NUMBER for name in sampling}, "sampling")
     return found
 
@@ -90,7 +90,7 @@ def quality_of(value: object) -> dict[str, Any] | None:
     found = fields(value, "quality")
     _require(found, QUALITY, "quality")
     if (found["kl"] is None) != (found["agreement"] is None):
-        raise Unfit("its quality lacks a figure")
+        raise InvalidRow("its quality lacks a figure")
     return found
 
 
@@ -99,7 +99,7 @@ def shape_of(value: object) -> ModelShape:
     found = {"encoder_layers": 0, **fields(value, "shape")}  # which older versions did not store
     names = set(ModelShape.__slots__)
     if set(found) != names:
-        raise Unfit("its shape has other fields")
+        raise InvalidRow("its shape has other fields")
     _require(found, dict.fromkeys(names, WHOLE), "shape")
     return ModelShape(**found)
 
@@ -107,21 +107,21 @@ def shape_of(value: object) -> ModelShape:
 def text(value: object, name: str) -> str:
     """A column with text."""
     if not isinstance(value, str):
-        raise Unfit(f"there is no text where its {name} should be")
+        raise InvalidRow(f"there is no text where its {name} should be")
     return value
 
 
-def moment(value: object, name: str) -> float:
+def timestamp(value: object, name: str) -> float:
     """A column with a time: seconds since the epoch, of a year with four digits."""
     if not isinstance(value, (int, float)) or not 0 <= value < YEAR_10000_S:
-        raise Unfit(f"its {name} is no time")
+        raise InvalidRow(f"its {name} is no time")
     return value
 
 
 def _require(found: Mapping[str, Any], wanted: Mapping[str, tuple[str, ...]], what: str) -> None:
     for name, kinds in wanted.items():
         if name not in found or _kind(found[name]) not in kinds:
-            raise Unfit(f"its {what} {'have an odd' if name in found else 'lack'} {name[:40]}")
+            raise InvalidRow(f"its {what} {'have an odd' if name in found else 'lack'} {name[:40]}")
 
 
 def _kind(value: object) -> str:

@@ -26,7 +26,7 @@ class Draft:
     error: str = ""
 
 
-class Unsaved:
+class UnsavedAnswers:
     """All drafts of a host. Thread-safe."""
 
     def __init__(self, store: Store) -> None:

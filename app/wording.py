@@ -1,4 +1,4 @@
-"""Sizes and names as people read them, the same in the dashboard and in the terminal."""
+"""Counts and names as people read them, the same in the dashboard and in the terminal."""
 
 from __future__ import annotations
 
@@ -14,15 +14,6 @@ from core.settings.config import KINDS, params
 from core.settings.registry import variants
 
 MARK = 6  # hexadecimal digits of a model's id
-UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
-
-
-def size(count: float) -> str:
-    """Bytes with a unit and three significant digits: "7.25 GB"."""
-    for unit, scale in UNITS:
-        if abs(count) >= scale:
-            return f"{count / scale:.3g} {unit}" if abs(count) < 100 * scale else f"{count / scale:.0f} {unit}"
-    return f"{count:.0f} B"
 
 
 def count(number: int) -> str:
@@ -37,9 +28,9 @@ def percent(share: float) -> str:
 
 
 @lru_cache(512)
-def turned(text: str) -> str:
-    """What the engine says of a setting that was turned ("eviction lru → lfu"), in the page's words: "Eviction policy:
-    LRU → LFU", "Telemetry off". Anything else it says is left as it is."""
+def describe_change(text: str) -> str:
+    """The engine's text about a changed setting ("eviction lru → lfu") in the page's words: "Eviction policy: LRU →
+    LFU", "Telemetry off". Any other text is returned unchanged."""
     name, _, rest = text.partition(" ")
     param = params().get(name)
     if param is None or not rest:
@@ -78,12 +69,12 @@ def scored(quality: Mapping[str, Any] | None) -> list[str]:
 
 
 def agreement(share: Share) -> str:
-    """A share of the tokens that were checked, with its interval and what may be said of it:
+    """A share of the tokens that were checked, with its interval and a verdict:
     "50 % (12 of 24 tokens, 95 % interval 31–69 %): low".
     """
     between = f"{100 * share.low:.0f}–{100 * share.high:.0f} %"
-    said = {"close": "", "low": ": low", "unclear": ": too few tokens to tell"}[share.verdict]
-    return f"{percent(share.value)} ({share.hits} of {share.n} tokens, 95 % interval {between}){said}"
+    verdict = {"close": "", "low": ": low", "unclear": ": too few tokens to tell"}[share.verdict]
+    return f"{percent(share.value)} ({share.hits} of {share.n} tokens, 95 % interval {between}){verdict}"
 
 
 def name_of(model: str) -> str:

@@ -37,7 +37,7 @@ DTYPES = {
 HEADER_BYTES = 100 << 20  # as in safetensors itself
 
 
-class Stored(NamedTuple):
+class TensorLocation(NamedTuple):
     """Location of one tensor in a safetensors file; `offset` in bytes from the start of the file."""
 
     file: int
@@ -105,14 +105,14 @@ class TensorFiles:
     """Open safetensors files. `read` may be called from any thread; `close` releases the files (idempotent)."""
 
     def __init__(self, files: tuple[Path, ...]) -> None:
-        self.tensors: dict[str, Stored] = {}
+        self.tensors: dict[str, TensorLocation] = {}
         for number, file in enumerate(files):
             header, start = read_header(file)
             for name, entry in header.items():
                 if entry["dtype"] not in DTYPES:
                     raise ModelError(f"{file} holds numbers of type {entry['dtype']}, which Moestro cannot read.")
                 dtype, (begin, end), shape = DTYPES[entry["dtype"]], entry["data_offsets"], tuple(entry["shape"])
-                self.tensors[name] = Stored(number, dtype, shape, start + begin, end - begin)
+                self.tensors[name] = TensorLocation(number, dtype, shape, start + begin, end - begin)
         self._handles = [file.open("rb", buffering=0) for file in files]
         self._locks = [threading.Lock() for _ in files]
 

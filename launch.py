@@ -188,7 +188,7 @@ def fail(message: str, code: int = 1) -> int:
 def main(arguments: list[str]) -> int:
     if sys.version_info < (3, 11):
         return fail(f"Moestro needs Python 3.11 or newer; this is {sys.version.split()[0]}. Start it with a newer one.")
-    from app import bare_help
+    from app.start import bare_help
 
     if arguments[:1] == ["--version"]:
         print(f"Moestro {bare_help.version()}")

@@ -8,8 +8,8 @@ from hashlib import sha256
 from pathlib import PureWindowsPath
 from typing import Any
 
-from core.quality.interval import Share
-from core.quality.report import agreed
+from core.engine.quality.interval import Share
+from core.engine.quality.report import agreed
 from core.settings.config import KINDS, params
 from core.settings.registry import variants
 
@@ -53,7 +53,7 @@ def lossy(stats: Mapping[str, Any]) -> str:
 
 
 def scored(quality: Mapping[str, Any] | None) -> list[str]:
-    """What an answer's quality is, in parts of a line; of the fields of a core.quality.report.Quality."""
+    """What an answer's quality is, in parts of a line; of the fields of a core.engine.quality.report.Quality."""
     if quality is None:
         return []
     parts = [quality["note"]] if quality["note"] else []

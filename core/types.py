@@ -13,14 +13,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from core.choices import Action as Action
-from core.choices import LossyLook
-from core.choices import Why as Why
 from core.metrics import Origin as Origin
 from core.metrics import Outcome as Outcome
 from core.metrics import Phase as Phase
 from core.metrics import StepRecord as StepRecord
 from core.metrics import Transfer as Transfer
+from core.metrics.lossy_events import Action as Action
+from core.metrics.lossy_events import LossyLook
+from core.metrics.lossy_events import Why as Why
 
 Reason = Literal["stop", "length", "context", "cancelled"]
 """Why an answer ended: by an end token, at its limit of tokens, at the end of the context, or stopped by its reader."""
@@ -106,7 +106,7 @@ class AnswerStats:
     seed: int = 0  # of the sampler: repeats the answer
     closeness: float = 0.0  # how far an exact answer's logits may be from transformers'; see core.capacity.plan.Plan
     weights: str = ""  # the format that weights were rounded to; "" = they are the checkpoint's own
-    audit: int = 0  # the number under which its quality will be reported (core.quality); 0 = it will not
+    audit: int = 0  # the number under which its quality will be reported (core.engine.quality); 0 = it will not
     stop: str = ""  # the requested text before which it ended; "" = it ended otherwise
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -167,7 +167,7 @@ class Memory:
     device_free: int
     host: int  # the experts' host tier
     peak: int  # most in use since load
-    kept: int = 0  # host memory of earlier chats' KV caches: core.session.prefix_cache
+    kept: int = 0  # host memory of earlier chats' KV caches: core.engine.prefix_cache
     unpinned: int = 0  # of `host`: what the system did not let be pinned for the GPU, and takes longer to copy
 
     @property

@@ -7,9 +7,9 @@ python -m examples.replay talk.trace
 import sys
 from pathlib import Path
 
+from core.profile.trace import open_trace
 from core.settings.registry import variants
 from core.simulate import BELADY, Config, simulate
-from core.trace import open_trace
 from examples import second_chance  # registers the policy
 
 if __name__ == "__main__":

@@ -64,13 +64,13 @@ def follow(folder: Path) -> dict[str, Any]:
     import numpy as np
 
     from app.cli import metrics
-    from app.exports import archive
     from app.server import frames
+    from app.services.exports import archive
     from app.store import Store
+    from core.engine.answer import AnswerBuilder
+    from core.engine.sequence import Sequence, Start, Stop
     from core.runtime.kv_cache import SequenceKV
     from core.runtime.telemetry import Telemetry
-    from core.session.answer import AnswerBuilder
-    from core.session.sequence import Sequence, Start, Stop
     from core.types import Memory, ModelShape, StepRecord
 
     shape, memory = ModelShape(layers=1, experts=2, top_k=1, hidden=4, expert_bytes=8), Memory(*[0] * 10)
@@ -118,9 +118,9 @@ def simulated() -> dict[str, Any]:
     from app.cli.simulate_prefetch import summary
     from app.services.analysis.whatif import About, Bound, Table, prefetched
     from app.services.analysis.whatif_csv import to_csv
+    from core.profile.trace import ArrayTrace
     from core.simulate import Clock, Config
     from core.simulate.prefetchers import ORACLE, TimedConfig, timed
-    from core.trace import ArrayTrace
 
     clock = Clock(compute_ms=8.0, load_ms=1.0, expert_ms=1.0)
     trace = ArrayTrace(np.arange(12).reshape(6, 2, 1) % 4, 4)

@@ -8,8 +8,8 @@ from typing import Any
 
 from app.services.analysis.quality import QualityForm, QualityResult
 from core.errors import MoestroError, SettingError
-from core.evaluate.modes import chosen, residencies
-from core.evaluate.rows import EvaluationRow
+from core.measure.evaluate.modes import chosen, residencies
+from core.measure.evaluate.rows import EvaluationRow
 
 ABOUT = {
     "model": "demo",

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from core.choices import CHOICE, Action, Lossy, LossyLook, Why
-from core.quality.report import Quality
+from core.engine.quality.report import Quality
+from core.metrics.lossy_events import CHOICE, Action, Lossy, LossyLook, Why
 from core.runtime.telemetry import look, mean
 from core.settings.param import Value
 from core.types import ModelShape, Outcome, StepRecord

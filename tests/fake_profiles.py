@@ -64,8 +64,8 @@ def fake_calibrate(
     progress: Callable[[str, float], None],
     cancel: threading.Event,
 ) -> Profile:
-    """What `core.calibrate.gather.calibrate` does, in twenty steps. A text "broken" is refused; with "slow" among the
-    texts it stands still in the middle until somebody cancels it."""
+    """What `core.measure.calibrate.gather.calibrate` does, in twenty steps. A text "broken" is refused; with "slow"
+    among the texts it stands still in the middle until somebody cancels it."""
     if "broken" in texts:
         raise ProfileError("The text cannot be read.")
     for step in range(20):

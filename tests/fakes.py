@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from core.engine.batch_request import BatchPiece, BatchRequest, Regrouped
+from core.engine.lossy_check import check_allowed, with_substitute
+from core.engine.quality.report import Quality
+from core.engine.stop_text import StopText
 from core.errors import ContextError
 from core.metrics import METRICS, values
 from core.policy.allocation.slot_allocation import check_needs
 from core.policy.batching import Scheduler
 from core.profile import Profile, check_model
-from core.quality.report import Quality
-from core.session.batch_request import BatchPiece, BatchRequest, Regrouped
-from core.session.lossy_check import check_allowed, with_substitute
-from core.session.stop_text import StopText
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.pins import Pins

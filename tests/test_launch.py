@@ -17,9 +17,9 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import launch
-from app import bare_help
 from app.cli import MODULES
-from app.commands import COMMANDS
+from app.start import bare_help
+from app.start.commands import COMMANDS
 from core import __version__
 
 NUMBERS = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda ns: ".".join(map(str, ns)))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.exports.tables import DEFINITIONS
+from app.services.exports.tables import DEFINITIONS
 from app.store.schema import MIGRATIONS, add_metrics, migrate
 from core.cache.counts import FIGURES, Counts
 from core.metrics import COUNTED, METRICS, Metric, reduced, share

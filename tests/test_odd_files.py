@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.calibrate.texts import from_file as texts
 from core.errors import MoestroError
-from core.evaluate.questions import from_file as questions
+from core.measure.calibrate.texts import from_file as texts
+from core.measure.evaluate.questions import from_file as questions
 from core.profile import load
 from core.profile.file import write as write_profile
 from core.profile.profile import KEY, VERSION
-from core.trace import FileTrace, open_trace
-from core.trace.file import FRAME, MAGIC, MARK
+from core.profile.trace import FileTrace, open_trace
+from core.profile.trace.file import FRAME, MAGIC, MARK
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs POSIX files")
 READERS: dict[str, Callable[[Path], object]] = {
@@ -100,7 +100,7 @@ def bomb() -> bytes:
 
 
 def test_arrays_that_are_too_large_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.trace.sound.UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr("core.profile.trace.sound.UNPACKED_BYTES", 1 << 20)
     (tmp_path / "a.npz").write_bytes(bomb())
     with pytest.raises(MoestroError, match="bytes, and those of a trace"):
         open_trace(tmp_path / "a.npz")

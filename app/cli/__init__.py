@@ -18,15 +18,15 @@ from typing import TextIO
 import launch
 from app.cli.parser import CommandParser
 from app.cli.reference import PrintReference
-from app.commands import ALIASES, COMMANDS
-from app.commands import MODULES as ELSEWHERE
 from app.services.crash import describe
 from app.services.secret import Secret, hide, hide_in_logs, hide_words
+from app.start.commands import ALIASES, COMMANDS
+from app.start.commands import MODULES as ELSEWHERE
 from app.store import results
 from app.store.home import data_dir
 from app.store.private import open_private, private_folder
-from core.command import COMMAND
 from core.errors import MoestroError
+from core.system.command import COMMAND
 
 WHERE = {name: ELSEWHERE.get(name, f"{__name__}.{name}{'_' if iskeyword(name) else ''}") for name in COMMANDS}
 MODULES = {name: import_module(module) for name, module in WHERE.items() if find_spec(module.partition(".")[0])}

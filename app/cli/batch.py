@@ -14,14 +14,14 @@ from app.cli.bar import Bar, clock
 from app.cli.interrupt import stoppable
 from app.cli.parser import CommandParser
 from app.services.secret import address, from_environment, secret
+from core.engine.batch_request import BATCH
 from core.errors import MoestroError
-from core.session.batch_request import BATCH
 from core.settings.registry import create, variants
 from core.system.paths import expanded
 
 if TYPE_CHECKING:
-    from app.batch.endpoint import Server
-    from app.batch.run import Backend, Progress, Run
+    from app.services.batch.endpoint import Server
+    from app.services.batch.run import Backend, Progress, Run
 
 KEY = "OPENAI_API_KEY"
 AT_ONCE, RETRIES, LONGEST_S = 256, 100, 86_400  # most
@@ -108,7 +108,7 @@ def seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    from app.batch.run import Run
+    from app.services.batch.run import Run
 
     spec, drain = options.spec(args), threading.Event()
     server = _server(args) if args.endpoint is not None else None
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         if batch.progress.before:
             print(f"{batch.progress.before} of {batch.total} lines are answered already.", file=sys.stderr)
         if server is not None:
-            from app.batch.by_server import ByServer
+            from app.services.batch.by_server import ByServer
 
             return _answered(batch, ByServer(server, args.at_once), drain, args.out)
         from app.server.v1.batch import ByEngine
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _server(args: argparse.Namespace) -> Server:
     """Raises MoestroError for an address or a key that cannot be one."""
-    from app.batch.endpoint import Server
+    from app.services.batch.endpoint import Server
 
     key = args.api_key if args.api_key is not None else from_environment(KEY)
     return Server.checked(args.endpoint, key, args.model or "", args.retries, args.timeout)

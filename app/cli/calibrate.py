@@ -93,10 +93,10 @@ def run(args: argparse.Namespace) -> int:
 
 def calibrated(args: argparse.Namespace, engine: Any, parts: set[str]) -> int:
     """Calibrate and save; prints what was measured."""
-    from core.calibrate.gather import calibrate
-    from core.calibrate.texts import bundled, from_path
+    from core.measure.calibrate.gather import calibrate
+    from core.measure.calibrate.texts import bundled, from_path
     from core.memory.store import Cancelled
-    from core.trace import open_trace
+    from core.profile.trace import open_trace
 
     traces = [open_trace(path, engine.shape.experts) for path in args.trace]
     texts = [text for path in args.text for text in from_path(path)]

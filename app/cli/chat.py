@@ -21,13 +21,13 @@ from app.services.profiles import stored_profile
 from app.services.secret import secret
 from app.store.home import PRODUCTS, data_dir
 from app.wording import lossy, scored
-from core.command import COMMAND
+from core.engine.quality.report import Quality
 from core.errors import MoestroError
-from core.quality.report import Quality
+from core.profile.trace import TraceWriter
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
+from core.system.command import COMMAND
 from core.system.paths import expanded
-from core.trace import TraceWriter
 from core.types import AnswerStats, StepRecord
 
 HINT = """Write a message. /reset starts over, /set name value changes a setting, /stats shows the last answer's
@@ -104,7 +104,7 @@ def record(
     """A trace writer for the routing of `engine`, with the enabled EXTRAS; without a path a null context."""
     if path is None:
         return nullcontext()
-    from core.prediction.shadows import recorded
+    from core.runtime.prediction.shadows import recorded
 
     if any(extras.values()):
         engine.keep(**extras)

@@ -14,7 +14,7 @@ import launch
 from app.cli import browser, probes
 from app.store.home import PRODUCTS, data_dir
 from core import __version__
-from core.command import COMMAND
+from core.system.command import COMMAND
 from core.system.paths import expanded
 
 GB = 1e9

@@ -97,7 +97,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from core.evaluate.modes import PREDICTORS, chosen, modes_of, residencies
+    from core.measure.evaluate.modes import PREDICTORS, chosen, modes_of, residencies
 
     names = [word for word in (args.predictors or "").replace(" ", "").split(",") if word] or list(PREDICTORS)
     known = modes_of(names)
@@ -152,11 +152,11 @@ def given(args: argparse.Namespace) -> tuple[Any, Any]:
         raise SettingError("Ask for at least one question or one token of text.")
     questions = texts = None
     if args.facts is not None:
-        from core.evaluate.questions import from_file
+        from core.measure.evaluate.questions import from_file
 
         questions = from_file(args.facts)
     if args.text is not None:
-        from core.evaluate.passages import read
+        from core.measure.evaluate.passages import read
 
         texts = read(args.text)
     return questions, texts
@@ -173,10 +173,10 @@ def measured(
     cancel: threading.Event,
 ) -> dict[str, Any]:
     """Measure every mode at every resident share; returns plain data and writes the CSV."""
-    from core.evaluate.calibrated import calibrated
-    from core.evaluate.rows import to_csv, with_savings
-    from core.evaluate.run import evaluate, gather
-    from core.evaluate.summary import about, result
+    from core.measure.evaluate.calibrated import calibrated
+    from core.measure.evaluate.rows import to_csv, with_savings
+    from core.measure.evaluate.run import evaluate, gather
+    from core.measure.evaluate.summary import about, result
 
     material = gather(engine, args.questions, args.tokens, questions, texts)
     if args.questions and not material.questions:
@@ -204,10 +204,10 @@ def tasks(
     cancel: threading.Event,
 ) -> dict[str, Any]:
     """Measure every mode at every resident share on tasks of the harness."""
-    from core.evaluate.calibrated import calibrated
-    from core.evaluate.harness import adapter
-    from core.evaluate.scorer import Scorer
-    from core.evaluate.tasks import evaluate_tasks
+    from core.measure.evaluate.calibrated import calibrated
+    from core.measure.evaluate.harness import adapter
+    from core.measure.evaluate.scorer import Scorer
+    from core.measure.evaluate.tasks import evaluate_tasks
 
     adapter(Scorer(engine))  # raises early if the harness is not installed
     folder = data_folder(data_dir())
@@ -235,7 +235,7 @@ def table(found: dict[str, Any]) -> str:
             for one in found["tasks"]
         ]
         return "\n".join([f"{found['model']}, tasks of lm-evaluation-harness:", *lines])
-    from core.evaluate.others import MUCH
+    from core.measure.evaluate.others import MUCH
 
     heads = ("mode", "match", "unseen", "perpl.", "agree", "changed", "MB/token", "tok/s")
     lines = [

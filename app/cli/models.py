@@ -13,8 +13,8 @@ from app.services.candidates import Entry, one_line
 from app.services.deletion import delete, describe, inspect, outcome, stays
 from app.services.library import peek, same_place, scan
 from app.store.home import data_dir
-from core.command import COMMAND
 from core.errors import MoestroError
+from core.system.command import COMMAND
 from core.system.wording import format_bytes
 
 HEADS = ("NAME", "KIND", "FORMAT", "SIZE", "EXPERTS", "LAST USED")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from app.cli.parser import CommandParser
-from core.command import COMMAND
 from core.errors import SettingError
 from core.settings.calibration import CalibrationSettings
 from core.settings.config import Settings, general, params
@@ -16,6 +15,7 @@ from core.settings.migration import unknown
 from core.settings.param import Param, Value, declared
 from core.settings.presets import PRESETS, Preset, preset
 from core.settings.sampling import Sampling
+from core.system.command import COMMAND
 
 LIVE, LOAD, DRAW, TRAIN = "live:", "load:", "draw:", "train:"  # prefixes of generated options in the namespace
 

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from app.option_aliases import UnknownOptionError, described, translated
+from app.start.option_aliases import UnknownOptionError, described, translated
 
 
 class CommandParser(argparse.ArgumentParser):

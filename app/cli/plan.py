@@ -28,11 +28,11 @@ from core.policy.allocation.expert_split import LayerTimes
 from core.policy.allocation.slot_allocation import prefetch_buffer
 from core.policy.eviction import policy_maker
 from core.profile import Profile, profile_path, save
+from core.profile.trace import Trace, open_trace
 from core.settings.budget import Budget
 from core.settings.config import Settings
 from core.simulate.split_replay import SplitReplay, SplitResult
 from core.system.paths import expanded
-from core.trace import Trace, open_trace
 
 TOKENS = 5000  # of a trace: as many as MoEpic plans from (section 4.1)
 BLOCKS = 16  # of an expert, in a replay

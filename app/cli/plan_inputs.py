@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from app.cli import options
 from app.cli.simulate import profile_for, say
 from app.services.profiles import stored_profile
-from core.command import COMMAND
 from core.errors import SettingError
 from core.policy.allocation.curves import Curves, curves_of
 from core.policy.allocation.expert_split import LayerTimes
 from core.policy.eviction import policy_maker
 from core.profile import Profile, load
+from core.profile.trace import FileTrace, Trace
 from core.settings.budget import Budget
 from core.settings.config import Settings
 from core.settings.param import Choice
 from core.settings.registry import variant
 from core.simulate.curves import measure_curves
-from core.trace import FileTrace, Trace
+from core.system.command import COMMAND
 
 TIMES = {
     "att": "attention of one layer",

@@ -7,8 +7,8 @@ import argparse
 from collections.abc import Mapping
 
 from app.cli.parser import CommandParser
-from app.option_aliases import described
-from core.command import COMMAND
+from app.start.option_aliases import described
+from core.system.command import COMMAND
 
 HEAD = """# Commands
 

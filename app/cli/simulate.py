@@ -16,12 +16,12 @@ from app.cli.simulate_report import summary, table
 from app.services.profiles import stored_profile
 from core.errors import SettingError, TraceError
 from core.profile import Profile, load
+from core.profile.trace import FileTrace, Trace, open_trace
 from core.settings.config import Settings
 from core.settings.registry import variant, variants
 from core.simulate import BELADY, BELADY_BYPASS, Config, Result, simulate
 from core.simulate.prefetchers import ORACLE, TimedResult
 from core.system.paths import expanded
-from core.trace import FileTrace, Trace, open_trace
 
 Fetched = dict[tuple[str, str], dict[str, TimedResult]]  # (policy, size) -> prefetcher -> result
 PLACING = ("scope", "layer_slots", "pins", "bypass")  # settings with an option of their own here

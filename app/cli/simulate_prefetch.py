@@ -10,11 +10,11 @@ from app.cli import options
 from core.errors import MoestroError, SettingError
 from core.metrics import BY_NAME
 from core.profile import Profile
+from core.profile.trace import Trace
 from core.settings.config import Settings
 from core.settings.registry import variant, variants
 from core.simulate import Clock, Config, Result
 from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, predictor_for, timed
-from core.trace import Trace
 
 NONE = "none"
 RULES = ("prefetch_deadline", "prefetch_guard", "prefetch_beside")  # settings with an option of their own here

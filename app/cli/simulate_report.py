@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from core.profile.trace import Trace
 from core.simulate import BELADY, BELADY_BYPASS, Clock, Result
-from core.trace import Trace
 
 BOUNDS = (BELADY, BELADY_BYPASS)
 

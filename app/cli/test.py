@@ -18,8 +18,8 @@ from pathlib import Path
 
 from app.cli import browser
 from app.cli.parser import CommandParser
-from core.command import COMMAND
 from core.errors import MoestroError
+from core.system.command import COMMAND
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = (

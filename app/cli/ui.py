@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from app.store.check import NAME, Check
 
     check = Check(data_dir() / NAME)  # runs during the remaining imports
-    from app.serve import StartOptions, serve
+    from app.ui.serve import StartOptions, serve
 
     try:
         serve(StartOptions(*options.given(args)), access, port=port, browser=not args.no_browser, check=check)

@@ -14,7 +14,6 @@ from fastapi import FastAPI, Response
 from fastapi.responses import FileResponse, PlainTextResponse, StreamingResponse
 from starlette.background import BackgroundTask
 
-from app.exports import archive
 from app.server import chat_list, errors, frames, prometheus, trace_files, transcripts
 from app.server.bodies import Bodies
 from app.server.json_values import RowId
@@ -23,11 +22,12 @@ from app.server.security.gate import Gate
 from app.server.security.headers import SecurityHeaders
 from app.server.v1 import routes
 from app.services.analysis import lab, whatif_csv
+from app.services.exports import archive
 from app.services.host import Host
 from app.store.private import clear
 from core import __version__
+from core.engine.quality.report import Quality
 from core.errors import MoestroError
-from core.quality.report import Quality
 from core.system.template_worker import RENDERER
 
 PART_BYTES = 256 << 10  # of a file that is sent

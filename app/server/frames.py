@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from app.wording import describe_change
-from core.choices import LossyLook
 from core.metrics import BY_NAME
+from core.metrics.lossy_events import LossyLook
 from core.types import Frame, Memory, ModelShape
 
 Array = npt.NDArray[Any]

@@ -8,9 +8,9 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from starlette.background import BackgroundTask
 
-from app.exports.archive import NothingThere
-from app.exports.traces import find, write
 from app.server.json_values import RowId
+from app.services.exports.archive import NothingThere
+from app.services.exports.traces import find, write
 from app.store import Store
 from core.errors import MoestroError
 

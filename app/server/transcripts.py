@@ -7,9 +7,9 @@ from collections.abc import Callable
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse, Response
 
-from app.exports import transcript
-from app.exports.archive import NothingThere
 from app.server.json_values import RowId
+from app.services.exports import transcript
+from app.services.exports.archive import NothingThere
 from app.store import Store
 
 

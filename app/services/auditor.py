@@ -9,8 +9,8 @@ from dataclasses import asdict
 from app.services.answer_queue import AnswerQueue
 from app.services.engine_protocol import EngineProtocol
 from app.store import Store
+from core.engine.quality.report import Quality
 from core.errors import MoestroError
-from core.quality.report import Quality
 
 log = logging.getLogger("moestro.app")
 AGAIN_S = 0.25  # before retrying an engine that was in use, or whose audit was interrupted

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from app.batch.answers_file import Answers
-from app.batch.figures import BatchFigures
-from app.batch.run import Backend, Progress, Run
+from app.services.batch.answers_file import Answers
+from app.services.batch.figures import BatchFigures
+from app.services.batch.run import Backend, Progress, Run
 from app.services.engine_protocol import EngineProtocol
 from app.services.jobs import JobRunner, ModelJob
 from app.services.loading import Loaded
 from app.services.model_manager import ModelManager
 from app.store.private import private_folder
+from core.engine.batch_request import BATCH
 from core.errors import MoestroError
 from core.policy.batching import Scheduler
-from core.session.batch_request import BATCH
 from core.settings.registry import create
 from core.settings.sampling import Sampling
 from core.system.reading import open_regular, reason

@@ -18,9 +18,9 @@ from app.store.traces import stored_traces
 from app.wording import count
 from core.errors import MoestroError, SettingError
 from core.profile import PARTS, Profile
+from core.profile.trace import Trace, open_trace
 from core.settings.calibration import CalibrationSettings
 from core.system.paths import named_path
-from core.trace import Trace, open_trace
 
 CHOICES = {
     "bundled": "Bundled prompts",
@@ -34,11 +34,11 @@ BUNDLED = 50_000  # approximate characters of the bundled prompts
 FILES = 5000  # of a folder, whose sizes are summed
 PROMPTS = 256  # passes over prompts that the prefill speed is taken from: the last ones
 WHOLE = 0.5  # of the longest one's tokens: a chat's next turns are shorter, and cost as much a pass
-Text = Any  # core.calibrate.texts.Text; importing that module imports transformers
+Text = Any  # core.measure.calibrate.texts.Text; importing that module imports transformers
 
 
 class Calibrate(Protocol):
-    """Signature of `core.calibrate.gather.calibrate`. Raises MoestroError, also when cancelled."""
+    """Signature of `core.measure.calibrate.gather.calibrate`. Raises MoestroError, also when cancelled."""
 
     def __call__(
         self,
@@ -176,7 +176,7 @@ class Calibrator:
 
     def _collect(self, engine: EngineProtocol, model: str, reading: Reading) -> tuple[list[Text], list[Trace], str]:
         """The texts and traces to read, and a description for display. Raises MoestroError when there are none."""
-        from core.calibrate import texts as reader
+        from core.measure.calibrate import texts as reader
 
         texts: list[Text] = []
         traces: list[Trace] = []
@@ -255,7 +255,7 @@ class Calibrator:
 
     def _worker(self) -> Calibrate:
         if self._work is None:
-            from core.calibrate.gather import calibrate
+            from core.measure.calibrate.gather import calibrate
 
             self._work = calibrate
         return self._work

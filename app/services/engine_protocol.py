@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
+from core.engine.batch_request import BatchPiece, BatchRequest, Regrouped
+from core.engine.quality.report import Quality
 from core.policy.batching import Scheduler
 from core.profile import Profile
-from core.quality.report import Quality
-from core.session.batch_request import BatchPiece, BatchRequest, Regrouped
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling

@@ -14,9 +14,9 @@ from app.services.loading import Loaded, Loading
 from app.services.remembered import Remembered
 from app.store import Store
 from app.wording import model_id
+from core.engine.quality.report import Quality
 from core.errors import BusyError, ClosingError, ModelError, MoestroError
 from core.profile import Profile
-from core.quality.report import Quality
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.system.process_memory import release_memory

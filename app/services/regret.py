@@ -18,8 +18,8 @@ from typing import Any
 from app.services.analysis.whatif import BOUNDS
 from app.services.regret_feed import WINDOW, Compared, Feed, Step, choices
 from app.services.regret_process import Lost, Process
+from core.engine.quality.interval import margin, mean_error, surely_more
 from core.policy.allocation.slot_allocation import AllocationProfile
-from core.quality.interval import margin, mean_error, surely_more
 from core.settings.config import Settings
 from core.settings.registry import variant, variants
 from core.simulate import BELADY, BELADY_BYPASS

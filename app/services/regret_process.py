@@ -71,9 +71,9 @@ class ShadowServer:
     """
 
     def __init__(self) -> None:
+        from core.profile.trace import Chunk
         from core.settings.registry import variants
         from core.simulate import regret
-        from core.trace import Chunk
 
         self._regret, self._chunk, self._variants = regret, Chunk, variants
         self._shadows: Any = None

@@ -16,8 +16,8 @@ from app.services.crash import log_crash
 from app.services.progress import Answer
 from app.services.unsaved_answers import UnsavedAnswers
 from app.store import Store
+from core.engine.batch_request import BatchRequest
 from core.errors import ContextError, MoestroError, PromptError
-from core.session.batch_request import BatchRequest
 from core.system import process_memory
 from core.system.template_worker import RENDERER
 from core.types import Piece, StepRecord

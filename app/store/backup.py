@@ -15,7 +15,7 @@ from app.store.check import LOGS, NAME, backups, find_damage
 from app.store.database import Database, lock_folder
 from app.store.private import private_folder, touch_private
 from app.store.schema import MIGRATIONS, StoreError
-from core.command import COMMAND
+from core.system.command import COMMAND
 
 log = logging.getLogger("moestro.store")
 KEPT = 2

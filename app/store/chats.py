@@ -59,8 +59,8 @@ class Chat:
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message as shown. `stats`, for a finished answer: the fields of `core.types.AnswerStats`, and `queued_ms`.
-    `quality`, for one scored against the exact model: the fields of `core.quality.report.Quality`. `unsaved`: why its
-    text is only in memory. `branches`: the messages at its place in the chat, by age, itself included.
+    `quality`, for one scored against the exact model: the fields of `core.engine.quality.report.Quality`. `unsaved`:
+    why its text is only in memory. `branches`: the messages at its place in the chat, by age, itself included.
     """
 
     id: int

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from app.store.schema import DamagedError, StoreError
-from core.command import COMMAND
+from core.system.command import COMMAND
 
 NAME = "moestro.sqlite3"
 LOGS = ("-wal", "-journal")  # SQLite's files next to the database that hold commits not yet in it

@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 
 from core.metrics.record import Beside
-from core.trace.chunk import BESIDE, beside_map_type
+from core.profile.trace.chunk import BESIDE, beside_map_type
 
 LEVEL = 1  # of zlib: a few thousand rows of small numbers, at every token
 MOST = 256 << 20  # unpacked bytes of a pass

@@ -41,7 +41,7 @@ LATER_STATS = {  # further fields, which earlier versions did not write
     "cached_tokens": WHOLE,
     "opens_reasoning": FLAG,
 }
-QUALITY = {  # of core.quality.report.Quality
+QUALITY = {  # of core.engine.quality.report.Quality
     "scored": WHOLE,
     "kl": FIGURE,
     "kl_most": FIGURE,

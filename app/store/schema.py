@@ -79,7 +79,7 @@ MIGRATIONS: tuple[str, ...] = (
     "ALTER TABLE messages ADD COLUMN quality TEXT",  # of a lossy answer that was scored against the exact model
     """
     ALTER TABLE steps ADD COLUMN changed INTEGER NOT NULL DEFAULT 0;     -- assignments that were not the router's ...
-    ALTER TABLE steps ADD COLUMN choices BLOB NOT NULL DEFAULT x'';      -- ... and every event, as core.choices.CHOICE
+    ALTER TABLE steps ADD COLUMN choices BLOB NOT NULL DEFAULT x'';      -- ... and every event: metrics.lossy_events
     """,
     "ALTER TABLE steps ADD COLUMN named BLOB NOT NULL DEFAULT x''",  # for the lab: app/store/named.py
     # A chat is a tree. Before, a message that an edit or a regeneration had replaced was only hidden: of the messages

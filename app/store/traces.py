@@ -19,8 +19,8 @@ from app.store.named import unpacked
 from app.store.schema import StoreError
 from app.store.steps import Load, damaged_pass
 from core.metrics.record import Beside
-from core.trace import Chunk
-from core.trace.chunk import BESIDE, CHUNK, beside_map_type, id_type
+from core.profile.trace import Chunk
+from core.profile.trace.chunk import BESIDE, CHUNK, beside_map_type, id_type
 
 PIECE = 256  # passes read at a time
 HELD_BYTES = 4 << 20  # of what prefetchers named, as stored, in one chunk
@@ -29,7 +29,7 @@ Named = tuple[str, Mapping[str, Any]]  # a prefetcher and its parameters
 
 @dataclass(frozen=True, slots=True)
 class StoredTrace:
-    """The routing of one model in a chat, or with chat None everything under `loads`. Implements core.trace.Trace.
+    """The routing of one model in a chat, or with chat None everything under `loads`: a core.profile.trace.Trace.
 
     `size` = bytes of its ids before compression in a trace file.
     """

@@ -21,10 +21,10 @@ from safetensors.torch import save_file
 
 from bench.models.generate import DEMO, TOKENIZER, Sizes, config
 from core.capacity.free_memory import free_bytes
+from core.engine import loading
 from core.hf import ExpertsSite, find_experts, meta_skeleton
 from core.memory.codec.measure import random_expert
 from core.memory.store import HostStore
-from core.session import loading
 
 FORMAT = "int4-g64"
 QWEN = Sizes("qwen3-30b-a3b", 2048, 48, 128, 8, 768, heads=32, kv_heads=4, head_dim=128, vocab=151936)

@@ -1,1 +1,1 @@
-"""The commands of `launch.py` that run benches, a module each; `app.cli` loads them by name (`app.commands`)."""
+"""The commands of `launch.py` that run benches, a module each; `app.cli` loads them by name (`app.start.commands`)."""

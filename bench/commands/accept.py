@@ -11,8 +11,8 @@ from app.cli.target import require_new_file
 from app.store.home import data_dir
 from app.store.private import data_folder
 from bench.accept.checks import checks
-from core.command import COMMAND
 from core.errors import MoestroError
+from core.system.command import COMMAND
 from core.system.paths import expanded
 
 MINUTES = 45.0

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from bench.papers import PAPERS
 from bench.papers.document import StoredResults, answers, markdown, text
 from bench.papers.parts import Paper
-from core.command import COMMAND
 from core.errors import SettingError
+from core.system.command import COMMAND
 
 NAMES = [paper.name for paper in PAPERS]
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from bench.harness.run import LATENCY_US, Run
 from bench.models.generate import FULL, SMALL, Sizes, checkpoint
-from core.calibrate.texts import Text, bundled, tokenize
 from core.engine import Engine
 from core.errors import MoestroError
 from core.importing import import_model
+from core.measure.calibrate.texts import Text, bundled, tokenize
 from core.memory.link import scaled_gbps
 from core.memory.pack import pack_at
 from core.policy.predict import Predictor

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from core.memory.link import Pace
+from core.profile.trace import ArrayTrace
 from core.simulate import BELADY, Config, simulate
-from core.trace import ArrayTrace
 
 CONFIDENCE = 0.95
 

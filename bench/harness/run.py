@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from core.engine import Engine
-from core.session.manifest import device_name, versions
+from core.engine.manifest import device_name, versions
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 

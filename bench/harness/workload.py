@@ -12,19 +12,19 @@ import torch
 
 from bench.harness.engines import question_of, until_ready
 from bench.harness.figures import overlapped_ms
-from core.calibrate.texts import Text
 from core.engine import Engine
 from core.errors import MoestroError
-from core.evaluate.run import start_mode
+from core.measure.calibrate.texts import Text
+from core.measure.evaluate.run import start_mode
 from core.memory.link import Pace
 from core.metrics import BY_NAME, share, values
 from core.policy.allocation.slot_allocation import AllocationProfile
 from core.profile import Profile
+from core.profile.trace import FileTrace
+from core.profile.trace.file import TraceWriter
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
 from core.simulate import BELADY, BELADY_BYPASS, Clock, Config, simulate
-from core.trace import FileTrace
-from core.trace.file import TraceWriter
 from core.types import Ids, StepRecord
 
 PROMPT, ANSWER = 128, 64  # most tokens of a prompt and of an answer

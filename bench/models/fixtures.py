@@ -200,7 +200,7 @@ def machine(fixtures: Fixtures) -> Job:
     """The machine on which these figures were measured."""
     import torch
 
-    from core.session.manifest import device_name, versions
+    from core.engine.manifest import device_name, versions
     from core.system.memory_limits import host_memory
 
     ahead = ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from app.store import results as stored
 from bench.papers.parts import NEVER, VERDICTS, Answer, Paper, Row
-from core.command import COMMAND
+from core.system.command import COMMAND
 
 HEAD = """# The papers
 

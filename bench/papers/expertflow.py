@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.papers.parts import HOLDS, NO, PART, Paper, Part, Row
 from bench.papers.sources import DRAWING, Claims, Reading, Readings, Systems, never, of
-from core.command import COMMAND
+from core.system.command import COMMAND
 
 PATH = ("path_predictor", "residents")
 NEAR = 0.02  # less is no difference
@@ -106,7 +106,7 @@ PAPER = Paper(
         Part("Its answers for the next token", "core/policy/predict/routing_path.py", ("predictor=routing_path",)),
         Part("PLEC", "core/policy/eviction/plec.py", ("eviction=plec", "scope=global")),
         Part("The token scheduler", "core/policy/batching/scheduler.py"),
-        Part("Its two batches, and the dual-batch pipeline", "core/session/batch_groups.py"),
+        Part("Its two batches, and the dual-batch pipeline", "core/engine/batch_groups.py"),
         Part("Demands before prefetches", "core/cache/prefetch_queue.py"),
         Part("Temporal locality (TLP), the control", "core/policy/predict/recent.py", ("predictor=recent",)),
         Part("Spatial locality (SLP), the control", "core/policy/predict/transitions.py", ("predictor=transitions",)),

@@ -9,7 +9,7 @@ from typing import Any
 from bench.papers.over_budgets import hits_save_time, least_memory
 from bench.papers.parts import HOLDS, NO, PART, Paper, Part, Row
 from bench.papers.sources import DRAWING, Claims, Reading, Systems, SystemsReading, never, of
-from core.command import COMMAND
+from core.system.command import COMMAND
 
 RIVALS = ("pre_gated", "mixtral_offloading", "adapmoe", "moe_infinity")
 DIFFER = 0.0555  # in hit rate, of layers with as many slots: what the paper found, with LFU

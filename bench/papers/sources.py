@@ -13,7 +13,7 @@ from bench.papers.parts import BY_CLAIM, HOLDS, NEVER, NO, OPEN, PART, Answer, R
 LOWER = ("kl", "perplexity", "tpot_ms", "ttft_ms", "stall_ms", "link_bytes")  # figures of which less is better
 SHARES = ("hit_rate", "recall_at_k", "recall", "exact_match", "unseen_match", "agreement")
 TIMED = ("tok_s", "tpot_ms", "ttft_ms", "stall_ms")  # figures that other programs on the machine change
-BUSY = 0.3  # CPU cores of other programs from which on times are not compared (core.evaluate.others)
+BUSY = 0.3  # CPU cores of other programs from which on times are not compared (core.measure.evaluate.others)
 NOTHING = "No result has it yet."
 OPTIONS = {"lossy": " --questions 48 --tokens 256"}  # with which a bench answers
 LOSSY, SYSTEMS = f"bench lossy{OPTIONS['lossy']}", "bench systems"

@@ -122,7 +122,7 @@ PAPER = Paper(
         Part("Its network", "core/policy/predict/nets/estimator.py"),
         Part(
             "Executing predictions",
-            "core/prediction/speculation.py",
+            "core/runtime/prediction/speculation.py",
             ("execute=always", "execute_weights", "execute_prefill"),
         ),
         Part("The next layer's gate, the control", "core/policy/predict/gate.py", ("predictor=gate",)),

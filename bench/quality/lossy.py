@@ -1,9 +1,9 @@
 """bench lossy: quality cost and gain of substituting, dropping and executing predictions on this machine.
 
 Two tables. The first is like BuddyMoE's tables 2 to 4: residencies x modes on the demo model's questions and held-out
-text (core.evaluate). The second is like figures 3, 4, 7 and 8 of Speculating Experts (bench.quality.speculating), whose
-table 1 is the execute modes of the first. Which of the papers' orderings hold is computed from the numbers.
-Measurements are saved as they are made: an interrupted bench continues where it was.
+text (core.measure.evaluate). The second is like figures 3, 4, 7 and 8 of Speculating Experts
+(bench.quality.speculating), whose table 1 is the execute modes of the first. Which of the papers' orderings hold is
+computed from the numbers. Measurements are saved as they are made: an interrupted bench continues where it was.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from bench.harness.resume import KeptRows
 from bench.harness.run import Result, Run, Suite
 from bench.quality import speculating
 from core.engine import Engine
-from core.evaluate.calibrated import calibrated
-from core.evaluate.modes import modes_of
-from core.evaluate.others import MUCH
-from core.evaluate.rows import EvaluationRow, with_savings
-from core.evaluate.run import evaluate, gather
-from core.evaluate.summary import about, result
+from core.measure.evaluate.calibrated import calibrated
+from core.measure.evaluate.modes import modes_of
+from core.measure.evaluate.others import MUCH
+from core.measure.evaluate.rows import EvaluationRow, with_savings
+from core.measure.evaluate.run import evaluate, gather
+from core.measure.evaluate.summary import about, result
 from core.profile import Profile, load, save
 
 RESIDENCIES = (0.75, 0.5, 0.375)

@@ -18,14 +18,14 @@ import torch
 from bench.harness.report import cell, grid, ordering
 from bench.harness.run import Run
 from bench.routing.probe import listen
-from core.calibrate.texts import Text, tokenize
 from core.engine import Engine
 from core.errors import SettingError
-from core.evaluate.follow import follow
-from core.evaluate.modes import PREDICTORS, modes_of
-from core.evaluate.passages import held_out
-from core.evaluate.questions import FactQuestion
-from core.evaluate.run import restored, start_mode
+from core.measure.calibrate.texts import Text, tokenize
+from core.measure.evaluate.follow import follow
+from core.measure.evaluate.modes import PREDICTORS, modes_of
+from core.measure.evaluate.passages import held_out
+from core.measure.evaluate.questions import FactQuestion
+from core.measure.evaluate.run import restored, start_mode
 from core.runtime.measurement import LayerRun
 from core.settings.param import Value
 from core.settings.presets import preset

@@ -21,14 +21,14 @@ import torch
 
 from bench.harness.report import cells, claim_lines, grid, headline, ordering
 from bench.harness.run import Result, Run, Suite
-from core.calibrate.gather import calibrate
-from core.calibrate.texts import bundled
 from core.engine import Engine
-from core.evaluate.calibrated import READ
-from core.evaluate.modes import UNLIMITED, Mode
-from core.evaluate.passages import Heard, reference
-from core.evaluate.rows import perplexity_of, to_json
-from core.evaluate.run import evaluate, gather
+from core.measure.calibrate.gather import calibrate
+from core.measure.calibrate.texts import bundled
+from core.measure.evaluate.calibrated import READ
+from core.measure.evaluate.modes import UNLIMITED, Mode
+from core.measure.evaluate.passages import Heard, reference
+from core.measure.evaluate.rows import perplexity_of, to_json
+from core.measure.evaluate.run import evaluate, gather
 from core.policy.substitute.super_experts import SuperExpert, outstanding, super_experts
 from core.profile import Profile
 from core.settings.param import Value

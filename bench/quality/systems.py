@@ -3,8 +3,8 @@
 The exact model writes answers; then every system reads the same prompts and draws the same tokens, so that all exact
 systems route alike and Belady's hit rates are of that very routing. Every round takes each system at each budget once;
 the figures of a system are those of the round with its median time per token, so that the parts of that time add up.
-Systems that change answers are evaluated too (core.evaluate). Presets that need a profile get one, calibrated once and
-kept. Measurements are kept as they are made: an interrupted bench continues.
+Systems that change answers are evaluated too (core.measure.evaluate). Presets that need a profile get one, calibrated
+once and kept. Measurements are kept as they are made: an interrupted bench continues.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from bench.harness.workload import (
     workload,
 )
 from bench.models.generate import MIDDLE
-from core.calibrate.gather import calibrate
-from core.calibrate.texts import bundled
 from core.engine import Engine
 from core.errors import MoestroError, SettingError
-from core.evaluate.modes import BASE, PLAIN, Mode
-from core.evaluate.others import MUCH, Others
-from core.evaluate.rows import FIGURES
-from core.evaluate.run import evaluate, gather
+from core.measure.calibrate.gather import calibrate
+from core.measure.calibrate.texts import bundled
+from core.measure.evaluate.modes import BASE, PLAIN, Mode
+from core.measure.evaluate.others import MUCH, Others
+from core.measure.evaluate.rows import FIGURES
+from core.measure.evaluate.run import evaluate, gather
 from core.memory.link import Pace
 from core.metrics import BY_NAME
 from core.profile import PARTS, Profile, load, profile_path, save

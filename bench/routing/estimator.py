@@ -15,9 +15,9 @@ from typing import Any
 from bench.harness.report import grid, headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.probe import listen
-from core.calibrate.gather import calibrate
-from core.calibrate.texts import ASSETS, Text, bundled
 from core.engine import Engine
+from core.measure.calibrate.gather import calibrate
+from core.measure.calibrate.texts import ASSETS, Text, bundled
 from core.settings.calibration import CalibrationSettings
 
 INPUTS = ("hidden", "quasi")

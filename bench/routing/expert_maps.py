@@ -18,9 +18,9 @@ from bench.harness.report import cell, claim_lines, grid, headline, ordering
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.map_figures import DISTANCE, Iteration, correlations, counted, entropies, searched, stored_bytes
 from bench.routing.probe import listen
-from core.calibrate.gather import calibrate
-from core.calibrate.texts import Text, bundled
 from core.engine import Engine
+from core.measure.calibrate.gather import calibrate
+from core.measure.calibrate.texts import Text, bundled
 from core.settings.sampling import Sampling
 
 CAPACITIES = (10, 30, 100, 300, 1000, 3000)

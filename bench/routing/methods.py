@@ -22,15 +22,15 @@ from bench.harness.workload import usual
 from bench.routing.methods_result import WAITED, orderings, table
 from bench.routing.probe import Predictors, subjects
 from bench.routing.recordings import Recordings
-from core.calibrate.gather import calibrate
-from core.calibrate.texts import bundled
+from core.measure.calibrate.gather import calibrate
+from core.measure.calibrate.texts import bundled
 from core.policy.predict.base import has_worker
 from core.profile import Profile
+from core.profile.trace import FileTrace
 from core.settings.param import Value
 from core.settings.registry import variant, variants
 from core.simulate import BELADY, BELADY_BYPASS, Clock, Config, simulate
 from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
-from core.trace import FileTrace
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.75)  # slots as a share of all experts
 AHEAD = (0.25, 0.5)  # ... where prefetching is compared

@@ -19,10 +19,10 @@ from bench.harness.engines import QUESTION, READ, decode_steps, until_ready
 from bench.harness.figures import differences, medians, spread
 from bench.harness.report import cells, goal, goal_lines, grid, headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
-from core.calibrate.gather import calibrate
-from core.calibrate.texts import bundled
 from core.engine import Engine
 from core.errors import MoestroError
+from core.measure.calibrate.gather import calibrate
+from core.measure.calibrate.texts import bundled
 from core.settings.param import Value
 from core.settings.registry import variants
 from core.settings.sampling import Sampling

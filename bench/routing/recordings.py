@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.engines import question_of, until_ready
-from core.calibrate.texts import Text
 from core.engine import Engine
-from core.evaluate.run import start_mode
+from core.measure.calibrate.texts import Text
+from core.measure.evaluate.run import start_mode
 from core.profile import Profile, load, save
+from core.profile.trace import FileTrace
+from core.profile.trace.file import TraceWriter
 from core.settings.param import Value
 from core.settings.registry import variant
 from core.settings.sampling import Sampling
-from core.trace import FileTrace
-from core.trace.file import TraceWriter
 from core.types import Outcome, StepRecord
 
 ANSWER = 64  # most tokens of an answer

@@ -21,8 +21,8 @@ from core.hf.cached_pass import cached_pass
 from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.nets.path import RoutingPathNet
-from core.prediction.predictor_host import PredictorHost
 from core.profile import FirstTable, Profile
+from core.runtime.prediction.predictor_host import PredictorHost
 from core.types import ModelShape
 
 PROMPT, MAPS = 16, 1000

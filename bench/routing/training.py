@@ -14,8 +14,8 @@ from bench.harness.engines import divided
 from bench.harness.report import claim_lines, grid, headline, ordering
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.probe import listen
-from core.calibrate.gather import calibrate
-from core.calibrate.texts import bundled
+from core.measure.calibrate.gather import calibrate
+from core.measure.calibrate.texts import bundled
 from core.settings.calibration import CalibrationSettings
 from core.settings.param import Value
 from core.settings.registry import variants

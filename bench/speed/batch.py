@@ -27,14 +27,14 @@ from bench.harness.report import goal, goal_lines, grid, headline
 from bench.harness.run import Result, Run, Suite
 from bench.speed.batch_accuracy import READ
 from bench.speed.batch_accuracy import measure as accuracies
-from core.calibrate.texts import bundled
 from core.engine import Engine
+from core.engine.batch_request import BatchRequest
+from core.engine.loading import own_memory
 from core.hf.cached_pass import cached_pass
 from core.hf.files import model_path
+from core.measure.calibrate.texts import bundled
 from core.metrics import reduced
 from core.policy.batching import NoScheduler, RandomScheduler, Scheduler, TokenScheduler
-from core.session.batch_request import BatchRequest
-from core.session.loading import own_memory
 from core.settings.sampling import Sampling
 from core.types import Ids, StepRecord
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from core.calibrate.gather import calibrate
-from core.calibrate.texts import Text
 from core.engine import Engine
+from core.engine.batch_request import BatchRequest
+from core.measure.calibrate.gather import calibrate
+from core.measure.calibrate.texts import Text
 from core.policy.batching import batch_accuracy
 from core.policy.predict.path_reader import ACTIVE, PathReader, Share, answered, asked, needed
 from core.policy.predict.worker import WorkerTask
-from core.session.batch_request import BatchRequest
 from core.settings.sampling import Sampling
 from core.types import Ids, StepRecord
 

@@ -1,9 +1,9 @@
 """bench busy: what first and further tokens cost on a machine that is never idle.
 
 One engine answers the same prompts alone on the machine, and while as many endless loops run as there are processors;
-each with the code that gives processors up while other programs want them (`core.native.contention`) and without it,
-by turns. Two programs that share a processor fairly have half of it each, so about twice the idle time is the best that
-can be had.
+each with the code that gives processors up while other programs want them (`core.system.native.contention`) and without
+it, by turns. Two programs that share a processor fairly have half of it each, so about twice the idle time is the best
+that can be had.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.harness.figures import ratio, spread
 from bench.harness.report import grid
 from bench.harness.run import Result, Run, Suite
 from core.engine import Engine
-from core.native.contention import watch
+from core.system.native.contention import watch
 from core.types import AnswerStats
 
 PROMPT = 64  # tokens of a prompt

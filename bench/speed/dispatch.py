@@ -26,13 +26,13 @@ from bench.harness.report import grid
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.models.generate import Sizes, checkpoint
 from core.engine import Engine
+from core.engine.wiring import Wiring
 from core.hf.fast_rmsnorm import restore
 from core.hf.rotary import OWN, replace
 from core.runtime.batch import Batch, Share
 from core.runtime.expert_math import ExpertMath
 from core.runtime.moe_step import MoEStep
 from core.runtime.pipeline import Pipeline
-from core.session.wiring import Wiring
 from core.settings.registry import variants
 
 EXPERTS = (16, 64, 256)

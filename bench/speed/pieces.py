@@ -18,7 +18,7 @@ from bench.harness.report import grid
 from bench.harness.run import Result, Run, Suite
 from bench.models.fixtures import FORMATS
 from core.engine import Engine
-from core.session.settings_controller import SettingsController
+from core.engine.settings_controller import SettingsController
 from core.settings.sampling import Sampling
 from core.types import Ids, StepRecord
 

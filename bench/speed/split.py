@@ -18,11 +18,11 @@ from bench.harness.engines import divided, emulated_link, model_of, pack_of
 from bench.harness.report import cell, grid, headline
 from bench.harness.run import Result, Run, Suite
 from bench.harness.workload import Workload, median_round, play, workload
-from core.calibrate.gather import calibrate
-from core.calibrate.texts import bundled
 from core.engine import Engine
 from core.errors import MoestroError
-from core.evaluate.run import start_mode
+from core.measure.calibrate.gather import calibrate
+from core.measure.calibrate.texts import bundled
+from core.measure.evaluate.run import start_mode
 from core.memory.link import LOAD_TO_LAYER
 from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.configurator import WHOLE, plan_cache, plan_even

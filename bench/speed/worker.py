@@ -14,8 +14,8 @@ CONTEXT = 512
 FILL_TOKENS = 8  # of an answer at the end of a full context
 NEEDS = {
     "import": ["core.importing"],
-    "moestro": ["core.engine", "bench.harness.figures"],
-    "fit": ["core.engine"],
+    "moestro": ["core.engine.engine", "bench.harness.figures"],
+    "fit": ["core.engine.engine"],
     "transformers": ["bench.speed.plain"],
     "logits": ["bench.speed.plain"],
 }
@@ -31,9 +31,9 @@ def prepare(job: Job) -> Callable[[], Job]:
     transformers.logging.disable_progress_bar()
     for name in (*NEEDS[job["kind"]], "transformers.models.qwen3_moe.modeling_qwen3_moe"):
         importlib.import_module(name)
-    if "core.engine" in NEEDS[job["kind"]]:
+    if "core.engine.engine" in NEEDS[job["kind"]]:
         from core.memory.codec.native.threads import acquire_team
-        from core.native.compile import widths
+        from core.system.native.compile import widths
 
         if widths() and job["kind"] == "moestro":
             acquire_team().release()

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from core.command import COMMAND
 from core.errors import BudgetError
+from core.system.command import COMMAND
 from core.system.nvidia import nvidia_gpus
 
 BF16 = (8, 0)  # from this compute capability on a GPU has bfloat16 arithmetic of its own

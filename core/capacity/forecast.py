@@ -20,16 +20,16 @@ from core.errors import MoestroError
 from core.memory.codec import Codec
 from core.memory.codec.kernels import make_kernels
 from core.memory.link import Link
-from core.native import openmp
 from core.policy.allocation.slot_allocation import check_needs
 from core.profile import Profile
+from core.profile.trace import ArrayTrace, Chunk
 from core.settings.config import Settings
 from core.settings.registry import variant
 from core.simulate import Clock, Config
 from core.simulate.prefetchers import TimedConfig, timed
 from core.simulate.replay import Replay
 from core.simulate.run import maker
-from core.trace import ArrayTrace, Chunk
+from core.system.native import openmp
 
 Trace = npt.NDArray[np.int16]
 """Routing of decoded tokens: expert ids [tokens, layers, k]."""

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from core.native import numbers
-from core.native.compile import Function, compiled, widths
-from core.native.ir import Code, fp32
+from core.system.native import numbers
+from core.system.native.compile import Function, compiled, widths
+from core.system.native.ir import Code, fp32
 
 MOST = 1 << 15  # numbers of a state, or of all heads: above this, torch's calls are as fast
 ELEMENTS = 1 << 16  # numbers compared in a trial

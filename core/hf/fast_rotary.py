@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 
 from core.hf.rotary_form import Form, Order, Pair, Rotate, Strides
-from core.native import numbers
-from core.native.compile import Function, compiled, widths
-from core.native.ir import Code
+from core.system.native import numbers
+from core.system.native.compile import Function, compiled, widths
+from core.system.native.ir import Code
 
 MOST = 1 << 17  # numbers of queries and keys: more are shared among torch's threads
 LANES = 16

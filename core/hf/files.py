@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.command import COMMAND
 from core.errors import ModelError
 from core.hf.bounds import wrong
 from core.hf.quantization import quantization
 from core.hf.safetensors_file import read_header
+from core.system.command import COMMAND
 from core.system.paths import expanded
 from core.system.reading import CONFIG_BYTES, INDEX_BYTES, is_file_name, open_regular, read_json
 

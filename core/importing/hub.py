@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
-from core.command import COMMAND
 from core.errors import ModelError
 from core.hf.files import check_files
 from core.importing.download import Remote, Unreachable, cache_folder, download, endpoint, list_files
+from core.system.command import COMMAND
 from core.system.gguf_parts import part_of
 
 SHELL = ("*.json", "tokenizer*", "*.model", "*.tiktoken", "*.jinja", "merges.txt", "vocab.txt", "LICENSE*")

@@ -23,7 +23,7 @@ class Link:
 
     @classmethod
     def read(cls, manifest: Mapping[str, object]) -> Link | None:
-        """The link of a load, from its manifest (core.session.manifest); None where it names none."""
+        """The link of a load, from its manifest (core.engine.manifest); None where it names none."""
         gbps, latency_us = (float(str(manifest.get(name) or 0.0)) for name in ("link_gbps", "link_latency_us"))
         return cls(gbps, latency_us, manifest.get("link") == "emulated") if gbps else None
 
@@ -91,7 +91,7 @@ def measure_gbps(device: torch.device, size_bytes: int = 16 << 20, repeats: int 
     """
     if device.type == "cuda":
         return _best_gbps(device, size_bytes, repeats)
-    from core.native import openmp
+    from core.system.native import openmp
 
     with ThreadPoolExecutor(1, initializer=openmp.single_thread) as copying:
         return copying.submit(_best_gbps, device, size_bytes, repeats).result()

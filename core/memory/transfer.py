@@ -23,7 +23,7 @@ import torch
 from core.errors import DeviceError, MoestroError
 from core.memory.link import Pace, sleep_until
 from core.memory.ticket import CANCELLED, LANDED, QUEUED, STARTED, Queue, Ticket
-from core.native import openmp
+from core.system.native import openmp
 
 __all__ = ["CANCELLED", "LANDED", "QUEUED", "STARTED", "Ticket", "TransferEngine"]
 

@@ -4,9 +4,9 @@ A metric that is counted is a field of StepRecord (`record`) whose metadata is `
 routing is an entry of REQUESTS or ROUTED (`table`). From METRICS, all of them, follow:
 
     the columns of the table `steps`     app.store.steps; a new metric's column is added when the store opens
-    the columns of tokens.csv            app.exports.tables, with their descriptions
+    the columns of tokens.csv            app.services.exports.tables, with their descriptions
     the timelines of the live frames     core.runtime.telemetry
-    the statistics of an answer          core.session.answer
+    the statistics of an answer          core.engine.answer
     results of simulations               core.simulate.prefetchers and the what-if table, where the cache counts it
     docs/metrics.md                      app.cli.metrics
 

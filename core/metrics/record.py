@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from core.choices import Lossy
+from core.metrics.lossy_events import Lossy
 
 Phase = Literal["prefill", "decode"]
 Origin = Literal["host", "disk"]
@@ -75,8 +75,8 @@ class Beside(NamedTuple):
     """What shadow predictors predicted in a pass: nothing of it was fetched."""
 
     predictors: tuple[tuple[str, Mapping[str, Any]], ...]  # name and parameters of each
-    ranked: npt.NDArray[Any]  # core.trace.chunk.BESIDE
-    maps: npt.NDArray[Any]  # core.trace.chunk.beside_map_type
+    ranked: npt.NDArray[Any]  # core.profile.trace.chunk.BESIDE
+    maps: npt.NDArray[Any]  # core.profile.trace.chunk.beside_map_type
 
 
 @dataclass(slots=True)
@@ -200,7 +200,7 @@ class StepRecord:
     transfers: tuple[Transfer, ...] = ()
     changes: dict[str, object] = field(default_factory=dict)  # settings that took effect just before this pass
     probs: npt.NDArray[np.float16] | None = None  # [L, tokens, E] of the router, if captured
-    ranked: npt.NDArray[Any] | None = None  # the predictions, if captured: core.trace.chunk.RANKED
+    ranked: npt.NDArray[Any] | None = None  # the predictions, if captured: core.profile.trace.chunk.RANKED
     maps: Sequence[tuple[int, int, npt.NDArray[np.float32]]] | None = None  # the maps that the predictor found, if
     # captured and it finds any: the layer in which each was there, its layer, and its distribution [E]
     tok: npt.NDArray[np.int32] | None = None  # [tokens] their ids, if captured

@@ -9,11 +9,11 @@ import torch
 
 from core.errors import DeviceError
 from core.memory.store import ExpertStore
-from core.prediction.predictor_host import PredictorHost
 from core.runtime.batch import Batch
 from core.runtime.device_step import DeviceStep
 from core.runtime.moe_step import MoEStep
 from core.runtime.out_of_memory import shortage
+from core.runtime.prediction.predictor_host import PredictorHost
 from core.runtime.token_graph import TokenGraphs
 from core.runtime.trace_capture import TraceCapture
 from core.settings.link import LinkSettings

@@ -16,14 +16,14 @@ import torch
 
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import SkippedRequest
-from core.choices import CHOICE, Action, Lossy
 from core.memory.to_device import to_device
+from core.metrics.lossy_events import CHOICE, Action, Lossy
 from core.policy.substitute import Ask, Gates, Substitute, batch, plain
 from core.policy.substitute.entropy import entropy
-from core.prediction.predictor_host import PredictorHost
-from core.prediction.speculation import Executing
 from core.profile import Profile
 from core.runtime.gates import ALWAYS, gates_of, thresholds
+from core.runtime.prediction.predictor_host import PredictorHost
+from core.runtime.prediction.speculation import Executing
 from core.runtime.rows import NOTHING, Routed, distinct
 from core.settings.lossy import LossySettings
 from core.settings.registry import create
@@ -55,7 +55,7 @@ class MissPolicy:
         self._begin_anew()
 
     def configure(self, old: LossySettings | None, settings: LossySettings, profile: Profile | None) -> None:
-        """Apply settings. `core.session.lossy_check` has checked that they are possible."""
+        """Apply settings. `core.engine.lossy_check` has checked that they are possible."""
         if settings == old and profile is self.profile:
             return
         shape, self.profile = self._shape, profile

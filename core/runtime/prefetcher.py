@@ -10,8 +10,8 @@ import torch
 from core.cache.expert_cache import ExpertCache
 from core.policy.predict import Prediction
 from core.policy.prefetch.throttle import PrefetchThrottle
-from core.prediction.predictor_host import PredictorHost, Share
 from core.runtime.batch import Batch
+from core.runtime.prediction.predictor_host import PredictorHost, Share
 from core.runtime.step_sink import StepSink
 from core.runtime.trace_capture import TraceCapture
 

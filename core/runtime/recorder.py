@@ -16,9 +16,9 @@ from core.cache.expert_cache import ExpertCache
 from core.memory.transfer import Ticket, TransferEngine
 from core.metrics.record import Origin
 from core.policy.prefetch.throttle import PrefetchThrottle
-from core.prediction.predictor_host import PredictorHost
 from core.runtime.batch import Batch
 from core.runtime.miss import MissPolicy
+from core.runtime.prediction.predictor_host import PredictorHost
 from core.runtime.step_sink import Requests
 from core.runtime.trace_capture import TraceCapture
 from core.settings.telemetry import TelemetrySettings

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from core.choices import TAE_BINS, Action, LossyLook
 from core.metrics import BY_NAME, COUNTED, METRICS, REQUESTS, ROUTED, Outcome
+from core.metrics.lossy_events import TAE_BINS, Action, LossyLook
 from core.types import Frame, Memory, ModelShape, Residence, StepRecord
 
 Changing = tuple[Sequence[float], npt.NDArray[np.float32] | None]

@@ -13,9 +13,9 @@ import torch
 from core.hf.discover import ExpertsSite
 from core.hf.watch import Seen, Watch, watch
 from core.policy.predict import LayerMap, Prediction
-from core.prediction.shadows import Shadows
+from core.profile.trace.chunk import RANKED
 from core.runtime.batch import Batch
-from core.trace.chunk import RANKED
+from core.runtime.prediction.shadows import Shadows
 from core.types import ModelShape, StepRecord
 
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 
 from core.memory.codec.native.threads import TORCHS, share
-from core.native.contention import watch
-from core.native.openmp import entry
 from core.runtime.batch import Batch, Share, compute
 from core.runtime.kv_cache import SequenceKV
 from core.runtime.recorder import Recorder
+from core.system.native.contention import watch
+from core.system.native.openmp import entry
 from core.types import ModelShape, Phase
 
 PASSES = 9

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from core.command import COMMAND
 from core.settings.param import Param
+from core.system.command import COMMAND
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from core.command import COMMAND
 from core.errors import SettingError
+from core.system.command import COMMAND
 
 # Setting -> the meaning of `top` by a profile.
 MOST = {"pins": "used most", "protect": "with the largest outputs"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from core.command import COMMAND
 from core.errors import SettingError
 from core.settings.cache import CacheSettings
 from core.settings.config import KINDS, Settings, general, params
@@ -13,6 +12,7 @@ from core.settings.lossy import LossySettings
 from core.settings.param import Value
 from core.settings.prefetch import PrefetchSettings
 from core.settings.registry import NEEDS_PROFILE, variant
+from core.system.command import COMMAND
 
 NEEDS_BLOCKS = "Needs a model loaded with several blocks per expert."
 _GOVERNED = tuple(

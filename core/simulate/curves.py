@@ -12,11 +12,11 @@ import numpy.typing as npt
 from core.errors import TraceError
 from core.policy.allocation.curves import Curves, Floats
 from core.policy.eviction import GONE, MakePolicy, policy_maker
+from core.profile.trace import ArrayTrace, Chunk, Trace
+from core.profile.trace.ranking import NONE, rankings
 from core.settings.config import Settings
 from core.simulate import lcp_stack
 from core.simulate.replay import Replay
-from core.trace import ArrayTrace, Chunk, Trace
-from core.trace.ranking import NONE, rankings
 
 FEW = 5000  # tokens that are replayed where there is no native code
 SIZES = 32  # cache sizes replayed at most; between them, values are interpolated

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from core.native.compile import Function, compiled, widths
-from core.native.ir import Code
+from core.system.native.compile import Function, compiled, widths
+from core.system.native.ir import Code
 
 PIECE = 1000  # tokens read between two questions whether to go on
 HIGHEST = str(2**63 - 1)  # key of what is requested

@@ -13,6 +13,7 @@ from core.metrics import METRICS
 from core.policy.allocation.slot_allocation import AllocationProfile, check_need
 from core.policy.predict import Oracle, Predictor
 from core.policy.predict.base import PredictorProfile, has_worker
+from core.profile.trace import FileTrace, Trace
 from core.settings.migration import migrated_params
 from core.settings.param import Value
 from core.settings.registry import create, variant
@@ -22,7 +23,6 @@ from core.simulate.processes import run as run_jobs
 from core.simulate.replayed import Replayed
 from core.simulate.run import Config
 from core.simulate.timed_replay import Sums, TimedReplay, passes
-from core.trace import FileTrace, Trace
 
 ORACLE = "oracle"
 SMALL = 2000  # tokens x configurations; fewer are finished before a second process would have started

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from core.profile.trace import FileTrace, Trace
+from core.profile.trace.file import save
 from core.system import tasks
-from core.trace import FileTrace, Trace
-from core.trace.file import save
 
 Out = TypeVar("Out", covariant=True)
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from core.policy.predict.base import PredictorProfile
+from core.profile.trace import Trace
 from core.settings.registry import variant
 from core.simulate.prefetchers import TimedConfig, predictor_for
 from core.simulate.replayed import Replayed
 from core.simulate.timed_replay import passes
 from core.simulate.trace_view import TraceView
-from core.trace import Trace
 
 WIDTH = "width"  # the parameter that sets how many experts to predict
 

@@ -22,11 +22,11 @@ import numpy.typing as npt
 
 from core.policy.eviction import GONE, NEVER, Belady
 from core.policy.hints import Hints
+from core.profile.trace import ArrayTrace, Chunk
 from core.settings.param import Value
 from core.simulate.cache import Cache, Ints
 from core.simulate.replay import Replay
 from core.simulate.run import Config, maker
-from core.trace import ArrayTrace, Chunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from core.policy.eviction import NEVER, Belady, Eviction, ExpertIndex
 from core.policy.hints import Hints
+from core.profile.trace import Chunk, Trace
 from core.simulate.blocks import BLOCKS, block_of
 from core.simulate.cache import Cache
-from core.trace import Chunk, Trace
 
 Ints = npt.NDArray[np.int64]
 BLOCK = 256  # tokens whose ids are widened at once: few enough for the processor's cache

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from core.policy.predict import LayerMap, Prediction, Predictor, View
-from core.trace import Chunk
-from core.trace.chunk import RANKED
+from core.profile.trace import Chunk
+from core.profile.trace.chunk import RANKED
 
 Rows = npt.NDArray[Any]
 CERTAIN = 1.0 - 2.0**-30  # a score above has lost its p to rounding

@@ -13,6 +13,7 @@ from core.errors import SettingError
 from core.policy.allocation.slot_allocation import AllocationProfile, Placement, place
 from core.policy.eviction import Belady, ExpertIndex, MakePolicy, policy_maker
 from core.policy.hints import Hints
+from core.profile.trace import Trace
 from core.settings.config import Settings
 from core.settings.param import Choice, Value
 from core.settings.registry import variant
@@ -21,7 +22,6 @@ from core.simulate.cache import Cache
 from core.simulate.clock import Clock
 from core.simulate.processes import run as run_jobs
 from core.simulate.replay import Replay, Tally
-from core.trace import Trace
 
 BELADY = "belady"  # the best there is where every missing expert takes a slot of its pool
 BELADY_BYPASS = "belady_bypass"  # the best there is where some slots are set aside for bypass

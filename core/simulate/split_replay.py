@@ -21,8 +21,8 @@ from core.policy.allocation.cache_plan import LayerBlocks
 from core.policy.allocation.expert_split import LayerTimes
 from core.policy.allocation.slots import waves
 from core.policy.eviction import MakePolicy
-from core.trace import Trace
-from core.trace.ranking import NONE, rankings
+from core.profile.trace import Trace
+from core.profile.trace.ranking import NONE, rankings
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from core.cache.lease import Lease, in_waves
 from core.metrics import METRICS
 from core.policy.predict import Prediction, Predictor
 from core.policy.predict.base import PredictorProfile
+from core.profile.trace import Chunk, Trace
 from core.settings.prefetch import PrefetchSettings
 from core.simulate.blocks import BLOCKS, Block, block_of
 from core.simulate.clock import Clock
@@ -27,7 +28,6 @@ from core.simulate.replayed import Replayed
 from core.simulate.run import Config, maker
 from core.simulate.trace_view import TraceView
 from core.simulate.virtual_clock import VirtualExperts, VirtualLink, VirtualSlots
-from core.trace import Chunk, Trace
 from core.types import Outcome, Phase
 
 Ints = npt.NDArray[Any]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from core.errors import TraceError
 from core.policy.predict.base import Later, Net, PredictorProfile, State
-from core.trace import Chunk, Trace
+from core.profile.trace import Chunk, Trace
 
 
 class TraceView:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bench.soak.server import ROOT, Server
-from core.session.prompt import QUICK_CHARS
+from core.engine.prompt import QUICK_CHARS
 
 pytestmark = pytest.mark.long(0.5)
 FREEZES = (

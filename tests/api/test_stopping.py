@@ -18,8 +18,8 @@ import httpx
 import pytest
 import uvicorn
 
-from app.serve import Server
 from app.server.api import build_app
+from app.ui.serve import Server
 from bench.soak.server import Server as Process
 from tests.api.conftest import events
 from tests.app.conftest import WAIT_S, open_host

@@ -15,8 +15,8 @@ from app.services.host import Host
 from app.services.jobs import JobRunner
 from app.store import Store
 from core.errors import SettingError, TraceError
+from core.profile.trace import Chunk, FileTrace, TraceWriter
 from core.settings.loading import LoadSpec
-from core.trace import Chunk, FileTrace, TraceWriter
 from core.types import ModelShape
 from tests.app.conftest import ended
 from tests.app.test_analysis import EXPERTS, LAYERS, K, ids, over

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from app.exports import archive
 from app.server import frames
 from app.server.api import build_app
+from app.services.exports import archive
 from app.services.host import Host
 from core import __version__
 from core.errors import ContextError

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from app.batch.answers_file import AnswersFile
 from app.server.api import build_app
 from app.server.live_state import jobs_state
 from app.server.v1.batch import ByEngine
+from app.services.batch.answers_file import AnswersFile
 from app.services.batcher import BatchForm, BatchJob
 from app.services.host import Host
 from app.store import Store

@@ -15,7 +15,7 @@ from app.services.analysis.whatif import Table
 from app.services.host import Host
 from app.ui.best import BestLine, mark
 from app.ui.event_data import BestPicked
-from core.evaluate.rows import EvaluationRow
+from core.measure.evaluate.rows import EvaluationRow
 from core.settings.lossy import EXACT
 from core.simulate.blocks import Block
 from tests.app.conftest import page

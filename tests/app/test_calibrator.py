@@ -16,7 +16,7 @@ from app.services.host import Host
 from app.store import Store
 from core.errors import BusyError, MoestroError, SettingError
 from core.profile import load, profile_path, save
-from core.trace import TraceWriter
+from core.profile.trace import TraceWriter
 from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended
 from tests.fake_models import SHAPE, fake_estimate
 from tests.fake_profiles import fake_calibrate, fake_profile

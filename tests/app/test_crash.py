@@ -14,11 +14,11 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app import cli
-from app.serve import build
 from app.server.api import build_app
 from app.services.chats import Chats
 from app.services.crash import describe
 from app.services.host import Host
+from app.ui.serve import build
 from core.errors import MoestroError
 from core.types import Piece
 from tests.app.conftest import QuickEngine, ended, open_host

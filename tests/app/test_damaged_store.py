@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app.exports import archive
+from app.services.exports import archive
 from app.store import DamagedError, Store, StoreError
 from app.store import check as checking
 from app.store.backup import move_aside
@@ -248,7 +248,7 @@ def test_garbage_among_what_is_remembered_is_forgotten(tmp_path: Path, garbage: 
 
 
 def test_a_damaged_recording_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
-    from app.exports.archive import contents
+    from app.services.exports.archive import contents
 
     path = filled(tmp_path)
     with closing(sqlite3.connect(path)) as db:

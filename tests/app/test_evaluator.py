@@ -17,7 +17,7 @@ from app.services.host import Host
 from app.store import Store
 from app.ui.tabs import quality_views
 from core.errors import BusyError, MoestroError, SettingError
-from core.evaluate.rows import EvaluationRow
+from core.measure.evaluate.rows import EvaluationRow
 from tests.app.conftest import WAIT_S, QuickEngine
 from tests.fake_evaluation import ABOUT, FIGURES, fake_evaluate, started
 from tests.fake_models import fake_estimate

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from app.exports import archive
-from app.exports.tables import DEFINITIONS
 from app.server.live_state import host_state
+from app.services.exports import archive
+from app.services.exports.tables import DEFINITIONS
 from app.services.host import Host
-from core.choices import CHOICE, Action, Why
+from core.metrics.lossy_events import CHOICE, Action, Why
 from core.types import Outcome, StepRecord
 from tests.app.conftest import WAIT_S, QuickEngine, ended, open_host
 from tests.app.records import a_step

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import pytest
 
-from app.exports import archive
+from app.services.exports import archive
 from app.services.host import Host
 from tests.app.test_export import read
 from tests.app.test_export import two_chats as two_chats

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gradio as gr
 from gradio import component_meta
 
-from app.gradio_import import skip_interface_files
+from app.start.gradio_import import skip_interface_files
 
 
 def test_components_are_made_without_interface_files() -> None:

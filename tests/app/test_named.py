@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.exports import traces
 from app.services.analysis import sources
 from app.services.analysis.analyst import Analyst
 from app.services.analysis.question import Question
 from app.services.analysis.sources import RoutingSource
+from app.services.exports import traces
 from app.services.jobs import JobRunner
 from app.store import Store, StoreError
 from app.store.named import packed, unpacked
 from core.metrics.record import Beside
-from core.trace import FileTrace
-from core.trace.chunk import BESIDE, beside_map_type
+from core.profile.trace import FileTrace
+from core.profile.trace.chunk import BESIDE, beside_map_type
 from core.types import StepRecord
 from tests.app.records import SHAPE, a_step, load_of
 from tests.app.test_analysis import over

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from app.exports.answers import DEFINITIONS
 from app.server.api import build_app
 from app.server.frames import decode
 from app.server.live_state import stamp
+from app.services.exports.answers import DEFINITIONS
 from app.services.host import Host
 from app.store import Store
 from app.store.schema import MIGRATIONS, migrate
 from app.ui.tabs.messages import statistics
 from app.wording import lossy, percent, scored
-from core.quality.report import Quality
+from core.engine.quality.report import Quality
 from core.settings.sampling import Sampling
 from core.types import Piece
 from tests.app.conftest import WAIT_S, QuickEngine, ended, open_host
@@ -228,7 +228,7 @@ def test_closing_does_not_wait_for_what_is_not_scored(tmp_path: Path, engine: ty
 
 
 def test_it_is_in_the_export(lossy_host: Host, engine: type[LossyEngine], tmp_path: Path) -> None:
-    from app.exports import archive
+    from app.services.exports import archive
 
     chat = ended(lossy_host.chats.ask(None, "one")).chat_id
     assert chat is not None

@@ -21,10 +21,10 @@ from app.services.regret import Regret
 from app.services.regret_feed import WINDOW, arrays, imitated
 from app.services.regret_feed import Step as Fed
 from app.services.regret_process import Lost, Process
+from core.profile.trace import Chunk
 from core.settings.config import Settings
 from core.simulate.regret import RegretReport, Shadows
 from core.system.worker_process import WorkerProcess
-from core.trace import Chunk
 from core.types import StepRecord
 from tests.app.conftest import WAIT_S, ended, open_host
 from tests.app.test_regret_process import passes

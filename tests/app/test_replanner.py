@@ -20,10 +20,10 @@ from app.services.routed import RoutedTokens
 from app.ui.tabs.calibrate_plan import PlanPanel
 from core.metrics import StepRecord
 from core.policy.allocation.configurator import plans
+from core.profile.trace import ArrayTrace
 from core.simulate import Config
 from core.simulate.curves import measure_curves
 from core.simulate.run import maker
-from core.trace import ArrayTrace
 from tests.app.conftest import WAIT_S, GatedEngine, ended, follow, open_host, page
 from tests.app.test_planner import engine_of, measured
 from tests.fake_models import SHAPE

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from app.exports.answers import answers
 from app.server.api import build_app
 from app.server.live_state import answer_state
+from app.services.exports.answers import answers
 from app.services.host import Host
 from app.ui.tabs.messages import statistics
 from core.settings.sampling import Sampling

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from app.exports import traces
-from app.exports.archive import ExportError, NothingThere
 from app.server.api import build_app
+from app.services.exports import traces
+from app.services.exports.archive import ExportError, NothingThere
 from app.services.host import Host
 from app.services.progress import Answer
 from app.store import Store
 from core.errors import BusyError, MoestroError
+from core.profile.trace import FileTrace, TraceWriter
 from core.simulate import Config, simulate
-from core.trace import FileTrace, TraceWriter
 from core.types import ModelShape, StepRecord
 from tests.app.conftest import WAIT_S, GatedEngine, ended, follow, texts
 from tests.fake_models import SHAPE

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.exports import transcript
-from app.exports.archive import NothingThere
+from app.services.exports import transcript
+from app.services.exports.archive import NothingThere
 from app.store import Store
 from tests.app.test_store import STATS
 

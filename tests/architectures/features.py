@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import torch
 from transformers import DynamicCache
 
-from core.calibrate.gather import calibrate
 from core.engine import Engine
+from core.engine.batch_request import BatchRequest
+from core.engine.batch_trial import TOGETHER
 from core.errors import MoestroError
 from core.hf.cached_pass import cached_pass, with_chosen_rows
+from core.measure.calibrate.gather import calibrate
 from core.profile import PARTS
-from core.session.batch_request import BatchRequest
-from core.session.batch_trial import TOGETHER
 from core.settings.registry import variants
 from core.settings.sampling import Sampling
 from core.types import Ids

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import transformers
 
-from core.session.batch_trial import TOGETHER
+from core.engine.batch_trial import TOGETHER
 from tests.architectures.features import PIECES, TITLES, YES
 from tests.architectures.trial import Outcome
 

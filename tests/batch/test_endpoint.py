@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.batch.endpoint import Server
 from app.cli import main
+from app.services.batch.endpoint import Server
 from core.errors import MoestroError
 from tests.batch.conftest import Serve
 from tests.batch.misbehaving import good, wrong

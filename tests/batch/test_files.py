@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.batch.answers_file import AnswersFile
-from app.batch.lines import Line, read
-from app.batch.records import answered, refused
-from app.batch.run import Run
+from app.services.batch.answers_file import AnswersFile
+from app.services.batch.lines import Line, read
+from app.services.batch.records import answered, refused
+from app.services.batch.run import Run
 from core.errors import MoestroError
 
 CHAT = {"model": "any", "messages": [{"role": "user", "content": "why"}]}

@@ -14,12 +14,12 @@ from filelock import lock_descriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.batch import answers_file
-from app.batch.answers_file import AnswersFile
-from app.batch.lines import Line
-from app.batch.records import answered, encoded, failed, refused
-from app.batch.run import Run
 from app.cli import main
+from app.services.batch import answers_file
+from app.services.batch.answers_file import AnswersFile
+from app.services.batch.lines import Line
+from app.services.batch.records import answered, encoded, failed, refused
+from app.services.batch.run import Run
 from core.errors import MoestroError
 from tests.batch.conftest import Serve
 from tests.batch.misbehaving import good

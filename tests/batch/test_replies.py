@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from app.batch import reply as replies
-from app.batch.answers_file import AnswersFile
+from app.services.batch import reply as replies
+from app.services.batch.answers_file import AnswersFile
 from tests.batch.conftest import Serve
 from tests.batch.misbehaving import Reply, good
 from tests.batch.test_files import CHAT, ids, written
@@ -83,9 +83,9 @@ def test_each_is_an_error_of_its_line(tmp_path: Path, serve: Serve) -> None:
 
 
 def test_of_openais_form_it_is_an_error_of_that_form(tmp_path: Path, serve: Serve) -> None:
-    from app.batch.by_server import ByServer
-    from app.batch.endpoint import Server
-    from app.batch.run import Run
+    from app.services.batch.by_server import ByServer
+    from app.services.batch.endpoint import Server
+    from app.services.batch.run import Run
 
     lines = [
         {"custom_id": "chat", "body": CHAT},

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from app.batch.by_server import REFUSED, ByServer, Failing
-from app.batch.endpoint import Server
-from app.batch.run import Run
+from app.services.batch.by_server import REFUSED, ByServer, Failing
+from app.services.batch.endpoint import Server
+from app.services.batch.run import Run
 from tests.batch.conftest import Serve
 from tests.batch.misbehaving import Reply, good, wrong
 from tests.batch.test_files import ids, written

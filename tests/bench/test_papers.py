@@ -22,7 +22,7 @@ from bench.papers.over_budgets import correlation, hits_save_time, least, least_
 from bench.papers.parts import HOLDS, NEVER, NO, OPEN, PART, REPAIRS, VERDICTS, Answer, Paper, Row
 from bench.quality import lossy, speculating
 from bench.routing import expert_maps, methods_result
-from core.evaluate.modes import chosen, modes_of
+from core.measure.evaluate.modes import chosen, modes_of
 from core.settings.config import params
 from core.settings.presets import preset
 

@@ -21,17 +21,17 @@ from bench.harness.workload import NAMES, PER_TOKEN, bounds, median_round
 from bench.quality import lossy, speculating, super_experts, systems
 from core.engine import Engine
 from core.errors import SettingError
-from core.evaluate.modes import modes_of
-from core.evaluate.passages import reference
-from core.evaluate.rows import EvaluationRow
+from core.measure.evaluate.modes import modes_of
+from core.measure.evaluate.passages import reference
+from core.measure.evaluate.rows import EvaluationRow
 from core.memory.link import Pace
 from core.metrics import BY_NAME
 from core.policy.substitute.super_experts import SuperExpert
+from core.profile.trace import Chunk, FileTrace
+from core.profile.trace.file import TraceWriter
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.simulate import Clock
-from core.trace import Chunk, FileTrace
-from core.trace.file import TraceWriter
 from tests.bench.systems_result import systems_result
 from tests.checkpoints import random_model
 from tests.tiny_tokenizer import save_tokenizer

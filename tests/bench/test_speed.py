@@ -24,11 +24,11 @@ from bench.speed.split import judged
 from bench.speed.tiers_result import Runs, goals
 from core.engine import Engine
 from core.hf.rotary import OWN, replace
-from core.native.contention import watch
 from core.policy.allocation.cache_plan import CachePlan
 from core.runtime.product import Product, by_expert
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from core.system.native.contention import watch
 from tests.checkpoints import random_model
 
 

@@ -13,7 +13,7 @@ import torch
 from app.services.host import Host
 from core.capacity import plan
 from core.engine import Engine
-from core.session.sampler import Draw, Sampler
+from core.engine.sampler import Draw, Sampler
 from core.settings.sampling import Sampling
 from core.types import Ids, Piece
 from tests.browser.lengths import ENDLESS, with_length

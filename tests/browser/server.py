@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from app.serve import StartOptions, serve
 from app.server import api  # what `serve` imports before it serves
 from app.services.engine_protocol import Profiles
 from app.services.host import Host
 from app.store import results
+from app.ui.serve import StartOptions, serve
 from core.errors import MoestroError
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from core.trace import open_trace
+from core.profile.trace import open_trace
 from tests.browser.dashboard import Dashboard
 
 

@@ -17,10 +17,10 @@ from core.policy.allocation.slots import waves
 from core.policy.eviction import GONE
 from core.policy.hints import Hints
 from core.policy.predict import Prediction
+from core.profile.trace import ArrayTrace, Chunk
 from core.settings.registry import variants
 from core.simulate import Config, Replay
 from core.simulate.run import maker
-from core.trace import ArrayTrace, Chunk
 from core.types import Outcome
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
 from tests.selection import layered

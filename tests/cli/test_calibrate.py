@@ -15,8 +15,8 @@ from app import cli
 from app.cli import chat
 from app.cli.bar import Bar
 from app.services.profiles import stored_profile
-from core.calibrate import gather as gathering
 from core.engine import Engine
+from core.measure.calibrate import gather as gathering
 from core.profile import load, profile_path, save
 from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint

@@ -15,11 +15,11 @@ import pytest
 
 from app import cli
 from app.cli import chat
+from core.engine.quality.report import Quality
 from core.errors import ContextError
-from core.quality.report import Quality
+from core.profile.trace import FileTrace
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from core.trace import FileTrace
 from core.types import AnswerStats, Piece
 from tests.fakes import FakeEngine
 

@@ -14,14 +14,14 @@ import pytest
 
 from app import cli
 from app.cli import MODULES, options, test, ui
-from app.serve import StartOptions
 from app.server.security.access import Access
-from core.command import called
+from app.ui.serve import StartOptions
 from core.errors import MoestroError, SettingError
 from core.settings.config import params
 from core.settings.loading import LoadSpec
 from core.settings.param import declared
 from core.settings.sampling import Sampling
+from core.system.command import called
 
 
 def test_every_knob_can_be_set_and_arrives() -> None:
@@ -232,7 +232,7 @@ def test_ctrl_c_is_how_the_dashboard_ends(monkeypatch: pytest.MonkeyPatch, capsy
         served.append((asked, access, browser))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("app.serve.serve", serve)
+    monkeypatch.setattr("app.ui.serve.serve", serve)
     assert cli.main(["--context", "512", "--budget", "50%", "--no-browser"]) == 0
     # a value that equals the default was still asked for; what was not named is not there
     assert served == [(StartOptions(None, {"context": 512}, {"budget": "50%"}), Access(), False)]

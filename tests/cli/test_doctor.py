@@ -19,7 +19,7 @@ from core.capacity import device as devices
 from core.memory.codec import kernels
 from core.memory.codec.native import choice
 from core.memory.cuda_driver import CudaDriver, DriverError
-from core.native.compile import widths
+from core.system.native.compile import widths
 from core.system.nvidia import nvidia_gpus
 from tests import fake_nvml
 from tests.fake_driver import FakeDriver

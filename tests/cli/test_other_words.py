@@ -12,8 +12,8 @@ import launch
 from app import bare_help, cli
 from app.cli import MODULES, options
 from app.cli.parser import CommandParser
-from app.commands import ALIASES
-from app.option_aliases import INSTEAD, SAME, UnknownOptionError, translated
+from app.start.commands import ALIASES
+from app.start.option_aliases import INSTEAD, SAME, UnknownOptionError, translated
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from app import cli
-from app.batch import run as batch_run
 from app.cli import MODULES, build_parser, options
 from app.services import secret as secrets
+from app.services.batch import run as batch_run
 from app.services.secret import HidingFormatter, address, hide, secret
 from core.errors import MoestroError
 from core.importing import parse as parse_hub
@@ -160,7 +160,7 @@ def test_secrets_of_the_environment_are_hidden_too(
     value = "an-environment-secret"
     monkeypatch.setenv(name, value)
     monkeypatch.setattr("app.cli.ui.choose_port", quoting("plain", value))
-    monkeypatch.setattr("app.batch.endpoint.Server.checked", quoting("plain", value))
+    monkeypatch.setattr("app.services.batch.endpoint.Server.checked", quoting("plain", value))
     command = ["ui"] if name != "OPENAI_API_KEY" else ["batch", *NEEDED["batch"], "--endpoint", "http://127.0.0.1:1"]
     assert cli.main(command) == 1
     printed = capsys.readouterr()
@@ -172,7 +172,7 @@ def test_credentials_in_addresses_are_hidden(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = "http://me:pw1@host:8000/v1?api_key=abc123"
-    monkeypatch.setattr("app.batch.endpoint.Server.checked", quoting("plain", url))
+    monkeypatch.setattr("app.services.batch.endpoint.Server.checked", quoting("plain", url))
     assert cli.main(["batch", *NEEDED["batch"], "--endpoint", url]) == 1
     printed = capsys.readouterr()
     text = printed.err + (home / "moestro.log").read_text()

@@ -14,9 +14,9 @@ import pytest
 from app import cli
 from core.profile import Profile
 from core.profile import save as store
+from core.profile.trace import ArrayTrace
+from core.profile.trace.file import save
 from core.settings.registry import variants
-from core.trace import ArrayTrace
-from core.trace.file import save
 from tests.simulate.test_engine import routes
 
 LAYERS, EXPERTS, K = 3, 16, 2

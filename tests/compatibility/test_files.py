@@ -69,7 +69,7 @@ def test_a_database_keeps_its_chats_settings_and_measurements(host: Host) -> Non
 
 
 def test_an_old_chat_is_exported_and_gone_on_with(host: Host, tmp_path: Path) -> None:
-    from app.exports import archive
+    from app.services.exports import archive
 
     chat = min(one.id for one in host.store.chats.all())
     archive.write(host.store, tmp_path / "chat.zip", chat=chat)

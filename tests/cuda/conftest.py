@@ -24,7 +24,7 @@ CONTEXT = 256
 def _loads_try_a_short_prompt() -> Iterator[None]:
     """What a load tries to measure its workspace: 4 tokens instead of a whole context, as the fake GPU's segments are
     much larger than what either takes. Tests of the memory itself ask for `whole_trials`."""
-    from core.session import pass_wiring
+    from core.engine import pass_wiring
 
     before, pass_wiring.PREFILL_CHUNK = pass_wiring.PREFILL_CHUNK, 4  # type: ignore[attr-defined]
     yield
@@ -34,7 +34,7 @@ def _loads_try_a_short_prompt() -> Iterator[None]:
 @pytest.fixture
 def whole_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads try a prompt as long as those that they serve."""
-    monkeypatch.setattr("core.session.pass_wiring.PREFILL_CHUNK", PREFILL_CHUNK)
+    monkeypatch.setattr("core.engine.pass_wiring.PREFILL_CHUNK", PREFILL_CHUNK)
 
 
 @pytest.fixture

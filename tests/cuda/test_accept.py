@@ -101,7 +101,7 @@ def test_without_room_for_all_experts_the_rest_is_measured(
 @pytest.mark.long(0.1)
 def test_memory_that_unloading_leaves_is_found(toy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     left = []
-    monkeypatch.setattr("core.engine.release_weights", lambda model: left.append(model))
+    monkeypatch.setattr("core.engine.engine.release_weights", lambda model: left.append(model))
     with pytest.raises(link.Wrong, match="are left after unloading"):
         engines.memory(toy)
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from core.engine import Engine
+from core.engine.sampler import drawn
 from core.memory.to_device import to_device
 from core.policy.substitute.entropy import TEMPERATURES
-from core.session.sampler import drawn
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
 from tests.cuda.conftest import engine_on
@@ -130,7 +130,7 @@ def test_drawing_a_token_waits_once_whatever_shapes_the_probabilities(loaded: tu
 
 @pytest.mark.long(0.1)
 def test_several_answers_wait_as_often_as_one_and_once_for_each_token(fake_cuda: FakeCuda, model: Path) -> None:
-    from core.session.batch_request import BatchRequest
+    from core.engine.batch_request import BatchRequest
 
     me = threading.get_ident()
     with engine_on(model, {"budget": "all"}, sequences=3) as engine:

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from core.cache.lease import LeasedSegment
-from core.engine import Engine
+from core.engine import Engine, settings_controller
 from core.errors import BudgetError, DeviceFullError
 from core.runtime.rows import ExpertRows
-from core.session import settings_controller
 from core.settings.sampling import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.cuda.conftest import engine_on

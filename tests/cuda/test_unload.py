@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from core.engine import Engine
+from core.engine import Engine, wiring
 from core.errors import BudgetError
-from core.session import wiring
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling

@@ -14,10 +14,10 @@ import torch
 from transformers import DynamicCache
 
 from core.engine import Engine
+from core.engine.batch_request import BatchRequest
+from core.engine.batch_trial import TOGETHER, special_lengths
 from core.hf import packed
 from core.hf.cached_pass import cached_pass
-from core.session.batch_request import BatchRequest
-from core.session.batch_trial import TOGETHER, special_lengths
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling

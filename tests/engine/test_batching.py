@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from core.engine import Engine
+from core.engine.batch_request import BatchPiece, BatchRequest
 from core.errors import BusyError
 from core.policy.batching import NoScheduler, RandomScheduler, Scheduler, TokenScheduler
 from core.policy.batching.scheduler import Groups
@@ -20,8 +21,7 @@ from core.policy.batching.unions import Paths
 from core.policy.predict import Prediction
 from core.policy.predict.path_reader import PathReader
 from core.policy.predict.worker import InlineWorker
-from core.prediction.view import EngineView
-from core.session.batch_request import BatchPiece, BatchRequest
+from core.runtime.prediction.view import EngineView
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling

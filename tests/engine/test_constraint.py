@@ -12,8 +12,8 @@ import torch
 from app.server.v1.call_grammar import grammar
 from app.server.v1.parts import read_call
 from core.engine import Engine
+from core.engine.constraint import Constraint, Constraints
 from core.errors import PromptError
-from core.session.constraint import Constraint, Constraints
 from core.settings.sampling import Sampling
 from core.types import Piece
 from tests.selection import layered

@@ -12,9 +12,9 @@ from transformers import DynamicCache
 from core.engine import Engine
 from core.errors import ModelError
 from core.hf.quantized_linear import QuantizedLinear
-from core.native.compile import widths
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from core.system.native.compile import widths
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import plain_transformers, run
 from tests.selection import layered

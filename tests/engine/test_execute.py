@@ -15,8 +15,8 @@ from core.errors import SettingError
 from core.hf import RouterOutput
 from core.hf.files import model_path
 from core.policy.predict import LayerMap, Prediction
-from core.prediction import predictor_host
-from core.prediction.speculation import PredictedRouting
+from core.runtime.prediction import predictor_host
+from core.runtime.prediction.speculation import PredictedRouting
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.registry import variants

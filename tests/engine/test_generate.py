@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from core.calibrate.gather import calibrate
 from core.engine import Engine
+from core.engine.sampler import PresenceFrequencyPenalty, Sampler
+from core.engine.settings_controller import EngineParts
 from core.errors import BusyError, ContextError, SettingError
-from core.session.sampler import PresenceFrequencyPenalty, Sampler
-from core.session.settings_controller import EngineParts
+from core.measure.calibrate.gather import calibrate
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling

@@ -17,8 +17,8 @@ from core.capacity.pieces import COMES_BACK, borrowed_slots, piece
 from core.capacity.plan import plan
 from core.capacity.sizes import PromptPiece, Sizes
 from core.engine import Engine
-from core.session.batch_request import BatchRequest
-from core.session.settings_controller import SettingsController
+from core.engine.batch_request import BatchRequest
+from core.engine.settings_controller import SettingsController
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from core.choices import Action, Lossy, Why
 from core.engine import Engine
 from core.errors import SettingError
 from core.hf import find_experts
 from core.hf.cached_pass import cached_pass
+from core.metrics.lossy_events import Action, Lossy, Why
 from core.policy.substitute.entropy import TEMPERATURES, entropy
 from core.profile.routing import Entropies
 from core.runtime.batch import Batch, Share

@@ -16,8 +16,8 @@ from core.cache.lease import Lease
 from core.engine import Engine
 from core.policy.predict.path_reader import answer, needed, question
 from core.policy.prefetch.wait_bound import WaitBound
-from core.prediction.answer_wait import AnswerWait
 from core.runtime.batch import Batch
+from core.runtime.prediction.answer_wait import AnswerWait
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.presets import preset

@@ -15,12 +15,12 @@ from core.errors import SettingError
 from core.memory.ticket import Ticket
 from core.policy.eviction import GONE
 from core.profile import Profile
+from core.profile.trace import FileTrace, TraceWriter
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.simulate import Config, Replay
 from core.simulate.run import maker
-from core.trace import FileTrace, TraceWriter
 from core.types import StepRecord
 from tests.selection import layered
 

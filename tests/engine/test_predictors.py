@@ -17,9 +17,9 @@ from core.errors import ProfileError, SettingError
 from core.hf.cached_pass import cached_pass
 from core.hf.files import model_path
 from core.policy.predict import Prediction, Predictor, View
-from core.prediction import predictor_host
-from core.prediction.worker.process_worker import ProcessWorker
 from core.runtime.batch import Batch, Share
+from core.runtime.prediction import predictor_host
+from core.runtime.prediction.worker.process_worker import ProcessWorker
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.registry import variants

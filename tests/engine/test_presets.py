@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.calibrate.gather import calibrate
-from core.calibrate.texts import bundled
 from core.engine import Engine
 from core.errors import SettingError
+from core.measure.calibrate.gather import calibrate
+from core.measure.calibrate.texts import bundled
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.presets import PRESETS, Preset, matching

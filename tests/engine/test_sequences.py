@@ -11,8 +11,8 @@ import torch
 
 from core.engine import Engine
 from core.policy.predict import Prediction, Predictor, View
+from core.profile.trace import FileTrace, TraceWriter
 from core.settings.sampling import Sampling
-from core.trace import FileTrace, TraceWriter
 from core.types import StepRecord
 
 TEXT = "Why do caches work?"

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from core.calibrate.gather import calibrate
 from core.engine import Engine
+from core.measure.calibrate.gather import calibrate
 from core.metrics.record import Beside
-from core.prediction.shadows import recorded
+from core.runtime.prediction.shadows import recorded
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from core.calibrate.gather import calibrate
-from core.choices import Action, Lossy, Why
 from core.engine import Engine
+from core.measure.calibrate.gather import calibrate
+from core.metrics.lossy_events import Action, Lossy, Why
 from core.policy.substitute.super_experts import super_experts
 from core.profile import Profile, load, save
 from core.settings.config import Settings

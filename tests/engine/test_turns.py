@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from core.engine import Engine
+from core.profile.trace import FileTrace, TraceWriter
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.registry import variants
 from core.settings.sampling import Sampling
-from core.trace import FileTrace, TraceWriter
 from core.types import AnswerStats, Ids, Piece, StepRecord
 from tests.engine.profiles import drawn_profile
 from tests.selection import layered

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from core.calibrate.gather import calibrate
 from core.engine import Engine
+from core.engine.batch_request import BatchRequest
 from core.errors import SettingError
 from core.hf.adapters.switch import UNLIMITED
 from core.hf.packed_texts import TextPacking
 from core.hf.text_to_text import empty_cache
 from core.importing import import_model
+from core.measure.calibrate.gather import calibrate
 from core.policy.batching import NoScheduler, RandomScheduler, Scheduler, TokenScheduler
-from core.session.batch_request import BatchRequest
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling

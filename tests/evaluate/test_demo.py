@@ -13,10 +13,10 @@ import pytest
 from app import cli
 from app.store import results
 from core.engine import Engine
-from core.evaluate import calibrated, run
-from core.evaluate.modes import chosen
-from core.evaluate.rows import FIGURES
-from core.evaluate.run import evaluate, gather
+from core.measure.evaluate import calibrated, run
+from core.measure.evaluate.modes import chosen
+from core.measure.evaluate.rows import FIGURES
+from core.measure.evaluate.run import evaluate, gather
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from demo.evaluate import load

@@ -12,13 +12,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.calibrate.texts import bundled
 from core.errors import SettingError
-from core.evaluate.modes import BASE, PREDICTORS, chosen, modes_of, needs, residencies
-from core.evaluate.others import Others
-from core.evaluate.passages import Heard, read
-from core.evaluate.questions import FactQuestion, demo_questions, from_file, sample, spread
-from core.evaluate.rows import FIGURES, EvaluationRow, front, pareto, perplexity_of, rate, to_csv, to_json, with_savings
+from core.measure.calibrate.texts import bundled
+from core.measure.evaluate.modes import BASE, PREDICTORS, chosen, modes_of, needs, residencies
+from core.measure.evaluate.others import Others
+from core.measure.evaluate.passages import Heard, read
+from core.measure.evaluate.questions import FactQuestion, demo_questions, from_file, sample, spread
+from core.measure.evaluate.rows import (
+    FIGURES,
+    EvaluationRow,
+    front,
+    pareto,
+    perplexity_of,
+    rate,
+    to_csv,
+    to_json,
+    with_savings,
+)
 from core.settings.config import Settings
 
 NUMBERS = st.one_of(st.none(), st.integers(0, 4).map(float))
@@ -64,9 +74,9 @@ def test_what_other_programs_take_is_what_this_one_does_not(monkeypatch: pytest.
     clock, own = [10.0], SimpleNamespace(user=3.0, system=1.0)
     system = SimpleNamespace(user=100.0, system=5.0, idle=900.0)
     process = SimpleNamespace(cpu_times=lambda: SimpleNamespace(**vars(own)))
-    monkeypatch.setattr("core.evaluate.others.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr("core.measure.evaluate.others.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(
-        "core.evaluate.others.psutil",
+        "core.measure.evaluate.others.psutil",
         SimpleNamespace(Process=lambda: process, cpu_times=lambda: SimpleNamespace(**vars(system))),
     )
     since = Others()

@@ -14,15 +14,15 @@ import torch
 from app.cli.eval import table
 from core.engine import Engine
 from core.errors import SettingError
-from core.evaluate.follow import follow
-from core.evaluate.modes import Mode, chosen
-from core.evaluate.passages import windows
-from core.evaluate.questions import FactQuestion, ask
-from core.evaluate.rows import EvaluationRow, to_json
-from core.evaluate.run import Material, evaluate, gather, start_mode
-from core.evaluate.summary import about, result
 from core.hf.cached_pass import cached_pass
 from core.hf.text_to_text import empty_cache
+from core.measure.evaluate.follow import follow
+from core.measure.evaluate.modes import Mode, chosen
+from core.measure.evaluate.passages import windows
+from core.measure.evaluate.questions import FactQuestion, ask
+from core.measure.evaluate.rows import EvaluationRow, to_json
+from core.measure.evaluate.run import Material, evaluate, gather, start_mode
+from core.measure.evaluate.summary import about, result
 from core.memory.store import Cancelled
 from core.settings.sampling import Sampling
 

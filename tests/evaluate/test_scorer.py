@@ -14,8 +14,8 @@ import torch
 
 from core.engine import Engine
 from core.errors import ContextError, SettingError
-from core.evaluate.harness import adapter, run_tasks
-from core.evaluate.scorer import Scorer
+from core.measure.evaluate.harness import adapter, run_tasks
+from core.measure.evaluate.scorer import Scorer
 from core.memory.store import Cancelled
 from core.settings.sampling import Sampling
 

@@ -193,7 +193,7 @@ def _before_is_remembered() -> None:
     """Libraries ask once whether there is a GPU: they have asked before it appears."""
     import transformers.utils.import_utils as found
 
-    import core.engine
+    import core.engine.engine
     import core.importing  # noqa: F401
 
     for name in ("is_torch_cuda_available", "is_torch_bf16_gpu_available", "is_torch_tf32_available"):

@@ -12,8 +12,8 @@ import gradio as gr
 import gradio.utils
 from fastapi import FastAPI
 
-from app.serve import build
 from app.services.host import Host
+from app.ui.serve import build
 from tests.fuzz.changes import Change
 from tests.fuzz.draw import byte_change, how_many, json_change
 from tests.fuzz.mutant import Mutant

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from app.exports import archive, traces
+from app.services.exports import archive, traces
 from app.services.host import Host
 from app.store import Store
 from core.errors import MoestroError

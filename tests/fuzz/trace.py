@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from core.profile.trace import Chunk, TraceWriter, open_trace
+from core.profile.trace.chunk import RANKED, map_type
 from core.simulate import Config, simulate
-from core.trace import Chunk, TraceWriter, open_trace
-from core.trace.chunk import RANKED, map_type
 from tests.fuzz.changes import Change, Gone, act
 from tests.fuzz.draw import byte_change, file_change, how_many, json_change
 from tests.fuzz.mutant import Mutant
@@ -107,7 +107,7 @@ def rows() -> list[tuple[int, int, list[int]]]:
 
 
 class Traces:
-    """What was read must keep what the reader promises (`core.trace.Chunk`), and can then be replayed."""
+    """What was read must keep what the reader promises (`core.profile.trace.Chunk`), and can then be replayed."""
 
     name = "trace"
     samples = ("t.trace", "t.npz", "t.csv", "t.json", "t.jsonl")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from core.calibrate.gather import calibrate
 from core.engine import Engine
+from core.measure.calibrate.gather import calibrate
 from core.profile import PARTS, Profile
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec

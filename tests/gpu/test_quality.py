@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from core.engine import Engine
-from core.quality.sample import Landing, Sample
+from core.engine.quality.sample import Landing, Sample
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint

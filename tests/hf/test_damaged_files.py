@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from core.engine.loading import load_tokenizer
 from core.errors import ModelError
 from core.hf import CheckpointReader, check_model, load_skeleton
 from core.hf.bounds import wrong
-from core.session.loading import load_tokenizer
 from tests.checkpoints import make_checkpoint
 from tests.hf.damage import (
     Change,

@@ -10,7 +10,7 @@ from torch import nn
 from core.hf.fast_linear import dense_codecs, patch_linears
 from core.hf.fast_rmsnorm import restore
 from core.memory.codec.native.tile_products import by_onednn
-from core.native.compile import widths
+from core.system.native.compile import widths
 
 needs_order = pytest.mark.skipif(
     not widths() or by_onednn() or torch.backends.cpu.get_cpu_capability() != "AVX2",

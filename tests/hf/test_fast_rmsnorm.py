@@ -10,7 +10,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
 from core.hf import fast_rmsnorm
 from core.hf.fast_rmsnorm import MOST, patch_rmsnorms, restore
-from core.native.compile import widths
+from core.system.native.compile import widths
 from tests.selection import layered
 
 pytestmark = pytest.mark.skipif(not widths(), reason="this CPU has no AVX2")

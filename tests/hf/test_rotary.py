@@ -23,7 +23,7 @@ from core.hf.packed import Packing
 from core.hf.rotary import FEW, OWN, Rotation, replace
 from core.hf.rotary_form import forms, rotated
 from core.hf.text_to_text import empty_cache
-from core.native.compile import widths
+from core.system.native.compile import widths
 from tests.checkpoints import ARCHITECTURES, EXTRA, MORE, random_model
 from tests.hf.rotary_cases import DTYPES, FUNCTIONS, Function, Sizes, bits, drawn, identical
 from tests.selection import examples, layered

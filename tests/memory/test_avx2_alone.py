@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from core.native.compile import widths
+from core.system.native.compile import widths
 from tests.selection import layered
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ from core.memory.codec import PartSpec, make_codec
 from core.memory.codec.measure import fill, random_expert, specs_of
 from core.memory.codec.native import choice
 from core.memory.codec.kernel_choice import choose, kind
-from core.native.compile import multiplies_pairs
+from core.system.native.compile import multiplies_pairs
 
 limited = sys.argv[1] == "avx2"
 assert torch.backends.cpu.get_cpu_capability() == ("AVX2" if limited else "DEFAULT")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from core.native.contention import CALM_S, LEAST_S, MANY, Contention
-from core.native.openmp import entry
+from core.system.native.contention import CALM_S, LEAST_S, MANY, Contention
+from core.system.native.openmp import entry
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +45,7 @@ def test_short_looks_add_up() -> None:
 
 WAITING = """
 import time, torch
-from core.native import openmp
+from core.system.native import openmp
 torch.set_num_threads(2)
 big = torch.empty(1 << 22, dtype=torch.uint8)
 def waited():

@@ -18,8 +18,8 @@ from core.memory.codec.matrix import matrix
 from core.memory.codec.measure import fill
 from core.memory.codec.native import products
 from core.memory.codec.native.products import Products
-from core.native import compile
-from core.native.compile import widths
+from core.system.native import compile
+from core.system.native.compile import widths
 from tests.kernel_cases import FEW
 from tests.memory.test_codec import HALF, gpt_oss_like, make, portable, reference, relative
 from tests.memory.test_codec_coded import codes_like

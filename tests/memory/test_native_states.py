@@ -18,8 +18,8 @@ from core.memory.codec.matrix import matrix
 from core.memory.codec.native.products import Kernels
 from core.memory.codec.native.states import BLOCK, LINE, CodeRun, CodeRunOffsets, Plane, StateLayout, code_runs, prepare
 from core.memory.codec.native.threads import _functions
-from core.native import compile
-from core.native.compile import compiled, widths
+from core.system.native import compile
+from core.system.native.compile import compiled, widths
 from tests.kernel_cases import FEW
 from tests.memory.test_codec import make, portable
 from tests.memory.test_native import case, states

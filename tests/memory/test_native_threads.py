@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from core.memory.codec.native.products import Kernels
 from core.memory.codec.native.threads import MOST, TORCHS, WORTH_IT, Team, _team, acquire_team, share, shared_by
-from core.native.compile import widths
-from core.native.openmp import entry
+from core.system.native.compile import widths
+from core.system.native.openmp import entry
 from tests.memory.test_native import Case, case, states
 from tests.selection import examples, layered
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from core.native.openmp import entry
+from core.system.native.openmp import entry
 
 ROOT = Path(__file__).parents[2]
 PREAMBLE = """
 import json, os, threading, time
 import torch
-from core.native import openmp
+from core.system.native import openmp
 torch.set_num_threads(3)
 big = torch.empty(1 << 22, dtype=torch.uint8)  # torch shares a copy of it among threads
 def native():
@@ -68,7 +68,7 @@ copying = native() - before
 link.close()
 """
 USING = """
-from core.session.model_access import ModelAccess
+from core.engine.model_access import ModelAccess
 access, seen = ModelAccess(lambda: None, lambda: None, lambda: None), []
 def use():
     while native() != first:

@@ -11,7 +11,7 @@ from core.memory.codec.matrix import Matrix, Part
 from core.memory.codec.native import plain
 from core.memory.codec.native.plain import PlainProducts
 from core.memory.codec.native.threads import share, shared_by
-from core.native.compile import widths
+from core.system.native.compile import widths
 from tests.memory.test_codec import relative
 from tests.memory.test_native import WIDTHS, needs_kernels
 

@@ -14,7 +14,7 @@ from core.memory.codec.native import panels, tile_products
 from core.memory.codec.native.choice import TILES
 from core.memory.codec.native.threads import TORCHS, share, shared_by
 from core.memory.codec.native.tile_products import ExactTiles, TileProducts, by_onednn, serves
-from core.native.compile import multiplies_pairs, widths
+from core.system.native.compile import multiplies_pairs, widths
 from tests.kernel_cases import FEW
 from tests.memory.test_codec import relative
 from tests.memory.test_native import CODED, case, inputs_of

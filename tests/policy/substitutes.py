@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from core.choices import Action, Why
+from core.metrics.lossy_events import Action, Why
 from core.policy.substitute import Ask, Chosen, Gates, Substitute
 from core.settings.registry import create
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.choices import Action, Why
+from core.metrics.lossy_events import Action, Why
 from core.policy.substitute import Ask, Chosen, Gates, batch, plain
 from tests.policy.substitutes import drawn, gates, make, names
 from tests.selection import examples

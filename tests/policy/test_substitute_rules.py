@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from core.choices import Action
 from core.errors import SettingError
+from core.metrics.lossy_events import Action
 from core.policy.substitute import Gates, batch, plain
 from tests.policy.substitutes import Known, ask, drawn, make, names
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.choices import Action, Why
 from core.errors import ProfileError, SettingError
+from core.metrics.lossy_events import Action, Why
 from core.policy.substitute import Ask, Chosen, Gates, Substitute, batch, plain
 from core.policy.substitute.buddies import Lists, alpha_of, alphas, cut, rank, spread
 from core.settings.registry import NEEDS_PROFILE, create, variant, variants

@@ -11,8 +11,8 @@ import pytest
 
 from core.policy.predict.worker import WorkerTask
 from core.policy.predict.workers import make_worker
-from core.prediction import predictor_host
-from core.prediction.predictor_host import PredictorHost
+from core.runtime.prediction import predictor_host
+from core.runtime.prediction.predictor_host import PredictorHost
 
 
 class HeldWorker:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.policy.prefetch.wait_bound import WINDOW, WaitBound
-from core.prediction.answer_wait import AnswerWait
+from core.runtime.prediction.answer_wait import AnswerWait
 
 
 def test_the_bound_is_the_stall_that_an_answer_in_time_spares_by_hand() -> None:

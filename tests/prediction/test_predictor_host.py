@@ -23,9 +23,9 @@ from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.nets.path import RoutingPathNet, State
 from core.policy.predict.path_reader import ROOM, WINDOW, PathReader, Share, answered, asked
 from core.policy.predict.worker import WorkerTask
-from core.prediction.predictor_host import PredictorHost
-from core.prediction.view import _asked
 from core.profile import Profile
+from core.runtime.prediction.predictor_host import PredictorHost
+from core.runtime.prediction.view import _asked
 from core.types import ModelShape
 from tests.conftest import Checkpoint
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from core.engine.lossy_check import check_weighable
 from core.errors import SettingError
 from core.hf import RouterOutput
 from core.hf.weighing import Rule
-from core.prediction.speculation import Executing, PredictedRouting, aligned, aligned_row
-from core.session.lossy_check import check_weighable
+from core.runtime.prediction.speculation import Executing, PredictedRouting, aligned, aligned_row
 from core.settings.config import Settings
 
 STEPS = 3

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from core.calibrate import times
 from core.engine import Engine
+from core.measure.calibrate import times
 from core.policy.predict.nets import estimator, path
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from core.calibrate.gather import calibrate
 from core.engine import Engine
 from core.errors import BusyError, ProfileError, SettingError
 from core.hf.cached_pass import cached_pass
+from core.measure.calibrate.gather import calibrate
 from core.memory.store import Cancelled
 from core.profile import PARTS, load, save
+from core.profile.trace import ArrayTrace, Trace, TraceWriter, open_trace
+from core.profile.trace.file import FileTrace
 from core.settings.calibration import CalibrationSettings
 from core.settings.sampling import Sampling
-from core.trace import ArrayTrace, Trace, TraceWriter, open_trace
-from core.trace.file import FileTrace
 from tests.equality.passes import PROMPT
 from tests.profile.conftest import MakeEngine
 from tests.selection import layered

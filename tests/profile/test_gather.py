@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from core.calibrate.gather import calibrate
-from core.calibrate.texts import tokenize
 from core.engine import Engine
+from core.measure.calibrate.gather import calibrate
+from core.measure.calibrate.texts import tokenize
 from core.policy.substitute.entropy import entropy
 from core.profile import Profile
+from core.profile.trace import Chunk
+from core.profile.trace.chunk import RANKED
 from core.settings.calibration import CalibrationSettings
 from core.simulate import Config
 from core.simulate.curves import measure_curves
 from core.simulate.run import maker
-from core.trace import Chunk
-from core.trace.chunk import RANKED
 from tests.profile.conftest import MakeEngine
 from tests.profile.oracle import Oracle, Passed
 from tests.selection import layered

@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from core.calibrate import likeness
-from core.calibrate.gather import calibrate
-from core.calibrate.texts import tokenize
 from core.engine import Engine
+from core.measure.calibrate import likeness
+from core.measure.calibrate.gather import calibrate
+from core.measure.calibrate.texts import tokenize
 from core.memory.store import Cancelled
 from core.profile.summary import best_pairs
 from tests.profile.conftest import MakeEngine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.calibrate.maps import MapCollection
+from core.measure.calibrate.maps import MapCollection
 
 
 def test_the_most_redundant_gives_way() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from core.calibrate import paths as module
-from core.calibrate.paths import Paths
+from core.measure.calibrate import paths as module
+from core.measure.calibrate.paths import Paths
 
 L, E = 2, 4
 

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 import torch
 
-from core.calibrate import state_file, states
-from core.calibrate.gather import calibrate
-from core.calibrate.state_file import StateFile
-from core.calibrate.states import HELD_OUT, States
 from core.engine import Engine
 from core.errors import ProfileError, SettingError
+from core.measure.calibrate import state_file, states
+from core.measure.calibrate.gather import calibrate
+from core.measure.calibrate.state_file import StateFile
+from core.measure.calibrate.states import HELD_OUT, States
 from core.memory.store import Cancelled
 from core.profile import Profile, load, save
 from core.runtime.measurement import LayerRun
@@ -189,7 +189,7 @@ def test_cancelling_leaves_no_files(engine: Engine, tmp_path: Path, place: str) 
 KILLED = """
 import numpy as np, os, signal, sys
 from pathlib import Path
-from core.calibrate.state_file import StateFile
+from core.measure.calibrate.state_file import StateFile
 file = StateFile(np.dtype([("x", np.int16)]), lambda records: None, Path(sys.argv[1]))
 file.write(np.zeros(100_000, [("x", np.int16)]))
 file._file.flush()

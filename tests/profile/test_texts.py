@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from core.calibrate.texts import Tokens, bundled, from_path, shortened, tokenize
 from core.errors import ProfileError
+from core.measure.calibrate.texts import Tokens, bundled, from_path, shortened, tokenize
 from tests.tiny_tokenizer import save_tokenizer
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from core.calibrate.gather import calibrate
-from core.calibrate.times import _summed, _without
 from core.engine import Engine
 from core.importing import import_model
+from core.measure.calibrate.gather import calibrate
+from core.measure.calibrate.times import _summed, _without
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from tests.profile.conftest import MakeEngine

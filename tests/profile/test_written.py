@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from core.calibrate.gather import calibrate
-from core.calibrate.paths import Paths
-from core.calibrate.texts import tokenize
 from core.engine import Engine
 from core.errors import ProfileError
+from core.measure.calibrate.gather import calibrate
+from core.measure.calibrate.paths import Paths
+from core.measure.calibrate.texts import tokenize
 from core.policy.predict.nets.path import Passage
 from core.profile.summary import describe
+from core.profile.trace import ArrayTrace
 from core.settings.calibration import CalibrationSettings
-from core.trace import ArrayTrace
 from tests.profile.oracle import Oracle
 
 TEXTS: list[Any] = [

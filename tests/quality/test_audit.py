@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from core.engine import Engine
-from core.quality import audit as audits
-from core.quality import meter as meters
-from core.quality.audit import PendingAnswer, score
-from core.quality.report import Quality
-from core.session.sampler import Sampler
+from core.engine.quality import audit as audits
+from core.engine.quality import meter as meters
+from core.engine.quality.audit import PendingAnswer, score
+from core.engine.quality.report import Quality
+from core.engine.sampler import Sampler
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from core.quality.figures import divergence, log_probability, perplexity
-from core.quality.report import Quality, together
+from core.engine.quality.figures import divergence, log_probability, perplexity
+from core.engine.quality.report import Quality, together
 
 
 def logits(*probabilities: float) -> torch.Tensor:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from core.quality.interval import CLOSE, Z, margin, mean_error, share_of, surely_more
+from core.engine.quality.interval import CLOSE, Z, margin, mean_error, share_of, surely_more
 
 
 @pytest.mark.parametrize(  # by the formula of Brown, Cai and DasGupta 2001, (4), with z = 1.96

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.quality import sample
-from core.quality.sample import GOLDEN, MOST_TOKENS, Sample
+from core.engine.quality import sample
+from core.engine.quality.sample import GOLDEN, MOST_TOKENS, Sample
 from tests.selection import examples
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from core.cache.pool import Pool
 from core.engine import Engine
+from core.engine.quality.saved import Shadow, Waits, spared
 from core.policy.eviction import Eviction, ExpertIndex
 from core.policy.eviction.lfu import LFU
 from core.policy.eviction.lru import LRU
 from core.policy.eviction.none import NoCache
-from core.quality.saved import Shadow, Waits, spared
 from core.types import Outcome, StepRecord
 from tests.quality.conftest import say
 from tests.selection import layered

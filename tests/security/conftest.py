@@ -11,8 +11,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app.serve import build
 from app.services.host import Host
+from app.ui.serve import build
 from tests.app.conftest import open_host
 
 HOME = "http://127.0.0.1:7860"

@@ -10,7 +10,7 @@ import selectors
 from pathlib import Path
 from typing import Any
 
-from app.serve import build
+from app.ui.serve import build
 from tests.app.conftest import open_host
 
 IDLE_S = 60.0

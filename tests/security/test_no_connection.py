@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from app.serve import build
+from app.ui.serve import build
 from tests.app.conftest import open_host
 from tests.security.conftest import HOME
 

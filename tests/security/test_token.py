@@ -11,12 +11,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app import cli
-from app.serve import OPEN_TO_OTHERS, _announce
 from app.server.api import build_app
 from app.server.security import hosts
 from app.server.security.access import Access
 from app.server.security.gate import Gate
 from app.services.host import Host
+from app.ui.serve import OPEN_TO_OTHERS, _announce
 from core.errors import MoestroError
 from tests.security.asking import LAN, TOKEN, ask, gate
 from tests.security.conftest import HOME
@@ -169,7 +169,7 @@ def test_what_is_printed_can_be_opened(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_the_command_line_chooses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[Access] = []
-    monkeypatch.setattr("app.serve.serve", lambda asked, access, **more: seen.append(access))
+    monkeypatch.setattr("app.ui.serve.serve", lambda asked, access, **more: seen.append(access))
     monkeypatch.delenv("MOESTRO_TOKEN", raising=False)
     assert cli.main(["--no-browser"]) == 0
     assert cli.main(["--address", "0.0.0.0", "--allow-host", "box", "--allow-host", "[fd00::5]"]) == 0

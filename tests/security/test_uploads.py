@@ -16,16 +16,16 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from starlette.responses import PlainTextResponse
 
-from app.exports.archive import write as write_export
-from app.exports.traces import find
-from app.exports.traces import write as write_trace
-from app.serve import build
 from app.server.bodies import UPLOAD, Bodies
 from app.server.uploads import MOST_BYTES, UploadLimit, bytes_in, prepare
 from app.services.analysis.question import Question
 from app.services.analysis.sources import RoutingSource
+from app.services.exports.archive import write as write_export
+from app.services.exports.traces import find
+from app.services.exports.traces import write as write_trace
 from app.services.host import Host
 from app.store.private import private_folder
+from app.ui.serve import build
 from tests.app.conftest import WAIT_S, ended, open_host
 from tests.app.served import eventually, serving
 from tests.security.conftest import HOME, LEFT

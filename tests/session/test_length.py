@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from core.engine.length import UNBOUNDED, TextLimit
+from core.engine.prompt import Prompt
 from core.errors import ContextError
-from core.session.length import UNBOUNDED, TextLimit
-from core.session.prompt import Prompt
 from tests.selection import examples
 from tests.tiny_tokenizer import save_tokenizer
 

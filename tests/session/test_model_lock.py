@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from core.session.model_access import ModelLock
+from core.engine.model_access import ModelLock
 
 WAIT_S = 20.0
 

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.engine.prefix_cache import MARGIN, PrefixCache, Start
 from core.runtime.kv_cache import SequenceKV, Stash, StateCheckpoint
-from core.session.prefix_cache import MARGIN, PrefixCache, Start
 from core.settings.config import Settings
 from core.settings.kv import KVSettings
 

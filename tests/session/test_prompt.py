@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from transformers import AutoTokenizer
 
+from core.engine.prompt import Prompt
 from core.errors import ContextError, PromptError
-from core.session.prompt import Prompt
 from core.types import Chat
 from tests.tiny_tokenizer import TEMPLATE, save_tokenizer
 

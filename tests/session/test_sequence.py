@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from core.quality.sample import Sample
+from core.engine.quality.sample import Sample
+from core.engine.sequence import Sequence, Start, Stop
 from core.runtime.batch import Batch, Share
 from core.runtime.kv_cache import SequenceKV
-from core.session.sequence import Sequence, Start, Stop
 
 END = 0
 

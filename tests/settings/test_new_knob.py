@@ -13,7 +13,7 @@ import pytest
 from app.cli import options
 from app.cli.parser import CommandParser
 from app.cli.settings import reference
-from app.exports import archive
+from app.services.exports import archive
 from app.services.host import Host
 from app.ui.sidebar import CacheSection
 from core.errors import SettingError

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from core.evaluate.tally import FEWEST, RUN, ModeTotals
+from core.measure.evaluate.tally import FEWEST, RUN, ModeTotals
+from core.profile.trace import ArrayTrace
 from core.simulate import Clock, Config, simulate
 from core.simulate.blocks import BLOCKS, Block, block_of, gain
 from core.simulate.prefetchers import TimedConfig, timed
-from core.trace import ArrayTrace
 from tests.trace.passes import routed, step
 
 CLOCK = Clock(4.0, 1.0, 0.1, 0.0)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from core.policy.allocation.slots import shares
 from core.policy.eviction import GONE, Belady
+from core.profile.trace import ArrayTrace
 from core.settings.registry import variants
 from core.simulate import BELADY, BELADY_BYPASS, Config, Replay, simulate
 from core.simulate.run import maker
-from core.trace import ArrayTrace
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
 from tests.selection import examples
 from tests.simulate.test_engine import K, routes

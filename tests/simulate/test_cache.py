@@ -15,10 +15,10 @@ from core.cache.pool import numbered_pools
 from core.policy.allocation.slots import shares, waves
 from core.policy.eviction import GONE
 from core.policy.hints import Hints
+from core.profile.trace import ArrayTrace, Chunk
 from core.settings.registry import variants
 from core.simulate import Config, Replay
 from core.simulate.run import maker
-from core.trace import ArrayTrace, Chunk
 from tests.selection import examples
 
 LAYERS, EXPERTS, K = 3, 7, 2

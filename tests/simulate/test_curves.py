@@ -16,12 +16,12 @@ from core.cache.pool import numbered_pools
 from core.errors import TraceError
 from core.policy.allocation.configurator import plan_cache
 from core.policy.allocation.expert_split import LayerTimes
+from core.profile.trace import ArrayTrace, Chunk
+from core.profile.trace.chunk import RANKED
+from core.profile.trace.ranking import NONE, rankings
 from core.simulate import Config
 from core.simulate.curves import measure_curves
 from core.simulate.run import maker
-from core.trace import ArrayTrace, Chunk
-from core.trace.chunk import RANKED
-from core.trace.ranking import NONE, rankings
 from tests.simulate.test_cache import request
 
 LAYERS, EXPERTS, K = 2, 6, 2

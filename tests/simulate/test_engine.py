@@ -17,12 +17,12 @@ from core.cache.lease import leases
 from core.engine import Engine
 from core.policy.allocation.slots import waves
 from core.policy.eviction import GONE
+from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
 from core.settings.config import Settings
 from core.settings.registry import variants
 from core.settings.sampling import Sampling
 from core.simulate import Config, Replay
 from core.simulate.run import maker
-from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
 from core.types import Outcome, StepRecord
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
 from tests.selection import examples, layered

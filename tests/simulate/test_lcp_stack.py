@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import TraceError
+from core.profile.trace import ArrayTrace
 from core.simulate import Config, curves, lcp_stack
 from core.simulate.curves import measure_curves, routed_hits
 from core.simulate.run import maker
-from core.trace import ArrayTrace
 
 needs_native = pytest.mark.skipif(not lcp_stack.available(), reason="no native code can be compiled here")
 

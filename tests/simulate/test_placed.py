@@ -11,11 +11,11 @@ import pytest
 
 from core.errors import SettingError
 from core.profile import Profile
+from core.profile.trace import ArrayTrace
 from core.settings.config import Settings
 from core.simulate import BELADY, Clock, Config, simulate
 from core.simulate import run as run_module
 from core.simulate.prefetchers import TimedConfig, timed
-from core.trace import ArrayTrace
 
 LAYERS, EXPERTS, K, SLOTS = 3, 16, 2, 24
 

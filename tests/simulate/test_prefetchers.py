@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from core.errors import SettingError, TraceError
+from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
+from core.profile.trace.chunk import RANKED
+from core.profile.trace.file import save
 from core.settings.registry import variants
 from core.simulate import BELADY, Clock, Config, simulate
 from core.simulate import prefetchers as timed_module
@@ -16,9 +19,6 @@ from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
 from core.simulate.replayed import Replayed
 from core.simulate.timed_replay import TimedReplay
 from core.simulate.trace_view import TraceView
-from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
-from core.trace.chunk import RANKED
-from core.trace.file import save
 from tests.selection import layered
 from tests.simulate.test_engine import routes
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from core.errors import TraceError
+from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
+from core.profile.trace.chunk import RANKED
 from core.simulate import Clock, Config
 from core.simulate.prefetchers import TimedConfig, timed
 from core.simulate.recall import recall
-from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
-from core.trace.chunk import RANKED
 from tests.simulate.test_engine import routes
 
 # two layers, top-2 of four experts, three tokens

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.engine import Engine
+from core.profile.trace import ArrayTrace, Chunk
 from core.settings.config import Settings
 from core.settings.registry import variants
 from core.settings.sampling import Sampling
 from core.simulate import Config, Replay
 from core.simulate.regret import Setup, Shadows
 from core.simulate.run import maker
-from core.trace import ArrayTrace, Chunk
 from tests.selection import examples
 from tests.simulate.test_engine import restart
 

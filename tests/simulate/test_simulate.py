@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from core.errors import SettingError
+from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
+from core.profile.trace.file import save
 from core.settings.registry import variants
 from core.simulate import BELADY, Clock, Config, simulate
 from core.simulate import run as run_module
-from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
-from core.trace.file import save
 from tests.simulate.belady import belady_misses
 from tests.simulate.test_engine import routes
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from core.policy.allocation.cache_plan import LayerBlocks
 from core.policy.allocation.expert_split import LayerTimes
+from core.profile.trace import Chunk
+from core.profile.trace.chunk import RANKED
 from core.settings.registry import create
 from core.simulate import Clock, Config
 from core.simulate.run import maker
 from core.simulate.split_replay import SplitReplay, SplitResult
 from core.simulate.timed_replay import TimedReplay
-from core.trace import Chunk
-from core.trace.chunk import RANKED
 from tests.selection import examples
 from tests.simulate.test_curves import Recorded
 

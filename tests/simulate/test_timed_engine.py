@@ -15,11 +15,11 @@ import pytest
 from core.engine import Engine
 from core.memory.ticket import Ticket
 from core.policy.prefetch.guard import MARGIN
+from core.profile.trace import FileTrace, TraceWriter
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
 from core.simulate import Clock, Config
 from core.simulate.prefetchers import TimedConfig, follow, predictor_for
-from core.trace import FileTrace, TraceWriter
 from core.types import StepRecord
 from tests.engine.profiles import drawn_profile
 from tests.prediction.held import held_until

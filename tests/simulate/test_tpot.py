@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from core.engine import Engine
+from core.profile.trace import FileTrace, TraceWriter
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
 from core.simulate import Clock, Config
 from core.simulate.prefetchers import TimedConfig, follow, predictor_for
-from core.trace import FileTrace, TraceWriter
 from core.types import StepRecord
 from tests.simulate.test_engine import restart
 

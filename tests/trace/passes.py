@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from core.trace import Trace
-from core.trace.chunk import RANKED
+from core.profile.trace import Trace
+from core.profile.trace.chunk import RANKED
 from core.types import Phase, StepRecord
 
 

@@ -10,14 +10,14 @@ import pytest
 
 from core.errors import TraceError
 from core.metrics.record import Beside
+from core.profile.trace import FileTrace, TraceWriter
+from core.profile.trace.chunk import BESIDE, beside_map_type
+from core.profile.trace.file import save
 from core.simulate import Config
 from core.simulate.prefetchers import TimedConfig, predictor_for
 from core.simulate.replayed import Replayed
 from core.simulate.timed_replay import passes
 from core.simulate.trace_view import TraceView
-from core.trace import FileTrace, TraceWriter
-from core.trace.chunk import BESIDE, beside_map_type
-from core.trace.file import save
 from tests.trace.passes import routed, step
 
 GATE: Any = ("gate", {"width": 0, "floor": 0.0, "distance": 1})

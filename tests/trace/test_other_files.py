@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from core.errors import TraceError
-from core.trace import open_trace
+from core.profile.trace import open_trace
 from tests.trace.passes import read, routed
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from core.errors import TraceError
-from core.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
-from core.trace import file as trace_file
-from core.trace.chunk import map_type
-from core.trace.file import save
+from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
+from core.profile.trace import file as trace_file
+from core.profile.trace.chunk import map_type
+from core.profile.trace.file import save
 from tests.trace.passes import drawn_predictions, read, routed, step
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from app.batch.lines import Line
-from app.batch.records import answered, refused
 from app.server.errors import TOO_LONG, ApiError, field_error
 from app.server.v1.chat import ChatBody, ChatForm
 from app.server.v1.completion import CompletionBody, CompletionForm
@@ -18,11 +16,13 @@ from app.server.v1.contents import chat_of
 from app.server.v1.fields import with_schema
 from app.server.v1.parts import Parts
 from app.server.v1.result import result
+from app.services.batch.lines import Line
+from app.services.batch.records import answered, refused
 from app.services.engine_protocol import EngineProtocol
 from app.services.progress import Answer
+from core.engine.batch_request import BatchRequest
 from core.errors import MoestroError
 from core.policy.batching import Scheduler
-from core.session.batch_request import BatchRequest
 from core.settings.sampling import Sampling
 from core.types import StepRecord, TokenLogprob
 

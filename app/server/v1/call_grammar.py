@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.server.v1.parts import CALL, CALLED
-from core.session.grammar import FORM
+from core.engine.grammar import FORM
 
 LINE = "\n"
 COMPOSED = {"$ref", "allOf", "anyOf", "oneOf"}  # words that may name further properties

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.server.errors import ApiError
 from app.services.host import Host
 from app.wording import model_id, short_name
+from core.engine.grammar import require
 from core.errors import PromptError, SettingError
-from core.session.grammar import require
 from core.settings.param import declared
 from core.settings.sampling import Sampling
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from core.session.stop_text import begun
+from core.engine.stop_text import begun
 
 Kind = Literal["reasoning", "content", "call"]
 THINK, THOUGHT = "<think>", "</think>"

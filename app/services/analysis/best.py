@@ -1,7 +1,7 @@
 """What is best here, in one sentence: by how much, and which settings that means.
 
-One is only called best where the difference exceeds its noise (core.quality.interval), and only things measured on the
-same tokens, or on the same questions, are compared.
+One is only called best where the difference exceeds its noise (core.engine.quality.interval), and only things measured
+on the same tokens, or on the same questions, are compared.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from app.services.analysis.lab import Lab, named
 from app.services.analysis.quality import QualityResult, accuracy_of
 from app.services.analysis.whatif import NONE, Row, Table, title
-from core.evaluate.modes import BASE
-from core.evaluate.rows import EvaluationRow
+from core.engine.quality.interval import surely_more
+from core.measure.evaluate.modes import BASE
+from core.measure.evaluate.rows import EvaluationRow
 from core.profile import Profile
-from core.quality.interval import surely_more
 from core.settings.lossy import EXACT
 from core.settings.param import Value
 from core.settings.registry import variant

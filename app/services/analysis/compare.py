@@ -18,11 +18,11 @@ from app.services.analysis.sources import Routing
 from app.services.analysis.whatif import AUTO, NONE, About, Table, less
 from core.errors import MoestroError, SettingError
 from core.profile import Profile
+from core.profile.trace import FileTrace
 from core.settings.registry import variant, variants
 from core.simulate import BELADY, BELADY_BYPASS, Clock, Config, Result, simulate
 from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
 from core.system.tasks import Task
-from core.trace import FileTrace
 
 UNIT = 1000  # assumed expert size where it is not known; only ratios are used then
 Work = Callable[[Sequence[Task]], list[Any]]

@@ -13,12 +13,12 @@ from app.services.analysis.whatif import About, mean, title
 from core.errors import MoestroError
 from core.profile import Profile
 from core.profile.summary import TITLES
+from core.profile.trace import FileTrace
 from core.settings.registry import variant
 from core.simulate import Clock
 from core.simulate.blocks import Block
 from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, timed
 from core.simulate.recall import recall
-from core.trace import FileTrace
 
 
 @dataclass(frozen=True, slots=True)

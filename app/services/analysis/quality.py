@@ -1,4 +1,4 @@
-"""The options of an evaluation from the page, and its stored result. `core.evaluate` does the measuring."""
+"""The options of an evaluation from the page, and its stored result. `core.measure.evaluate` does the measuring."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from core.evaluate.modes import chosen, residencies
-from core.evaluate.rows import EvaluationRow, to_csv, to_json, with_savings
+from core.measure.evaluate.modes import chosen, residencies
+from core.measure.evaluate.rows import EvaluationRow, to_csv, to_json, with_savings
 
 MODES = ("exact", "random", "drop_rho1", "router_ranked", "buddy_rho1", "buddy_rho3", "buddy_rho3_tae")  # preselected
 RESIDENCIES = ".75, .5, .375"
@@ -32,7 +32,7 @@ class QualityForm:
 
 @dataclass(frozen=True, slots=True)
 class QualityResult:
-    """`about` = what was measured on, as in `core.evaluate.summary.about`; `whole` = it was not cut short."""
+    """`about` = what was measured on, as in `core.measure.evaluate.summary.about`; `whole` = it was not cut short."""
 
     about: Mapping[str, Any]
     rows: tuple[EvaluationRow, ...]
@@ -73,8 +73,8 @@ def measure(
     cancel: threading.Event,
 ) -> None:
     """Evaluate the loaded model with its current profile."""
-    from core.evaluate.run import evaluate, gather
-    from core.evaluate.summary import about
+    from core.measure.evaluate.run import evaluate, gather
+    from core.measure.evaluate.summary import about
 
     material = gather(engine, form.questions, form.tokens)
     described, rows = about(engine, material), list[EvaluationRow]()

@@ -14,9 +14,9 @@ from app.store.steps import DEMAND, TRANSFER
 from app.wording import count, name_of
 from core.errors import TraceError
 from core.memory.link import Link
+from core.profile.trace import Chunk, FileTrace, Trace, TraceWriter, open_trace
+from core.profile.trace.file import PREDICTED, save
 from core.system.paths import named_path
-from core.trace import Chunk, FileTrace, Trace, TraceWriter, open_trace
-from core.trace.file import PREDICTED, save
 from core.types import Outcome
 
 TIMED = 4000  # passes, the last ones, that the clock is fitted to

@@ -19,7 +19,7 @@ from app.ui.tabs import lab_views
 from app.ui.tabs.analysis_figures import budget_curve, compared
 from app.ui.tabs.analysis_views import EMPTY, budgets, legend, listing, nearest, summary
 from app.ui.tabs.systems_figures import tpot_over_budgets
-from core.command import COMMAND
+from core.system.command import COMMAND
 
 SYSTEMS_EMPTY = (
     f"<div class='empty-note'><b>No systems measured yet</b><span>Run <code>{COMMAND} bench systems</code> on a "

@@ -8,7 +8,7 @@ from html import escape
 from app.services.analysis.whatif import BOUNDS, NONE, Row, Table, less, lru_cliff, times, title
 from app.ui.tabs.analysis_figures import colours
 from app.wording import count, name_of
-from core.quality.interval import surely_more
+from core.engine.quality.interval import surely_more
 from core.simulate import BELADY, BELADY_BYPASS
 from core.simulate.blocks import gain
 from core.system.wording import format_bytes

@@ -15,7 +15,7 @@ from app.ui.event_data import Renewed
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
 from app.ui.tabs import batch_views as views
-from core.session.batch_request import BATCH
+from core.engine.batch_request import BATCH
 from core.settings.registry import variants
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.exports.transcript import opened
+from app.services.exports.transcript import opened
 from app.store import Message
 from app.wording import lossy, scored
 from core.system.wording import format_bytes

@@ -16,7 +16,7 @@ from app.ui.event_data import Renewed
 from app.ui.job_tab import SORTED, JobTab
 from app.ui.news import Shown
 from app.ui.tabs import quality_views as views
-from core.evaluate.modes import modes_of
+from core.measure.evaluate.modes import modes_of
 
 
 class QualityTab:

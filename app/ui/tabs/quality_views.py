@@ -10,9 +10,9 @@ from app.services.analysis.quality import QualityResult, accuracy_of
 from app.ui.tabs.analysis_views import card, percent, rate, volume
 from app.ui.tabs.figures import PALETTE, accent, figure, quiet
 from app.wording import count, name_of
-from core.evaluate.others import MUCH
-from core.evaluate.rows import FIGURES, EvaluationRow, pareto
-from core.quality.interval import share_of
+from core.engine.quality.interval import share_of
+from core.measure.evaluate.others import MUCH
+from core.measure.evaluate.rows import FIGURES, EvaluationRow, pareto
 
 EMPTY = (
     "<div class='empty-note'><b>Nothing evaluated yet</b><span>The loaded model answers the same questions and "

@@ -15,8 +15,8 @@ from app.ui.controls import LIVE, ONCE, html
 from app.ui.tabs.chat_live import ChatLive
 from app.ui.text import notice
 from app.wording import name_of
-from core.command import COMMAND
 from core.errors import MoestroError
+from core.system.command import COMMAND
 from core.system.wording import format_bytes
 
 EMPTY = (

@@ -11,7 +11,7 @@ import torch
 from core.memory.codec.base import Codec, LinearWay, SlotParts
 from core.memory.codec.native import choice
 from core.memory.codec.native.threads import WORTH_IT, share, shared_by
-from core.native.openmp import entry
+from core.system.native.openmp import entry
 
 
 def kind(codec: Codec, part: str) -> str:

@@ -14,7 +14,7 @@ from core.memory.codec.kernel_choice import kind
 from core.memory.codec.matrix import matrix
 from core.memory.codec.native.choice import TILES, TORCH, Choice, choice_of
 from core.memory.codec.native.tile_products import ExactTiles, by_onednn, serves
-from core.native import openmp
+from core.system.native import openmp
 
 
 class Plain(Base):

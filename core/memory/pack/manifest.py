@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from core.command import COMMAND
 from core.errors import ModelError
 from core.memory.codec import FORMATS, Codec, Layout, PartSpec, in_blocks
 from core.memory.codec.formats import Numbers
@@ -30,6 +29,7 @@ from core.memory.pack.manifest_json import (
     sums_from,
 )
 from core.memory.pages import page_up
+from core.system.command import COMMAND
 from core.system.reading import CONFIG_BYTES, BadJson, is_file_name, parse_json, read_bytes
 
 NAME = "moestro.json"

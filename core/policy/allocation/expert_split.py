@@ -23,8 +23,8 @@ ROUNDING = 1e-9  # of slots over theta, so that 1.2 / 0.4 holds three tops
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """Milliseconds measured on one machine, as core.calibrate.times takes them: attention and experts of one layer with
-    all experts resident, everything outside the layers, and the copy of one whole expert."""
+    """Milliseconds measured on one machine, as core.measure.calibrate.times takes them: attention and experts of one
+    layer with all experts resident, everything outside the layers, and the copy of one whole expert."""
 
     att_ms: float
     moe_ms: float

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from core.command import COMMAND
 from core.errors import SettingError
 from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.slots import proportional, shares
@@ -19,6 +18,7 @@ from core.policy.allocation.weights import AllocationInputs
 from core.settings.cache import CacheSettings
 from core.settings.config import KINDS, Settings, general
 from core.settings.registry import create, variant
+from core.system.command import COMMAND
 
 HOW = f"run {COMMAND} calibrate, or open the Calibrate tab"
 HOW_PLANNED = f"run {COMMAND} plan --save"

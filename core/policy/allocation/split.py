@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-from core.command import COMMAND
 from core.policy.allocation.cache_plan import CachePlan
 from core.settings.param import Param
 from core.settings.registry import register
+from core.system.command import COMMAND
 
 
 class Tops:

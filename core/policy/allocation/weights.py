@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from core.command import COMMAND
 from core.policy.allocation.slots import proportional, shares
 from core.settings.registry import register
+from core.system.command import COMMAND
 
 Floats = npt.NDArray[np.float64]
 EVEN = 1e-9  # value of a more even division: breaks ties only

@@ -120,7 +120,7 @@ def shares_of(view: View) -> Sequence[tuple[int, Sequence[int]]]:
 
 class AnswerWait(Protocol):
     """What a predictor tells of the searches that it gives to its worker, by number, so that a pass may wait for one:
-    `core.prediction.answer_wait.AnswerWait`."""
+    `core.runtime.prediction.answer_wait.AnswerWait`."""
 
     def asked(self, number: int, tokens: int) -> None:
         """A search for so many tokens was given to the worker."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core.choices import Action, Why
+from core.metrics.lossy_events import Action, Why
 from core.policy.substitute.base import EVEN, Ask, Candidates, Chosen, Gates, source_of
 from core.policy.substitute.entropy import entropy, renormalised
 

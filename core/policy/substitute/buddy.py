@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 
-from core.command import COMMAND
 from core.errors import ProfileError
 from core.policy.substitute.base import Ask, Substitute, SubstituteProfile
 from core.policy.substitute.buddies import MOST, Lists, alpha_of, alphas, cut, rank
 from core.settings.param import Param
 from core.settings.registry import register
+from core.system.command import COMMAND
 
 if TYPE_CHECKING:
     import torch

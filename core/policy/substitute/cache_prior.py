@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from core.choices import Action, Why
+from core.metrics.lossy_events import Action, Why
 from core.policy.substitute.base import Ask, Chosen, Gates, Substitute, SubstituteProfile
 from core.settings.param import Param
 from core.settings.registry import register

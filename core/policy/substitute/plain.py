@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf, nan
 from typing import TYPE_CHECKING, NamedTuple
 
-from core.choices import Action, Why
+from core.metrics.lossy_events import Action, Why
 from core.policy.substitute.base import EVEN, Ask, Candidates, Chosen, Gates, source_of
 from core.policy.substitute.entropy import entropy_of_token
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from core.command import COMMAND
 from core.errors import ProfileError
 from core.policy.substitute.base import SubstituteProfile
 from core.policy.substitute.table import ScoreTable
 from core.settings.registry import register
+from core.system.command import COMMAND
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from core.policy.predict.map_search import followed, opened
 from core.policy.predict.path_reader import Share, asked
 from core.policy.predict.worker import InlineWorker, WorkerTask
 from core.policy.predict.workers import make_worker
-from core.prediction.worker.process_worker import MOST, NICENESS, ProcessWorker
+from core.runtime.prediction.worker.process_worker import MOST, NICENESS, ProcessWorker
 from core.system.worker_process import SPAWN
 from tests.policy.views import HIDDEN, drawn_path
 from tests.prediction.worker.deaf import deaf, failing
@@ -100,7 +100,7 @@ def test_it_is_modest_and_needs_no_torch(searching: ProcessWorker) -> None:
     assert searching.wait()
     if sys.platform != "win32":
         assert process_of(searching).nice() == max(NICENESS, psutil.Process().nice())
-    code = "import sys, core.prediction.worker.main; sys.exit(len({'torch', 'transformers'} & {*sys.modules}))"
+    code = "import sys, core.runtime.prediction.worker.main; sys.exit(len({'torch', 'transformers'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

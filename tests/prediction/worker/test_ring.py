@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.prediction.worker.ring import COUNTS, FRAME, Ring
+from core.runtime.prediction.worker.ring import COUNTS, FRAME, Ring
 from core.system.worker_process import WorkerProcess
 from tests.selection import examples
 

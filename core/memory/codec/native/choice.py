@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from core import __version__
-from core.native.compile import processor
+from core.system.native.compile import processor
 
 log = logging.getLogger("moestro.kernels")
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from core.memory.codec.matrix import Matrix, Part
 from core.memory.codec.native.states import CodeRun, Plane
 from core.memory.codec.tables import INTEGERS, TABLES
-from core.native import numbers
-from core.native.ir import Code, splat, vector
+from core.system.native import numbers
+from core.system.native.ir import Code, splat, vector
 
 SHUFFLE = {64: "llvm.x86.avx512.pshuf.b.512", 32: "llvm.x86.avx2.pshuf.b", 16: "llvm.x86.ssse3.pshuf.b.128"}
 

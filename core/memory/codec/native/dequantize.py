@@ -7,8 +7,8 @@ import torch
 from core.memory.codec.matrix import Matrix, Part
 from core.memory.codec.native import codes
 from core.memory.codec.native.states import BLOCK, CodeRun
-from core.native import numbers
-from core.native.ir import Code, fp32, splat, vector
+from core.system.native import numbers
+from core.system.native.ir import Code, fp32, splat, vector
 
 LOOKED_UP = "llvm.x86.avx512.permvar.hi.512"  # 32 numbers out of a table of as many
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from core.native import numbers
-from core.native.ir import Code, splat
+from core.system.native import numbers
+from core.system.native.ir import Code, splat
 
 SUMS = 64  # partial sums of a number of the result; what inputs have to be a multiple of
 ROWS, STATES = 2, 3  # multiplied at once: with more, sums had to leave the registers, and it took longer

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 
 from core.memory.codec.native.tiles import spans, transposed
-from core.native import numbers
-from core.native.ir import Code
+from core.system.native import numbers
+from core.system.native.ir import Code
 
 ROWS = {3: 4, 2: 4, 1: 8}  # multiplied by so many panels at once: their sums take 12 or 8 of the 16 registers
 PANELS = max(ROWS)

@@ -9,9 +9,9 @@ import torch
 
 from core.memory.codec.matrix import Matrix
 from core.memory.codec.native.products import Runs, multiply, several
-from core.native import numbers
-from core.native.compile import address, compiled, widths
-from core.native.ir import Code
+from core.system.native import numbers
+from core.system.native.compile import address, compiled, widths
+from core.system.native.ir import Code
 
 STATES = 8  # most states multiplied at once; of a matrix always one row, whose numbers then come in the order of memory
 NARROWEST = 4  # numbers of a vector: what inputs have to be a multiple of

@@ -9,8 +9,8 @@ import torch
 from core.memory.codec.matrix import Matrix
 from core.memory.codec.native import codes
 from core.memory.codec.native.states import CodeRun, Plane, StateLayout
-from core.native import numbers
-from core.native.ir import Code, fp32, splat
+from core.system.native import numbers
+from core.system.native.ir import Code, fp32, splat
 
 AHEAD = 4096  # bytes prefetched ahead; rows follow one another, which the CPU's own prefetcher does not detect
 PRODUCT = {32: "llvm.x86.avx512.pmaddw.d.512", 16: "llvm.x86.avx2.pmadd.wd", 8: "llvm.x86.sse2.pmadd.wd"}

@@ -17,7 +17,7 @@ from core.memory.codec.native.states import BLOCK, StateLayout, prepare
 from core.memory.codec.native.threads import Team, acquire_team
 from core.memory.codec.native.tile_products import ManyProducts, out_of_codes
 from core.memory.codec.native.tile_products import serves as tiles_serve
-from core.native.compile import address, compiled, widths
+from core.system.native.compile import address, compiled, widths
 
 ROWS = 2  # rows of a matrix, and ...
 STATES = 4  # ... states multiplied at once, ...

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import torch
 
-from core.native import numbers
-from core.native.ir import Code, splat
+from core.system.native import numbers
+from core.system.native.ir import Code, splat
 
 BLOCK = 32  # numbers that share a power of two
 TOP = 14  # how far its exponent lies below that of the largest number

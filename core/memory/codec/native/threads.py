@@ -2,9 +2,9 @@
 
 A product takes microseconds, less than waking a thread. So helper threads spin for a while after each product, in
 native code and without the GIL, and sleep when none follows. The caller never waits for a sleeping helper: it computes
-the remaining rows itself, and all of them where other programs want the processors (`core.native.contention`). In a
-prompt, where torch's operations come between, its own threads share them (`core.native.openmp`). Results do not depend
-on which thread computes a row.
+the remaining rows itself, and all of them where other programs want the processors (`core.system.native.contention`).
+In a prompt, where torch's operations come between, its own threads share them (`core.system.native.openmp`). Results do
+not depend on which thread computes a row.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Sequence
 
 import torch
 
-from core.native import openmp
-from core.native.compile import Function, compiled
-from core.native.contention import watch
-from core.native.ir import Code
+from core.system.native import openmp
+from core.system.native.compile import Function, compiled
+from core.system.native.contention import watch
+from core.system.native.ir import Code
 
 LINE = 64  # bytes: fields written by different threads lie in different cache lines
 NEXT, OPEN, INSIDE, FIELDS = (LINE * i for i in range(4))

@@ -20,8 +20,8 @@ from core.memory.codec.matrix import Matrix
 from core.memory.codec.native import dots, panels, tiles
 from core.memory.codec.native.dequantize import dequantize
 from core.memory.codec.native.threads import acquire_team
-from core.native.compile import PAIRS, address, compiled, multiplies_pairs, widths
-from core.native.ir import Code
+from core.system.native.compile import PAIRS, address, compiled, multiplies_pairs, widths
+from core.system.native.ir import Code
 
 SPAN = 512  # inputs whose sums are added up: a panel of them stays in the cache
 SPANS = (512, 1024, 256)  # oneDNN's, and of all inputs: which one depends on the matrix

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from core.native import numbers
-from core.native.ir import Code
+from core.system.native import numbers
+from core.system.native.ir import Code
 
 OUTPUTS = 64  # of a panel: four vectors
 VECTORS = OUTPUTS // 16

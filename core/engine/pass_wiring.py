@@ -1,0 +1,130 @@
+"""Wires what passes over a loaded model need: a cache, the experts' arithmetic, and the hooks in the model.
+
+On a GPU, what a load takes is measured before the slots are filled: by a prompt and a token, with few slots. These
+passes allocate the KV cache and what products need for themselves, and compile the kernels, so that no answer waits for
+that and the budget is held against what torch reserves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from core.cache.copies import CacheMemory
+from core.cache.expert_cache import ExpertCache
+from core.capacity.free_memory import free_bytes
+from core.capacity.sizes import PREFILL_CHUNK, Sizes
+from core.engine.loading import LoadedModel
+from core.errors import BudgetError
+from core.hf import install
+from core.hf.hooks import Installed
+from core.hf.packed_texts import packing_of
+from core.memory.arena import Arena
+from core.memory.transfer import TransferEngine
+from core.policy.allocation.slot_allocation import Placement
+from core.policy.eviction import policy_maker
+from core.runtime.batch import Batch, Share
+from core.runtime.expert_math import ExpertMath
+from core.runtime.kv_cache import KVCache
+from core.runtime.moe_step import MoEStep
+from core.runtime.out_of_memory import shortage
+from core.runtime.pipeline import HookedModel, Pipeline, StepDispatch
+from core.runtime.product_trials import choose_products, make_math
+from core.runtime.step_sink import NullSink
+from core.runtime.warmup import Threads
+
+REST = 20 << 20  # bytes: a segment of torch's allocator that is used in part
+
+
+@dataclass(frozen=True, slots=True)
+class PassWiring:
+    """What every pipeline over a loaded model shares. `measured` is the step of passes that are exact and not
+    recorded."""
+
+    arena: Arena
+    expert_cache: ExpertCache
+    math: list[ExpertMath]
+    hooked: HookedModel
+    measured: MoEStep
+    installed: Installed  # the hooks, as a context manager
+
+    def fill(self, loaded: LoadedModel) -> None:
+        """Fill the cache, and try with its slots how this machine computes fastest."""
+        self.expert_cache.fill()
+        choose_products(self.math, self.expert_cache.sample(loaded.shape.top_k), loaded.plan.dtype)
+
+
+def wire_passes(
+    loaded: LoadedModel, transfers: TransferEngine, slots: int, placed: Placement | None = None
+) -> PassWiring:
+    """An empty cache of so many slots, divided as `placed` says or evenly, and what computes with it. The experts of
+    the model are computed by `measured` until another step is the usual one. Raises BudgetError."""
+    plan, settings, shape = loaded.plan, loaded.plan.spec.settings.cache, loaded.shape
+    arena, split = Arena(plan.codec, loaded.device, placed is not None and plan.paged), plan.codec.blocks > 1
+    if placed is None:
+        placed = Placement.even(shape.layers, shape.experts, shape.top_k, settings.scope)
+        if split:
+            blocks = plan.codec.blocks
+            placed = replace(placed, transit=shape.top_k, blocks=blocks, tops=(blocks,) * shape.layers)
+    expert_cache = ExpertCache(
+        placed, slots, policy_maker(settings.eviction), CacheMemory(arena, loaded.store, transfers)
+    )
+    modules = [site.module for site in loaded.sites]
+    math = make_math(modules, plan.codec)
+    measured = MoEStep(math, expert_cache, transfers, NullSink(expert_cache, transfers))
+    dispatch = StepDispatch(measured)
+    hooked = HookedModel(loaded.model, loaded.device, dispatch, packing_of(loaded.model, modules))
+    installed = install(loaded.model, loaded.sites, dispatch, norms=plan.spec.norms)
+    return PassWiring(arena, expert_cache, math, hooked, measured, installed)
+
+
+def with_measured_workspace(loaded: LoadedModel, transfers: TransferEngine, kv: KVCache) -> LoadedModel:
+    """The loaded model, with the workspace that passes on its GPU were measured to take; on a CPU, as it is. Raises
+    BudgetError when that leaves too little for the experts."""
+    if loaded.device.type != "cuda":
+        return loaded
+    plan, settings = loaded.plan, loaded.plan.spec.settings.cache
+    try:
+        measured = _measured(loaded, transfers, kv)
+    except RuntimeError as error:
+        lack = shortage(error)
+        if not lack:
+            raise
+        measured, problem = loaded.sizes, f"The GPU has no room for {lack}. Lower the context."
+    else:
+        room = free_bytes(loaded.device)[0] + torch.cuda.memory_reserved(loaded.device) - loaded.beside
+        problem = measured.problem(settings.budget, settings.scope, room)
+    if problem:
+        raise BudgetError(problem)
+    return replace(loaded, plan=replace(plan, sizes=measured))
+
+
+def _measured(loaded: LoadedModel, transfers: TransferEngine, kv: KVCache) -> Sizes:
+    """Sizes with the measured workspace, if it is more than was estimated: the most that was reserved beyond dense
+    weights, KV cache and slots."""
+    plan, sizes, device = loaded.plan, loaded.sizes, loaded.device
+    wired = wire_passes(loaded, transfers, sizes.slots_min(plan.spec.settings.cache.scope))
+    pipeline = Pipeline(wired.hooked, wired.measured, Threads())
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        with wired.installed:
+            wired.fill(loaded)
+            sequence = kv.fresh()
+            prompt = max(1, min(sizes.chunk, PREFILL_CHUNK, plan.context - 1))
+            for batch in (
+                Batch("prefill", (Share([at % plan.outline.vocab for at in range(prompt)], sequence),)),
+                Batch("decode", (Share([0], sequence),)),
+            ):
+                pipeline.begin(batch)
+                pipeline.forward(batch)
+                torch.cuda.synchronize(device)
+            most = torch.cuda.max_memory_reserved(device) - loaded.beside - sizes.dense - kv.bytes - wired.arena.bytes
+    finally:
+        pipeline.end()
+        wired.expert_cache.clear()
+        transfers.forget()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    return replace(sizes, workspace=max(most + REST, sizes.workspace))

@@ -1,0 +1,169 @@
+"""Makes forward passes over sequences: applies requested settings before each, draws the tokens that follow, and
+records it. When a GPU runs out of memory, it frees some slots and makes the pass once more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from core.engine.loading import LoadedModel
+from core.engine.sequence import Sequence
+from core.engine.settings_controller import EngineParts, SettingsController
+from core.errors import DeviceError, DeviceFullError
+from core.runtime.batch import Batch
+from core.runtime.out_of_memory import faulted, shortage
+from core.runtime.pipeline import Pipeline
+from core.types import Phase, StepRecord
+
+Work = tuple[tuple[Sequence, int], ...]
+"""The next tokens, so many of each sequence, that one pass computes."""
+FULL = (
+    "The device ran out of memory: it has no room for {}. Lower the context or the budget, or close what else uses the "
+    "device."
+)
+
+
+class Passes:
+    """Of one model, for the holder of its lock."""
+
+    def __init__(
+        self, loaded: LoadedModel, pipeline: Pipeline, controller: SettingsController, parts: EngineParts
+    ) -> None:
+        self._loaded, self._pipeline, self._controller, self._parts = loaded, pipeline, controller, parts
+        self._prefix_cache = parts.memory.prefix_cache
+        self.chunk = loaded.sizes.chunk  # most tokens in one pass without borrowing memory
+        self._encodes = loaded.shape.encoder_layers > 0
+
+    def next_count(self, sequence: Sequence, left: int, room: int) -> int:
+        """How many of a sequence's next `left` tokens are read in one pass that has room for `room`. Of a text-to-text
+        model all tokens of the prompt first, which the encoder computes, then each that the decoder does."""
+        if not self._encodes:
+            return min(left, room)
+        return 1 if sequence.computed else min(sequence.prompt - 1, room)
+
+    def max_chunk(self, unread: int) -> int:
+        """Most tokens of the next pass over prompts, of which so many are still to be read."""
+        return self._controller.max_prefill_chunk(self._parts, unread) or self.chunk
+
+    def release_workspace(self) -> None:
+        """Give borrowed slots back: what was read has ended or was aborted, and nothing is leased."""
+        self._controller.reserve_workspace(self._parts, 0)
+
+    @torch.inference_mode()
+    def run(
+        self, phase: Phase, *work: tuple[Sequence, int], total: int = 0, by_row: bool = False
+    ) -> tuple[list[int | None], StepRecord]:
+        """Compute the next tokens, so many of each sequence, in one forward pass; draw the token that follows where all
+        of a sequence's are computed. `total` = tokens of a prompt that is read in several passes; `by_row`
+        as in Batch.
+
+        When the device runs out of memory, some slots are freed and the pass is made once more. Raises DeviceFullError
+        when that does not help, and DeviceError for other errors that a GPU reports.
+        """
+        try:
+            return self._once(phase, work, total, by_row)
+        except RuntimeError as error:
+            lack = self._shortage(error)
+        # the error is gone by now, and with it what the frames of the pass held
+        self._make_room(work, lack)
+        try:
+            return self._once(phase, work, total, by_row)
+        except RuntimeError as error:
+            raise DeviceFullError(FULL.format(self._shortage(error))) from error
+
+    def _shortage(self, error: RuntimeError) -> str:
+        """What the device had no memory for. Any other error is raised."""
+        lack = shortage(error)
+        if lack:
+            return lack
+        if self._loaded.device.type == "cuda" and faulted(error):
+            raise DeviceError.of(error) from error
+        raise error
+
+    def _make_room(self, work: Work, lack: str) -> None:
+        """After an aborted pass: roll it back, and free some slots. Raises DeviceFullError when there are none to free,
+        or the pass cannot be rolled back."""
+        self._parts.memory.expert_cache.abandon()
+        for sequence, _ in work:
+            if not sequence.kv.memory.rollback(sequence.kv, sequence.checkpoints):
+                raise DeviceFullError(FULL.format(lack))
+        if not self._controller.make_room(self._parts):
+            raise DeviceFullError(FULL.format(lack))
+
+    def _once(self, phase: Phase, work: Work, total: int, by_row: bool) -> tuple[list[int | None], StepRecord]:
+        """One forward pass, as `run` describes it."""
+        started_s, parts, device, asked = time.perf_counter(), self._parts, self._loaded.device, len(work)
+        self._controller.apply(parts)
+        if not self._controller.reserve_workspace(parts, sum(count for _, count in work) if phase == "prefill" else 0):
+            work = _first(work, self.chunk)  # settings that came since do not leave the memory
+        parts.memory.ledger.begin()
+        batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]), by_row)
+        self._pipeline.begin(batch)
+        held, taken_over = [sequence.computed for sequence, _ in work], sum(sequence.taken_over for sequence, _ in work)
+        ahead = [(sequence.request, sequence.ids[sequence.computed + n :][: self.chunk]) for sequence, n in work]
+        self._pipeline.announce(*[one for one in ahead if one[1]])  # searched for while these ones are computed
+        began_s = time.perf_counter()
+        logits = self._pipeline.forward(
+            batch, 1, _stop(work), self._progress(work, total) if phase == "prefill" else None
+        )
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # prefetches may go on
+        model_s = time.perf_counter() - began_s
+        try:
+            tokens = [self._draw(sequence, row) for (sequence, _), row in zip(work, logits.split(1), strict=True)]
+        except BaseException:
+            for (sequence, _), start in zip(work, held, strict=True):
+                sequence.kv.abort_pass(start)
+            raise
+        follow = [(one, token) for (one, _), token in zip(work, tokens, strict=True) if token is not None]
+        self._pipeline.announce(*[(one.request, [token]) for one, token in follow if one.continues(token)])
+        changes = self._controller.take_changes()
+        used = parts.memory.ledger.passed(decoded=phase == "decode")
+        step = parts.recorder.end(started_s, model_s, used, parts.memory.ledger.budget_bytes, changes)
+        if not step.lossless:
+            lossy_key = self._prefix_cache.lossy_key(self._controller.applied)
+            for (sequence, _), start in zip(work, held, strict=True):
+                sequence.kv.mark_lossy(start, lossy_key)
+        step.cached_tokens = taken_over
+        step.exact = all(sequence.kv.exact for sequence, _ in work)
+        if parts.recorder.enabled:
+            parts.telemetry.add(step)
+        step.spent(time.perf_counter() - started_s)
+        return [*tokens, *[None] * (asked - len(work))], step
+
+    def _progress(self, work: Work, total: int) -> Callable[[int], None] | None:
+        """Reports how far prompts are read when a pass over them reaches a layer; None where it is of no interest."""
+        read, layers = [one for one in work if one[0].reading is not None], self._loaded.shape.layers
+
+        def reached(layer: int) -> None:
+            for sequence, count in read:
+                sequence.reached(layer, layers, count, total)
+
+        return reached if read else None
+
+    def _draw(self, sequence: Sequence, logits: torch.Tensor) -> int | None:
+        """The token that follows, from logits [1, V]; None while tokens of the sequence are left to compute."""
+        if sequence.computed < len(sequence.ids):
+            return None
+        lossy = self._controller.applied.lossy
+        if lossy.active:
+            sequence.sample.keep(sequence.drawn, logits[0], lossy.quality_rate)
+        return sequence.draw(sequence.ids, logits)
+
+
+def _stop(work: Work) -> Callable[[], bool]:
+    """Whether no sequence wants the pass any more."""
+    cancels = [sequence.stop.cancel for sequence, _ in work]
+    return cancels[0].is_set if len(cancels) == 1 else lambda: all(one.is_set() for one in cancels)
+
+
+def _first(work: Work, tokens: int) -> Work:
+    """The beginning of the work, of at most so many tokens."""
+    found = []
+    for sequence, count in work:
+        if tokens:
+            found.append((sequence, min(count, tokens)))
+            tokens -= found[-1][1]
+    return tuple(found)

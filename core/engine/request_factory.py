@@ -1,0 +1,92 @@
+"""Begins and ends every request, whether it is answered alone or together with others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from core.engine.answer import AnswerBuilder
+from core.engine.batch_trial import TOGETHER
+from core.engine.constraint import Constraints
+from core.engine.loading import LoadedModel
+from core.engine.quality.meter import Meter
+from core.engine.sampler import Draw, Logprobs, Sampler
+from core.engine.sequence import Cancel, Sequence, Start, Stop
+from core.engine.settings_controller import EngineParts
+from core.settings.sampling import Sampling
+from core.types import Piece
+
+
+class ActiveRequest(NamedTuple):
+    """An answer that is being written."""
+
+    sequence: Sequence
+    answer: AnswerBuilder
+    seed: int
+
+    @property
+    def unread(self) -> int:
+        """Tokens to read before the next one can be drawn: of the prompt, or of all when it is read again."""
+        sequence = self.sequence
+        total = len(sequence.ids) - 1 if sequence.drawn else sequence.prompt
+        return total - sequence.computed
+
+
+class RequestFactory:
+    """For one model. `number()` is the next request's."""
+
+    def __init__(self, loaded: LoadedModel, meter: Meter, parts: EngineParts, number: Callable[[], int]) -> None:
+        self._loaded, self._meter, self._parts, self._number = loaded, meter, parts, number
+        self._constraints = Constraints(loaded.prompt)
+
+    def most(self, ids: list[int], sampling: Sampling) -> int:
+        """The tokens that an answer to a prompt may have."""
+        return min(sampling.max_new_tokens, self._loaded.plan.context - len(ids))
+
+    def draw(self, ids: list[int], sampling: Sampling) -> Draw:
+        """The sampler for an answer to a prompt. Raises PromptError for a form that cannot be kept to."""
+        constraint = self._constraints.of(sampling, len(ids)) if sampling.schema or sampling.grammar else None
+        return Sampler(sampling, self._loaded.device, len(ids), constraint)
+
+    def begin(
+        self,
+        ids: list[int],
+        sampling: Sampling,
+        draw: Draw,
+        start: Start,
+        cancel: Cancel,
+        submitted_s: float,
+        *,
+        kept: bool = False,
+        reading: Callable[[Piece], None] | None = None,
+    ) -> ActiveRequest:
+        """An answer to a prompt, which leaves room for at least one token, that goes on from `start`. `kept`: its KV
+        outlives it; `reading` as in Sequence."""
+        tokenizer, most = self._loaded.prompt.tokenizer, self.most(ids, sampling)
+        logprobs = None if sampling.logprobs is None else Logprobs(draw, tokenizer, sampling.logprobs)
+        sequence = Sequence(
+            self._number(),
+            list(ids),
+            start,
+            logprobs or draw,
+            Stop(self._loaded.prompt.ends, most, sampling.max_new_tokens > most, cancel),
+            self._meter.begin(),
+            kept=kept,
+            reading=reading,
+        )
+        return ActiveRequest(
+            sequence, AnswerBuilder(tokenizer, sequence, submitted_s, sampling.stop, logprobs), sampling.seed
+        )
+
+    def end(self, active: ActiveRequest) -> Piece:
+        """The last piece of an answer that is over: the rest of its text, and its statistics."""
+        (sequence, answer, seed), loaded = active, self._loaded
+        given, drawn = sequence.ids[: sequence.prompt], sequence.ids[sequence.prompt :]
+        stats = answer.stats(
+            self._parts.memory.ledger.memory(loaded.store.bytes, loaded.store.unpinned_bytes),
+            seed,
+            self._meter.end(sequence.sample, given, drawn, answer.steps),
+            max(loaded.plan.closeness, TOGETHER if sequence.kv.packed else 0.0),
+            loaded.plan.weights,
+        )
+        return Piece("end", text=answer.rest(), step=answer.last_step, stats=stats)

@@ -1,0 +1,201 @@
+"""Builds everything that uses a loaded model, each part with the parts that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from core.capacity.fit import copies_gbps
+from core.capacity.free_memory import free_bytes
+from core.capacity.memory_accounting import Ledger
+from core.capacity.sizes import SHORT_CHUNK
+from core.engine.batch_trial import BatchTrial
+from core.engine.loading import LoadedModel, with_buddies
+from core.engine.pass_wiring import PassWiring, wire_passes, with_measured_workspace
+from core.engine.prefix_cache import PrefixCache
+from core.engine.quality.meter import Meter
+from core.engine.settings_controller import EngineParts, MemoryParts, PredictionParts, SettingsController, begin
+from core.hf.fast_linear import dense_codecs
+from core.hf.hooks import Installed
+from core.hf.norms import find_contexts
+from core.hf.text_to_text import decoder_shape, decoder_sites
+from core.hf.weighing import rules_of
+from core.memory.arena import Arena
+from core.memory.codec.kernel_choice import choose
+from core.memory.link_emulation import LinkEmulation
+from core.memory.transfer import TransferEngine
+from core.policy.eviction import policy_maker
+from core.policy.prefetch.throttle import PrefetchThrottle
+from core.profile import Profile
+from core.runtime.device_decode import DeviceDecode
+from core.runtime.expert_math import ExpertMath
+from core.runtime.kv_cache import KVCache
+from core.runtime.kv_pool import KVPool
+from core.runtime.measurement import MeasurementSession, PassLimits
+from core.runtime.miss import MissPolicy
+from core.runtime.moe_step import MoEStep
+from core.runtime.pipeline import Pipeline
+from core.runtime.prediction.predictor_host import PredictorHost
+from core.runtime.prefetcher import Prefetcher
+from core.runtime.recorder import Recorder
+from core.runtime.telemetry import Telemetry
+from core.runtime.token_graph import TokenGraphs
+from core.runtime.trace_capture import TraceCapture
+from core.runtime.warmup import SHORT, Threads, choose_threads, short_prompt, time_pass
+
+Profiles = Callable[[str], Profile | None]
+"""Finds the profile of the model with this hash, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """A loaded model and all that uses it. Answers run one pipeline, with prediction, lossy options and records;
+    measuring runs another one over the same model and cache, which has none of these."""
+
+    loaded: LoadedModel
+    controller: SettingsController
+    parts: EngineParts  # on which settings act
+    trial: BatchTrial
+    meter: Meter
+    installed: Installed
+    answering: Pipeline
+    measuring: Pipeline
+
+    @property
+    def arena(self) -> Arena:
+        """The slots' memory."""
+        return self.parts.memory.arena
+
+    @property
+    def pool(self) -> KVPool:
+        """The KV memory of all sequences."""
+        return self.parts.memory.pool
+
+    @property
+    def kv(self) -> KVCache:
+        """The KV memory of answers to one chat at a time."""
+        return self.pool.chat
+
+    @property
+    def math(self) -> Sequence[ExpertMath]:
+        """The arithmetic of each MoE layer."""
+        return self.answering.step.math
+
+    def open_session(self) -> MeasurementSession:
+        """Passes of the exact model, outside any answer. Its caller holds the model lock."""
+        loaded, sizes = self.loaded, self.loaded.sizes
+        chunk = min(sizes.chunk, SHORT_CHUNK) if sizes.carried else sizes.chunk
+        limits = PassLimits(loaded.plan.context, chunk, sizes.carried, sizes.workspace)
+        return MeasurementSession(self.measuring, loaded.sites, loaded.shape, self.kv, limits)
+
+
+def wire(loaded: LoadedModel, profiles: Profiles | None) -> Wiring:
+    """Build and fill the cache and build the parts around it; tries out how this machine computes fastest. Raises
+    SettingError or BudgetError, after releasing the experts' memory."""
+    transfers = TransferEngine(loaded.device, loaded.store.fetch, loaded.plan.tier.readers, loaded.store.is_pinned)
+    try:
+        kv = KVCache(loaded.model, loaded.plan.context)
+        loaded = with_measured_workspace(loaded, transfers, kv)
+        controller = SettingsController(
+            loaded.plan.spec.settings,
+            loaded.sizes,
+            with_buddies(loaded, profiles(loaded.model_hash) if profiles is not None else None),
+            lambda: rules_of(loaded.model, loaded.sites),
+        )
+        return _around(loaded, transfers, controller, kv)
+    except BaseException:
+        transfers.close()
+        loaded.store.close()
+        raise
+
+
+def _around(loaded: LoadedModel, transfers: TransferEngine, controller: SettingsController, kv: KVCache) -> Wiring:
+    plan, model, sites, shape = loaded.plan, loaded.model, loaded.sites, loaded.shape
+    find_contexts(model, sites)  # by a pass through all layers, of which no answer is to wait for or can break
+    link_gbps = copies_gbps(plan)
+    passes = _passes(loaded, transfers, controller)
+    memory = _memory(loaded, passes, transfers, kv, link_gbps)
+    meter = Meter(
+        loaded.device,
+        passes.expert_cache,
+        lambda: 1e3 * (transfers.copy_s(loaded.sizes.blob) or loaded.sizes.blob / (link_gbps * 1e9)),
+    )
+    predictor_host = PredictorHost(model, decoder_sites(model, sites), decoder_shape(shape))
+    miss = MissPolicy(shape, passes.expert_cache, predictor_host, loaded.device)
+    prediction = PredictionParts(predictor_host, TraceCapture(model, sites, shape), PrefetchThrottle(), miss)
+    recorder = Recorder(
+        shape, passes.expert_cache, transfers, miss, prediction.capture, prediction.throttle, predictor_host
+    )
+    prefetcher = Prefetcher(
+        passes.expert_cache, predictor_host, prediction.throttle, recorder, prediction.capture, shape.encoder_layers
+    )
+    step = MoEStep(passes.math, passes.expert_cache, transfers, recorder, prefetcher, miss)
+    passes.hooked.dispatch.usual = step
+
+    predictor_host.use(*plan.spec.settings.prefetch.predictor, controller.profile)
+    passes.expert_cache.pin(controller.placed.pinned)
+    passes.fill(loaded)
+    threads = _timed(loaded, memory, recorder)
+    device_decode = DeviceDecode(
+        step,
+        loaded.store,
+        shape,
+        predictor_host,
+        prediction.capture,
+        lambda: TokenGraphs(
+            model, loaded.device, plan.context, lambda: memory.ledger.used() <= memory.ledger.budget_bytes
+        ),
+    )
+    parts = EngineParts(memory, prediction, Telemetry(shape), recorder, device_decode)
+    begin(plan.spec.settings, parts)
+    return Wiring(
+        loaded,
+        controller,
+        parts,
+        BatchTrial(loaded, passes.hooked.dispatch, passes.hooked.packing, memory.pool),
+        meter,
+        passes.installed,
+        Pipeline(passes.hooked, step, threads, device_decode),
+        Pipeline(passes.hooked, passes.measured, threads),
+    )
+
+
+def _passes(loaded: LoadedModel, transfers: TransferEngine, controller: SettingsController) -> PassWiring:
+    """An empty cache as the settings size and divide it, with the policies that they name, and what computes with
+    it."""
+    settings, placed = loaded.plan.spec.settings.cache, controller.placed
+    passes = wire_passes(loaded, transfers, loaded.sizes.slots(settings.budget), placed)
+    loaded.store.use_policy(policy_maker(settings.host_eviction), placed.usual)
+    return passes
+
+
+def _memory(
+    loaded: LoadedModel, passes: PassWiring, transfers: TransferEngine, kv: KVCache, link_gbps: float
+) -> MemoryParts:
+    """What holds the model's memory, within the budget."""
+    plan, sizes = loaded.plan, loaded.sizes
+    kept = PrefixCache(kv, plan.spec.settings.kv, sizes.carried, lambda: free_bytes(torch.device("cpu"))[0])
+    pool = KVPool(loaded.model, kv, sizes.kv, plan.outline.kv_bytes, plan.context)
+    ledger = Ledger(sizes, passes.arena, pool, loaded.device, plan.spec.settings.cache.budget, lambda: kept.bytes)
+    link = LinkEmulation(transfers, sizes.blob)
+    return MemoryParts(passes.arena, passes.expert_cache, transfers, link, pool, kept, ledger, link_gbps)
+
+
+def _timed(loaded: LoadedModel, memory: MemoryParts, recorder: Recorder) -> Threads:
+    """Choose, by timing, the products of this CPU and the number of threads, and the pace of the demo model's link."""
+    plan, model, device = loaded.plan, loaded.model, loaded.device
+    whole = [plan.codec.whole[0]] if plan.codec.whole is not None else []
+    for codec in (plan.codec, *whole, *dense_codecs(model)) if device.type == "cpu" else ():
+        choose(codec)
+
+    def time_one() -> float:
+        return time_pass(model, device, memory.pool.chat.fresh(), recorder, plan.context)
+
+    coded = plan.codec.direct or plan.spec.dense != "checkpoint"
+    short = short_prompt(loaded.shape) if plan.codec.direct else SHORT
+    threads, pass_ms = choose_threads(device, plan.spec.threads, coded, time_one, short)
+    if plan.spec.model == "demo":  # its link is emulated, unless the user wants this machine's own
+        memory.link.layer_ms = (pass_ms or time_one()) / loaded.shape.layers
+    return threads

@@ -1,0 +1,1 @@
+"""Runs a loaded model to measure it: calibration, and what lossy options cost and gain."""

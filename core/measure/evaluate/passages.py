@@ -1,0 +1,110 @@
+"""The text for perplexity, in windows, and the exact model's log-probabilities of it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from core.engine import Engine
+from core.errors import MoestroError, SettingError
+from core.measure.calibrate.texts import ASSETS, Text, from_path, tokenize
+from core.measure.evaluate.follow import follow
+from core.measure.evaluate.questions import spread
+from core.memory.store import Cancelled
+from core.types import StepRecord
+
+WINDOW = 128  # tokens predicted in one run, each seeing those before it in the window
+
+
+def held_out(model: str) -> list[Text]:
+    """For the demo model, Python documentation that it was not trained on (five topics of the text of its card's
+    perplexity); for all others, running text of the bundled prompts."""
+    found = from_path(ASSETS / "demo" / "held_out.txt" if model == "demo" else ASSETS / "prompts.jsonl")
+    return [text for text in found if isinstance(text, str)]
+
+
+def read(path: Path) -> list[Text]:
+    """Reads a text file of the user's, or a folder of them. Raises SettingError."""
+    try:
+        return from_path(path)
+    except MoestroError as error:
+        raise SettingError(str(error)) from error
+
+
+def windows(engine: Engine, texts: Sequence[Text], tokens: int) -> list[list[int]]:
+    """Pieces of the texts [1 + WINDOW], evenly spread over all, with `tokens` predicted tokens in all: those after each
+    piece's first. Raises SettingError when the texts have fewer than two tokens."""
+    width = min(WINDOW, engine.context - 1, tokens)
+    found: list[list[int]] = []
+    for text in texts:
+        ids = tokenize(engine.prompt.tokenizer, text).ids.tolist()
+        found += [ids[at : at + width + 1] for at in range(0, max(1, len(ids) - width), width)]
+    found = [piece for piece in found if len(piece) > 1]
+    if not found:
+        raise SettingError("The text is too short: it needs at least two tokens. Name a longer one.")
+    taken = spread(found, math.ceil(tokens / width))
+    while taken and sum(len(piece) - 1 for piece in taken) > tokens:
+        more = sum(len(piece) - 1 for piece in taken) - tokens
+        taken[-1] = taken[-1][: max(1, len(taken[-1]) - more)]
+        taken = taken if len(taken[-1]) > 1 else taken[:-1]
+    return taken
+
+
+@torch.inference_mode()
+def reference(engine: Engine, pieces: Sequence[Sequence[int]], cancel: threading.Event) -> list[torch.Tensor]:
+    """The exact model's log-probabilities [n, V] float32 of each piece, on the host: 4 V bytes per token. It decodes
+    token by token, like the modes compared with it. Raises BusyError, Cancelled."""
+    found = []
+    with engine.workbench("The model is being evaluated.") as bench, bench.unpaced():
+        for ids in pieces:
+            cache, rows = bench.kv.fresh(), []
+            for at, token in enumerate(ids[:-1]):
+                if cancel.is_set():
+                    raise Cancelled
+                rows.append(bench.run([token], cache, "decode" if at else "prefill")[-1].float().log_softmax(-1).cpu())
+            found.append(torch.stack(rows))
+    return found
+
+
+@dataclass(slots=True)
+class Heard:
+    """A text read in a mode, against the exact model. Sums over `tokens` positions."""
+
+    tokens: int = 0
+    nll: float = 0.0  # nats
+    nll_squares: float = 0.0
+    agreed: int = 0  # positions with the exact model's likeliest token
+    kl: float = 0.0  # nats, from the exact distribution to this one
+
+    def add(self, target: int, logits: torch.Tensor, exact: torch.Tensor) -> None:
+        """Adds one position: logits [V], and the exact model's log-probabilities [V]."""
+        mine = logits.float().log_softmax(-1).cpu()
+        nll = -float(mine[target])
+        self.tokens += 1
+        self.nll += nll
+        self.nll_squares += nll * nll
+        self.agreed += int(mine.argmax()) == int(exact.argmax())
+        p = exact.exp()
+        self.kl += float(torch.where(p > 0, p * (exact - mine), 0.0).sum())
+
+
+def listen(
+    engine: Engine,
+    pieces: Sequence[Sequence[int]],
+    exact: Sequence[torch.Tensor],
+    cancel: threading.Event,
+    passed: Callable[[StepRecord], None],
+    progress: Callable[[int], None],
+) -> Heard:
+    """Reads the pieces with the settings in force; `progress` is called with the positions so far."""
+    heard = Heard()
+    for ids, rows in zip(pieces, exact, strict=True):
+        for at, logits in follow(engine, ids, 1, cancel, passed):
+            heard.add(ids[at], logits, rows[at - 1])
+            progress(heard.tokens)
+    return heard

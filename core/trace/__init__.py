@@ -1,7 +1,0 @@
-"""Routing traces: which experts each token chose, layer by layer. Recorded, kept on disk, imported, read in pieces."""
-
-from core.trace.chunk import ArrayTrace, Chunk, Trace
-from core.trace.file import FileTrace, TraceWriter
-from core.trace.outside import open_trace
-
-__all__ = ["ArrayTrace", "Chunk", "FileTrace", "Trace", "TraceWriter", "open_trace"]

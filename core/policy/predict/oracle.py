@@ -13,8 +13,8 @@ from core.policy.predict.base import Prediction, Predictor, View
 
 class Oracle(Predictor):
     """`passes`: the choices [T, L, k] of all coming passes, in order, as in a trace (core.profile.trace.Chunk.ids cut
-    by its sizes). Predicts the experts of the next `distance` layers, nearest first, beyond the end of a pass those of the
-    next one, each with score 1."""
+    by its sizes). Predicts the experts of the next `distance` layers, nearest first, beyond the end of a pass those of
+    the next one, each with score 1."""
 
     starts = True
 

@@ -20,8 +20,8 @@ from core.simulate.timed_replay import passes
 from core.simulate.trace_view import TraceView
 from tests.trace.passes import routed, step
 
-GATE: Any = ("gate", {"width": 0, "floor": 0.0, "distance": 1})
-MAPS: Any = ("expert_map", {"distance": 3, "capacity": 1000, "semantic": True, "dynamic": True, "learn": True})
+GATE: Any = ("gate", {"width": 0, "floor": 0.0, "distance": 0})
+MAPS: Any = ("expert_map", {"distance": 0, "capacity": 1000, "semantic": True, "dynamic": True, "learn": True})
 SOME = TimedConfig(Config("lru", 8), "gate")
 
 

@@ -23,7 +23,7 @@ from app.store.home import PRODUCTS, data_dir
 from app.wording import lossy, scored
 from core.engine.quality.report import Quality
 from core.errors import MoestroError
-from core.profile.trace import TraceWriter
+from core.profile.trace import TraceHead, TraceWriter
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.system.command import COMMAND
@@ -112,14 +112,16 @@ def record(
     shape, hashed = engine.shape, str(engine.manifest().get("model_hash", ""))
     return TraceWriter(
         path,
-        shape.layers,
-        shape.experts,
-        shape.top_k,
-        model=spec.model,
-        model_hash=hashed,
-        probs=extras["probs"],
-        predictor=predictor,
-        beside=recorded(spec.settings, engine.profile),
+        TraceHead(
+            shape.layers,
+            shape.experts,
+            shape.top_k,
+            model=spec.model,
+            model_hash=hashed,
+            probs=extras["probs"],
+            predictor=predictor,
+            beside=recorded(spec.settings, engine.profile),
+        ),
     )
 
 

@@ -21,7 +21,7 @@ from core.metrics import BY_NAME, share, values
 from core.policy.allocation.slot_allocation import AllocationProfile
 from core.profile import Profile
 from core.profile.trace import FileTrace
-from core.profile.trace.file import TraceWriter
+from core.profile.trace.file import TraceHead, TraceWriter
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
 from core.simulate import BELADY, BELADY_BYPASS, Clock, Config, simulate
@@ -129,7 +129,7 @@ def recorded(engine: Engine, work: Workload, path: Path) -> FileTrace:
     """The exact model's routing of the workload, as a trace."""
     shape = engine.shape
     with TraceWriter(
-        path, shape.layers, shape.experts, shape.top_k, model=engine.model_name, model_hash=engine.model_hash
+        path, TraceHead(shape.layers, shape.experts, shape.top_k, model=engine.model_name, model_hash=engine.model_hash)
     ) as trace:
         play(engine, work, trace.add)
     return FileTrace(path)

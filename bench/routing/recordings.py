@@ -17,7 +17,7 @@ from core.measure.calibrate.texts import Text
 from core.measure.evaluate.run import start_mode
 from core.profile import Profile, load, save
 from core.profile.trace import FileTrace
-from core.profile.trace.file import TraceWriter
+from core.profile.trace.file import TraceHead, TraceWriter
 from core.settings.param import Value
 from core.settings.registry import variant
 from core.settings.sampling import Sampling
@@ -118,12 +118,14 @@ class Recordings:
         left, asked = self._tokens, 0
         with TraceWriter(
             path,
-            shape.layers,
-            shape.experts,
-            shape.top_k,
-            model=engine.model_name,
-            model_hash=engine.model_hash,
-            predictor=(name, params),
+            TraceHead(
+                shape.layers,
+                shape.experts,
+                shape.top_k,
+                model=engine.model_name,
+                model_hash=engine.model_hash,
+                predictor=(name, params),
+            ),
         ) as trace:
             while left > 0:
                 question = question_of(self._texts[asked % len(self._texts)])

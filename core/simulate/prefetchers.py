@@ -16,6 +16,7 @@ from core.policy.predict.base import PredictorProfile, has_worker
 from core.profile.trace import FileTrace, Trace
 from core.settings.migration import migrated_params
 from core.settings.param import Value
+from core.settings.prefetch import PrefetchSettings
 from core.settings.registry import create, variant
 from core.simulate.blocks import Block
 from core.simulate.clock import Clock
@@ -212,9 +213,7 @@ def follow(
         clock,
         blob_bytes,
         start=start,
-        deadline=config.deadline,
-        guard=config.guard,
-        beside=config.beside,
+        prefetch=PrefetchSettings(deadline=config.deadline, guard=config.guard, beside=config.beside),
         profile=profile,
     )
 

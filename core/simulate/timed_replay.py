@@ -31,6 +31,7 @@ from core.simulate.virtual_clock import VirtualExperts, VirtualLink, VirtualSlot
 from core.types import Outcome, Phase
 
 Ints = npt.NDArray[Any]
+PREFETCH = PrefetchSettings()
 
 
 @dataclass(slots=True)
@@ -61,8 +62,7 @@ class Sums:
 
 
 class TimedReplay:
-    """`clock` gives the durations; `deadline`, `guard` and `beside` are the settings prefetch_deadline, prefetch_guard
-    and prefetch_beside."""
+    """`clock` gives the durations. Of `prefetch`, the predictor and prefetch_auto have no effect."""
 
     def __init__(
         self,
@@ -73,9 +73,7 @@ class TimedReplay:
         blob_bytes: int,
         *,
         start: str = "empty",
-        deadline: bool = False,
-        guard: bool = True,
-        beside: bool = False,
+        prefetch: PrefetchSettings = PREFETCH,
         profile: PredictorProfile | None = None,
     ) -> None:
         self.trace, self.clock, self.predictor, self.profile = trace, clock, predictor, profile
@@ -83,7 +81,7 @@ class TimedReplay:
         memory = CacheMemory(VirtualSlots(), VirtualExperts(blob_bytes), self.link)
         placement = config.placement(trace.layers, trace.experts, trace.top_k)
         self.expert_cache = ExpertCache(placement, config.slots, maker(config), memory)
-        self.expert_cache.prefetch_by(None, PrefetchSettings(deadline=deadline, guard=guard, beside=beside))
+        self.expert_cache.prefetch_by(None, prefetch)
         self.expert_cache.pin(config.pinned)
         if start == "filled":
             self.expert_cache.fill()

@@ -15,7 +15,7 @@ from app.services.host import Host
 from app.services.jobs import JobRunner
 from app.store import Store
 from core.errors import SettingError, TraceError
-from core.profile.trace import Chunk, FileTrace, TraceWriter
+from core.profile.trace import Chunk, FileTrace, TraceHead, TraceWriter
 from core.settings.loading import LoadSpec
 from core.types import ModelShape
 from tests.app.conftest import ended
@@ -77,7 +77,7 @@ def test_the_last_tokens_are_whole_passes(tmp_path: Path) -> None:
     chunk = Chunk(
         ids(7).astype(np.uint8), sizes, sizes == 1, np.arange(4, dtype=np.int32), tok=np.arange(7, dtype=np.int32)
     )
-    with TraceWriter(tmp_path / "whole.trace", LAYERS, EXPERTS, K, model="demo", model_hash="h") as writer:
+    with TraceWriter(tmp_path / "whole.trace", TraceHead(LAYERS, EXPERTS, K, model="demo", model_hash="h")) as writer:
         writer.write(chunk)
     whole = FileTrace(tmp_path / "whole.trace")
     for tokens, kept in ((2, [1, 1]), (6, [1, 1, 1]), (7, [4, 1, 1, 1]), (0, [1])):

@@ -16,7 +16,7 @@ from app.services.host import Host
 from app.store import Store
 from core.errors import BusyError, MoestroError, SettingError
 from core.profile import load, profile_path, save
-from core.profile.trace import TraceWriter
+from core.profile.trace import TraceHead, TraceWriter
 from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended
 from tests.fake_models import SHAPE, fake_estimate
 from tests.fake_profiles import fake_calibrate, fake_profile
@@ -201,7 +201,9 @@ def test_chats_and_traces_of_this_model_are_read(tmp_path: Path) -> None:
     tokens = sum(step.tokens for step in host.store.steps.records(load=host.models.load_id))
     assert (traces, source, limit) == (["fake"], f"1 chat, words.txt, {tokens} recorded tokens", 500)
     assert host.calibrator.traces("another model") == []
-    with TraceWriter(tmp_path / "mine.trace", SHAPE.layers, SHAPE.experts, SHAPE.top_k, model_hash="theirs") as writer:
+    with TraceWriter(
+        tmp_path / "mine.trace", TraceHead(SHAPE.layers, SHAPE.experts, SHAPE.top_k, model_hash="theirs")
+    ) as writer:
         writer.add(next(host.store.steps.records(load=host.models.load_id)))
     assert over(host.calibrator.start(replace(reading, kinds=("path",), path=str(tmp_path / "mine.trace")))).error == ""
     assert seen[-1][:2] == ([], ["theirs"])

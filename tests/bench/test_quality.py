@@ -28,7 +28,7 @@ from core.memory.link import Pace
 from core.metrics import BY_NAME
 from core.policy.substitute.super_experts import SuperExpert
 from core.profile.trace import Chunk, FileTrace
-from core.profile.trace.file import TraceWriter
+from core.profile.trace.file import TraceHead, TraceWriter
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.simulate import Clock
@@ -59,7 +59,7 @@ def traced(path: Path) -> FileTrace:
     """Two layers of six experts, two active, 40 decoded tokens."""
     random = np.random.default_rng(0)
     ids = np.stack([random.permutation(6)[:2] for _ in range(80)]).reshape(40, 2, 2)
-    with TraceWriter(path, 2, 6, 2) as trace:
+    with TraceWriter(path, TraceHead(2, 6, 2)) as trace:
         trace.write(Chunk(ids.astype(np.int16), np.ones(40, np.int32), np.ones(40, bool), np.ones(40, np.int32)))
     return FileTrace(path)
 

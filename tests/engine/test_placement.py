@@ -15,7 +15,7 @@ from core.errors import SettingError
 from core.memory.ticket import Ticket
 from core.policy.eviction import GONE
 from core.profile import Profile
-from core.profile.trace import FileTrace, TraceWriter
+from core.profile.trace import FileTrace, TraceHead, TraceWriter
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -273,7 +273,7 @@ def test_the_simulator_agrees_request_by_request(engine: Engine, change: dict[st
     engine.use_profile(profile)
     engine.change(change)
     refill(engine)
-    with TraceWriter(tmp_path / "t", shape.layers, shape.experts, shape.top_k, model="demo") as writer:
+    with TraceWriter(tmp_path / "t", TraceHead(shape.layers, shape.experts, shape.top_k, model="demo")) as writer:
         for piece in engine.generate(CHAT, Sampling(max_new_tokens=16)):
             if piece.step is not None and (not steps or piece.step is not steps[-1]):
                 steps.append(piece.step)

@@ -11,7 +11,7 @@ import torch
 
 from core.engine import Engine
 from core.policy.predict import Prediction, Predictor, View
-from core.profile.trace import FileTrace, TraceWriter
+from core.profile.trace import FileTrace, TraceHead, TraceWriter
 from core.settings.sampling import Sampling
 from core.types import StepRecord
 
@@ -47,7 +47,7 @@ def test_records_predictors_and_traces_name_the_request(engine: Engine, tmp_path
     engine.change({"predictor": "recent"})
     engine.predictor_host.predictor = listener = Listener()
     shape = engine.shape
-    with TraceWriter(tmp_path / "t", shape.layers, shape.experts, shape.top_k) as writer:
+    with TraceWriter(tmp_path / "t", TraceHead(shape.layers, shape.experts, shape.top_k)) as writer:
         first, second = passes(engine), passes(engine)
         for step in (*first, *second):
             writer.add(step)

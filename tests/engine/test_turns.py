@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from core.engine import Engine
-from core.profile.trace import FileTrace, TraceWriter
+from core.profile.trace import FileTrace, TraceHead, TraceWriter
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.registry import variants
@@ -211,7 +211,7 @@ def test_a_trace_has_the_tokens_that_were_computed(engine: Engine, tmp_path: Pat
     for piece in (*first, *second):
         if piece.step is not None and not (steps and piece.step is steps[-1]):
             steps.append(piece.step)
-    with TraceWriter(tmp_path / "t", shape.layers, shape.experts, shape.top_k) as writer:
+    with TraceWriter(tmp_path / "t", TraceHead(shape.layers, shape.experts, shape.top_k)) as writer:
         for step in steps:
             writer.add(step)
     chunks = list(FileTrace(tmp_path / "t").chunks())

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from core.profile.trace import Chunk, TraceWriter, open_trace
+from core.profile.trace import Chunk, TraceHead, TraceWriter, open_trace
 from core.profile.trace.chunk import RANKED, map_type
 from core.simulate import Config, simulate
 from tests.fuzz.changes import Change, Gone, act
@@ -79,7 +79,7 @@ def write_native(path: Path) -> None:
     """Two frames, with everything that a trace can hold."""
     rng = np.random.default_rng(1)
     with TraceWriter(
-        path, LAYERS, EXPERTS, TOP_K, model="m", model_hash="h", probs=True, predictor=("gate", {"depth": 1})
+        path, TraceHead(LAYERS, EXPERTS, TOP_K, model="m", model_hash="h", probs=True, predictor=("gate", {"depth": 1}))
     ) as writer:
         for start in (0, TOKENS // 2):
             ids = routed()[start : start + TOKENS // 2]

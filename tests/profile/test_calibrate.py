@@ -17,7 +17,7 @@ from core.hf.cached_pass import cached_pass
 from core.measure.calibrate.gather import calibrate
 from core.memory.store import Cancelled
 from core.profile import PARTS, load, save
-from core.profile.trace import ArrayTrace, Trace, TraceWriter, open_trace
+from core.profile.trace import ArrayTrace, Trace, TraceHead, TraceWriter, open_trace
 from core.profile.trace.file import FileTrace
 from core.settings.calibration import CalibrationSettings
 from core.settings.sampling import Sampling
@@ -182,7 +182,7 @@ def recorded(engine: Engine, path: Path, hashed: str = "") -> tuple[Trace, list[
     pieces = [p for p in engine.generate("A recorded talk", Sampling(max_new_tokens=40)) if p.step is not None]
     out = [p.token for p in pieces if p.kind == "token" and p.token is not None]
     with TraceWriter(
-        path, shape.layers, shape.experts, shape.top_k, model="tiny", model_hash=hashed or engine.model_hash
+        path, TraceHead(shape.layers, shape.experts, shape.top_k, model="tiny", model_hash=hashed or engine.model_hash)
     ) as writer:
         given = iter([prompt, *([t] for t in [97, *out])])
         for piece in pieces:

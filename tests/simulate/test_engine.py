@@ -17,7 +17,7 @@ from core.cache.lease import leases
 from core.engine import Engine
 from core.policy.allocation.slots import waves
 from core.policy.eviction import GONE
-from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
+from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceHead, TraceWriter
 from core.settings.config import Settings
 from core.settings.registry import variants
 from core.settings.sampling import Sampling
@@ -173,7 +173,7 @@ def test_a_recorded_chat_replays_request_by_request(demo: Engine, change: dict[s
     demo.change({**Settings({"budget": "50%", "link": "own"}), **change})
     restart(demo)
     shape, steps = demo.shape, list[StepRecord]()
-    with TraceWriter(tmp_path / "t", shape.layers, shape.experts, shape.top_k, model="demo") as writer:
+    with TraceWriter(tmp_path / "t", TraceHead(shape.layers, shape.experts, shape.top_k, model="demo")) as writer:
         for question in ["What does json.dumps do?", "Who wrote Faust?"]:
             for piece in demo.generate([{"role": "user", "content": question}], Sampling(max_new_tokens=8)):
                 if piece.step is not None and (not steps or piece.step is not steps[-1]):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from core.errors import SettingError, TraceError
-from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
+from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceHead, TraceWriter
 from core.profile.trace.chunk import RANKED
 from core.profile.trace.file import save
 from core.settings.registry import variants
@@ -125,7 +125,7 @@ def test_what_was_recorded_of_a_predictor_is_replayed(tmp_path: Path) -> None:
         for expert in chunk.ids[of, layer + 1].tolist()
     ]  # a gate that is always right
     settings = {"width": 0, "floor": 0.0, "distance": 1}
-    with TraceWriter(tmp_path / "t", LAYERS, EXPERTS, K, predictor=("gate", settings)) as to:
+    with TraceWriter(tmp_path / "t", TraceHead(LAYERS, EXPERTS, K, predictor=("gate", settings))) as to:
         to.write(Chunk(chunk.ids, chunk.sizes, chunk.decode, chunk.rid, ranked=np.array(rows, RANKED)))
     recorded = FileTrace(tmp_path / "t")
     found = one(recorded, TimedConfig(Config("lru", 24), "gate"))

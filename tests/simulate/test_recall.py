@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from core.errors import TraceError
-from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
+from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceHead, TraceWriter
 from core.profile.trace.chunk import RANKED
 from core.simulate import Clock, Config
 from core.simulate.prefetchers import TimedConfig, timed
@@ -69,7 +69,7 @@ def test_one_that_looks_at_states_is_replayed_from_what_was_recorded(tmp_path: P
         recall(ArrayTrace(IDS, 4), config("gate"), 2)
     ranked = np.array([(0, 0, 1, 2, 0.9), (0, 0, 1, 0, 0.1), (2, 0, 1, 0, 0.8)], RANKED)
     predicted = "gate", {"width": 0, "floor": 0.0, "distance": 1}
-    with TraceWriter(tmp_path / "r.trace", 2, 4, 2, predictor=predicted) as to:
+    with TraceWriter(tmp_path / "r.trace", TraceHead(2, 4, 2, predictor=predicted)) as to:
         to.write(
             Chunk(IDS.astype(np.uint8), np.ones(3, np.int32), np.ones(3, bool), np.zeros(3, np.int32), ranked=ranked)
         )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from core.errors import SettingError
-from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
+from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceHead, TraceWriter
 from core.profile.trace.file import save
 from core.settings.registry import variants
 from core.simulate import BELADY, Clock, Config, simulate
@@ -83,7 +83,7 @@ def test_everything_resident_misses_what_is_compulsory() -> None:
 def test_prompts_are_counted_apart(tmp_path: Path) -> None:
     ids = routes(2, 60, EXPERTS, LAYERS, K).astype(np.uint8)
     sizes = np.array([20, *[1] * 10, 19, *[1] * 11], np.int32)
-    with TraceWriter(tmp_path / "t", LAYERS, EXPERTS, K) as writer:
+    with TraceWriter(tmp_path / "t", TraceHead(LAYERS, EXPERTS, K)) as writer:
         writer.write(Chunk(ids, sizes, sizes == 1, np.zeros(len(sizes), np.int32)))
     result = simulate(FileTrace(tmp_path / "t"), [Config("lru", 20)])[0]
     assert result.requests == 21 * LAYERS * K

@@ -15,7 +15,7 @@ import pytest
 from core.engine import Engine
 from core.memory.ticket import Ticket
 from core.policy.prefetch.guard import MARGIN
-from core.profile.trace import FileTrace, TraceWriter
+from core.profile.trace import FileTrace, TraceHead, TraceWriter
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
 from core.simulate import Clock, Config
@@ -51,7 +51,7 @@ def lived(engine: Engine, settings: dict[str, object], link: Any, path: Path) ->
         with (
             written_down(link) as events,
             TraceWriter(
-                path, shape.layers, shape.experts, shape.top_k, predictor=engine.settings.choice("predictor")
+                path, TraceHead(shape.layers, shape.experts, shape.top_k, predictor=engine.settings.choice("predictor"))
             ) as writer,
         ):
             for question in QUESTIONS:

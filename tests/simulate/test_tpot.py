@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from core.engine import Engine
-from core.profile.trace import FileTrace, TraceWriter
+from core.profile.trace import FileTrace, TraceHead, TraceWriter
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
 from core.simulate import Clock, Config
@@ -32,7 +32,7 @@ def measured(engine: Engine, path: Path) -> list[StepRecord]:
     engine.keep(probs=False, ranks=True, tokens=False)
     shape, steps = engine.shape, list[StepRecord]()
     with TraceWriter(
-        path, shape.layers, shape.experts, shape.top_k, predictor=engine.settings.choice("predictor")
+        path, TraceHead(shape.layers, shape.experts, shape.top_k, predictor=engine.settings.choice("predictor"))
     ) as writer:
         for piece in engine.generate(
             [{"role": "user", "content": "What does json.dumps do?"}], Sampling(max_new_tokens=GENERATED)

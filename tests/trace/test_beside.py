@@ -10,7 +10,7 @@ import pytest
 
 from core.errors import TraceError
 from core.metrics.record import Beside
-from core.profile.trace import FileTrace, TraceWriter
+from core.profile.trace import FileTrace, TraceHead, TraceWriter
 from core.profile.trace.chunk import BESIDE, beside_map_type
 from core.profile.trace.file import save
 from core.simulate import Config
@@ -27,7 +27,7 @@ SOME = TimedConfig(Config("lru", 8), "gate")
 
 def written(path: Path, *, by: int = 0, expert: int = 4) -> FileTrace:
     """Three passes; in pass n the gate names expert n in layer 1 from layer 0, and the maps expert 8 at the start."""
-    with TraceWriter(path, 3, 9, 2, beside=[GATE, MAPS]) as writer:
+    with TraceWriter(path, TraceHead(3, 9, 2, beside=[GATE, MAPS])) as writer:
         for number, ids in enumerate(routed(3)):
             one = step(ids[:, None])
             rows = [(by, 0, 0, 1, min(number, expert), 0.5), (1, 0, -1, 0, 8, 0.25)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from core.errors import TraceError
-from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceWriter
+from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceHead, TraceWriter
 from core.profile.trace import file as trace_file
 from core.profile.trace.chunk import map_type
 from core.profile.trace.file import save
@@ -24,7 +24,7 @@ def test_passes_are_read_as_they_were_recorded(tmp_path: Path, experts: int, mon
     sizes, ids = [5, 1, 1, 12, 1], routed(20, experts)
     rng, at = np.random.default_rng(1), 0
     weights, tok = rng.random((20, 3, 2)).astype(np.float16), rng.integers(0, 99, 20)
-    with TraceWriter(tmp_path / "t", 3, experts, 2, model="m", model_hash="h") as writer:
+    with TraceWriter(tmp_path / "t", TraceHead(3, experts, 2, model="m", model_hash="h")) as writer:
         for rid, size in enumerate(sizes):
             part = slice(at, at + size)
             writer.add(
@@ -82,10 +82,10 @@ def test_what_is_damaged_or_too_new_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_writer_refuses_what_does_not_belong(tmp_path: Path) -> None:
-    with TraceWriter(tmp_path / "t", 3, 9, 2) as writer, pytest.raises(TraceError, match="does not belong"):
+    with TraceWriter(tmp_path / "t", TraceHead(3, 9, 2)) as writer, pytest.raises(TraceError, match="does not belong"):
         writer.add(step(np.zeros((4, 1, 2))))
     with pytest.raises(TraceError, match="cannot be written"):
-        TraceWriter(tmp_path / "none" / "t", 3, 9, 2)
+        TraceWriter(tmp_path / "none" / "t", TraceHead(3, 9, 2))
 
 
 def test_distributions_and_guesses_are_read_as_they_were_recorded(
@@ -95,7 +95,7 @@ def test_distributions_and_guesses_are_read_as_they_were_recorded(
     ids, sizes = routed(20), [5, 1, 1, 12, 1]
     probs, predictions = np.random.default_rng(1).random((20, 3, 9)).astype(np.float16), drawn_predictions(5, 4)
     at = 0
-    with TraceWriter(tmp_path / "t", 3, 9, 2, probs=True, predictor=("gate", {"width": 3})) as writer:
+    with TraceWriter(tmp_path / "t", TraceHead(3, 9, 2, probs=True, predictor=("gate", {"width": 3}))) as writer:
         for of, size in enumerate(sizes):
             part, mine = slice(at, at + size), predictions[predictions["of"] == of].copy()
             one, mine["of"], at = step(ids[part].transpose(1, 0, 2)), 0, at + size
@@ -117,7 +117,7 @@ def test_distributions_and_guesses_are_read_as_they_were_recorded(
 
 def test_maps_are_read_as_they_were_recorded(tmp_path: Path) -> None:
     rng, found = np.random.default_rng(2), list[list[tuple[int, int, list[float]]]]()
-    with TraceWriter(tmp_path / "t", 3, 9, 2, predictor=("expert_map", {})) as writer:
+    with TraceWriter(tmp_path / "t", TraceHead(3, 9, 2, predictor=("expert_map", {}))) as writer:
         for of in range(4):
             one = step(routed(1).transpose(1, 0, 2))
             one.ranked = drawn_predictions(1, 2)
@@ -150,7 +150,7 @@ def test_maps_of_what_there_is_not_are_refused(tmp_path: Path, name: str, value:
     maps = np.array([(0, 0, 1, np.full(9, 1 / 9))], map_type(9))
     maps[name] = value
     one = np.ones(1, np.int32)
-    with TraceWriter(tmp_path / "t", 3, 9, 2, predictor=("expert_map", {})) as writer:
+    with TraceWriter(tmp_path / "t", TraceHead(3, 9, 2, predictor=("expert_map", {}))) as writer:
         ids = np.array(routed(1), np.uint8)
         writer.write(Chunk(ids, one, one > 0, one, ranked=drawn_predictions(1, 1), maps=maps))
     with pytest.raises(TraceError, match=why):
@@ -158,14 +158,14 @@ def test_maps_of_what_there_is_not_are_refused(tmp_path: Path, name: str, value:
 
 
 def test_a_plain_trace_stays_one_that_older_versions_read(tmp_path: Path) -> None:
-    with TraceWriter(tmp_path / "t", 3, 9, 2) as writer:
+    with TraceWriter(tmp_path / "t", TraceHead(3, 9, 2)) as writer:
         one = step(routed(2).transpose(1, 0, 2))
         one.probs, one.ranked = np.zeros((3, 2, 9), np.float16), drawn_predictions(1, 2)
         writer.add(one)
     assert b'"version": 1' in (tmp_path / "t").read_bytes()
     (chunk,) = FileTrace(tmp_path / "t").chunks()
     assert chunk.probs is chunk.ranked is None
-    with TraceWriter(tmp_path / "new", 3, 9, 2, probs=True) as writer:
+    with TraceWriter(tmp_path / "new", TraceHead(3, 9, 2, probs=True)) as writer:
         writer.add(one)
     assert b'"version": 2' in (tmp_path / "new").read_bytes()
     assert FileTrace(tmp_path / "new").predictor is None
@@ -175,7 +175,7 @@ def test_large_distributions_do_not_gather_in_memory(tmp_path: Path, monkeypatch
     monkeypatch.setattr(trace_file, "PENDING_BYTES", 200)
     one = step(routed(1).transpose(1, 0, 2))
     one.probs = np.zeros((3, 1, 9), np.float16)  # 54 bytes, and 6 of ids
-    with TraceWriter(tmp_path / "t", 3, 9, 2, probs=True) as writer:
+    with TraceWriter(tmp_path / "t", TraceHead(3, 9, 2, probs=True)) as writer:
         for _ in range(10):
             writer.add(one)
             assert writer._bytes < 200
@@ -184,7 +184,7 @@ def test_large_distributions_do_not_gather_in_memory(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize(("name", "value"), [("of", 1), ("at", -2), ("layer", 3), ("expert", 9), ("expert", -1)])
 def test_guesses_of_what_there_is_not_are_refused(tmp_path: Path, name: str, value: int) -> None:
-    with TraceWriter(tmp_path / "t", 3, 9, 2, predictor=("gate", {})) as writer:
+    with TraceWriter(tmp_path / "t", TraceHead(3, 9, 2, predictor=("gate", {}))) as writer:
         one = step(routed(1).transpose(1, 0, 2))
         one.ranked = drawn_predictions(1, 3)
         one.ranked[name][1] = value
@@ -196,7 +196,10 @@ def test_guesses_of_what_there_is_not_are_refused(tmp_path: Path, name: str, val
 def test_distributions_of_another_model_are_refused(tmp_path: Path) -> None:
     one = step(routed(1).transpose(1, 0, 2))
     one.probs = np.zeros((3, 1, 8), np.float16)
-    with TraceWriter(tmp_path / "t", 3, 9, 2, probs=True) as writer, pytest.raises(TraceError, match="do not belong"):
+    with (
+        TraceWriter(tmp_path / "t", TraceHead(3, 9, 2, probs=True)) as writer,
+        pytest.raises(TraceError, match="do not belong"),
+    ):
         writer.add(one)
 
 
@@ -242,7 +245,7 @@ def test_a_frame_whose_arrays_do_not_fit_is_refused(tmp_path: Path, name: str, v
         "rid": np.zeros(2, np.int32),
         name: value,
     }
-    trace_file.TraceWriter(tmp_path / "t", 3, 9, 2).close()
+    trace_file.TraceWriter(tmp_path / "t", trace_file.TraceHead(3, 9, 2)).close()
     data = io.BytesIO()
     np.savez(data, **arrays)
     frame = trace_file.FRAME.pack(trace_file.MARK, 4, 2, data.tell())
@@ -254,7 +257,7 @@ def test_a_frame_whose_arrays_do_not_fit_is_refused(tmp_path: Path, name: str, v
 
 
 def test_more_tokens_than_bytes_can_hold_are_not_believed(tmp_path: Path) -> None:
-    trace_file.TraceWriter(tmp_path / "t", 3, 9, 2).close()
+    trace_file.TraceWriter(tmp_path / "t", trace_file.TraceHead(3, 9, 2)).close()
     with (tmp_path / "t").open("ab") as file:
         file.write(trace_file.FRAME.pack(trace_file.MARK, 2**32 - 1, 1, 100) + bytes(100))
     with pytest.raises(TraceError, match="so many tokens"):

@@ -14,7 +14,7 @@ from app.store.steps import DEMAND, TRANSFER
 from app.wording import count, name_of
 from core.errors import TraceError
 from core.memory.link import Link
-from core.profile.trace import Chunk, FileTrace, Trace, TraceWriter, open_trace
+from core.profile.trace import Chunk, FileTrace, Trace, TraceHead, TraceWriter, open_trace
 from core.profile.trace.file import PREDICTED, save
 from core.system.paths import named_path
 from core.types import Outcome
@@ -157,15 +157,17 @@ def shortened(trace: Trace, tokens: int, target: Path) -> FileTrace:
     first = min(int((behind > tokens).sum()), len(sizes) - 1)
     with TraceWriter(
         target,
-        trace.layers,
-        trace.experts,
-        trace.top_k,
-        model=trace.model,
+        TraceHead(
+            trace.layers,
+            trace.experts,
+            trace.top_k,
+            model=trace.model,
+            model_hash=getattr(trace, "model_hash", ""),
+            probs=getattr(trace, "probs", False),
+            predictor=getattr(trace, "predictor", None),
+            beside=getattr(trace, "beside", ()),
+        ),
         packed=False,
-        model_hash=getattr(trace, "model_hash", ""),
-        probs=getattr(trace, "probs", False),
-        predictor=getattr(trace, "predictor", None),
-        beside=getattr(trace, "beside", ()),
     ) as writer:
         at = 0
         for chunk in trace.chunks():

@@ -10,7 +10,7 @@ from app.store import Store, StoredTrace, StoreError
 from app.store.private import private_folder
 from app.wording import model_id
 from core.errors import TraceError
-from core.profile.trace import TraceWriter
+from core.profile.trace import TraceHead, TraceWriter
 
 NOTHING = "No routing was recorded there. It is recorded while Telemetry is on."
 DAMAGED = (
@@ -30,12 +30,14 @@ def write(trace: StoredTrace, path: Path) -> Path:
         try:
             with TraceWriter(
                 part,
-                trace.layers,
-                trace.experts,
-                trace.top_k,
-                model=model_id(trace.model),
-                model_hash=trace.model_hash,
-                beside=trace.beside,
+                TraceHead(
+                    trace.layers,
+                    trace.experts,
+                    trace.top_k,
+                    model=model_id(trace.model),
+                    model_hash=trace.model_hash,
+                    beside=trace.beside,
+                ),
             ) as writer:
                 for chunk in trace.chunks():
                     writer.write(chunk)

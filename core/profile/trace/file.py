@@ -11,6 +11,7 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -44,48 +45,46 @@ def _private(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)
 
 
+@dataclass(frozen=True, slots=True)
+class TraceHead:
+    """What a trace file states of all its passes. `probs`: they include the router's distributions. `predictor`: name
+    and parameters of the predictor whose predictions they include; `beside`: of those that were asked beside it."""
+
+    layers: int
+    experts: int
+    top_k: int
+    model: str = ""
+    model_hash: str = ""
+    probs: bool = False
+    predictor: Named | None = None
+    beside: Sequence[Named] = ()
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """Its JSON."""
+        shape = {"layers": self.layers, "experts": self.experts, "top_k": self.top_k}
+        named = {"model": self.model, "model_hash": self.model_hash}
+        version = 3 if self.beside else 2 if self.probs or self.predictor else 1
+        own = {"predictor": _stated(self.predictor)} if self.predictor else {}
+        others = {"beside": [_stated(one) for one in self.beside]} if self.beside else {}
+        return {"version": version, **shape, **named, **own, **others}
+
+
 class TraceWriter:
     """Collects passes and writes them `CHUNK` tokens at a time. Close it, or use it as a context manager."""
 
-    def __init__(
-        self,
-        path: Path,
-        layers: int,
-        experts: int,
-        top_k: int,
-        *,
-        model: str = "",
-        model_hash: str = "",
-        packed: bool = True,
-        probs: bool = False,
-        predictor: Named | None = None,
-        beside: Sequence[Named] = (),
-    ) -> None:
-        """`packed` = compressed. `probs`: passes include the router's distributions. `predictor`: name and parameters
-        of the predictor whose predictions the passes include; `beside`: of those that were asked beside it. Raises
-        TraceError when the file cannot be created."""
-        self._ids_type, self._packed = id_type(experts), packed
-        self._shape, self._experts = (layers, top_k), experts
+    def __init__(self, path: Path, head: TraceHead, *, packed: bool = True) -> None:
+        """`packed` = compressed. Raises TraceError when the file cannot be created."""
+        self._ids_type, self._packed = id_type(head.experts), packed
+        self._shape, self._experts = (head.layers, head.top_k), head.experts
         self._pending: list[Chunk] = []
         self._tokens = self._bytes = 0
-        self.probs, self.predictor, self.beside = probs, predictor, tuple(beside)
-        head: dict[str, Any] = {
-            "version": 3 if beside else 2 if probs or predictor else 1,
-            "layers": layers,
-            "experts": experts,
-            "top_k": top_k,
-            "model": model,
-            "model_hash": model_hash,
-        }
-        if predictor:
-            head["predictor"] = _stated(predictor)
-        if beside:
-            head["beside"] = [_stated(one) for one in beside]
+        self.probs, self.predictor, self.beside = head.probs, head.predictor, tuple(head.beside)
         try:
             self._file: BinaryIO = open(path, "wb", opener=_private)  # noqa: SIM115
         except OSError as error:
             raise TraceError(f"The trace {path} cannot be written: {error.strerror}.") from error
-        self._file.write(MAGIC + json.dumps(head).encode() + b"\n")
+        self._file.write(MAGIC + json.dumps(head.stated).encode() + b"\n")
 
     def add(
         self,
@@ -255,14 +254,16 @@ def save(trace: Trace, path: Path, *, packed: bool = True) -> FileTrace:
     own_predictor = trace.predictor if isinstance(trace, FileTrace) else None
     with TraceWriter(
         path,
-        trace.layers,
-        trace.experts,
-        trace.top_k,
-        model=trace.model,
+        TraceHead(
+            trace.layers,
+            trace.experts,
+            trace.top_k,
+            model=trace.model,
+            predictor=own_predictor,
+            beside=getattr(trace, "beside", ()),
+            probs=first is not None and first.probs is not None,
+        ),
         packed=packed,
-        predictor=own_predictor,
-        beside=getattr(trace, "beside", ()),
-        probs=first is not None and first.probs is not None,
     ) as writer:
         for chunk in () if first is None else chain([first], chunks):
             writer.write(chunk)

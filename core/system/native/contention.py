@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 from core.system.native import openmp
 
-LOOK_S, SELDOM_S = 0.02, 0.25  # between two looks while a model computes; and while others want the processors:
-# a look takes Python's lock, and where it is stopped with that lock, the pass waits, too
+LOOK_S = 0.02  # between two looks, while a model computes
+SELDOM_S = 0.25  # the same while others want the processors: a look holds Python's lock, also where it is stopped
 REST_S = 1.0  # after the last pass the watch stops
 LEAST_S = 0.01  # of computing, that a rate is taken over
 MANY = 40.0  # stops for each second of computing: some few are the system's own, hundreds another program's

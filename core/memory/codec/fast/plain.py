@@ -1,0 +1,103 @@
+"""Rows of plain numbers times rows of x, as LLVM instructions: several of each at once, whose sums do not mix."""
+
+from __future__ import annotations
+
+import torch
+
+from core.memory.codec.fast.layout import LANES
+from core.memory.codec.fast.rows import FLOATS, tree
+from core.memory.codec.matrix import Matrix
+from core.system.native import numbers
+from core.system.native.ir import Code
+
+TILES = ((2, 6), (2, 3), (4, 1))  # rows of the matrix and of x that are multiplied at once
+AT_ONCE = 32  # rows of the matrix that stay in the cache while all rows of x pass
+AHEAD = 2048  # bytes prefetched ahead
+
+
+def padded(inputs: int) -> int:
+    """Numbers of a prepared row of x: whole cache lines."""
+    return -(-inputs // 16) * 16
+
+
+def prepare(name: str, inputs: int, dtype: torch.dtype) -> Code:
+    """Generates the function name(x, into): a row of x in fp32."""
+    code = Code(f"void @{name}(ptr noalias %x, ptr noalias %into)")
+    with code.loop(0, inputs // LANES) as each:
+        at = code.times(each.index, LANES)
+        code.store(FLOATS, numbers.load(code, "%x", at, LANES, dtype), code.at("%into", at, 4), 4)
+    if rest := inputs % LANES:
+        first = inputs - rest
+        code.store(f"<{rest} x float>", numbers.load(code, "%x", first, rest, dtype), code.at("%into", first, 4), 4)
+    return code
+
+
+def multiply(code: Code, matrix: Matrix, out: torch.dtype, x: str, count: str, into: str) -> None:
+    """Append: rows %from..%to - 1 of the matrix in %slot times `count` prepared rows of x, into [n, outputs], each
+    rounded once."""
+    begin = code.at("%slot", matrix.codes.at)
+    with code.loop("%from", "%to", AT_ONCE) as some:
+        last = code.call("i64", "llvm.smin.i64", ("i64", code.add(some.index, AT_ONCE)), ("i64", "%to"))
+        done = "0"
+        for rows, states in TILES:
+            left = code.let(f"sub i64 {count}, {done}")
+            until = code.add(done, code.times(code.let(f"udiv i64 {left}, {states}"), states))
+            number = code.let(f"sub i64 {last}, {some.index}")
+            whole = code.add(some.index, code.times(code.let(f"udiv i64 {number}, {rows}"), rows))
+            with code.loop(done, until, states) as state:
+                for first, end, size in ((some.index, whole, rows), (whole, last, 1)):
+                    with code.loop(first, end, size) as row:
+                        _tile(code, matrix, begin, row.index, size, x, state.index, states, into, out)
+            done = until
+
+
+def _tile(
+    code: Code,
+    matrix: Matrix,
+    begin: str,
+    row: str,
+    rows: int,
+    x: str,
+    state: str,
+    states: int,
+    into: str,
+    out: torch.dtype,
+) -> None:
+    inputs, stored = matrix.inputs, matrix.codes.dtype
+    weights = [code.at(begin, code.add(row, r), inputs * stored.itemsize) for r in range(rows)]
+    given = [code.at(x, code.add(state, s), padded(inputs) * 4) for s in range(states)]
+    keys = [(r, s) for r in range(rows) for s in range(states)]
+
+    def step(at: str | int, count: int, totals: list[str]) -> list[str]:
+        held = [_lanes(code, numbers.load(code, one, at, count, stored), count) for one in weights]
+        after = dict(zip(keys, totals, strict=True))
+        for s, one in enumerate(given):
+            seen = _lanes(code, code.load(f"<{count} x float>", code.at(one, at, 4), 4), count)
+            for r in range(rows):
+                after[r, s] = code.call(
+                    FLOATS, "llvm.fma.v8f32", (FLOATS, held[r]), (FLOATS, seen), (FLOATS, after[r, s])
+                )
+        return list(after.values())
+
+    with code.loop(0, inputs // LANES, 1, [(FLOATS, "zeroinitializer")] * len(keys)) as each:
+        at = code.times(each.index, LANES)
+        if states == 1:
+            for one in weights:
+                ahead = code.at(code.at(one, at, stored.itemsize), AHEAD)
+                code.run("llvm.prefetch.p0", ("ptr", ahead), ("i32", "0"), ("i32", "3"), ("i32", "1"))
+        each.next = step(at, LANES, each.values)
+    totals = each.values
+    if rest := inputs % LANES:
+        totals = step(inputs - rest, rest, totals)
+    for (r, s), total in zip(keys, totals, strict=True):
+        one = code.let(f"insertelement <1 x float> poison, float {tree(code, total)}, i32 0")
+        kind, value = numbers.rounded(code, one, 1, out)
+        to = code.add(code.times(code.add(state, s), matrix.outputs), code.add(row, r))
+        code.store(kind, value, code.at(into, to, out.itemsize), out.itemsize)
+
+
+def _lanes(code: Code, value: str, count: int) -> str:
+    """As many lanes as a sum has: 0 in those beyond `count`."""
+    if count == LANES:
+        return value
+    return code.pick(f"<{count} x float>", value, [min(i, count) for i in range(LANES)], "zeroinitializer")

@@ -1,0 +1,108 @@
+"""The canonical product in torch: slow, for any device and CPU. The oracle of the kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from core.memory.codec.bits import unpack
+from core.memory.codec.coded import scales
+from core.memory.codec.fast.layout import LANES, LEVELS, UNITS, block_of
+from core.memory.codec.matrix import Matrix, Part
+from core.memory.codec.tables import TABLES
+
+AT_ONCE = 1 << 22  # products held at a time
+
+
+def product(matrix: Matrix, slot: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """x [n, in] times the matrix in a slot (uint8 [bytes]) -> [n, out] in fp32."""
+    step = max(1, AT_ONCE // (matrix.outputs * matrix.inputs))
+    by = _coded if matrix.bits else _plain
+    return torch.cat([by(matrix, slot, some.float()) for some in x.split(step)])
+
+
+def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """a * b + c of fp32, rounded once: the product is exact in fp64, whose sum is rounded to odd before it is rounded
+    to fp32, so that no number is rounded twice."""
+    product, third = torch.broadcast_tensors(a.double() * b.double(), c.double())
+    total = product + third
+    virtual = total - product
+    error = (product - (total - virtual)) + (third - virtual)
+    even = (total.view(torch.int64) & 1) == 0
+    away = torch.nextafter(total, torch.copysign(torch.full_like(total, torch.inf), error))
+    inexact = (error != 0) & error.isfinite() & total.isfinite()
+    return torch.where(inexact & even, away, total).float()
+
+
+def tree(sums: torch.Tensor) -> torch.Tensor:
+    """[..., LANES] -> [...]: the eight sums, added in the one order."""
+    half = sums[..., :4] + sums[..., 4:]
+    return (half[..., 0] + half[..., 2]) + (half[..., 1] + half[..., 3])
+
+
+def rounded(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [n, in] in blocks of `size` -> integers [n, blocks, size] in fp64 and scales [n, blocks] in fp32."""
+    blocks = x.view(len(x), -1, size)
+    largest = blocks.abs().amax(-1)  # NaN where one is
+    finite = largest.isfinite()
+    scale = torch.where(finite, largest, 0.0) / LEVELS
+    usable = scale > 0
+    ratio = torch.where((usable & finite)[..., None], blocks / torch.where(usable, scale, 1.0)[..., None], 0.0)
+    return ratio.round().clamp(-LEVELS, LEVELS).double(), torch.where(finite, scale, torch.nan)
+
+
+def _part(slot: torch.Tensor, part: Part, *shape: int) -> torch.Tensor:
+    count = torch.Size(shape).numel() * part.dtype.itemsize
+    return slot[part.at : part.at + count].view(part.dtype).view(shape)
+
+
+def _integers(matrix: Matrix, slot: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Codes as integers [out, in] in fp64, and the number that one of them stands for."""
+    planes = [_part(slot, matrix.codes, matrix.outputs, matrix.inputs * min(matrix.bits, 8) // 8)]
+    if matrix.high is not None:
+        planes = [
+            _part(slot, matrix.codes, matrix.outputs, matrix.inputs // 4),
+            _part(slot, matrix.high, matrix.outputs, matrix.inputs // 8),
+        ]
+    codes = unpack(planes, matrix.bits)
+    if matrix.table:
+        unit = UNITS[matrix.table]
+        entries = torch.tensor([round(value * unit) for value in TABLES[matrix.table]], dtype=torch.float64)
+        return entries[codes.long()], 1 / unit
+    return codes.double() - (0 if matrix.bits == 8 else 1 << matrix.bits - 1), 1.0
+
+
+def _coded(matrix: Matrix, slot: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    size = block_of(matrix)
+    integers, factor = _integers(matrix, slot)
+    q, s = rounded(x, size)  # [n, blocks, size], [n, blocks]
+    sums = torch.einsum("nbi,obi->nob", q, integers.view(matrix.outputs, -1, size)).float()
+    assert matrix.scale is not None
+    if matrix.group:
+        shape = matrix.outputs, matrix.inputs // matrix.group
+        spread = matrix.group // size
+        weight = scales(_part(slot, matrix.scale, *shape)).repeat_interleave(spread, 1)
+        by = weight * s[:, None]
+    else:
+        weight, by = scales(_part(slot, matrix.scale, matrix.outputs)), s[:, None].expand_as(sums)
+    total = _in_order(sums, by)
+    if matrix.zero is not None:
+        zero = _part(slot, matrix.zero, *shape).float().repeat_interleave(spread, 1)
+        total = total + _in_order(zero.expand(len(x), -1, -1), (q.sum(-1).float() * s)[:, None])
+    y = tree(total) * factor if factor != 1.0 else tree(total)
+    return y if matrix.group else y * weight
+
+
+def _plain(matrix: Matrix, slot: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    weights = _part(slot, matrix.codes, matrix.outputs, matrix.inputs).float()
+    return tree(_in_order(weights.expand(len(x), -1, -1), x[:, None]))
+
+
+def _in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """sum over the last axis by fma(a, b, A[i mod LANES]), in order: [n, out, terms] -> [n, out, LANES]."""
+    a, b = torch.broadcast_tensors(a, b)
+    total = a.new_zeros(*a.shape[:-1], LANES)
+    for start in range(0, a.shape[-1], LANES):
+        some = slice(start, min(start + LANES, a.shape[-1]))
+        width = some.stop - some.start
+        total[..., :width] = fma(a[..., some], b[..., some], total[..., :width])
+    return total

@@ -1,0 +1,214 @@
+"""A row of codes times one row of x, as LLVM instructions: codes are read once, at the speed of memory."""
+
+from __future__ import annotations
+
+import torch
+
+from core.memory.codec.fast.layout import LANES, LEVELS, MOST, VECTOR, Blocks, Meaning, Plane, meaning
+from core.memory.codec.matrix import Matrix, Part
+from core.system.native import numbers
+from core.system.native.ir import Code, fp32, splat, vector
+
+AHEAD = 4096  # bytes prefetched ahead
+BYTES, SHORTS, INTS, FLOATS = "<32 x i8>", "<16 x i16>", "<8 x i32>", "<8 x float>"
+
+
+def multiply(code: Code, matrix: Matrix, blocks: Blocks, out: torch.dtype, x: str, count: str, into: str) -> None:
+    """Append: rows %from..%to - 1 of the matrix in %slot times `count` prepared rows of x, into [n, outputs]."""
+    with code.loop("%from", "%to") as row, code.loop(0, count) as state:
+        one = _Row(code, matrix, blocks, code.at(x, state.index, blocks.bytes))
+        to = code.at(into, state.index, matrix.outputs * out.itemsize)
+        write(code, matrix, one.sum(row.index), row.index, to, out)
+
+
+def write(code: Code, matrix: Matrix, sums: str, row: str, into: str, out: torch.dtype) -> None:
+    """The tree over eight sums, scaled and rounded, into `into`[row]."""
+    y = tree(code, sums)
+    factor = meaning(matrix).factor
+    if factor != 1.0:
+        y = code.let(f"fmul float {y}, {fp32(factor)}")
+    if not matrix.group:
+        assert matrix.scale is not None
+        scale = numbers.load(code, code.at("%slot", matrix.scale.at), row, 1, matrix.scale.dtype)
+        y = code.let(f"fmul float {y}, {code.let(f'extractelement <1 x float> {scale}, i32 0')}")
+    kind, value = numbers.rounded(code, code.let(f"insertelement <1 x float> poison, float {y}, i32 0"), 1, out)
+    code.store(kind, value, code.at(into, row, out.itemsize), out.itemsize)
+
+
+def tree(code: Code, sums: str) -> str:
+    """p[j] = A[j] + A[j + 4]; (p[0] + p[2]) + (p[1] + p[3])."""
+    for size in (8, 4, 2):
+        kind = f"<{size} x float>"
+        low, high = (code.pick(kind, sums, range(at, at + size // 2)) for at in (0, size // 2))
+        sums = code.let(f"fadd <{size // 2} x float> {low}, {high}")
+    return code.let(f"extractelement <1 x float> {sums}, i32 0")
+
+
+def integers(code: Code, meant: Meaning, plane: Plane, raw: str) -> list[str]:
+    """A vector of codes as vectors of bytes: those of each shift."""
+    if plane.bits == 8:
+        return [raw]
+    words = code.let(f"bitcast {BYTES} {raw} to {SHORTS}")
+    mask = (1 << plane.bits) - 1
+    found = []
+    for shift in range(plane.per_byte):
+        value = code.let(f"lshr {SHORTS} {words}, {splat('i16', 16, shift * plane.bits)}") if shift else words
+        value = code.let(f"and {SHORTS} {value}, {splat('i16', 16, mask * 0x0101)}")
+        value = code.let(f"bitcast {SHORTS} {value} to {BYTES}")
+        if meant.entries:
+            table = vector("i8", [entry & 255 for entry in meant.entries] * 2)
+            value = code.call(BYTES, "llvm.x86.avx2.pshuf.b", (BYTES, table), (BYTES, value))
+        found.append(value)
+    return found
+
+
+def pairs(code: Code, meant: Meaning, held: str, magnitude: str, x: str) -> str:
+    """<16 x i16>: sums of two products of codes and integers of x each. `held`: codes, `magnitude`: the same without
+    signs."""
+    if not meant.most:
+        x = code.call(BYTES, "llvm.x86.avx2.psign.b", (BYTES, x), (BYTES, held))
+    return code.call(SHORTS, "llvm.x86.avx2.pmadd.ub.sw", (BYTES, magnitude), (BYTES, x))
+
+
+def magnitudes(code: Code, meant: Meaning, held: str) -> str:
+    """Codes without signs."""
+    return held if meant.most else code.call(BYTES, "llvm.abs.v32i8", (BYTES, held), ("i1", "false"))
+
+
+def added_in_16_bits(meant: Meaning, plane: Plane) -> int:
+    """Sums of two products that 16 bits hold the sum of."""
+    most = min(meant.most, (1 << plane.bits) - 1) if not meant.entries else meant.most
+    return MOST // (2 * LEVELS * most) if most else 1
+
+
+def widened(code: Code, shorts: str) -> str:
+    """<8 x i32>: sums of neighbours."""
+    return code.call(INTS, "llvm.x86.avx2.pmadd.wd", (SHORTS, shorts), (SHORTS, splat("i16", 16, 1)))
+
+
+class _Row:
+    """The sums of one row of codes, for each of the LANES accumulators."""
+
+    def __init__(self, code: Code, matrix: Matrix, blocks: Blocks, x: str) -> None:
+        """`x`: address of the prepared row of x."""
+        self._code, self._matrix, self._blocks, self._meaning = code, matrix, blocks, meaning(matrix)
+        self._x = x
+
+    def sum(self, row: str) -> str:
+        """<8 x float>, before the tree."""
+        code, blocks = self._code, self._blocks
+        carried = [(FLOATS, "zeroinitializer")] * (1 if self._matrix.zero is None else 2)
+        with code.loop(0, blocks.count // LANES, 1, carried) as step:
+            step.next = self._step(row, step.index, LANES, step.values)
+        values = step.values
+        if rest := blocks.count % LANES:
+            values = self._step(row, str(blocks.count // LANES), rest, values)
+        return values[0] if len(values) == 1 else code.let(f"fadd {FLOATS} {values[0]}, {values[1]}")
+
+    def _step(self, row: str, step: str, count: int, totals: list[str]) -> list[str]:
+        """Add the terms of `count` of LANES blocks."""
+        code, matrix, blocks = self._code, self._matrix, self._blocks
+        whole = ""
+        for p, plane in enumerate(blocks.planes):
+            found = self._plane(row, step, count, plane, blocks.numbers[p])
+            if plane.weight > 1:
+                found = code.let(f"mul {INTS} {found}, {splat('i32', LANES, plane.weight)}")
+            whole = code.let(f"add {INTS} {whole}, {found}") if whole else found
+        if self._meaning.offset:
+            sums = code.load(INTS, code.at(code.at(self._x, blocks.sums), step, LANES * 4), 4)
+            off = code.let(f"mul {INTS} {sums}, {splat('i32', LANES, self._meaning.offset)}")
+            whole = code.let(f"sub {INTS} {whole}, {off}")
+        value = code.let(f"sitofp {INTS} {whole} to {FLOATS}")
+        by = code.load(FLOATS, code.at(code.at(self._x, blocks.scales), step, LANES * 4), 4)
+        if matrix.group:
+            assert matrix.scale is not None
+            by = code.let(f"fmul {FLOATS} {self._groups(row, step, count, matrix.scale)}, {by}")
+        after = [self._fma(value, by, totals[0])]
+        if matrix.zero is not None:
+            scaled = code.load(FLOATS, code.at(code.at(self._x, blocks.scaled_sums), step, LANES * 4), 4)
+            after.append(self._fma(self._groups(row, step, count, matrix.zero), scaled, totals[1]))
+        return after
+
+    def _fma(self, a: str, b: str, c: str) -> str:
+        return self._code.call(FLOATS, "llvm.fma.v8f32", (FLOATS, a), (FLOATS, b), (FLOATS, c))
+
+    def _groups(self, row: str, step: str, count: int, part: Part) -> str:
+        """The groups' numbers of LANES blocks, in fp32; 0 for those beyond `count`."""
+        return group_numbers(self._code, self._matrix, self._blocks, part, row, step, count)
+
+    def _plane(self, row: str, step: str, count: int, plane: Plane, numbers_at: int) -> str:
+        """<8 x i32>: the sums of LANES blocks' products of one plane."""
+        code, blocks = self._code, self._blocks
+        vectors, size = blocks.vectors(plane), blocks.size * plane.bits // 8  # bytes of a block
+        begin = code.at(code.at("%slot", plane.at), row, self._matrix.inputs * plane.bits // 8)
+        begin = code.at(begin, step, LANES * size)
+        x = code.at(code.at(self._x, numbers_at), step, LANES * blocks.size)
+        found: list[str] = []
+        for i in range(vectors):
+            left = min(VECTOR, count * size - i * VECTOR)
+            if left <= 0:
+                found.append("zeroinitializer")
+                continue
+            code.run(
+                "llvm.prefetch.p0",
+                ("ptr", code.at(begin, AHEAD + i * VECTOR)),
+                ("i32", "0"),
+                ("i32", "3"),
+                ("i32", "1"),
+            )
+            raw = code.load(f"<{left} x i8>", code.at(begin, i * VECTOR))
+            if left < VECTOR:
+                raw = code.pick(f"<{left} x i8>", raw, [min(j, left) for j in range(VECTOR)], "zeroinitializer")
+            found.append(self._products(plane, raw, code.at(x, i * plane.per_byte * VECTOR)))
+        return reduced(code, found)
+
+    def _products(self, plane: Plane, raw: str, x: str) -> str:
+        """<8 x i32>: a vector of codes times its integers of x."""
+        code, meant = self._code, self._meaning
+        limit, total, short, held = added_in_16_bits(meant, plane), "", "", 0
+        for shift, one in enumerate(integers(code, meant, plane, raw)):
+            given = code.load(BYTES, code.at(x, shift * VECTOR))
+            product = pairs(code, meant, one, magnitudes(code, meant, one), given)
+            short = code.let(f"add {SHORTS} {short}, {product}") if held else product
+            held += 1
+            if held == limit or shift == plane.per_byte - 1:
+                wide = widened(code, short)
+                total = code.let(f"add {INTS} {total}, {wide}") if total else wide
+                held = 0
+        return total
+
+
+def group_numbers(code: Code, matrix: Matrix, blocks: Blocks, part: Part, row: str, step: str, count: int) -> str:
+    """Of a row: the scales or zeros of LANES blocks in fp32; 0 for blocks beyond `count`."""
+    spread = matrix.group // blocks.size  # blocks of a group
+    groups = -(-count // spread)
+    first = code.times(step, LANES // spread)
+    at = code.add(code.times(row, matrix.inputs // matrix.group), first)
+    values = numbers.load(code, code.at("%slot", part.at), at, groups, part.dtype)
+    if groups == LANES:
+        return values
+    places = [i // spread if i < count else groups for i in range(LANES)]
+    return code.pick(f"<{groups} x float>", values, places, "zeroinitializer")
+
+
+def reduced(code: Code, vectors: list[str]) -> str:
+    """Vectors of 32-bit sums, in which those of each of LANES blocks are consecutive, to one of a sum for each."""
+    while len(vectors) > LANES:
+        vectors = [
+            code.let(f"add {INTS} {one}, {other}") for one, other in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+    lanes = len(vectors)  # of each block
+    labels = [[(i * LANES + j) // lanes for j in range(LANES)] for i in range(lanes)]
+    neighbours = [0, 2, 8, 10, 4, 6, 12, 14], [1, 3, 9, 11, 5, 7, 13, 15]  # of two vectors, within halves
+    halves = [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]
+    while len(vectors) > 1:
+        taken = neighbours if labels[0][0] == labels[0][1] else halves
+        after, named = [], []
+        for i in range(0, len(vectors), 2):
+            one, other = (code.pick(INTS, vectors[i], places, vectors[i + 1]) for places in taken)
+            after.append(code.let(f"add {INTS} {one}, {other}"))
+            both = labels[i] + labels[i + 1]
+            named.append([both[at] for at in taken[0]])
+        vectors, labels = after, named
+    places = [labels[0].index(block) for block in range(LANES)]
+    return vectors[0] if places == sorted(places) else code.pick(INTS, vectors[0], places)

@@ -1,0 +1,252 @@
+"""Eight rows of codes at a time times several rows of x, as LLVM instructions: codes are read and unpacked once for all
+rows of x, into the processor's cache, and no bit of a result differs from `core.memory.codec.fast.rows`.
+
+Unpacked, four codes of each of eight rows lie side by side, for the inputs whose integers of x are four consecutive
+bytes: one multiplication gives eight outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from core.memory.codec.fast.layout import LANES, VECTOR, Blocks, Plane, meaning
+from core.memory.codec.fast.rows import (
+    BYTES,
+    FLOATS,
+    INTS,
+    SHORTS,
+    added_in_16_bits,
+    group_numbers,
+    integers,
+    magnitudes,
+    pairs,
+    widened,
+)
+from core.memory.codec.matrix import Matrix, Part
+from core.memory.codec.native.tiles import transposed
+from core.system.native import numbers
+from core.system.native.ir import Code, fp32, splat
+
+SIDES = 2  # vectors of eight rows that a tile multiplies at once
+STATES = (4, 1)  # rows of x that it multiplies at once
+
+
+def serves(matrix: Matrix, blocks: Blocks) -> bool:
+    """Whether blocks fill whole vectors, and rows whole tiles."""
+    return not (matrix.outputs % LANES or blocks.count % blocks.unit())
+
+
+def multiply(code: Code, matrix: Matrix, blocks: Blocks, out: torch.dtype, x: str, count: str, into: str) -> None:
+    """Append: rows %from..%to - 1 of the matrix in %slot, a multiple of LANES, times `count` prepared rows of x, into
+    [n, outputs]. Nothing is unpacked where `count` is 0."""
+    _Tiles(code, matrix, blocks, out, (x, count, into))
+
+
+class _Tiles:
+    def __init__(
+        self, code: Code, matrix: Matrix, blocks: Blocks, out: torch.dtype, given: tuple[str, str, str]
+    ) -> None:
+        self.code, (self._x, self._count, self._into) = code, given
+        self._matrix, self._blocks, self._out, self._meaning = matrix, blocks, out, meaning(matrix)
+        self._bytes = LANES * blocks.size * len(blocks.planes)  # of a block's codes, unpacked
+        room = {
+            "codes": blocks.count * self._bytes,
+            "scales": blocks.count * VECTOR if matrix.group else 0,
+            "zeros": blocks.count * VECTOR if matrix.zero is not None else 0,
+        }
+        self._room = {
+            key: code.let(f"alloca [{SIDES * size} x i8], align {VECTOR}") for key, size in room.items() if size
+        }
+        self._side = room
+        self._kept = {
+            key: code.let(f"alloca [{LANES * SIDES * STATES[0] * VECTOR} x i8], align {VECTOR}")
+            for key in ("sums", "zeros")
+            if key == "sums" or matrix.zero is not None
+        }
+        some = code.let(f"icmp sgt i64 {self._count}, 0")
+        last = code.let(f"select i1 {some}, i64 %to, i64 %from")
+        left = code.let(f"sub i64 {last}, %from")
+        middle = code.add("%from", code.times(code.let(f"udiv i64 {left}, {SIDES * LANES}"), SIDES * LANES))
+        for sides, begin, end in ((SIDES, "%from", middle), (1, middle, last)):
+            with code.loop(begin, end, sides * LANES) as rows:
+                for side in range(sides):
+                    self._unpack(side, code.add(rows.index, side * LANES))
+                done = "0"
+                for states in STATES:
+                    left = code.let(f"sub i64 {self._count}, {done}")
+                    until = code.add(done, code.times(code.let(f"udiv i64 {left}, {states}"), states))
+                    with code.loop(done, until, states) as state:
+                        self._tile(sides, states, rows.index, state.index)
+                    done = until
+
+    # ------------------------------------------------------------------ codes into the cache
+
+    def _unpack(self, side: int, first: str) -> None:
+        """Eight rows from the `first` on."""
+        code, blocks, unit = self.code, self._blocks, self._blocks.unit()
+        with code.loop(0, blocks.count // unit) as each:
+            into = code.at(self._room["codes"], side * self._side["codes"])
+            into = code.at(into, each.index, unit * self._bytes)
+            for p, plane in enumerate(blocks.planes):
+                self._unpack_plane(p, plane, first, each.index, into)
+        for key, part in (("scales", self._matrix.scale), ("zeros", self._matrix.zero)):
+            if key in self._room:
+                assert part is not None
+                self._turn_numbers(code.at(self._room[key], side * self._side[key]), part, first)
+
+    def _unpack_plane(self, p: int, plane: Plane, first: str, unit: str, into: str) -> None:
+        code, blocks = self.code, self._blocks
+        size = blocks.unit() * blocks.size * plane.bits // 8  # bytes of a unit's codes
+        stride = self._matrix.inputs * plane.bits // 8
+        begin = code.at(code.at(code.at("%slot", plane.at), first, stride), unit, size)
+        block_bytes = blocks.size * plane.bits // 8
+        for i in range(size // VECTOR):
+            rows = [code.load(BYTES, code.at(begin, r * stride + i * VECTOR)) for r in range(LANES)]
+            shifted = [integers(code, self._meaning, plane, row) for row in rows]
+            for shift in range(plane.per_byte):
+                dwords = [code.let(f"bitcast {BYTES} {one[shift]} to {INTS}") for one in shifted]
+                for d, value in enumerate(transposed(code, INTS, dwords)):
+                    block, within = divmod(i * VECTOR + 4 * d, block_bytes)
+                    place = block * self._bytes + self._place(p, plane, shift, within // 4) * VECTOR
+                    code.store(INTS, value, code.at(into, place), VECTOR)
+
+    def _place(self, p: int, plane: Plane, shift: int, dword: int) -> int:
+        """Number of a vector within a block: its plane's, those of a shift one after the other."""
+        each = self._blocks.size // plane.per_byte // 4  # vectors of a shift
+        return p * self._blocks.size // 4 + shift * each + dword
+
+    def _turn_numbers(self, into: str, part: Part, first: str) -> None:
+        """Scales or zeros of eight rows: those of a block side by side, in fp32."""
+        code, blocks = self.code, self._blocks
+
+        def step(index: str, count: int) -> None:
+            rows = [
+                group_numbers(code, self._matrix, blocks, part, code.add(first, r), index, count) for r in range(LANES)
+            ]
+            at = code.at(into, index, LANES * VECTOR)
+            for b, value in enumerate(transposed(code, FLOATS, rows)[:count]):
+                code.store(FLOATS, value, code.at(at, b * VECTOR), VECTOR)
+
+        with code.loop(0, blocks.count // LANES) as each:
+            step(each.index, LANES)
+        if rest := blocks.count % LANES:
+            step(str(blocks.count // LANES), rest)
+
+    # ------------------------------------------------------------------ products
+
+    def _tile(self, sides: int, states: int, row: str, state: str) -> None:
+        """The outputs of sides * LANES rows for `states` rows of x."""
+        code, blocks = self.code, self._blocks
+        unit = blocks.unit()
+        x = code.at(self._x, state, blocks.bytes)
+        for at in self._kept.values():
+            for i in range(LANES * sides * states):
+                code.store(FLOATS, "zeroinitializer", code.at(at, i * VECTOR), VECTOR)
+        with code.loop(0, blocks.count // unit) as each:
+            for b in range(unit):
+                block = code.add(code.times(each.index, unit), b)
+                self._block(sides, states, x, each.index, b, block)
+        for side in range(sides):
+            for s in range(states):
+                self._write(sides, states, side, s, code.add(row, side * LANES), code.add(state, s))
+
+    def _block(self, sides: int, states: int, x: str, unit: str, b: int, block: str) -> None:
+        """Add the terms of one block to the accumulators that it belongs to."""
+        code, blocks, matrix = self.code, self._blocks, self._matrix
+        lane = code.let(f"and i64 {block}, {LANES - 1}")
+        found = dict.fromkeys([(side, s) for side in range(sides) for s in range(states)], "")
+        for p, plane in enumerate(blocks.planes):
+            for key, value in self._integers(sides, states, x, unit, b, block, p, plane).items():
+                if plane.weight > 1:
+                    value = code.let(f"mul {INTS} {value}, {splat('i32', LANES, plane.weight)}")
+                found[key] = code.let(f"add {INTS} {found[key]}, {value}") if found[key] else value
+        for s in range(states):
+            own = code.at(x, s * blocks.bytes)
+            offset = ""
+            if self._meaning.offset:
+                total = code.load("i32", code.at(code.at(own, blocks.sums), block, 4), 4)
+                offset = code.broadcast("i32", code.let(f"mul i32 {total}, {self._meaning.offset}"), LANES)
+            step = code.broadcast("float", code.load("float", code.at(code.at(own, blocks.scales), block, 4), 4), LANES)
+            for side in range(sides):
+                value = found[side, s]
+                if offset:
+                    value = code.let(f"sub {INTS} {value}, {offset}")
+                by = step
+                if matrix.group:
+                    by = code.let(f"fmul {FLOATS} {self._numbers('scales', side, block)}, {step}")
+                self._add("sums", sides, states, lane, side, s, code.let(f"sitofp {INTS} {value} to {FLOATS}"), by)
+                if matrix.zero is not None:
+                    scaled = code.load("float", code.at(code.at(own, blocks.scaled_sums), block, 4), 4)
+                    scaled = code.broadcast("float", scaled, LANES)
+                    self._add("zeros", sides, states, lane, side, s, self._numbers("zeros", side, block), scaled)
+
+    def _numbers(self, key: str, side: int, block: str) -> str:
+        code = self.code
+        return code.load(FLOATS, code.at(code.at(self._room[key], side * self._side[key]), block, VECTOR), VECTOR)
+
+    def _add(self, key: str, sides: int, states: int, lane: str, side: int, s: int, a: str, b: str) -> None:
+        code = self.code
+        at = code.at(code.at(self._kept[key], lane, sides * states * VECTOR), (side * states + s) * VECTOR)
+        before = code.load(FLOATS, at, VECTOR)
+        code.store(FLOATS, code.call(FLOATS, "llvm.fma.v8f32", (FLOATS, a), (FLOATS, b), (FLOATS, before)), at, VECTOR)
+
+    def _integers(
+        self, sides: int, states: int, x: str, unit: str, b: int, block: str, p: int, plane: Plane
+    ) -> dict[tuple[int, int], str]:
+        """<8 x i32> for each side and row of x: the sums of one block's products of one plane."""
+        code, blocks, meant = self.code, self._blocks, self._meaning
+        limit = added_in_16_bits(meant, plane)
+        keys = [(side, s) for side in range(sides) for s in range(states)]
+        short, total, held = dict.fromkeys(keys, ""), dict.fromkeys(keys, ""), 0
+        begin = code.at(code.at(x, blocks.numbers[p]), unit, blocks.unit() * blocks.size)
+        codes = [
+            code.at(code.at(self._room["codes"], side * self._side["codes"]), block, self._bytes)
+            for side in range(sides)
+        ]
+        places = [(shift, d) for shift in range(plane.per_byte) for d in range(blocks.size // plane.per_byte // 4)]
+        for n, (shift, d) in enumerate(places):
+            held_codes = []
+            for side in range(sides):
+                raw = code.load(BYTES, code.at(codes[side], self._place(p, plane, shift, d) * VECTOR), VECTOR)
+                held_codes.append((raw, magnitudes(code, meant, raw)))
+            first = b * blocks.size * plane.bits // 8 + 4 * d  # byte of codes within the unit
+            offset = (first // VECTOR * plane.per_byte + shift) * VECTOR + first % VECTOR
+            held += 1
+            for s in range(states):
+                four = code.load("i32", code.at(begin, s * blocks.bytes + offset), 4)
+                given = code.let(f"bitcast {INTS} {code.broadcast('i32', four, LANES)} to {BYTES}")
+                for side in range(sides):
+                    product = pairs(code, meant, *held_codes[side], given)
+                    key = side, s
+                    short[key] = code.let(f"add {SHORTS} {short[key]}, {product}") if held > 1 else product
+                    if held == limit or n == len(places) - 1:
+                        wide = widened(code, short[key])
+                        total[key] = code.let(f"add {INTS} {total[key]}, {wide}") if total[key] else wide
+            if held == limit:
+                held = 0
+        return total
+
+    def _write(self, sides: int, states: int, side: int, s: int, row: str, state: str) -> None:
+        """Eight outputs for one row of x."""
+        code, matrix, out = self.code, self._matrix, self._out
+        sums = []
+        for lane in range(LANES):
+            at = (lane * sides * states + side * states + s) * VECTOR
+            total = code.load(FLOATS, code.at(self._kept["sums"], at), VECTOR)
+            if matrix.zero is not None:
+                zeros = code.load(FLOATS, code.at(self._kept["zeros"], at), VECTOR)
+                total = code.let(f"fadd {FLOATS} {total}, {zeros}")
+            sums.append(total)
+        while len(sums) > 1:
+            half = len(sums) // 2
+            sums = [code.let(f"fadd {FLOATS} {a}, {b}") for a, b in zip(sums[:half], sums[half:], strict=True)]
+        y = sums[0]
+        if self._meaning.factor != 1.0:
+            y = code.let(f"fmul {FLOATS} {y}, {splat('float', LANES, fp32(self._meaning.factor))}")
+        if not matrix.group:
+            assert matrix.scale is not None
+            scale = numbers.load(code, code.at("%slot", matrix.scale.at), row, LANES, matrix.scale.dtype)
+            y = code.let(f"fmul {FLOATS} {y}, {scale}")
+        kind, value = numbers.rounded(code, y, LANES, out)
+        to = code.at(self._into, code.add(code.times(state, matrix.outputs), row), out.itemsize)
+        code.store(kind, value, to, out.itemsize)

@@ -1,0 +1,153 @@
+"""The canonical product: every kernel gives the very bits of the portable one, and a row's result is one function of
+that row: however many others go along, in whatever order experts come, by however many threads."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.memory.codec import Numbers, PartSpec, make_codec
+from core.memory.codec.base import Base
+from core.memory.codec.fast import portable
+from core.memory.codec.fast.products import CanonicalProducts, serves
+from core.memory.codec.matrix import Matrix, matrix
+from core.memory.codec.native.threads import share, shared_by
+from core.system.native.compile import widths
+from tests.kernel_cases import CODED
+from tests.selection import layered
+
+PLAIN = ("bfloat16", "float16", "float32")
+GROUPS = {"int8": 32, "int4-g128": 128, "int4-g128-sym": 128}  # of inputs, where not 64
+WHOLE = 2e-2  # relative distance from the product of the dequantised weights: x keeps 8 bits of each block
+needs_kernels = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+
+
+@pytest.fixture(autouse=True)
+def shared_as_before() -> Iterator[None]:
+    before = shared_by()
+    yield
+    share(before)
+
+
+@functools.cache
+def case(format: str, outputs: int, inputs: int, count: int = 1) -> tuple[Matrix, torch.Tensor, torch.Tensor]:
+    """A matrix in several slots (uint8 [slots, bytes]), and its numbers in the first [out, in]."""
+    if format == "float32":
+        dtype, format = torch.float32, "checkpoint"
+    else:
+        dtype = torch.float16 if format == "float16" else torch.bfloat16
+    stored = Numbers(dtype, torch.float16, torch.bfloat16)
+    codec = make_codec(
+        format, specs={"w": PartSpec((outputs, inputs), dtype)}, dtype=dtype, device=torch.device("cpu"), stored=stored
+    )
+    assert isinstance(codec, Base)
+    random = torch.Generator().manual_seed(outputs * inputs)
+    slots = torch.empty(count, -(-codec.slot_bytes // 64) * 64, dtype=torch.uint8)
+    for slot in slots:
+        codec.place(codec.encode({"w": torch.randn(outputs, inputs, generator=random).to(dtype)}), slot)
+    return matrix(codec, "w"), slots, codec.dequantize(codec.views(slots[0]), "w")
+
+
+def rows(count: int, inputs: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
+    """Rows of x, some numbers of which are much larger than others."""
+    random = torch.Generator().manual_seed(seed + inputs)
+    x = torch.randn(count, inputs, generator=random)
+    return (x * (1 + 30 * (torch.rand(x.shape, generator=random) < 0.01))).to(dtype)
+
+
+def inputs_of(format: str, blocks: int) -> int:
+    return blocks * (GROUPS.get(format, 64) if format in CODED else 8)
+
+
+@needs_kernels
+@pytest.mark.parametrize("format", [*CODED, *PLAIN])
+@pytest.mark.parametrize(
+    ("outputs", "blocks"), layered([(24, 12), (7, 3), (16, 11), (40, 16)], lambda case: case == (24, 12))
+)
+@pytest.mark.parametrize("count", [1, 9])
+def test_bits_are_the_portable_ones(format: str, outputs: int, blocks: int, count: int) -> None:
+    found, slots, _ = case(format, outputs, inputs_of(format, blocks))
+    assert serves(found)
+    x = rows(count, found.inputs)
+    got = CanonicalProducts(found, x.dtype, torch.float32).many(slots[0].data_ptr(), x)
+    assert torch.equal(got, portable.product(found, slots[0], x))
+
+
+@needs_kernels
+@settings(max_examples=20, deadline=None)
+@given(
+    format=st.sampled_from(["int4-g64", "mxfp4", "int8", "int3", "bfloat16"]),
+    counts=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    threads=st.integers(1, 3),
+    order=st.randoms(use_true_random=False),
+)
+def test_a_row_has_the_bits_that_it_has_alone(format: str, counts: list[int], threads: int, order: object) -> None:
+    """Split into pieces for experts in any order, by any number of threads."""
+    found, slots, _ = case(format, 512, 1024, 5)
+    products = CanonicalProducts(found, torch.bfloat16, torch.float32)
+    x = rows(sum(counts), found.inputs)
+    chosen = list(range(len(slots)))
+    order.shuffle(chosen)  # type: ignore[attr-defined]
+    slot_of = [slots[at].data_ptr() for at, _ in zip(itertools.cycle(chosen), counts, strict=False)]
+    share(1)
+    ends = [0, *itertools.accumulate(counts)]
+    wanted = [
+        products.many(slot, row[None])
+        for slot, first, last in zip(slot_of, ends, ends[1:], strict=False)
+        for row in x[first:last]
+    ]
+    share(threads)
+    runs = [(count, [slot]) for count, slot in zip(counts, slot_of, strict=True)]
+    assert torch.equal(products.several(runs, x), torch.cat(wanted))
+
+
+@needs_kernels
+@pytest.mark.parametrize("format", ["int4-g64", "bfloat16"])
+def test_one_row_for_many_experts(format: str) -> None:
+    found, slots, _ = case(format, 512, 1024, 5)
+    products, x = CanonicalProducts(found, torch.bfloat16), rows(1, found.inputs)
+    at = [slot.data_ptr() for slot in slots]
+    got = products.few(at, x)
+    assert got.dtype == torch.bfloat16
+    assert torch.equal(got, torch.cat([products.many(one, x) for one in at]))
+    assert torch.equal(products.few(at, x, rounded=False).bfloat16(), got)
+
+
+@needs_kernels
+@pytest.mark.parametrize("format", [*CODED, *PLAIN])
+def test_near_the_product_of_the_weights(format: str) -> None:
+    found, slots, weights = case(format, 24, inputs_of(format, 12))
+    x = rows(9, found.inputs)
+    got = CanonicalProducts(found, x.dtype, torch.float32).many(slots[0].data_ptr(), x).double()
+    wanted = x.double() @ weights.double().t()
+    assert (got - wanted).norm() < (WHOLE if format in CODED else 1e-6) * wanted.norm()
+
+
+@needs_kernels
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, 1e-45, 3e38, -0.0])
+@pytest.mark.parametrize("format", ["int4-g64", "mxfp4", "int8", "bfloat16"])
+def test_odd_numbers_stay_in_their_row(format: str, value: float) -> None:
+    found, slots, _ = case(format, 24, 512)
+    x = rows(5, found.inputs, torch.float32)
+    x[2] = value
+    products = CanonicalProducts(found, torch.float32)
+    got = products.many(slots[0].data_ptr(), x)
+    wanted = portable.product(found, slots[0], x)
+    assert torch.equal(got.nan_to_num(7.0), wanted.nan_to_num(7.0))
+    others = [0, 1, 3, 4]
+    assert torch.equal(got[others], products.many(slots[0].data_ptr(), x[others]))
+    assert got[2].isnan().all() or got[2].isfinite().all() or value == 3e38 or format == "bfloat16"
+
+
+def test_fma_rounds_once() -> None:
+    """Where rounding the sum to fp64 first would give another number."""
+    a, b = torch.tensor([1.0 + 2**-12]), torch.tensor([1.0 + 2**-12])
+    # a * b = 1 + 2^-11 + 2^-24: half way between two numbers of fp32, and c decides far below fp64's last bit
+    assert portable.fma(a, b, torch.tensor([2.0**-80])).item() == 1 + 2**-11 + 2**-23
+    assert portable.fma(a, b, torch.tensor([-(2.0**-80)])).item() == 1 + 2**-11

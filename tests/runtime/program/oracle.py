@@ -1,0 +1,91 @@
+"""The kernels' results in numpy: one operation at a time, in the order that core.runtime.program states."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Floats = npt.NDArray[np.float32]
+LN2 = np.float32(math.log(2))
+SHIFT = np.float32(1.5 * 2**23)
+
+
+def fma(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike) -> Floats:
+    """a * b + c rounded once to fp32. The product is exact in fp64; the sum is rounded to odd there, after which
+    rounding it to fp32 is as if it had been exact."""
+    x, y, z = (np.asarray(value, np.float32).astype(np.float64) for value in (a, b, c))
+    with np.errstate(all="ignore"):
+        product = x * y
+        found = np.asarray(product + z)
+        back = found - product
+        error = (product - (found - back)) + (z - back)  # two-sum: found + error is exact
+        even = (found.view(np.int64) & 1) == 0
+        towards = np.where(error > 0, np.inf, -np.inf)
+        odd = np.isfinite(found) & (error != 0) & even
+        return np.where(odd, np.nextafter(found, towards), found).astype(np.float32)
+
+
+def total(lanes: Floats) -> Floats:
+    """The sum of eight lanes (the last axis)."""
+    with np.errstate(all="ignore"):
+        p = lanes[..., :4] + lanes[..., 4:]
+        return (p[..., 0] + p[..., 2]) + (p[..., 1] + p[..., 3])
+
+
+def eights(values: npt.ArrayLike) -> Floats:
+    """[..., n] -> [..., ceil(n / 8), 8], filled up with 0."""
+    found = np.asarray(values, np.float32)
+    missing = -found.shape[-1] % 8
+    found = np.concatenate([found, np.zeros((*found.shape[:-1], missing), np.float32)], -1)
+    return found.reshape(*found.shape[:-1], -1, 8)
+
+
+def dot(a: npt.ArrayLike, b: npt.ArrayLike) -> Floats:
+    """The sum of products over the last axis."""
+    x, y = eights(a), eights(b)
+    lanes = np.zeros(np.broadcast_shapes(x.shape[:-2], y.shape[:-2]) + (8,), np.float32)
+    for i in range(x.shape[-2]):
+        lanes = fma(x[..., i, :], y[..., i, :], lanes)
+    return total(lanes)
+
+
+def exp(x: npt.ArrayLike) -> Floats:
+    with np.errstate(all="ignore"):
+        x = np.asarray(x, np.float32)
+        x = np.where(x < -104, np.float32(-104), np.where(x > 89, np.float32(89), x))
+        n = fma(x, np.float32(1 / math.log(2)), SHIFT) - SHIFT
+        r = fma(n, np.float32(-(math.log(2) - float(LN2))), fma(n, -LN2, x))
+        value = np.full_like(x, np.float32(1 / math.factorial(7)))
+        for power in range(6, -1, -1):
+            value = fma(value, r, np.float32(1 / math.factorial(power)))
+        whole = np.where(np.isnan(n), 0, n).astype(np.int32)
+        half = whole >> 1
+        return np.ldexp(np.ldexp(value, half), whole - half).astype(np.float32)
+
+
+def sigmoid(x: npt.ArrayLike) -> Floats:
+    with np.errstate(all="ignore"):
+        return np.float32(1) / (np.float32(1) + exp(-np.asarray(x, np.float32)))
+
+
+def tanh(x: npt.ArrayLike) -> Floats:
+    x = np.asarray(x, np.float32)
+    with np.errstate(all="ignore"):
+        return np.float32(1) - np.float32(2) / (np.float32(1) + exp(x + x))
+
+
+def rounded(values: npt.ArrayLike, dtype: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(np.asarray(values, np.float32))).to(dtype)
+
+
+def rms(x: Floats, weight: Floats | None, eps: float, offset: bool) -> Floats:
+    """x [..., width] -> the same in fp32."""
+    with np.errstate(all="ignore"):
+        mean = dot(x, x) / np.float32(x.shape[-1])
+        found = x * (np.float32(1) / np.sqrt(mean + np.float32(eps)))[..., None]
+        if weight is None:
+            return found
+        return found * (np.float32(1) + weight if offset else weight)

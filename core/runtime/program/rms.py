@@ -49,10 +49,10 @@ class Rms:
     adds: bool = False
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel(spec: Rms) -> int:
-    """The address of the kernel. A unit is a row: x at x + row * x_stride bytes, fp32; delta [rows, width], fp32; out at
-    out + row * out_stride bytes."""
+    """The address of the kernel. A unit is a row: at x + row * x_stride bytes, fp32; its result at out + row *
+    out_stride bytes; delta [rows, width], fp32."""
     code, width = kernel_code("rms"), spec.norm.width
     at = fields(code, FIELDS, ("x_stride", "out_stride"))
     with code.loop("%from", "%to") as row:

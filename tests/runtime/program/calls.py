@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,7 +26,7 @@ def call(
     block = np.array([v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values], np.int64)
     function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(kernel)
     ends = sorted({0, units, *(split % (units + 1) for split in splits)})
-    for begin, end in reversed([*zip(ends, ends[1:], strict=False)]):
+    for begin, end in reversed([*itertools.pairwise(ends)]):
         function(block.ctypes.data, begin, end)
 
 

@@ -46,7 +46,7 @@ def eights(values: npt.ArrayLike) -> Floats:
 def dot(a: npt.ArrayLike, b: npt.ArrayLike) -> Floats:
     """The sum of products over the last axis."""
     x, y = eights(a), eights(b)
-    lanes = np.zeros(np.broadcast_shapes(x.shape[:-2], y.shape[:-2]) + (8,), np.float32)
+    lanes = np.zeros((*np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), 8), np.float32)
     for i in range(x.shape[-2]):
         lanes = fma(x[..., i, :], y[..., i, :], lanes)
     return total(lanes)
@@ -89,3 +89,14 @@ def rms(x: Floats, weight: Floats | None, eps: float, offset: bool) -> Floats:
         if weight is None:
             return found
         return found * (np.float32(1) + weight if offset else weight)
+
+
+def turned(x: Floats, cos: Floats, sin: Floats, interleaved: bool) -> Floats:
+    """x [rows, heads, width]; cos and sin [rows, rotated / 2]."""
+    half = cos.shape[-1]
+    a, b = [(slice(0, half), slice(half, 2 * half)), (slice(0, 2 * half, 2), slice(1, 2 * half, 2))][interleaved]
+    c, s, found = cos[:, None], sin[:, None], x.copy()
+    with np.errstate(all="ignore"):
+        found[..., a] = fma(x[..., a], c, -(x[..., b] * s))
+        found[..., b] = fma(x[..., b], c, x[..., a] * s)
+    return found

@@ -1,4 +1,4 @@
-"""The fused product of queries, keys and values of a row -> normed and rotated queries, and keys and values in the cache.
+"""The fused product of queries, keys and values -> normed and rotated queries, and keys and values in the cache.
 
 A pair (a, b) of a head is turned by its angle into fma(a, cos, -(b * sin)) and fma(b, cos, a * sin).
 """
@@ -56,8 +56,8 @@ class Rotate:
 
 @functools.cache
 def kernel(spec: Rotate) -> int:
-    """The address of the kernel. Unit row * heads + h is head h of keys and values of a row, and the queries that belong
-    to it. qkv [rows, (query_heads + 2 * heads) * width], queries first; cos and sin [rows, rotated / 2]; q [rows,
+    """The address of the kernel. Unit row * heads + h is head h of keys and values of a row, and the queries that
+    read it. qkv [rows, (query_heads + 2 * heads) * width], queries first; cos and sin [rows, rotated / 2]; q [rows,
     query_heads, width]: all fp32. Head h of position p lies at k + h * k_head_stride + p * k_row_stride bytes, in the
     cache's type, where p = positions[row], i64."""
     code, size = kernel_code("rotate"), spec.width * 4

@@ -100,3 +100,49 @@ def turned(x: Floats, cos: Floats, sin: Floats, interleaved: bool) -> Floats:
         found[..., a] = fma(x[..., a], c, -(x[..., b] * s))
         found[..., b] = fma(x[..., b], c, x[..., a] * s)
     return found
+
+
+def attend(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    positions: npt.NDArray[np.int64],
+    *,
+    scale: float,
+    window: int = 1 << 62,
+    softcap: float = 0.0,
+    sinks: Floats | None = None,
+) -> Floats:
+    """q [rows, query heads, width], k and v [heads, positions, width] -> [rows, query heads, width of v]."""
+    rows, query_heads, _ = q.shape
+    out = np.zeros((rows, query_heads, v.shape[-1]), np.float32)
+    for row in range(rows):
+        for query_head in range(query_heads):
+            head, end = query_head * len(k) // query_heads, int(positions[row]) + 1
+            reach = max(0, end - window), end
+            sink = None if sinks is None else sinks[query_head]
+            out[row, query_head] = _attended(q[row, query_head], k[head], v[head], reach, scale, softcap, sink)
+    return out
+
+
+def _attended(
+    q: Floats, k: Floats, v: Floats, reach: tuple[int, int], scale: float, softcap: float, sink: np.float32 | None
+) -> Floats:
+    most, weights = np.float32(-np.inf) if sink is None else sink, np.zeros(8, np.float32)
+    weights[0], out, (begin, end) = sink is not None, np.zeros(v.shape[-1], np.float32), reach
+    with np.errstate(all="ignore"):
+        for block in range(begin // 64 * 64, end, 64):
+            keys = range(max(begin, block), min(end, block + 64))
+            scores = dot(q, k[keys.start : keys.stop]) * np.float32(scale)
+            if softcap:
+                scores = tanh(scores / np.float32(softcap)) * np.float32(softcap)
+            before = most
+            for score in scores:
+                most = score if score > most else most
+            subtracted = np.float32(0) if most == -np.inf else most
+            factor, found = exp(before - subtracted), exp(scores - subtracted)
+            weights, out = weights * factor, out * factor
+            for key, weight in zip(keys, found, strict=True):
+                weights[key % 8] += weight
+                out = fma(weight, v[key], out)
+        return np.asarray(out / total(weights), np.float32)

@@ -43,6 +43,11 @@ def load(code: Code, pointer: str, first: str | int, count: int, dtype: torch.dt
     return code.pick(f"<{count} x float>", value, places, ZERO)
 
 
+def filled(code: Code, value: str, count: int, other: str, kind: str = FLOATS) -> str:
+    """The first `count` lanes, and those of `other` after them."""
+    return value if count == LANES else code.pick(kind, value, [i + LANES * (i >= count) for i in range(LANES)], other)
+
+
 def store(code: Code, value: str, pointer: str, first: str | int, count: int, dtype: torch.dtype) -> None:
     """Rounds the first `count` lanes to `dtype` and stores them at index `first`."""
     if count < LANES:

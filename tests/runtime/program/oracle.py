@@ -146,3 +146,77 @@ def _attended(
                 weights[key % 8] += weight
                 out = fma(weight, v[key], out)
         return np.asarray(out / total(weights), np.float32)
+
+
+def lane_sum(values: Floats) -> Floats:
+    """The sum over the last axis, number i in lane i mod 8."""
+    rows, lanes = eights(values), np.zeros((*values.shape[:-1], 8), np.float32)
+    with np.errstate(all="ignore"):
+        for i in range(rows.shape[-2]):
+            lanes = lanes + rows[..., i, :]
+    return total(lanes)
+
+
+def route(
+    logits: Floats,
+    bias: Floats | None,
+    chosen: int,
+    *,
+    score: str,
+    renormalised: bool,
+    epsilon: float,
+    scale: float,
+) -> tuple[npt.NDArray[np.int64], Floats]:
+    """logits [tokens, experts] -> ids and weights [tokens, chosen]."""
+
+    def softmax(x: Floats) -> Floats:
+        greatest = np.where(np.isnan(x), np.float32(-np.inf), x).max(-1, keepdims=True)
+        found = exp(x - greatest)
+        return np.asarray(found / lane_sum(found)[:, None])
+
+    with np.errstate(all="ignore"):
+        scores = {"softmax": softmax, "sigmoid": sigmoid, "softmax_chosen": lambda x: x}[score](logits)
+        order = logits if bias is None else scores + bias
+        nan_first = np.stack([np.where(np.isnan(order), 0, -order), ~np.isnan(order)])
+        ids = np.stack([np.lexsort(nan_first[:, token]) for token in range(len(logits))])[:, :chosen]  # a stable sort
+        weights = np.take_along_axis(scores, ids, -1)
+        if score == "softmax_chosen":
+            weights = softmax(weights)
+        if renormalised:
+            weights = weights / (lane_sum(weights) + np.float32(epsilon))[:, None]
+        return ids, weights * np.float32(scale)
+
+
+def gate(x: Floats, *, activation: str, interleaved: bool, slope: float, limit: float, shift: float) -> Floats:
+    """x [rows, 2 * width] -> [rows, width]."""
+    half = x.shape[-1] // 2
+    g, u = (x[:, ::2], x[:, 1::2]) if interleaved else (x[:, :half], x[:, half:])
+    with np.errstate(all="ignore"):
+        if limit:
+            g = np.where(g > limit, np.float32(limit), g)
+            u = np.where(u > limit, np.float32(limit), np.where(u < -limit, np.float32(-limit), u))
+        if activation == "silu":
+            exponent = g * np.float32(-slope)
+        else:
+            c = -2 * math.sqrt(2 / math.pi)
+            exponent = g * fma(g * g, np.float32(c * 0.044715), np.float32(c))
+        return np.asarray(g / (np.float32(1) + exp(exponent)) * (u + np.float32(shift) if shift else u))
+
+
+def combine(
+    experts: Floats,
+    pairs: npt.NDArray[np.int64],
+    weights: Floats,
+    shared: Floats | None,
+    shared_gate: Floats | None,
+) -> Floats:
+    """experts [n, width], pairs and weights [tokens, chosen], shared [tokens, width], shared_gate [tokens]."""
+    out = np.zeros((len(pairs), experts.shape[-1]), np.float32)
+    with np.errstate(all="ignore"):
+        for token, chosen in enumerate(pairs):
+            for j, row in enumerate(chosen):
+                if row >= 0:
+                    out[token] = fma(weights[token, j], experts[row], out[token])
+        if shared is not None and shared_gate is not None:
+            return fma(sigmoid(shared_gate)[:, None], shared, out)
+        return out if shared is None else out + shared

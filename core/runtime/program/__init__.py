@@ -1,0 +1,19 @@
+"""The kernels of the decode program on a CPU: everything between the products of a decoder layer.
+
+vectors.py   fields of a call, eight lanes, the one order of a sum
+exp.py       exp, sigmoid, tanh
+rms.py       residual and RMSNorm
+rotate.py    norms of heads, rotary embedding, KV write
+attend.py    attention over the KV cache
+route.py     the experts of a token and their weights
+gate.py      the activation between an expert's products
+combine.py   the weighted sum of experts
+
+A kernel is void(ptr arguments, i64 from, i64 to): it computes the units from..to - 1, which are independent of each
+other. `arguments` points to the fields that its module lists in FIELDS, 8 bytes each: an address, or an i64. What the
+compiled code depends on is a frozen dataclass, and `kernel(spec)` returns the code's address.
+
+What a row results in is one function of that row alone: it has the same bits among any other rows, for any split into
+units, on any thread. A sum over k takes product k by a fused multiply-add into lane k mod 8, in the order of k, and
+`vectors.total` adds up the lanes. Vectors are always of 8 fp32 lanes, and nothing is reassociated or contracted.
+"""

@@ -1,0 +1,92 @@
+"""The activation between an expert's products: a row of gates and ups -> its hidden states.
+
+With g = gate and u = up, where there is a limit g = min(g, limit) and u = max(min(u, limit), -limit) first:
+    silu:       (g / (1 + exp(-slope * g))) * (u + shift)
+    gelu_tanh:  (g / (1 + exp(g * fma(g * g, C * .044715, C)))) * (u + shift), C = -2 * sqrt(2 / pi)
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from core.runtime.program.exp import one_plus_exp
+from core.runtime.program.vectors import FLOATS, LANES, code_address, fields, fma, kernel_code, load, number, op, store
+from core.system.native.ir import Code
+
+FIELDS = ("x", "out")
+BLOCK = 256  # hidden states of a unit
+GELU = -2 * math.sqrt(2 / math.pi)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Of `width` hidden states. A row has all gates and then all ups, or, where `interleaved`, one of each in turn.
+    `limit` 0 = none; gpt-oss has slope 1.702, limit 7 and shift 1."""
+
+    width: int
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    interleaved: bool = False
+    slope: float = 1.0
+    limit: float = 0.0
+    shift: float = 0.0
+
+    @property
+    def units(self) -> int:
+        """Units of a row."""
+        return -(-self.width // BLOCK)
+
+
+@functools.cache
+def kernel(spec: Gate) -> int:
+    """The address of the kernel. Unit row * spec.units + i is block i of a row: x [rows, 2 * width] and out [rows,
+    width], fp32."""
+    code, width = kernel_code("gate"), spec.width
+    at = fields(code, FIELDS)
+    whole = width - width % LANES
+    with code.loop("%from", "%to") as unit:
+        row, block = (code.let(f"{name} i64 {unit.index}, {spec.units}") for name in ("udiv", "urem"))
+        x, out = code.at(at["x"], row, width * 8), code.at(at["out"], row, width * 4)
+        start = code.times(block, BLOCK)
+        end = code.call("i64", "llvm.smin.i64", ("i64", code.add(start, BLOCK)), ("i64", str(whole)))
+        with code.loop(start, end, LANES) as each:
+            _hidden(code, spec, x, out, each.index, LANES)
+        if rest := width - whole:  # of the last block
+            last = code.let(f"icmp eq i64 {block}, {spec.units - 1}")
+            with code.loop(0, code.let(f"zext i1 {last} to i64")):
+                _hidden(code, spec, x, out, whole, rest)
+    return code_address(code)
+
+
+def _hidden(code: Code, spec: Gate, x: str, out: str, first: str | int, count: int) -> None:
+    """Compute some hidden states of a row."""
+    if spec.interleaved:
+        begin, left = code.at(x, first, 8), min(LANES, 2 * count)
+        both = [load(code, begin, 0, left, torch.float32)]
+        both.append(load(code, begin, left, 2 * count - left, torch.float32) if 2 * count > left else "zeroinitializer")
+        gate, up = (code.pick(FLOATS, both[0], range(start, 2 * LANES, 2), both[1]) for start in (0, 1))
+    else:
+        gate, up = (load(code, code.at(x, at * 4), first, count, torch.float32) for at in (0, spec.width))
+    if spec.limit:
+        gate = _bounded(code, gate, "ogt", spec.limit)
+        up = _bounded(code, _bounded(code, up, "ogt", spec.limit), "olt", -spec.limit)
+    if spec.activation == "silu":
+        exponent = op(code, "fmul", gate, number(-spec.slope))
+    else:
+        exponent = op(
+            code, "fmul", gate, fma(code, op(code, "fmul", gate, gate), number(GELU * 0.044715), number(GELU))
+        )
+    value = op(code, "fdiv", gate, one_plus_exp(code, exponent))
+    if spec.shift:
+        up = op(code, "fadd", up, number(spec.shift))
+    store(code, op(code, "fmul", value, up), out, first, count, torch.float32)
+
+
+def _bounded(code: Code, value: str, beyond: str, limit: float) -> str:
+    """`limit` where a value is beyond it; NaN stays."""
+    out = code.let(f"fcmp {beyond} {FLOATS} {value}, {number(limit)}")
+    return code.let(f"select <{LANES} x i1> {out}, {FLOATS} {number(limit)}, {FLOATS} {value}")

@@ -1,0 +1,145 @@
+"""The fused product of queries, keys and values -> normed and rotated queries, and keys and values in the cache.
+
+A pair (a, b) of a head is turned by its angle into fma(a, cos, -(b * sin)) and fma(b, cos, a * sin).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from core.runtime.program.rms import Norm, scale, scaled
+from core.runtime.program.vectors import FLOATS, LANES, ZERO, code_address, fields, fma, kernel_code, load, op, pieces
+from core.runtime.program.vectors import store as put
+from core.system.native.ir import Code
+
+FIELDS = (
+    "qkv",
+    "bias",
+    "q_weight",
+    "k_weight",
+    "cos",
+    "sin",
+    "positions",
+    "q",
+    "k",
+    "v",
+    "k_head_stride",
+    "k_row_stride",
+    "v_head_stride",
+    "v_row_stride",
+)
+STRIDES = FIELDS[-4:]
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """Heads of `width` numbers, of which the first `rotated` are turned: number i with i + rotated / 2, or, where
+    `interleaved`, 2i with 2i + 1. `norm`: of each head of queries and keys. `bias`: the type of what is added to the
+    product first; None = nothing."""
+
+    query_heads: int
+    heads: int
+    width: int
+    rotated: int
+    cache: torch.dtype
+    norm: Norm | None = None
+    bias: torch.dtype | None = None
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.query_heads % self.heads == 0 and self.rotated % 2 == 0 and self.rotated <= self.width
+        assert self.norm is None or self.norm.width == self.width
+
+
+@functools.cache
+def kernel(spec: Rotate) -> int:
+    """The address of the kernel. Unit row * heads + h is head h of keys and values of a row, and the queries that
+    read it. qkv [rows, (query_heads + 2 * heads) * width], queries first; cos and sin [rows, rotated / 2]; q [rows,
+    query_heads, width]: all fp32. Head h of position p lies at k + h * k_head_stride + p * k_row_stride bytes, in the
+    cache's type, where p = positions[row], i64."""
+    code, size = kernel_code("rotate"), spec.width * 4
+    at, group = fields(code, FIELDS, STRIDES), spec.query_heads // spec.heads
+    bias_size = spec.width * (spec.bias.itemsize if spec.bias else 0)
+    with code.loop("%from", "%to") as unit:
+        row, head = (code.let(f"{name} i64 {unit.index}, {spec.heads}") for name in ("udiv", "urem"))
+        given = code.at(at["qkv"], row, (spec.query_heads + 2 * spec.heads) * size)
+        cos, sin = (code.at(at[name], row, spec.rotated * 2) for name in ("cos", "sin"))
+        q = code.at(at["q"], row, spec.query_heads * size)
+        position = code.load("i64", code.at(at["positions"], row, 8), 8)
+        k, v = (_cached(code, at, name, head, position) for name in "kv")
+
+        def numbers(index: str) -> _Head:
+            return _Head(spec, code, code.at(given, index, size), code.at(at["bias"], index, bias_size))
+
+        first = code.times(head, group)
+        with code.loop(first, code.add(first, group)) as each:
+            _turn(numbers(each.index), at["q_weight"], cos, sin, code.at(q, each.index, size), torch.float32)
+        _turn(numbers(code.add(head, spec.query_heads)), at["k_weight"], cos, sin, k, spec.cache)
+        values = numbers(code.add(head, spec.query_heads + spec.heads))
+        for start, count in pieces(spec.width):
+            put(code, values.load(start, count), v, start, count, spec.cache)
+    return code_address(code)
+
+
+def _cached(code: Code, at: dict[str, str], name: str, head: str, position: str) -> str:
+    """The address of a head of a position in the cache of keys or values."""
+    begin = code.at(at[name], code.times(head, at[f"{name}_head_stride"]))
+    return code.at(begin, code.times(position, at[f"{name}_row_stride"]))
+
+
+@dataclass(frozen=True)
+class _Head:
+    """A head of the product."""
+
+    spec: Rotate
+    code: Code
+    x: str
+    bias: str
+
+    def load(self, first: int, count: int) -> str:
+        """Some of its numbers, with the bias."""
+        value = load(self.code, self.x, first, count, torch.float32)
+        if self.spec.bias is None:
+            return value
+        return op(self.code, "fadd", value, load(self.code, self.bias, first, count, self.spec.bias))
+
+
+def _turn(head: _Head, weight: str, cos: str, sin: str, out: str, dtype: torch.dtype) -> None:
+    """Norm a head, rotate it and store it at `out`."""
+    spec, code, norm = head.spec, head.code, head.spec.norm
+    factor = ""
+    if norm is not None:
+        squares = ZERO
+        for first, count in pieces(spec.width):
+            value = head.load(first, count)
+            squares = fma(code, value, value, squares)
+        factor = scale(code, norm, squares)
+
+    def normed(first: int, count: int) -> str:
+        value = head.load(first, count)
+        return value if norm is None else scaled(code, norm, value, factor, weight, first, count)
+
+    half = spec.rotated // 2
+    for first, count in pieces(half):
+        if spec.interleaved:
+            left = min(LANES, 2 * count)
+            both = [normed(2 * first, left), normed(2 * first + left, 2 * count - left) if 2 * count > left else ZERO]
+            a, b = (code.pick(FLOATS, both[0], range(start, 16, 2), both[1]) for start in (0, 1))
+        else:
+            a, b = normed(first, count), normed(half + first, count)
+        c, s = (load(code, table, first, count, torch.float32) for table in (cos, sin))
+        away = code.let(f"fneg {FLOATS} {op(code, 'fmul', b, s)}")
+        one, other = fma(code, a, c, away), fma(code, b, c, op(code, "fmul", a, s))
+        if spec.interleaved:
+            for start in range(0, 2 * count, LANES):
+                places = [place for i in range(start // 2, start // 2 + 4) for place in (i, i + LANES)]
+                mixed = code.pick(FLOATS, one, places, other)
+                put(code, mixed, out, 2 * first + start, min(LANES, 2 * count - start), dtype)
+        else:
+            put(code, one, out, first, count, dtype)
+            put(code, other, out, half + first, count, dtype)
+    for first, count in pieces(spec.width - spec.rotated):
+        put(code, normed(spec.rotated + first, count), out, spec.rotated + first, count, dtype)

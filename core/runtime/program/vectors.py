@@ -1,0 +1,111 @@
+"""The fields of a call; vectors of eight fp32 lanes; the order of a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from core.system.native import numbers
+from core.system.native.compile import address, compiled
+from core.system.native.ir import Code, fp32, splat
+
+LANES = 8
+WIDTH = 4 * LANES  # bytes
+FLOATS, INTS = f"<{LANES} x float>", f"<{LANES} x i32>"
+ZERO = "zeroinitializer"
+
+
+def kernel_code(name: str) -> Code:
+    """An empty kernel."""
+    return Code(f"void @{name}(ptr %arguments, i64 %from, i64 %to)")
+
+
+def code_address(code: Code) -> int:
+    """The address of a kernel, compiled for vectors of eight lanes."""
+    return address(compiled(code, width=WIDTH)[code.name])
+
+
+def fields(code: Code, names: Sequence[str], integers: Sequence[str] = ()) -> dict[str, str]:
+    """The fields of a call by name: addresses, but for `integers`."""
+    return {
+        name: code.load("i64" if name in integers else "ptr", code.at("%arguments", 8 * i), 8)
+        for i, name in enumerate(names)
+    }
+
+
+def load(code: Code, pointer: str, first: str | int, count: int, dtype: torch.dtype) -> str:
+    """`count` numbers, at most eight, from index `first` on; the lanes after them are 0."""
+    value = numbers.load(code, pointer, first, count, dtype)
+    if count == LANES:
+        return value
+    places = [min(i, count) for i in range(LANES)]
+    return code.pick(f"<{count} x float>", value, places, ZERO)
+
+
+def filled(code: Code, value: str, count: int, other: str, kind: str = FLOATS) -> str:
+    """The first `count` lanes, and those of `other` after them."""
+    return value if count == LANES else code.pick(kind, value, [i + LANES * (i >= count) for i in range(LANES)], other)
+
+
+def store(code: Code, value: str, pointer: str, first: str | int, count: int, dtype: torch.dtype) -> None:
+    """Rounds the first `count` lanes to `dtype` and stores them at index `first`."""
+    if count < LANES:
+        value = code.pick(FLOATS, value, range(count))
+    kind, short = numbers.rounded(code, value, count, dtype)
+    code.store(kind, short, code.at(pointer, first, dtype.itemsize), dtype.itemsize)
+
+
+def pieces(width: int) -> list[tuple[int, int]]:
+    """(first, count) of each vector of `width` numbers."""
+    return [(first, min(LANES, width - first)) for first in range(0, width, LANES)]
+
+
+def over(
+    code: Code, width: int, body: Callable[[str | int, int, list[str]], list[str]], begun: Sequence[str] = ()
+) -> list[str]:
+    """A loop over the vectors of `width` numbers: body(first, count, values) -> the next values, vectors of floats that
+    start as `begun`. Returns the final ones."""
+    values, whole = list(begun), width - width % LANES
+    if whole:
+        with code.loop(0, whole, LANES, [(FLOATS, value) for value in begun]) as each:
+            each.next = body(each.index, LANES, each.values)
+        values = each.values
+    return body(whole, width - whole, values) if whole < width else values
+
+
+def fma(code: Code, one: str, other: str, added: str, lanes: int = LANES) -> str:
+    """one * other + added, rounded once."""
+    kind = f"<{lanes} x float>"
+    return code.call(kind, f"llvm.fma.v{lanes}f32", (kind, one), (kind, other), (kind, added))
+
+
+def total(code: Code, value: str) -> str:
+    """The sum of eight lanes, a float: p[j] = lane j + lane j + 4, then (p0 + p2) + (p1 + p3)."""
+    for half in (4, 2, 1):
+        kind = f"<{2 * half} x float>"
+        low, high = (code.pick(kind, value, range(start, start + half)) for start in (0, half))
+        value = code.let(f"fadd <{half} x float> {low}, {high}")
+    return code.let(f"extractelement <1 x float> {value}, i32 0")
+
+
+def everywhere(code: Code, value: str, lanes: int = LANES) -> str:
+    """A float in every lane."""
+    return code.broadcast("float", value, lanes)
+
+
+def number(value: float, lanes: int = LANES) -> str:
+    """A constant, rounded to fp32, in every lane."""
+    return splat("float", lanes, fp32(value))
+
+
+def op(code: Code, name: str, one: str, other: str, lanes: int = LANES) -> str:
+    """fadd, fsub, fmul or fdiv."""
+    return code.let(f"{name} <{lanes} x float> {one}, {other}")
+
+
+def larger(code: Code, one: str, other: str, lanes: int = LANES) -> str:
+    """`one` where it is greater than `other`, else `other`: also where either is NaN."""
+    kind = f"<{lanes} x float>"
+    more = code.let(f"fcmp ogt {kind} {one}, {other}")
+    return code.let(f"select <{lanes} x i1> {more}, {kind} {one}, {kind} {other}")

@@ -1,0 +1,136 @@
+"""Attention over the KV cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.runtime.program.attend import FIELDS, NO_WINDOW, Attend, kernel
+from tests.runtime.program import oracle
+from tests.runtime.program.calls import call, drawn, needs_kernels, same
+
+pytestmark = needs_kernels
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+CASES = [
+    Attend(4, 1, 16, 16, BF16, 0.25),
+    Attend(2, 2, 12, 20, FP32, 0.3),
+    Attend(4, 2, 72, 64, FP16, 0.12, softcap=3.0),
+    Attend(3, 1, 144, 136, BF16, 0.08, sinks=True),
+    Attend(5, 1, 8, 8, FP32, 0.35, softcap=0.5, sinks=True),
+    Attend(9, 1, 16, 32, BF16, 0.25),
+]
+
+
+class Rows:
+    """Drawn queries, and a cache that holds NaN where nothing was written."""
+
+    def __init__(self, spec: Attend, positions: torch.Tensor, seed: int, *, capacity: int = 0, wild: bool = False):
+        self.spec, self.positions, written = spec, positions, int(positions.max()) + 1
+        self.q = drawn(seed, len(positions), spec.query_heads, spec.width, wild=wild) * 2
+        capacity = max(capacity, written)
+        self.k = torch.full((spec.heads, capacity, spec.width), torch.nan).to(spec.cache)
+        self.v = torch.full((capacity, spec.heads, spec.values), torch.nan).to(spec.cache)  # another order of strides
+        self.k[:, :written] = drawn(seed + 1, spec.heads, written, spec.width, wild=wild).to(spec.cache)
+        self.v[:written] = drawn(seed + 2, written, spec.heads, spec.values, wild=wild).to(spec.cache)
+        self.sinks = drawn(seed + 3, spec.query_heads)
+        self.out = torch.empty(len(positions), spec.query_heads, spec.values)
+
+    def compute(self, splits: list[int] | tuple[int, ...] = (), window: int = NO_WINDOW) -> torch.Tensor:
+        size, rows = self.spec.cache.itemsize, len(self.positions)
+        call(
+            kernel(self.spec),
+            FIELDS,
+            rows * self.spec.heads,
+            splits,
+            q=self.q,
+            k=self.k,
+            v=self.v,
+            out=self.out,
+            sinks=self.sinks,
+            positions=self.positions,
+            rows=rows,
+            window=window,
+            k_head_stride=self.k.shape[1] * self.spec.width * size,
+            k_row_stride=self.spec.width * size,
+            v_head_stride=self.spec.values * size,
+            v_row_stride=self.spec.heads * self.spec.values * size,
+        )
+        return self.out
+
+    def known(self, window: int = NO_WINDOW) -> torch.Tensor:
+        return torch.from_numpy(
+            oracle.attend(
+                self.q.numpy(),
+                self.k.float().numpy(),
+                self.v.float().transpose(0, 1).numpy(),
+                self.positions.numpy(),
+                scale=self.spec.scale,
+                window=window,
+                softcap=self.spec.softcap,
+                sinks=self.sinks.numpy() if self.spec.sinks else None,
+            )
+        )
+
+
+@pytest.mark.parametrize("spec", CASES, ids=str)
+@settings(max_examples=6, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    positions=st.lists(st.integers(0, 140), min_size=1, max_size=3),
+    splits=st.lists(st.integers(0, 20), max_size=3),
+    window=st.sampled_from([NO_WINDOW, 1, 7, 64, 70]),
+)
+def test_rows(spec: Attend, seed: int, positions: list[int], splits: list[int], window: int) -> None:
+    case = Rows(spec, torch.tensor(positions), seed)
+    same(case.compute(splits, window), case.known(window))
+
+
+@pytest.mark.parametrize("spec", CASES[:4], ids=str)
+def test_rows_of_odd_numbers(spec: Attend) -> None:
+    """Infinities and NaN in queries, keys, values and sinks."""
+    for seed in range(4):
+        case = Rows(spec, torch.tensor([3, 90, 17]), seed * 10, wild=True)
+        case.sinks[:2] = torch.tensor([torch.nan, -torch.inf])
+        same(case.compute(), case.known())
+
+
+def test_scores_that_are_all_minus_infinity_at_first() -> None:
+    """The first block of keys weighs nothing; a row that has only such keys is NaN."""
+    case = Rows(Attend(1, 1, 8, 8, FP32, 1.0), torch.tensor([40, 70]), 1)
+    case.q = torch.ones(2, 1, 8)
+    case.k[0, :64] = -torch.inf
+    found = case.compute()
+    same(found, case.known())
+    assert found[0].isnan().all() and found[1].isfinite().all()
+
+
+@pytest.mark.parametrize("spec", CASES, ids=str)
+def test_a_row_has_the_same_bits_alone_and_for_any_capacity(spec: Attend) -> None:
+    positions = torch.tensor([0, 7, 63, 64, 127, 130])
+    together = Rows(spec, positions, 5, capacity=300)
+    together.compute()
+    for row, position in enumerate(positions.tolist()):
+        alone = Rows(spec, positions[row : row + 1], 5)
+        alone.q, alone.sinks = together.q[row : row + 1], together.sinks
+        alone.k[:], alone.v[:] = together.k[:, : position + 1], together.v[: position + 1]
+        same(alone.compute(), together.out[row : row + 1])
+
+
+def test_it_is_what_torch_computes() -> None:
+    spec = Attend(8, 2, 64, 64, FP32, 0.125)
+    case = Rows(spec, torch.arange(100), 3)
+    q, k, v = case.q.transpose(0, 1)[None], case.k[None], case.v.transpose(0, 1)[None]
+    known = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(case.compute().transpose(0, 1)[None], known, rtol=1e-5, atol=2e-6)
+
+
+def test_sinks_and_soft_caps_are_those_of_the_models() -> None:
+    """A sink is a column of the softmax that has no value; a cap bounds scores by tanh."""
+    case = Rows(Attend(4, 2, 16, 16, FP32, 0.25, softcap=2.0, sinks=True), torch.tensor([90]), 3)
+    k, v = (x.repeat_interleave(2, 0) for x in (case.k, case.v.transpose(0, 1)))
+    scores = torch.tanh(torch.einsum("hd,hkd->hk", case.q[0], k) * 0.25 / 2) * 2
+    weights = torch.cat([scores, case.sinks[:, None]], 1).softmax(1)[:, :-1]
+    known = torch.einsum("hk,hkd->hd", weights, v)
+    torch.testing.assert_close(case.compute()[0], known, rtol=1e-5, atol=2e-6)

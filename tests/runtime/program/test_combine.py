@@ -1,0 +1,45 @@
+"""The weighted sum of a token's experts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.runtime.program.combine import FIELDS, Combine, kernel
+from tests.runtime.program import oracle
+from tests.runtime.program.calls import call, drawn, needs_kernels, same
+
+pytestmark = needs_kernels
+
+
+@pytest.mark.parametrize("shared", ["", "plain", "gated"])
+@pytest.mark.parametrize(("width", "chosen"), [(5, 1), (64, 8), (100, 3), (136, 2)])
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 1 << 30), tokens=st.integers(1, 5), splits=st.lists(st.integers(0, 5), max_size=3))
+def test_tokens(
+    width: int, chosen: int, shared: Literal["", "plain", "gated"], seed: int, tokens: int, splits: list[int]
+) -> None:
+    kernel_, random = kernel(Combine(width, chosen, shared)), torch.Generator().manual_seed(seed)
+    experts = drawn(seed, tokens * chosen, width, wild=True)
+    pairs = torch.randperm(tokens * chosen, generator=random).view(tokens, chosen)
+    pairs[torch.rand(pairs.shape, generator=random) < 0.2] = -1
+    weights, more = drawn(seed + 1, tokens, chosen), drawn(seed + 2, tokens, width, wild=True)
+    gates, out = drawn(seed + 3, tokens) * 3, torch.full((tokens, width), torch.nan)
+    given = dict(experts=experts, shared=more, shared_gate=gates)
+    call(kernel_, FIELDS, tokens, splits, pairs=pairs, weights=weights, out=out, **given)
+    known = oracle.combine(
+        experts.numpy(),
+        pairs.numpy(),
+        weights.numpy(),
+        more.numpy() if shared else None,
+        gates.numpy() if shared == "gated" else None,
+    )
+    same(out, known)
+    alone = torch.empty(1, width)
+    given.update(shared=more[-1:], shared_gate=gates[-1:])
+    call(kernel_, FIELDS, 1, pairs=pairs[-1:], weights=weights[-1:], out=alone, **given)
+    same(alone, out[-1:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from core.memory.codec.fast.layout import LANES
-from core.memory.codec.fast.rows import FLOATS, tree
+from core.memory.codec.fast.rows import FLOATS, Given, tree
 from core.memory.codec.matrix import Matrix
 from core.system.native import numbers
 from core.system.native.ir import Code
@@ -32,9 +32,9 @@ def prepare(name: str, inputs: int, dtype: torch.dtype) -> Code:
     return code
 
 
-def multiply(code: Code, matrix: Matrix, out: torch.dtype, x: str, count: str, into: str) -> None:
-    """Append: rows %from..%to - 1 of the matrix in %slot times `count` prepared rows of x, into [n, outputs], each
-    rounded once."""
+def multiply(code: Code, matrix: Matrix, out: torch.dtype, given: Given) -> None:
+    """Append: rows %from..%to - 1 of the matrix in %slot times the prepared rows of x, each rounded once."""
+    x, count, into, out_row = given
     begin = code.at("%slot", matrix.codes.at)
     with code.loop("%from", "%to", AT_ONCE) as some:
         last = code.call("i64", "llvm.smin.i64", ("i64", code.add(some.index, AT_ONCE)), ("i64", "%to"))
@@ -47,7 +47,7 @@ def multiply(code: Code, matrix: Matrix, out: torch.dtype, x: str, count: str, i
             with code.loop(done, until, states) as state:
                 for first, end, size in ((some.index, whole, rows), (whole, last, 1)):
                     with code.loop(first, end, size) as row:
-                        _tile(code, matrix, begin, row.index, size, x, state.index, states, into, out)
+                        _tile(code, matrix, begin, (row.index, size), x, (state.index, states), (into, out_row), out)
             done = until
 
 
@@ -55,14 +55,14 @@ def _tile(
     code: Code,
     matrix: Matrix,
     begin: str,
-    row: str,
-    rows: int,
+    some_rows: tuple[str, int],
     x: str,
-    state: str,
-    states: int,
-    into: str,
-    out: torch.dtype,
+    some_states: tuple[str, int],
+    out: tuple[str, str],
+    dtype: torch.dtype,
 ) -> None:
+    """(first, how many) rows of the matrix and of x; `out`: address and bytes between rows of results."""
+    (row, rows), (state, states), (into, out_row) = some_rows, some_states, out
     inputs, stored = matrix.inputs, matrix.codes.dtype
     weights = [code.at(begin, code.add(row, r), inputs * stored.itemsize) for r in range(rows)]
     given = [code.at(x, code.add(state, s), padded(inputs) * 4) for s in range(states)]
@@ -91,9 +91,9 @@ def _tile(
         totals = step(inputs - rest, rest, totals)
     for (r, s), total in zip(keys, totals, strict=True):
         one = code.let(f"insertelement <1 x float> poison, float {tree(code, total)}, i32 0")
-        kind, value = numbers.rounded(code, one, 1, out)
-        to = code.add(code.times(code.add(state, s), matrix.outputs), code.add(row, r))
-        code.store(kind, value, code.at(into, to, out.itemsize), out.itemsize)
+        kind, value = numbers.rounded(code, one, 1, dtype)
+        to = code.at(into, code.let(f"mul i64 {code.add(state, s)}, {out_row}"))
+        code.store(kind, value, code.at(to, code.add(row, r), dtype.itemsize), dtype.itemsize)
 
 
 def _lanes(code: Code, value: str, count: int) -> str:

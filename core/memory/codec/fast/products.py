@@ -1,26 +1,26 @@
-"""Calls the kernels of the canonical product: rows of x by one matrix, from any slots that hold it."""
+"""The canonical product of rows of x by one matrix, from any slots that hold it, as steps of a run."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import struct
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from core.memory.codec.fast import plain, rows, states, tiles
 from core.memory.codec.fast.layout import LANES, Blocks
+from core.memory.codec.fast.steps import Steps, Work
 from core.memory.codec.matrix import Matrix
 from core.memory.codec.native.products import Runs
-from core.memory.codec.native.threads import PART, acquire_team
+from core.memory.codec.native.threads import PART, WORTH_IT, acquire_team
 from core.system.native.compile import address, compiled, widths
 from core.system.native.ir import Code
 
 TILED = 3  # rows of x from which on codes are unpacked for all of them
 MOST_BYTES = 1 << 20  # of unpacked codes on a thread's stack
-TOGETHER = 8  # rows of x that one thread prepares; of more, each takes some
-HEADER = struct.Struct("3q")  # address of prepared rows of x, how many, address of results
+TOGETHER = 8  # rows of x that a thread prepares at a time
+GIVEN = 4  # numbers for each slot: address of prepared rows of x, how many, address of results, bytes between these
 
 
 def serves(matrix: Matrix) -> bool:
@@ -35,90 +35,133 @@ class CanonicalProducts:
         """`dtype`: of x; `out`: of results, x's where None."""
         self.matrix, self._dtype, self._out = matrix, dtype, out or dtype
         self._row_bytes = matrix.inputs * (matrix.bits or 8 * matrix.codes.dtype.itemsize) // 8
-        self._unit = max(LANES * tiles.SIDES, PART // self._row_bytes & -LANES)
+        self._rows = max(LANES * tiles.SIDES, PART // self._row_bytes & -LANES)  # that a thread takes at a time
+        self._parts = -(-matrix.outputs // self._rows)
+
+    @functools.cached_property
+    def prepared_bytes(self) -> int:
+        """Of a prepared row of x."""
+        return _prepared_bytes(self.matrix)
+
+    def prepare(self, x: int, x_row: int, count: int, into: int) -> Work:
+        """Prepare `count` rows at address `x`, `x_row` bytes apart, into `prepared_bytes` each."""
+        return Work(_prepare(self.matrix, self._dtype), (x, x_row, into), count, TOGETHER)
+
+    def multiply(self, steps: Steps, given: Sequence[int], slots: Sequence[int], out: torch.dtype) -> Work:
+        """Multiply prepared rows by the matrix of each slot: GIVEN numbers for each."""
+        units = len(slots) * self._parts
+        if units * self._rows * self._row_bytes < WORTH_IT:
+            some = units  # others would join too late
+        else:
+            some = 1
+        arguments = steps.put(given), steps.put(slots), self._parts, self._rows
+        return Work(_multiply(self.matrix, out), arguments, units, some)
+
+    # ------------------------------------------------------------------ products of tensors
 
     def few(self, slots: Sequence[int], x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
         """One row of x by the matrix of each slot: x [slots, in], or [1, in] shared -> [slots, out]; in fp32 where it
         is not to be rounded. `slots` are addresses."""
-        out = x.new_empty(len(slots), self.matrix.outputs, dtype=self._out if rounded else torch.float32)
-        self._run(slots, x, [1] * len(slots), out)
-        return out
+        return self._run(slots, x, [1] * len(slots), self._out if rounded else torch.float32)
 
     def several(self, runs: Runs, x: torch.Tensor) -> torch.Tensor:
         """Consecutive rows of x by the matrix of each slot: of each run (rows, slots) so many of x [all, in] for every
         slot -> [all, out]."""
-        out = x.new_empty(len(x), self.matrix.outputs, dtype=self._out)
         slots, counts = zip(*[(slot, count) for count, some in runs for slot in some], strict=True)
-        self._run(slots, x, counts, out)
-        return out
+        return self._run(slots, x, counts, self._out)
 
     def many(self, slot: int, x: torch.Tensor) -> torch.Tensor:
         """Rows x [..., in] by the matrix of one slot -> [..., out]."""
-        out = x.new_empty(*x.shape[:-1], self.matrix.outputs, dtype=self._out)
-        self._run([slot], x.reshape(-1, self.matrix.inputs), [x.numel() // self.matrix.inputs], out)
-        return out
+        given = x.reshape(-1, self.matrix.inputs)
+        return self._run([slot], given, [len(given)], self._out).view(*x.shape[:-1], -1)
 
-    def _run(self, slots: Sequence[int], x: torch.Tensor, counts: Sequence[int], out: torch.Tensor) -> None:
-        """`counts[i]` consecutive rows of x, or the only one for all, by the matrix of slots[i], into consecutive rows
-        of `out`."""
+    def _run(self, slots: Sequence[int], x: torch.Tensor, counts: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """`counts[i]` consecutive rows of x, or the only one for all, by the matrix of slots[i] -> [all, out]."""
         assert x.dtype == self._dtype and x.shape[-1] == self.matrix.inputs
-        kernels, x = _kernels(self.matrix, self._dtype, out.dtype), x.contiguous()
-        given, shared, outputs = len(x), len(x) == 1, self.matrix.outputs
-        x_row, out_row = self.matrix.inputs * x.itemsize, outputs * out.itemsize
-        team = acquire_team()
+        x, out = x.contiguous(), x.new_empty(sum(counts), self.matrix.outputs, dtype=dtype)
+        team, steps = acquire_team(), _own.steps
         try:
-            memory = team.memory(kernels, kernels.row_bytes * given)
-            headers = team.memory(CanonicalProducts, HEADER.size * (len(slots) + 1))
-            packed, done = bytearray(), 0
-            for count in counts:
-                at = 0 if shared else done
-                packed += HEADER.pack(memory + at * kernels.row_bytes, count, out.data_ptr() + done * out_row)
-                done += count
-            packed += HEADER.pack(x.data_ptr(), 0, memory)
-            ctypes.memmove(headers, bytes(packed), len(packed))
-            rows_of_x = headers + HEADER.size * len(slots)
-            if given <= TOGETHER:
-                kernels.prepare(rows_of_x, 0, 0, 0, given)
-            else:
-                team.run([0], given, x_row, kernels.prepare_address, rows_of_x, 0, 0, 0, unit=TOGETHER)
-            team.run(slots, outputs, self._row_bytes, kernels.multiply, headers, HEADER.size, 0, 0, unit=self._unit)
+            memory = team.memory(self.matrix, self.prepared_bytes * len(x))
+            given = [*self.given(memory, counts, out.data_ptr(), out.stride(0) * out.itemsize, shared=len(x) == 1)]
+            steps.add(self.prepare(x.data_ptr(), x.shape[1] * x.itemsize, len(x), memory))
+            steps.add(self.multiply(steps, given, slots, dtype))
+            steps.run(team)
         finally:
             team.release()
+            steps.clear()
+        return out
+
+    def given(
+        self, prepared: int, counts: Sequence[int], out: int, out_row: int, *, shared: bool = False
+    ) -> Iterator[int]:
+        """GIVEN numbers for each of `counts`: consecutive prepared rows, or the only one, and consecutive results."""
+        done = 0
+        for count in counts:
+            yield from (prepared + (0 if shared else done * self.prepared_bytes), count, out + done * out_row, out_row)
+            done += count
 
 
-class _Kernels:
-    """The compiled functions of one matrix."""
+class _Own(threading.local):
+    def __init__(self) -> None:
+        self.steps = Steps()
 
-    def __init__(self, matrix: Matrix, dtype: torch.dtype, out: torch.dtype) -> None:
-        code = Code("void @multiply(ptr %header, ptr noalias %slot, ptr %nothing, i64 %from, i64 %to)")
-        x, count, into = (code.load(kind, code.at("%header", 8 * i), 8) for i, kind in enumerate(("ptr", "i64", "ptr")))
-        if not matrix.bits:
-            self.row_bytes = plain.padded(matrix.inputs) * 4
-            prepare = plain.prepare("prepare_one", matrix.inputs, dtype)
-            plain.multiply(code, matrix, out, x, count, into)
+
+_own = _Own()
+
+
+def _prepared_bytes(matrix: Matrix) -> int:
+    return Blocks(matrix).bytes if matrix.bits else plain.padded(matrix.inputs) * 4
+
+
+@functools.cache
+def _prepare(matrix: Matrix, dtype: torch.dtype) -> int:
+    """The address of a kernel whose units are rows of x: (address of x, bytes between rows, where they go)."""
+    name, size = "prepare_one", _prepared_bytes(matrix)
+    if matrix.bits:
+        one = states.prepare(name, Blocks(matrix), dtype)
+    else:
+        one = plain.prepare(name, matrix.inputs, dtype)
+    code = Code("void @prepare(ptr %arguments, i64 %from, i64 %to)")
+    x, row, into = (code.load(kind, code.at("%arguments", 8 * i), 8) for i, kind in enumerate(("ptr", "i64", "ptr")))
+    with code.loop("%from", "%to") as each:
+        source = code.at(x, code.let(f"mul i64 {each.index}, {row}"))
+        code.do(f"call void @{name}(ptr {source}, ptr {code.at(into, each.index, size)})")
+    return address(compiled(one, code, width=32)["prepare"])
+
+
+@functools.cache
+def _multiply(matrix: Matrix, out: torch.dtype) -> int:
+    """The address of a kernel whose units are some rows of the matrix of a slot: (GIVEN numbers for each slot, the
+    slots' addresses, units of a slot, rows of a unit)."""
+    code = Code("void @some(ptr %given, ptr noalias %slot, i64 %from, i64 %to)")
+    x, count, into, out_row = (
+        code.load(kind, code.at("%given", 8 * i), 8) for i, kind in enumerate(("ptr", "i64", "ptr", "i64"))
+    )
+    given = x, count, into, out_row
+    if not matrix.bits:
+        plain.multiply(code, matrix, out, given)
+    else:
+        blocks = Blocks(matrix)
+        if matrix.inputs * tiles.SIDES * LANES <= MOST_BYTES and tiles.serves(matrix, blocks):
+            many = code.let(f"icmp sge i64 {count}, {TILED}")
+            few, tiled = (
+                code.let(f"select i1 {many}, {which}") for which in (f"i64 0, i64 {count}", f"i64 {count}, i64 0")
+            )
+            tiles.multiply(code, matrix, blocks, out, (x, tiled, into, out_row))
+            rows.multiply(code, matrix, blocks, out, (x, few, into, out_row))
         else:
-            blocks = Blocks(matrix)
-            self.row_bytes = blocks.bytes
-            prepare = states.prepare("prepare_one", blocks, dtype)
-            fits = matrix.inputs * tiles.SIDES * LANES <= MOST_BYTES
-            if fits and tiles.serves(matrix, blocks):
-                many = code.let(f"icmp sge i64 {count}, {TILED}")
-                few, tiled = (
-                    code.let(f"select i1 {many}, i64 0, i64 {count}"),
-                    code.let(f"select i1 {many}, i64 {count}, i64 0"),
-                )
-                tiles.multiply(code, matrix, blocks, out, x, tiled, into)
-                rows.multiply(code, matrix, blocks, out, x, few, into)
-            else:
-                rows.multiply(code, matrix, blocks, out, x, count, into)
-        every = Code("void @prepare(ptr %header, ptr %slot, ptr %nothing, i64 %from, i64 %to)")
-        given, to = (every.load("ptr", every.at("%header", at), 8) for at in (0, 16))
-        with every.loop("%from", "%to") as each:
-            source = every.at(given, each.index, matrix.inputs * dtype.itemsize)
-            every.do(f"call void @prepare_one(ptr {source}, ptr {every.at(to, each.index, self.row_bytes)})")
-        made = compiled(prepare, every, code, width=32)
-        self.prepare = made["prepare"]
-        self.prepare_address, self.multiply = address(self.prepare), address(made["multiply"])
-
-
-_kernels = functools.lru_cache(maxsize=None)(_Kernels)
+            rows.multiply(code, matrix, blocks, out, given)
+    every = Code("void @multiply(ptr %arguments, i64 %from, i64 %to)")
+    headers, slots, parts, some = (
+        every.load(kind, every.at("%arguments", 8 * i), 8) for i, kind in enumerate(("ptr", "ptr", "i64", "i64"))
+    )
+    with every.loop("%from", "%to") as unit:
+        one, part = (every.let(f"{name} i64 {unit.index}, {parts}") for name in ("udiv", "urem"))
+        first = every.let(f"mul i64 {part}, {some}")
+        last = every.call(
+            "i64", "llvm.smin.i64", ("i64", every.let(f"add i64 {first}, {some}")), ("i64", str(matrix.outputs))
+        )
+        slot = every.load("ptr", every.at(slots, one, 8), 8)
+        header = every.at(headers, one, 8 * GIVEN)
+        every.do(f"call void @some(ptr {header}, ptr {slot}, i64 {first}, i64 {last})")
+    return address(compiled(code, every, width=32)["multiply"])

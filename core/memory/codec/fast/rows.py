@@ -13,11 +13,16 @@ AHEAD = 4096  # bytes prefetched ahead
 BYTES, SHORTS, INTS, FLOATS = "<32 x i8>", "<16 x i16>", "<8 x i32>", "<8 x float>"
 
 
-def multiply(code: Code, matrix: Matrix, blocks: Blocks, out: torch.dtype, x: str, count: str, into: str) -> None:
-    """Append: rows %from..%to - 1 of the matrix in %slot times `count` prepared rows of x, into [n, outputs]."""
+Given = tuple[str, str, str, str]
+"""Address of prepared rows of x, how many, address of the first one's results, and bytes between these."""
+
+
+def multiply(code: Code, matrix: Matrix, blocks: Blocks, out: torch.dtype, given: Given) -> None:
+    """Append: rows %from..%to - 1 of the matrix in %slot times the prepared rows of x."""
+    x, count, into, out_row = given
     with code.loop("%from", "%to") as row, code.loop(0, count) as state:
         one = _Row(code, matrix, blocks, code.at(x, state.index, blocks.bytes))
-        to = code.at(into, state.index, matrix.outputs * out.itemsize)
+        to = code.at(into, code.let(f"mul i64 {state.index}, {out_row}"))
         write(code, matrix, one.sum(row.index), row.index, to, out)
 
 

@@ -15,6 +15,7 @@ from core.memory.codec.fast.rows import (
     FLOATS,
     INTS,
     SHORTS,
+    Given,
     added_in_16_bits,
     group_numbers,
     integers,
@@ -36,17 +37,15 @@ def serves(matrix: Matrix, blocks: Blocks) -> bool:
     return not (matrix.outputs % LANES or blocks.count % blocks.unit())
 
 
-def multiply(code: Code, matrix: Matrix, blocks: Blocks, out: torch.dtype, x: str, count: str, into: str) -> None:
-    """Append: rows %from..%to - 1 of the matrix in %slot, a multiple of LANES, times `count` prepared rows of x, into
-    [n, outputs]. Nothing is unpacked where `count` is 0."""
-    _Tiles(code, matrix, blocks, out, (x, count, into))
+def multiply(code: Code, matrix: Matrix, blocks: Blocks, out: torch.dtype, given: Given) -> None:
+    """Append: rows %from..%to - 1 of the matrix in %slot, a multiple of LANES, times the prepared rows of x. Nothing is
+    unpacked where there are none."""
+    _Tiles(code, matrix, blocks, out, given)
 
 
 class _Tiles:
-    def __init__(
-        self, code: Code, matrix: Matrix, blocks: Blocks, out: torch.dtype, given: tuple[str, str, str]
-    ) -> None:
-        self.code, (self._x, self._count, self._into) = code, given
+    def __init__(self, code: Code, matrix: Matrix, blocks: Blocks, out: torch.dtype, given: Given) -> None:
+        self.code, (self._x, self._count, self._into, self._out_row) = code, given
         self._matrix, self._blocks, self._out, self._meaning = matrix, blocks, out, meaning(matrix)
         self._bytes = LANES * blocks.size * len(blocks.planes)  # of a block's codes, unpacked
         room = {
@@ -248,5 +247,5 @@ class _Tiles:
             scale = numbers.load(code, code.at("%slot", matrix.scale.at), row, LANES, matrix.scale.dtype)
             y = code.let(f"fmul {FLOATS} {y}, {scale}")
         kind, value = numbers.rounded(code, y, LANES, out)
-        to = code.at(self._into, code.add(code.times(state, matrix.outputs), row), out.itemsize)
+        to = code.at(code.at(self._into, code.let(f"mul i64 {state}, {self._out_row}")), row, out.itemsize)
         code.store(kind, value, to, out.itemsize)

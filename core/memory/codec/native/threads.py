@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from core.system.native import openmp
-from core.system.native.compile import Function, compiled
+from core.system.native.compile import Function, address, compiled
 from core.system.native.contention import watch
 from core.system.native.ir import Code
 
@@ -150,6 +150,43 @@ def _help() -> Code:
     return code
 
 
+STEP = struct.Struct("4q")  # address of a kernel (arguments, from, to), its arguments, units, and units at a time
+
+
+def _step() -> Code:
+    """Generates @step(step, slot, nothing, from, to): some units of a step."""
+    code = Code("void @step(ptr %step, ptr %slot, ptr %nothing, i64 %from, i64 %to)")
+    kernel, arguments = (code.load("ptr", code.at("%step", 8 * i), 8) for i in range(2))
+    code.do(f"call void {kernel}(ptr {arguments}, i64 %from, i64 %to)")
+    return code
+
+
+def _sequence() -> Code:
+    """Generates @sequence(job, steps, count): one step after the other. Those of one part are computed at once, others
+    together with the helpers."""
+    code = Code("void @sequence(ptr %job, ptr %steps, i64 %count)")
+    shared = code.let(f"icmp sgt i64 {_field(code, 'shared')}, 0")
+    with code.loop(0, "%count") as each:
+        step = code.at("%steps", each.index, STEP.size)
+        kernel, arguments = (code.load("ptr", code.at(step, 8 * i), 8) for i in range(2))
+        units, some = (code.load("i64", code.at(step, 8 * i), 8) for i in range(2, 4))
+        many = code.let(f"icmp slt i64 {some}, {units}")
+        label = f"step{len(code.text())}"
+        code.do(f"br i1 {code.let(f'and i1 {many}, {shared}')}, label %{label}.shared, label %{label}.alone")
+        code.begin(f"{label}.alone")
+        code.do(f"call void {kernel}(ptr {arguments}, i64 0, i64 {units})")
+        code.do(f"br label %{label}.over")
+        code.begin(f"{label}.shared")
+        parts = code.let(f"udiv i64 {code.add(units, code.let(f'sub i64 {some}, 1'))}, {some}")
+        for name, value in (("units", parts), ("parts", parts), ("rows", some), ("outputs", units), ("given", "0")):
+            code.store("i64", value, code.at("%job", FIELDS + NAMES.index(name) * 8), 8)
+        code.store("ptr", step, code.at("%job", FIELDS + NAMES.index("states") * 8), 8)
+        code.do("call void @run(ptr %job)")
+        code.do(f"br label %{label}.over")
+        code.begin(f"{label}.over")
+    return code
+
+
 class Team:
     """Helper threads and memory of a caller. A thread claims the team, computes one product after another, and releases
     it."""
@@ -157,6 +194,7 @@ class Team:
     def __init__(self, alone: bool) -> None:
         functions = _functions()
         self._run, self._spread, self._help = functions["run"], functions["spread"], functions["help"]
+        self._sequence, self._step = functions["sequence"], address(functions["step"])
         self._alone, self._lock = alone, threading.Lock()
         self._job = (ctypes.c_char * (LINE + FIELDS + FORM.size))()
         self._job_at = -(-ctypes.addressof(self._job) // LINE) * LINE
@@ -231,6 +269,16 @@ class Team:
         )
         (self._spread if parallel else self._run)(self._job_at)
 
+    def run_steps(self, steps: int, count: int) -> None:
+        """Compute `count` steps, STEPs at an address, one after the other."""
+        threads = 1 if watch.contended or self._alone else _used
+        if threads > 1:
+            self._wake(threads - 1)
+        self._slots[0] = 0
+        job = (0, 1, 1, 1, self._step, 0, 0, self._slots_at, 0, 0, threads - 1, 0, 0, 0, 0, 0, 0)
+        self._pack(self._job, self._fields_at, *job)
+        self._sequence(self._job_at, steps, count)
+
     def _wake(self, helpers: int) -> None:
         while len(self._helpers) < helpers:
             called = threading.Event()
@@ -290,4 +338,4 @@ def _team() -> Team:
 
 @functools.cache
 def _functions() -> dict[str, Function]:
-    return compiled(_drain(), _run(), _spread(), _help(), width=32)
+    return compiled(_drain(), _run(), _spread(), _help(), _step(), _sequence(), width=32)

@@ -1,0 +1,66 @@
+"""Steps of a computation, written into memory and then run one after the other, each shared by all threads of the team.
+
+A step is a kernel void(ptr arguments, i64 from, i64 to) over units that do not depend on each other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from core.memory.codec.native.threads import LINE, STEP, Team
+
+MOST = 512  # steps of a run
+ROOM = 1 << 18  # bytes for arguments
+
+
+class Work(NamedTuple):
+    """A kernel over `units`, `some` of which a thread takes at a time; its arguments are numbers of 8 bytes."""
+
+    kernel: int
+    arguments: Sequence[int]
+    units: int
+    some: int
+
+
+class Steps:
+    """For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._memory = (ctypes.c_char * (MOST * STEP.size + ROOM + LINE))()
+        self._begin = -(-ctypes.addressof(self._memory) // LINE) * LINE
+        self._offset = self._begin - ctypes.addressof(self._memory)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all steps and what was put."""
+        self._count, self._used = 0, MOST * STEP.size
+
+    def put(self, numbers: Sequence[int]) -> int:
+        """The address of some numbers of 8 bytes, until `clear`."""
+        at, size = self._used, 8 * len(numbers)
+        if at + size > MOST * STEP.size + ROOM:
+            raise ValueError("too many arguments in one run of steps")
+        struct.pack_into(f"{len(numbers)}q", self._memory, self._offset + at, *numbers)
+        self._used += size
+        return self._begin + at
+
+    def add(self, work: Work) -> None:
+        """One step more."""
+        if self._count == MOST:
+            raise ValueError("too many steps in one run")
+        at = self._offset + self._count * STEP.size
+        STEP.pack_into(self._memory, at, work.kernel, self.put(work.arguments), work.units, work.some)
+        self._count += 1
+
+    def extend(self, more: Iterable[Work]) -> None:
+        """More steps, in order."""
+        for work in more:
+            self.add(work)
+
+    def run(self, team: Team) -> None:
+        """Compute all steps, and forget them."""
+        team.run_steps(self._begin, self._count)
+        self.clear()

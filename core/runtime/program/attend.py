@@ -92,6 +92,7 @@ def kernel(spec: Attend) -> int:
     k_head_stride + p * k_row_stride bytes, in the cache's type."""
     code, group = kernel_code("attend"), spec.group
     scores = code.let(f"alloca [{HEADS * BLOCK * 4} x i8], align {WIDTH}")
+    halves = code.let(f"alloca [{LANES // 2 * HEADS * WIDTH} x i8], align {WIDTH}")
     most = code.let(f"alloca [{group * 4} x i8], align {WIDTH}")
     weights = code.let(f"alloca [{group * WIDTH} x i8], align {WIDTH}")
     at = fields(code, FIELDS, INTEGERS)
@@ -126,6 +127,7 @@ def kernel(spec: Attend) -> int:
                         (at["k_row_stride"], at["v_row_stride"]),
                         code.at(out, share.index, spec.values * 4),
                         scores,
+                        halves,
                     )
                     greatest, sums = code.at(most, share.index, 4), code.at(weights, share.index, WIDTH)
                     some.add_values(some.weigh(some.score(), greatest, sums))
@@ -167,22 +169,18 @@ class _Share:
     cached: tuple[str, str]
     strides: tuple[str, str]
     out: str
-    scores: str  # [heads, BLOCK], fp32
+    scores: str  # room for [heads, BLOCK], fp32
+    halves: str  # room for [LANES / 2, heads] vectors
 
     def score(self) -> list[str]:
         """Write the scores of the block, those out of reach as -inf -> of each head the greatest ones, by lane."""
         code, (low, high) = self.code, self.reach
-        last = code.add(high, -1)
         ends = [
             code.broadcast("i32", code.let(f"trunc i64 {code.let(f'sub i64 {end}, {self.block}')} to i32"), LANES)
             for end in self.reach
         ]
         begin, none = code.let(f"and i64 {low}, {-LANES}"), splat("float", LANES, NONE)
         with code.loop(begin, high, LANES, [(FLOATS, none)] * self.heads) as eight:
-            keys = []
-            for i in range(LANES):  # what is beyond the reach may not be memory
-                key = _smaller(code, _larger(code, code.add(eight.index, i), low), last)
-                keys.append(code.at(self.cached[0], code.times(key, self.strides[0])))
             first = code.let(f"sub i64 {eight.index}, {self.block}")
             start = code.broadcast("i32", code.let(f"trunc i64 {first} to i32"), LANES)
             places = code.let(f"add {INTS} {start}, {vector('i32', range(LANES))}")
@@ -191,7 +189,7 @@ class _Share:
                 f"{code.let(f'icmp slt {INTS} {places}, {ends[1]}')}"
             )
             greatest = []
-            for head, (found, before) in enumerate(zip(self._dots(keys), eight.values, strict=True)):
+            for head, (found, before) in enumerate(zip(self._dots(eight.index), eight.values, strict=True)):
                 value = op(code, "fmul", found, number(self.spec.scale))
                 if cap := self.spec.softcap:
                     value = op(code, "fmul", tanh(code, op(code, "fdiv", value, number(cap))), number(cap))
@@ -268,17 +266,31 @@ class _Share:
     def _score(self, head: int, place: str) -> str:
         return self.code.at(self.code.at(self.scores, head * BLOCK * 4), place, 4)
 
-    def _dots(self, keys: list[str]) -> list[str]:
-        """Of each head the products with eight keys, at these addresses, by lane."""
-        count = KEYS[self.heads]
-        found: list[list[str]] = [[] for _ in range(self.heads)]  # of each head: keys i and i + 4, halved
-        for start in range(0, LANES // 2, count // 2):
-            pairs = [key for i in range(start, start + count // 2) for key in (i, i + LANES // 2)]
-            sums = self._sums([keys[i] for i in pairs])
-            for head, of in enumerate(found):
-                mine = sums[head * count : (head + 1) * count]
-                of += [self._halved(*mine[i : i + 2]) for i in range(0, count, 2)]
-        return [self._lanes(of) for of in found]
+    def _dots(self, first: str) -> list[str]:
+        """Of each head the products with eight keys from the `first` on, by lane."""
+        code, (low, high), at_once = self.code, self.reach, KEYS[self.heads] // 2
+        with code.loop(0, LANES // 2, at_once) as pair:
+            keys = []
+            for i in range(at_once):
+                for place in (i, i + LANES // 2):
+                    key = code.add(code.add(first, pair.index), place)
+                    key = _smaller(code, _larger(code, key, low), code.add(high, -1))  # the others may not be memory
+                    keys.append(code.at(self.cached[0], code.times(key, self.strides[0])))
+            sums, into = self._sums(keys), code.at(self.halves, pair.index, self.heads * WIDTH)
+            for i in range(at_once):
+                for head in range(self.heads):
+                    of = 2 * (head * at_once + i)
+                    place = code.at(into, (i * self.heads + head) * WIDTH)
+                    code.store(FLOATS, self._halved(*sums[of : of + 2]), place, WIDTH)
+        return [
+            self._lanes(
+                [
+                    code.load(FLOATS, code.at(self.halves, (i * self.heads + head) * WIDTH), WIDTH)
+                    for i in range(LANES // 2)
+                ]
+            )
+            for head in range(self.heads)
+        ]
 
     def _sums(self, keys: list[str]) -> list[str]:
         """The partial sums of each head with each key."""

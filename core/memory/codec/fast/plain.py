@@ -34,20 +34,19 @@ def prepare(name: str, inputs: int, dtype: torch.dtype) -> Code:
 
 def multiply(code: Code, matrix: Matrix, out: torch.dtype, given: Given) -> None:
     """Append: rows %from..%to - 1 of the matrix in %slot times the prepared rows of x, each rounded once."""
-    x, count, into, out_row = given
     begin = code.at("%slot", matrix.codes.at)
     with code.loop("%from", "%to", AT_ONCE) as some:
         last = code.call("i64", "llvm.smin.i64", ("i64", code.add(some.index, AT_ONCE)), ("i64", "%to"))
         done = "0"
         for rows, states in TILES:
-            left = code.let(f"sub i64 {count}, {done}")
+            left = code.let(f"sub i64 {given.count}, {done}")
             until = code.add(done, code.times(code.let(f"udiv i64 {left}, {states}"), states))
             number = code.let(f"sub i64 {last}, {some.index}")
             whole = code.add(some.index, code.times(code.let(f"udiv i64 {number}, {rows}"), rows))
             with code.loop(done, until, states) as state:
                 for first, end, size in ((some.index, whole, rows), (whole, last, 1)):
                     with code.loop(first, end, size) as row:
-                        _tile(code, matrix, begin, (row.index, size), x, (state.index, states), (into, out_row), out)
+                        _tile(code, matrix, begin, (row.index, size), given, (state.index, states), out)
             done = until
 
 
@@ -56,22 +55,21 @@ def _tile(
     matrix: Matrix,
     begin: str,
     some_rows: tuple[str, int],
-    x: str,
+    given: Given,
     some_states: tuple[str, int],
-    out: tuple[str, str],
     dtype: torch.dtype,
 ) -> None:
-    """(first, how many) rows of the matrix and of x; `out`: address and bytes between rows of results."""
-    (row, rows), (state, states), (into, out_row) = some_rows, some_states, out
+    """(first, how many) rows of the matrix and of x."""
+    (row, rows), (state, states) = some_rows, some_states
     inputs, stored = matrix.inputs, matrix.codes.dtype
     weights = [code.at(begin, code.add(row, r), inputs * stored.itemsize) for r in range(rows)]
-    given = [code.at(x, code.add(state, s), padded(inputs) * 4) for s in range(states)]
+    x = [given.row(code, code.add(state, s), padded(inputs) * 4) for s in range(states)]
     keys = [(r, s) for r in range(rows) for s in range(states)]
 
     def step(at: str | int, count: int, totals: list[str]) -> list[str]:
         held = [_lanes(code, numbers.load(code, one, at, count, stored), count) for one in weights]
         after = dict(zip(keys, totals, strict=True))
-        for s, one in enumerate(given):
+        for s, one in enumerate(x):
             seen = _lanes(code, code.load(f"<{count} x float>", code.at(one, at, 4), 4), count)
             for r in range(rows):
                 after[r, s] = code.call(
@@ -92,7 +90,7 @@ def _tile(
     for (r, s), total in zip(keys, totals, strict=True):
         one = code.let(f"insertelement <1 x float> poison, float {tree(code, total)}, i32 0")
         kind, value = numbers.rounded(code, one, 1, dtype)
-        to = code.at(into, code.let(f"mul i64 {code.add(state, s)}, {out_row}"))
+        to = given.result(code, code.add(state, s))
         code.store(kind, value, code.at(to, code.add(row, r), dtype.itemsize), dtype.itemsize)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -20,7 +21,8 @@ from core.system.native.ir import Code
 TILED = 3  # rows of x from which on codes are unpacked for all of them
 MOST_BYTES = 1 << 20  # of unpacked codes on a thread's stack
 TOGETHER = 8  # rows of x that a thread prepares at a time
-GIVEN = 4  # numbers for each slot: address of prepared rows of x, how many, address of results, bytes between these
+GIVEN = 5  # numbers for each slot: those of `rows.Given`
+NUMBERED = 1 << 16  # rows of x that are multiplied at once, at most
 
 
 def serves(matrix: Matrix) -> bool:
@@ -94,11 +96,22 @@ class CanonicalProducts:
     def given(
         self, prepared: int, counts: Sequence[int], out: int, out_row: int, *, shared: bool = False
     ) -> Iterator[int]:
-        """GIVEN numbers for each of `counts`: consecutive prepared rows, or the only one, and consecutive results."""
+        """GIVEN numbers for each of `counts`: consecutive prepared rows, or the first one, and consecutive results."""
         done = 0
         for count in counts:
-            yield from (prepared + (0 if shared else done * self.prepared_bytes), count, out + done * out_row, out_row)
+            yield from (prepared, numbered(0 if shared else done), count, out + done * out_row, out_row)
             done += count
+
+
+@functools.cache
+def _numbers() -> torch.Tensor:
+    with torch.inference_mode(False):
+        return torch.arange(NUMBERED)
+
+
+def numbered(first: int) -> int:
+    """The address of the numbers of consecutive rows from the `first` on."""
+    return _numbers().data_ptr() + 8 * first
 
 
 class _Own(threading.local):
@@ -134,21 +147,20 @@ def _multiply(matrix: Matrix, out: torch.dtype) -> int:
     """The address of a kernel whose units are some rows of the matrix of a slot: (GIVEN numbers for each slot, the
     slots' addresses, units of a slot, rows of a unit)."""
     code = Code("void @some(ptr %given, ptr noalias %slot, i64 %from, i64 %to)")
-    x, count, into, out_row = (
-        code.load(kind, code.at("%given", 8 * i), 8) for i, kind in enumerate(("ptr", "i64", "ptr", "i64"))
-    )
-    given = x, count, into, out_row
+    kinds = "ptr", "ptr", "i64", "ptr", "i64"
+    given = rows.Given(*[code.load(kind, code.at("%given", 8 * i), 8) for i, kind in enumerate(kinds)])
     if not matrix.bits:
         plain.multiply(code, matrix, out, given)
     else:
         blocks = Blocks(matrix)
         if matrix.inputs * tiles.SIDES * LANES <= MOST_BYTES and tiles.serves(matrix, blocks):
-            many = code.let(f"icmp sge i64 {count}, {TILED}")
+            many = code.let(f"icmp sge i64 {given.count}, {TILED}")
             few, tiled = (
-                code.let(f"select i1 {many}, {which}") for which in (f"i64 0, i64 {count}", f"i64 {count}, i64 0")
+                code.let(f"select i1 {many}, {which}")
+                for which in (f"i64 0, i64 {given.count}", f"i64 {given.count}, i64 0")
             )
-            tiles.multiply(code, matrix, blocks, out, (x, tiled, into, out_row))
-            rows.multiply(code, matrix, blocks, out, (x, few, into, out_row))
+            tiles.multiply(code, matrix, blocks, out, replace(given, count=tiled))
+            rows.multiply(code, matrix, blocks, out, replace(given, count=few))
         else:
             rows.multiply(code, matrix, blocks, out, given)
     every = Code("void @multiply(ptr %arguments, i64 %from, i64 %to)")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from core.memory.codec.fast.layout import LANES, LEVELS, MOST, VECTOR, Blocks, Meaning, Plane, meaning
@@ -13,17 +15,30 @@ AHEAD = 4096  # bytes prefetched ahead
 BYTES, SHORTS, INTS, FLOATS = "<32 x i8>", "<16 x i16>", "<8 x i32>", "<8 x float>"
 
 
-Given = tuple[str, str, str, str]
-"""Address of prepared rows of x, how many, address of the first one's results, and bytes between these."""
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Which rows of x are multiplied, and where results go: names of values in a kernel."""
+
+    x: str  # address of prepared rows
+    index: str  # address of the numbers (i64) of those that are multiplied
+    count: str
+    into: str  # address of the results of the first one
+    out_row: str  # bytes between those of one and the next
+
+    def row(self, code: Code, at: str, size: int) -> str:
+        """The address of row number `at` of those that are multiplied; a prepared row has `size` bytes."""
+        return code.at(self.x, code.load("i64", code.at(self.index, at, 8), 8), size)
+
+    def result(self, code: Code, at: str) -> str:
+        """The address of its results."""
+        return code.at(self.into, code.let(f"mul i64 {at}, {self.out_row}"))
 
 
 def multiply(code: Code, matrix: Matrix, blocks: Blocks, out: torch.dtype, given: Given) -> None:
-    """Append: rows %from..%to - 1 of the matrix in %slot times the prepared rows of x."""
-    x, count, into, out_row = given
-    with code.loop("%from", "%to") as row, code.loop(0, count) as state:
-        one = _Row(code, matrix, blocks, code.at(x, state.index, blocks.bytes))
-        to = code.at(into, code.let(f"mul i64 {state.index}, {out_row}"))
-        write(code, matrix, one.sum(row.index), row.index, to, out)
+    """Append: rows %from..%to - 1 of the matrix in %slot times the given rows of x."""
+    with code.loop("%from", "%to") as row, code.loop(0, given.count) as state:
+        one = _Row(code, matrix, blocks, given.row(code, state.index, blocks.bytes))
+        write(code, matrix, one.sum(row.index), row.index, given.result(code, state.index), out)
 
 
 def write(code: Code, matrix: Matrix, sums: str, row: str, into: str, out: torch.dtype) -> None:

@@ -45,7 +45,7 @@ def multiply(code: Code, matrix: Matrix, blocks: Blocks, out: torch.dtype, given
 
 class _Tiles:
     def __init__(self, code: Code, matrix: Matrix, blocks: Blocks, out: torch.dtype, given: Given) -> None:
-        self.code, (self._x, self._count, self._into, self._out_row) = code, given
+        self.code, self._given = code, given
         self._matrix, self._blocks, self._out, self._meaning = matrix, blocks, out, meaning(matrix)
         self._bytes = LANES * blocks.size * len(blocks.planes)  # of a block's codes, unpacked
         room = {
@@ -62,7 +62,7 @@ class _Tiles:
             for key in ("sums", "zeros")
             if key == "sums" or matrix.zero is not None
         }
-        some = code.let(f"icmp sgt i64 {self._count}, 0")
+        some = code.let(f"icmp sgt i64 {given.count}, 0")
         last = code.let(f"select i1 {some}, i64 %to, i64 %from")
         left = code.let(f"sub i64 {last}, %from")
         middle = code.add("%from", code.times(code.let(f"udiv i64 {left}, {SIDES * LANES}"), SIDES * LANES))
@@ -72,7 +72,7 @@ class _Tiles:
                     self._unpack(side, code.add(rows.index, side * LANES))
                 done = "0"
                 for states in STATES:
-                    left = code.let(f"sub i64 {self._count}, {done}")
+                    left = code.let(f"sub i64 {given.count}, {done}")
                     until = code.add(done, code.times(code.let(f"udiv i64 {left}, {states}"), states))
                     with code.loop(done, until, states) as state:
                         self._tile(sides, states, rows.index, state.index)
@@ -137,30 +137,29 @@ class _Tiles:
         """The outputs of sides * LANES rows for `states` rows of x."""
         code, blocks = self.code, self._blocks
         unit = blocks.unit()
-        x = code.at(self._x, state, blocks.bytes)
+        x = [self._given.row(code, code.add(state, s), blocks.bytes) for s in range(states)]
         for at in self._kept.values():
             for i in range(LANES * sides * states):
                 code.store(FLOATS, "zeroinitializer", code.at(at, i * VECTOR), VECTOR)
         with code.loop(0, blocks.count // unit) as each:
             for b in range(unit):
                 block = code.add(code.times(each.index, unit), b)
-                self._block(sides, states, x, each.index, b, block)
+                self._block(sides, x, each.index, b, block)
         for side in range(sides):
             for s in range(states):
                 self._write(sides, states, side, s, code.add(row, side * LANES), code.add(state, s))
 
-    def _block(self, sides: int, states: int, x: str, unit: str, b: int, block: str) -> None:
+    def _block(self, sides: int, x: list[str], unit: str, b: int, block: str) -> None:
         """Add the terms of one block to the accumulators that it belongs to."""
         code, blocks, matrix = self.code, self._blocks, self._matrix
-        lane = code.let(f"and i64 {block}, {LANES - 1}")
+        states, lane = len(x), code.let(f"and i64 {block}, {LANES - 1}")
         found = dict.fromkeys([(side, s) for side in range(sides) for s in range(states)], "")
         for p, plane in enumerate(blocks.planes):
-            for key, value in self._integers(sides, states, x, unit, b, block, p, plane).items():
+            for key, value in self._integers(sides, x, unit, b, block, p, plane).items():
                 if plane.weight > 1:
                     value = code.let(f"mul {INTS} {value}, {splat('i32', LANES, plane.weight)}")
                 found[key] = code.let(f"add {INTS} {found[key]}, {value}") if found[key] else value
-        for s in range(states):
-            own = code.at(x, s * blocks.bytes)
+        for s, own in enumerate(x):
             offset = ""
             if self._meaning.offset:
                 total = code.load("i32", code.at(code.at(own, blocks.sums), block, 4), 4)
@@ -190,14 +189,14 @@ class _Tiles:
         code.store(FLOATS, code.call(FLOATS, "llvm.fma.v8f32", (FLOATS, a), (FLOATS, b), (FLOATS, before)), at, VECTOR)
 
     def _integers(
-        self, sides: int, states: int, x: str, unit: str, b: int, block: str, p: int, plane: Plane
+        self, sides: int, x: list[str], unit: str, b: int, block: str, p: int, plane: Plane
     ) -> dict[tuple[int, int], str]:
         """<8 x i32> for each side and row of x: the sums of one block's products of one plane."""
         code, blocks, meant = self.code, self._blocks, self._meaning
         limit = added_in_16_bits(meant, plane)
-        keys = [(side, s) for side in range(sides) for s in range(states)]
+        keys = [(side, s) for side in range(sides) for s in range(len(x))]
         short, total, held = dict.fromkeys(keys, ""), dict.fromkeys(keys, ""), 0
-        begin = code.at(code.at(x, blocks.numbers[p]), unit, blocks.unit() * blocks.size)
+        begin = [code.at(code.at(own, blocks.numbers[p]), unit, blocks.unit() * blocks.size) for own in x]
         codes = [
             code.at(code.at(self._room["codes"], side * self._side["codes"]), block, self._bytes)
             for side in range(sides)
@@ -211,8 +210,8 @@ class _Tiles:
             first = b * blocks.size * plane.bits // 8 + 4 * d  # byte of codes within the unit
             offset = (first // VECTOR * plane.per_byte + shift) * VECTOR + first % VECTOR
             held += 1
-            for s in range(states):
-                four = code.load("i32", code.at(begin, s * blocks.bytes + offset), 4)
+            for s, own in enumerate(begin):
+                four = code.load("i32", code.at(own, offset), 4)
                 given = code.let(f"bitcast {INTS} {code.broadcast('i32', four, LANES)} to {BYTES}")
                 for side in range(sides):
                     product = pairs(code, meant, *held_codes[side], given)
@@ -247,5 +246,5 @@ class _Tiles:
             scale = numbers.load(code, code.at("%slot", matrix.scale.at), row, LANES, matrix.scale.dtype)
             y = code.let(f"fmul {FLOATS} {y}, {scale}")
         kind, value = numbers.rounded(code, y, LANES, out)
-        to = code.at(code.at(self._into, code.let(f"mul i64 {state}, {self._out_row}")), row, out.itemsize)
+        to = code.at(self._given.result(code, state), row, out.itemsize)
         code.store(kind, value, to, out.itemsize)

@@ -21,12 +21,11 @@ import torch
 
 from core.engine.loading import LoadedModel
 from core.errors import DeviceError, ModelError
-from core.hf.packed_texts import AnyPacking
-from core.runtime.batch import Batch, Share, compute
+from core.runtime.batch import Batch, Share
 from core.runtime.kv_cache import SequenceKV
 from core.runtime.kv_pool import KVPool
 from core.runtime.out_of_memory import faulted, shortage
-from core.runtime.pipeline import StepDispatch, Stopped
+from core.runtime.pipeline import HookedModel, Stopped
 from core.system.text_config import text_config
 from core.types import Phase
 
@@ -56,8 +55,8 @@ STOPS = "its code cannot compute several prompts in one pass"
 class BatchTrial:
     """Of one load, for the holder of its lock. `pool` must have room for the sequences that are tried."""
 
-    def __init__(self, loaded: LoadedModel, dispatch: StepDispatch, packing: AnyPacking, pool: KVPool) -> None:
-        self._loaded, self._dispatch, self._packing, self._pool = loaded, dispatch, packing, pool
+    def __init__(self, loaded: LoadedModel, hooked: HookedModel, pool: KVPool) -> None:
+        self._loaded, self._hooked, self._pool = loaded, hooked, pool
         self._untried = [0, *special_lengths(loaded.model.config)]  # 0: prompts that begin
         self._most: int | None = None  # positions of sequences that may be computed together; None: no limit is known
         self.waits = False  # there was no memory for a trial: it is due before a sequence takes any
@@ -118,7 +117,7 @@ class BatchTrial:
         first, *others = [(0, count) for count in NEW]
         long = [(length - 2, MORE) for length in lengths if length]
         tried = [Tried(past, self._ids(at, count)) for at, (past, count) in enumerate((first, *long, *others))]
-        with self._dispatch.to(_no_experts, stop):
+        with self._hooked.dispatch.to(_no_experts, stop):
             together = self._logits(tried)
             alone = [self._logits([one]) for one in tried]
         if together is None or None in alone:
@@ -151,8 +150,7 @@ class BatchTrial:
             kv.memory.lengthen(kv, one.past - first)
 
     def _pass(self, phase: Phase, shares: Sequence[Share]) -> list[torch.Tensor]:
-        loaded = self._loaded
-        logits = compute(loaded.model, loaded.device, Batch(phase, tuple(shares)), packing=self._packing)
+        logits = self._hooked.compute(Batch(phase, tuple(shares)))
         return [row.float().clone() for row in logits]
 
     def _ids(self, at: int, count: int) -> list[int]:

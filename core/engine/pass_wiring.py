@@ -7,7 +7,10 @@ that and the budget is held against what torch reserves.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -16,7 +19,7 @@ from core.cache.expert_cache import ExpertCache
 from core.capacity.free_memory import free_bytes
 from core.capacity.sizes import PREFILL_CHUNK, Sizes
 from core.engine.loading import LoadedModel
-from core.errors import BudgetError
+from core.errors import BudgetError, ModelError
 from core.hf import install
 from core.hf.hooks import Installed
 from core.hf.packed_texts import packing_of
@@ -31,8 +34,12 @@ from core.runtime.moe_step import MoEStep
 from core.runtime.out_of_memory import shortage
 from core.runtime.pipeline import HookedModel, Pipeline, StepDispatch
 from core.runtime.product_trials import choose_products, make_math
+from core.runtime.program.experts import ExpertKernels, FastMath
+from core.runtime.program.program import Program
 from core.runtime.step_sink import NullSink
 from core.runtime.warmup import Threads
+
+log = logging.getLogger("moestro.load")
 
 REST = 20 << 20  # bytes: a segment of torch's allocator that is used in part
 
@@ -71,12 +78,27 @@ def wire_passes(
         placed, slots, policy_maker(settings.eviction), CacheMemory(arena, loaded.store, transfers)
     )
     modules = [site.module for site in loaded.sites]
-    math = make_math(modules, plan.codec)
+    program, math = _arithmetic(loaded, modules)
     measured = MoEStep(math, expert_cache, transfers, NullSink(expert_cache, transfers))
     dispatch = StepDispatch(measured)
-    hooked = HookedModel(loaded.model, loaded.device, dispatch, packing_of(loaded.model, modules))
+    hooked = HookedModel(loaded.model, loaded.device, dispatch, packing_of(loaded.model, modules), program)
     installed = install(loaded.model, loaded.sites, dispatch, norms=plan.spec.norms)
     return PassWiring(arena, expert_cache, math, hooked, measured, installed)
+
+
+def _arithmetic(loaded: LoadedModel, modules: Sequence[Any]) -> tuple[Program | None, list[ExpertMath]]:
+    """What computes passes and experts in the arithmetic that was chosen, or in the reference one where the fast one
+    does not know the model, which the log says."""
+    plan = loaded.plan
+    if plan.spec.arithmetic == "fast":
+        try:
+            kernels = ExpertKernels(modules[0], plan.codec)
+            program = Program(loaded.model, loaded.sites, plan.context)
+        except ModelError as error:
+            log.warning("This model is computed in the reference arithmetic: %s.", error)
+        else:
+            return program, [FastMath(module, plan.codec, kernels) for module in modules]
+    return None, make_math(modules, plan.codec)
 
 
 def with_measured_workspace(loaded: LoadedModel, transfers: TransferEngine, kv: KVCache) -> LoadedModel:

@@ -36,7 +36,7 @@ from core.runtime.kv_pool import KVPool
 from core.runtime.measurement import MeasurementSession, PassLimits
 from core.runtime.miss import MissPolicy
 from core.runtime.moe_step import MoEStep
-from core.runtime.pipeline import Pipeline
+from core.runtime.pipeline import HookedModel, Pipeline
 from core.runtime.prediction.predictor_host import PredictorHost
 from core.runtime.prefetcher import Prefetcher
 from core.runtime.recorder import Recorder
@@ -137,7 +137,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     predictor_host.use(*plan.spec.settings.prefetch.predictor, controller.profile)
     passes.expert_cache.pin(controller.placed.pinned)
     passes.fill(loaded)
-    threads = _timed(loaded, memory, recorder)
+    threads = _timed(loaded, passes.hooked, memory, recorder)
     device_decode = DeviceDecode(
         step,
         loaded.store,
@@ -154,7 +154,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
         loaded,
         controller,
         parts,
-        BatchTrial(loaded, passes.hooked.dispatch, passes.hooked.packing, memory.pool),
+        BatchTrial(loaded, passes.hooked, memory.pool),
         meter,
         passes.installed,
         Pipeline(passes.hooked, step, threads, device_decode),
@@ -183,7 +183,7 @@ def _memory(
     return MemoryParts(passes.arena, passes.expert_cache, transfers, link, pool, kept, ledger, link_gbps)
 
 
-def _timed(loaded: LoadedModel, memory: MemoryParts, recorder: Recorder) -> Threads:
+def _timed(loaded: LoadedModel, hooked: HookedModel, memory: MemoryParts, recorder: Recorder) -> Threads:
     """Choose, by timing, the products of this CPU and the number of threads, and the pace of the demo model's link."""
     plan, model, device = loaded.plan, loaded.model, loaded.device
     whole = [plan.codec.whole[0]] if plan.codec.whole is not None else []
@@ -191,11 +191,11 @@ def _timed(loaded: LoadedModel, memory: MemoryParts, recorder: Recorder) -> Thre
         choose(codec)
 
     def time_one() -> float:
-        return time_pass(model, device, memory.pool.chat.fresh(), recorder, plan.context)
+        return time_pass(hooked.compute, device, memory.pool.chat.fresh(), recorder, plan.context)
 
     coded = plan.codec.direct or plan.spec.dense != "checkpoint"
     short = short_prompt(loaded.shape) if plan.codec.direct else SHORT
-    threads, pass_ms = choose_threads(device, plan.spec.threads, coded, time_one, short)
+    threads, pass_ms = choose_threads(device, plan.spec.threads, coded, time_one, short, own=hooked.program is not None)
     if plan.spec.model == "demo":  # its link is emulated, unless the user wants this machine's own
         memory.link.layer_ms = (pass_ms or time_one()) / loaded.shape.layers
     return threads

@@ -114,6 +114,11 @@ class QuantizedLinear(nn.Module):
         self._raw, self._parts, self._bias = self._raw.new_empty(0), SlotParts({}, {}), None
 
     @property
+    def address(self) -> int:
+        """Where its codes are."""
+        return self._raw.data_ptr()
+
+    @property
     def weight(self) -> torch.Tensor:
         """[out, in]: dequantised at each access, for code that reads a layer's weights."""
         return self.codec.dequantize(self._parts, WEIGHT)

@@ -148,6 +148,19 @@ class KVCache:
 
     # ------------------------------------------------------------------ passes without the host
 
+    @property
+    def context(self) -> int:
+        """Positions that there is memory for."""
+        return self._context
+
+    def allocate(self, kv: SequenceKV, heads: int, width: int, dtype: torch.dtype) -> None:
+        """Have memory for keys and values of the holder, before a pass writes them by address."""
+        assert kv is self.holder
+        for layer in self._own:
+            if not layer.fixable:
+                nothing = torch.empty(1, heads, 0, width, dtype=dtype)
+                layer.update(nothing, nothing)
+
     def fixable(self) -> bool:
         """Whether all layers can be used as `Fixed` says, now: full attention, whose memory is allocated."""
         return bool(self._own) and all(layer.fixable for layer in self._own)

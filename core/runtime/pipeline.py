@@ -16,6 +16,7 @@ from core.hf.packed_texts import AnyPacking
 from core.runtime.batch import Batch, compute
 from core.runtime.device_decode import DeviceDecode
 from core.runtime.moe_step import MoEStep
+from core.runtime.program.program import Program
 from core.runtime.warmup import Threads
 
 
@@ -67,6 +68,13 @@ class HookedModel:
     device: torch.device
     dispatch: StepDispatch
     packing: AnyPacking
+    program: Program | None = None  # what computes passes in the fast arithmetic; None: transformers' modules
+
+    def compute(self, batch: Batch, keep: int = 1) -> torch.Tensor:
+        """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other."""
+        if self.program is not None:
+            return self.program.compute(batch, keep, self.dispatch)
+        return compute(self.model, self.device, batch, keep, self.packing)
 
 
 class Pipeline:
@@ -101,17 +109,13 @@ class Pipeline:
             if stop is not None and stop():  # a graph does not ask
                 raise Stopped
             with step.token(), hooked.dispatch.to(step, stop, progress):
-                return device_decode.compute(batch, lambda: self._compute(batch, keep))
+                return device_decode.compute(batch, lambda: hooked.compute(batch, keep))
         self.step.begin(batch)
         try:
             with hooked.dispatch.to(self.step, stop, progress):
-                return self._compute(batch, keep)
+                return hooked.compute(batch, keep)
         finally:
             self.step.end()
-
-    def _compute(self, batch: Batch, keep: int) -> torch.Tensor:
-        hooked = self.hooked
-        return compute(hooked.model, hooked.device, batch, keep, hooked.packing)
 
     def end(self) -> None:
         """Also after a pass that was aborted: ends its leases, and frees the threads for other work."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from core.memory.codec.native.threads import TORCHS, share
-from core.runtime.batch import Batch, Share, compute
+from core.runtime.batch import Batch, Share
 from core.runtime.kv_cache import SequenceKV
 from core.runtime.recorder import Recorder
 from core.system.native.contention import watch
@@ -43,12 +43,12 @@ class Threads:
     """CPU threads: `token` to decode, all of them for a prompt. A short prompt spends most time in products with
     quantised weights."""
 
-    def __init__(self, token: Split | None = None, short: int = SHORT) -> None:
-        """A prompt of up to `short` tokens is a short one."""
+    def __init__(self, token: Split | None = None, short: int = SHORT, *, own: bool = False) -> None:
+        """A prompt of up to `short` tokens is a short one. `own`: all of a pass is computed by threads of our own."""
         most = torch.get_num_threads()
         self.token = token or Split(most)
-        self._most, self._prompt = short, Split(most, TORCHS)
-        self._short = Split(1, most) if self.token.coded > 1 and not entry() else self._prompt
+        self._most, self._prompt = short, Split(1, most) if own else Split(most, TORCHS)
+        self._short = self._prompt if own else Split(1, most) if self.token.coded > 1 and not entry() else self._prompt
 
     def use(self, phase: Phase, tokens: int = 0) -> None:
         """Set the calling thread's thread counts for a pass over `tokens` tokens, by default for one token or a long
@@ -62,19 +62,26 @@ class Threads:
 
 
 def choose_threads(
-    device: torch.device, asked: int, coded: bool, time_pass_ms: Callable[[], float], short: int = SHORT
+    device: torch.device,
+    asked: int,
+    coded: bool,
+    time_pass_ms: Callable[[], float],
+    short: int = SHORT,
+    *,
+    own: bool = False,
 ) -> tuple[Threads, float]:
     """Threads for a model, and the milliseconds of a decode pass with them (0 on a GPU, where nothing is timed).
 
-    `asked` = 0 picks the fastest of 1, 2, 4 ... all; `coded` = some products use quantised weights; `short` as in
-    Threads.
+    `asked` = 0 picks the fastest of 1, 2, 4 ... all; `coded` = some products use quantised weights; `short` and `own`
+    as in Threads.
     """
     if device.type != "cpu":
         return Threads(), 0.0
     most = torch.get_num_threads()
     best, best_ms = Split(most), float("inf")
     counts = [asked] if asked else sorted({min(2**i, most) for i in range(most.bit_length() + 1)})
-    for split in [way for n in counts for way in ([Split(n), Split(1, n)] if coded and n > 1 else [Split(n)])]:
+    ways = [[Split(1, n)] if own else [Split(n), Split(1, n)] if coded and n > 1 else [Split(n)] for n in counts]
+    for split in [way for some in ways for way in some]:
         torch.set_num_threads(split.plain)
         share(split.coded)
         pass_ms = time_pass_ms()
@@ -82,7 +89,7 @@ def choose_threads(
             best, best_ms = split, pass_ms
     torch.set_num_threads(most)
     share(1)
-    return Threads(best, short), best_ms
+    return Threads(best, short, own=own), best_ms
 
 
 def short_prompt(shape: ModelShape) -> int:
@@ -90,7 +97,9 @@ def short_prompt(shape: ModelShape) -> int:
     return max(SHORT, SHORT_ROWS * shape.experts // shape.top_k)
 
 
-def time_pass(model: Any, device: torch.device, kv: SequenceKV, recorder: Recorder, context: int) -> float:
+def time_pass(
+    compute: Callable[[Batch], object], device: torch.device, kv: SequenceKV, recorder: Recorder, context: int
+) -> float:
     """Milliseconds of one decode pass without this thread's waits for copies: the least of a few, as other programs
     only ever add to it and an emulated link, which is scaled to it, should be the same at every load. No more passes
     than `kv`, which is empty, has room for: a `context` of at least 2 tokens. Discards what these passes recorded."""
@@ -99,7 +108,7 @@ def time_pass(model: Any, device: torch.device, kv: SequenceKV, recorder: Record
     while len(passes) < min(PASSES, context) and (len(passes) < 2 or sum(passes) < LONGEST_S):
         recorder.begin(batch)
         began_s = time.perf_counter()
-        compute(model, device, batch)
+        compute(batch)
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
         passes.append(time.perf_counter() - began_s - recorder.stall_s)

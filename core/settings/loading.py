@@ -47,6 +47,17 @@ class LoadSpec:
             advanced=True,
         ),
     ] = "checkpoint"
+    arithmetic: Annotated[
+        Literal["reference", "fast"],
+        Param(
+            "reference = transformers' own modules and products: its very bits. fast = one function of our own for a "
+            "CPU, faster, whose answers do not depend on how a prompt is cut, on other prompts of a batch, or on the "
+            "number of threads; they differ slightly from the reference's. Models and devices that it does not know are "
+            "computed by the reference, which the log says.",
+            title="Arithmetic",
+            advanced=True,
+        ),
+    ] = "reference"
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         Param(

@@ -64,3 +64,9 @@ class Steps:
         """Compute all steps, and forget them."""
         team.run_steps(self._begin, self._count)
         self.clear()
+
+
+def single(kernel: int, arguments: Sequence[int], units: int) -> None:
+    """Compute one step on the calling thread."""
+    block = (ctypes.c_int64 * len(arguments))(*arguments)
+    ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(kernel)(ctypes.addressof(block), 0, units)

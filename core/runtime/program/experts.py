@@ -1,0 +1,224 @@
+"""The experts of a layer in the fast arithmetic: products, activation and weighted sum as steps of native calls.
+
+Rows of x are prepared once for all experts of a layer. The output of a row through an expert has the same bits whatever
+else is computed with it, and so has its weighted sum, which is added in the router's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from core.cache.lease import LeasedSegment
+from core.errors import ModelError
+from core.memory.codec import Codec
+from core.memory.codec.base import Base
+from core.memory.codec.fast.products import CanonicalProducts, numbered, serves
+from core.memory.codec.fast.steps import Steps, Work, single
+from core.memory.codec.matrix import Matrix, matrix
+from core.memory.codec.native.threads import acquire_team
+from core.runtime.expert_math import ExpertMath, Tap
+from core.runtime.product import Product, resident_first
+from core.runtime.program import combine, gate
+from core.runtime.rows import NOTHING, ExpertRows, Routed, compute_all_hits
+
+PAIRS = 256  # rows of resident experts that are computed together: what is between the products stays in the cache
+FP32 = torch.float32
+
+
+class ExpertKernels:
+    """What the layers of a model share: the products of its experts' matrices, and the activation between them."""
+
+    def __init__(self, experts: Any, codec: Codec) -> None:
+        """Raises ModelError, with the reason, where there are no kernels for such experts here."""
+        up, down = matrices(codec, "gate_up_proj" if experts.has_gate else "up_proj")
+        self.up, self.down = CanonicalProducts(up, FP32), CanonicalProducts(down, FP32)
+        self.inner, self.hidden = down.inputs, down.outputs
+        self.gate = gate_of(experts, self.inner)
+        self._gate = gate.kernel(self.gate)
+
+    def works(
+        self, steps: Steps, counts: Sequence[int], given: Sequence[int], slots: Sequence[int], out: int, memory: int
+    ) -> Iterable[Work]:
+        """Compute counts[i] rows with the expert in slots[i] -> consecutive rows [all, hidden] at `out`. `given`: the
+        numbers of the first product for each slot, whose results are [all, 2 * inner] at `memory`."""
+        pairs, wide = sum(counts), 2 * self.inner * 4
+        acts = memory + pairs * wide
+        prepared = acts + pairs * self.inner * 4
+        prepared += -prepared % 64
+        yield self.up.multiply(steps, given, slots, FP32)
+        yield Work(self._gate, (memory, acts), pairs * self.gate.units, 1 if pairs > 8 else pairs * self.gate.units)
+        yield self.down.prepare(acts, self.inner * 4, pairs, prepared)
+        after = [*self.down.given(prepared, counts, out, self.hidden * 4)]
+        yield self.down.multiply(steps, after, slots, FP32)
+
+    def memory(self, pairs: int) -> int:
+        """Bytes that `works` needs for as many rows."""
+        return pairs * (3 * self.inner * 4 + self.down.prepared_bytes) + 64
+
+
+class FastMath(ExpertMath):
+    """The arithmetic of one layer's experts; `ExpertMath` is the reference."""
+
+    def __init__(self, experts: Any, codec: Codec, kernels: ExpertKernels) -> None:
+        self.kernels = kernels
+        super().__init__(experts, codec)
+        self.steps = Steps()
+
+    def choose(self, *, stack: bool = False, kernels: bool = True) -> None:
+        super().choose(stack=False, kernels=kernels)
+
+    def needs_places(self) -> bool:
+        return False
+
+    @property
+    def can_copy(self) -> bool:
+        return False
+
+
+class FastRows:
+    """As `core.runtime.rows.ExpertRows`, in the fast arithmetic."""
+
+    def __init__(self, math: FastMath, product: Product, hidden: torch.Tensor, routed: Routed) -> None:
+        """`hidden` [T, H]: the states that `routed` sends to experts."""
+        self._math, self._kernels, self._hidden, self._routed = math, math.kernels, hidden, routed
+        self._tokens, self._chosen = routed.ids.shape
+        where: dict[int, list[int]] = {}
+        for row, chosen in enumerate(routed.chosen):
+            for place, expert in enumerate(chosen):
+                where.setdefault(expert, []).append(row * self._chosen + place)
+        self._pairs = torch.full((self._tokens * self._chosen,), -1)
+        where.pop(NOTHING, None)
+        self._where = where  # of each expert: its pairs, as row * k + place
+        self._out = torch.empty(sum(map(len, where.values())), self._kernels.hidden)
+        self._done = 0
+        self._x = hidden.float().contiguous()
+        self._prepared = False
+
+    def batches(self, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]:
+        """Resident experts together, as many as have PAIRS rows, then each of the others."""
+        if self._tokens == 1:
+            return resident_first(segments, {}, 1, late_together=False)
+        found: list[list[LeasedSegment]] = []
+        size = PAIRS
+        for one in segments:
+            if one.ticket is None:
+                if size >= PAIRS:
+                    found.append([])
+                    size = 0
+                found[-1].append(one)
+                size += len(self._where.get(one.expert, ()))
+        return [*found, *([one] for one in segments if one.ticket is not None)]
+
+    def compute(self, batch: Sequence[LeasedSegment]) -> None:
+        """Compute experts that are in their slots."""
+        batch = [one for one in batch if one.expert in self._where]
+        if not batch:
+            return
+        kernels, steps, team = self._kernels, self._math.steps, acquire_team()
+        try:
+            x = team.memory(FastRows, self._tokens * kernels.up.prepared_bytes)
+            if not self._prepared:
+                self._prepared = True
+                steps.add(kernels.up.prepare(self._x.data_ptr(), self._x.stride(0) * 4, self._tokens, x))
+            counts = [len(self._where[one.expert]) for one in batch]
+            pairs = [pair for one in batch for pair in self._where[one.expert]]
+            memory = team.memory(ExpertKernels, kernels.memory(len(pairs)))
+            self._pairs[pairs] = torch.arange(self._done, self._done + len(pairs))
+            rows = steps.put([pair // self._chosen for pair in pairs]) if self._tokens > 1 else numbered(0)
+            given, done, wide = list[int](), 0, 2 * kernels.inner * 4
+            for count in counts:
+                given += (x, rows + (8 * done if self._tokens > 1 else 0), count, memory + done * wide, wide)
+                done += count
+            out = self._out.data_ptr() + self._done * kernels.hidden * 4
+            slots = [one.slots[0].parts.at for one in batch]
+            steps.extend(kernels.works(steps, counts, given, slots, out, memory))
+            steps.run(team)
+            self._done += len(pairs)
+        finally:
+            team.release()
+            steps.clear()
+
+    def combined(self, tap: Tap | None = None) -> torch.Tensor:
+        """[T, H] the layer's output; `tap` gets the experts' outputs [T * k, H] before their weights."""
+        if tap is not None:
+            tap(torch.where((self._pairs >= 0)[:, None], self._out[self._pairs.clamp(min=0)], 0.0))
+        weights = self._routed.weights.float().contiguous()
+        total = torch.empty(self._tokens, self._kernels.hidden)
+        steps, team = self._math.steps, acquire_team()
+        try:
+            kernel = combine.kernel(combine.Combine(self._kernels.hidden, self._chosen))
+            at = self._out.data_ptr(), self._pairs.data_ptr(), weights.data_ptr(), 0, 0, total.data_ptr()
+            steps.add(Work(kernel, at, self._tokens, 8))
+            steps.run(team)
+        finally:
+            team.release()
+            steps.clear()
+        return total.to(self._hidden.dtype)
+
+
+AnyRows = ExpertRows | FastRows
+
+
+def rows_of(math: ExpertMath, product: Product, hidden: torch.Tensor, routed: Routed) -> AnyRows:
+    """What computes the rows of a layer, in the layer's arithmetic."""
+    return (
+        FastRows(math, product, hidden, routed)
+        if isinstance(math, FastMath)
+        else ExpertRows(math, product, hidden, routed)
+    )
+
+
+def all_hits(
+    math: ExpertMath,
+    segments: Sequence[LeasedSegment],
+    hidden: torch.Tensor,
+    order: Sequence[int],
+    weights: torch.Tensor,
+    tap: Tap | None = None,
+) -> torch.Tensor:
+    """As `core.runtime.rows.compute_all_hits`, in the layer's arithmetic."""
+    if not isinstance(math, FastMath):
+        return compute_all_hits(math, segments, hidden, order, weights, tap)
+    ids = [[*order]]
+    rows = FastRows(math, math.token, hidden, Routed(torch.tensor(ids), weights, ids, ids[0], ids))
+    rows.compute(segments)
+    return rows.combined(tap)
+
+
+def matrices(codec: Codec, up: str) -> tuple[Matrix, Matrix]:
+    """The two matrices of an expert. Raises ModelError where there are no kernels for them here."""
+    assert isinstance(codec, Base)
+    if codec.device.type != "cpu":
+        raise ModelError("the fast arithmetic computes on a CPU")
+    if codec.blocks > 1:
+        raise ModelError("the fast arithmetic computes whole experts; choose one block per expert")
+    found = tuple(matrix(codec, part) for part in (up, "down_proj"))
+    if not all(serves(one) for one in found) or codec.biases:
+        raise ModelError("the fast arithmetic has no kernels for experts of this form")
+    return found[0], found[1]
+
+
+def gate_of(experts: Any, inner: int) -> gate.Gate:
+    """The activation of an experts module between products of `inner` neurons, found by trying. Raises ModelError."""
+    x = 3 * torch.randn(4, 2 * inner, generator=torch.Generator().manual_seed(0))
+    if experts.has_gate:
+        with torch.inference_mode():
+            wanted = experts._apply_gate(x)
+        for form in GATES:
+            found, got = replace(form, width=inner), torch.empty(4, inner)
+            single(gate.kernel(found), (x.data_ptr(), got.data_ptr()), 4 * found.units)
+            if torch.allclose(got, wanted, rtol=1e-3, atol=1e-4):
+                return found
+    raise ModelError("the fast arithmetic has no such activation")
+
+
+GATES = (
+    gate.Gate(1),
+    gate.Gate(1, "gelu_tanh"),
+    gate.Gate(1, interleaved=True),
+    gate.Gate(1, interleaved=True, slope=1.702, limit=7.0, shift=1.0),
+)

@@ -1,0 +1,231 @@
+"""A pass over a model on a CPU in the fast arithmetic: everything but the experts of a layer is one native call.
+
+The experts are computed by the step that transformers' hooks would call, with the same arguments, so that routing,
+recording, policies, prefetch and lossy modes are the same in both arithmetics. Hooks on embeddings, on the norm before a
+router, on routers and on experts are called as in a pass of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from core.errors import ModelError
+from core.hf.discover import ExpertsSite
+from core.memory.codec.fast import plain
+from core.memory.codec.fast.products import numbered
+from core.memory.codec.fast.steps import Steps, Work
+from core.memory.codec.native.threads import acquire_team
+from core.runtime.batch import Batch, Share
+from core.runtime.program import attend, rms, rotate, route
+from core.runtime.program.bind import FP32, Attention, Layer, NormWeight, Weight, bind
+
+ALONE = 1 << 30  # units that one thread computes: others would join too late
+FEW = 8  # rows up to which norms and routing are computed by one thread
+
+Experts = Callable[[ExpertsSite, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Program:
+    """For one model. One pass at a time."""
+
+    def __init__(self, model: Any, sites: Sequence[ExpertsSite], context: int) -> None:
+        """Raises ModelError, with the reason, where the model is not known."""
+        self.form = bind(model, sites, context)
+        self._steps = Steps()
+        self._buffers: dict[str, torch.Tensor] = {}
+        for layer in self.form.layers:
+            attention = layer.attention
+            if attention.bias is not None and attention.bias.dtype not in (FP32, torch.bfloat16, torch.float16):
+                raise ModelError("biases of this type are not known")
+
+    @torch.inference_mode()
+    def compute(self, batch: Batch, keep: int, experts: Experts) -> torch.Tensor:
+        """As `core.runtime.batch.compute` -> logits [keep * shares, V] in fp32."""
+        form, tokens = self.form, batch.tokens
+        for share in batch.shares:
+            assert share.kv is not None, "there is nothing that the tokens follow"
+            share.kv.whole = False
+        first = form.layers[0].attention
+        for share in batch.shares:
+            assert share.kv is not None
+            share.kv.memory.allocate(share.kv, first.heads, first.width, form.dtype)
+        embedded = form.embedding(torch.tensor([tokens]))[0]
+        positions = torch.tensor([p for s in batch.shares for p in range(s.kv.length, s.kv.length + len(s.tokens))])  # type: ignore[union-attr]
+        x = self._buffer("x", len(tokens), form.hidden)
+        x.copy_(embedded)
+        delta: torch.Tensor | None = None
+        for number, layer in enumerate(form.layers):
+            delta = self._layer(number, layer, batch.shares, positions, x, delta, experts)
+        assert delta is not None
+        logits = self._logits(batch.shares, x, delta, keep)
+        for share in batch.shares:
+            assert share.kv is not None
+            share.kv.memory.grow(share.kv, len(share.tokens))
+            share.kv.whole = True
+        return logits
+
+    # ------------------------------------------------------------------ a layer
+
+    def _layer(
+        self,
+        number: int,
+        layer: Layer,
+        shares: Sequence[Share],
+        positions: torch.Tensor,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        experts: Experts,
+    ) -> torch.Tensor:
+        """What the experts of a layer add to the residual stream x [T, H], which the other parts are added to."""
+        rows, router, steps, team = len(x), layer.router, self._steps, acquire_team()
+        normed = self._buffer("normed", rows, self.form.hidden)
+        logits = torch.empty(rows, router.outputs)
+        ids, weights = torch.empty(rows, layer.route.chosen, dtype=torch.int64), torch.empty(rows, layer.route.chosen)
+        try:
+            steps.add(self._norm(layer.before, x, delta, normed))
+            attended = self._attention(number, layer.attention, shares, positions, normed)
+            steps.add(self._norm(layer.after, x, attended, normed))
+            self._product(router, normed, logits)
+            arguments = logits.data_ptr(), 0, ids.data_ptr(), weights.data_ptr()
+            steps.add(Work(route.kernel(layer.route), arguments, rows, some(rows)))
+            steps.run(team)
+        finally:
+            team.release()
+            steps.clear()
+        hidden = normed[:rows]
+        site, seen = layer.site, None
+        if layer.after_module._forward_pre_hooks:
+            _before(layer.after_module, (x.to(self.form.dtype),))
+        if site.router._forward_hooks or site.router._forward_pre_hooks:
+            seen = hidden.to(self.form.dtype)
+            _before(site.router, (seen,))
+            _after(site.router, (seen,), (logits.to(self.form.dtype), weights.to(self.form.dtype), ids))
+        module = site.module
+        if module._forward_hooks or module._forward_pre_hooks:
+            _before(module, (hidden, ids, weights))
+        output = experts(site, hidden, ids, weights)
+        if module._forward_hooks:
+            _after(module, (hidden, ids, weights), output)
+        return output
+
+    def _attention(
+        self, number: int, form: Attention, shares: Sequence[Share], positions: torch.Tensor, normed: torch.Tensor
+    ) -> torch.Tensor:
+        """What attention adds to the residual stream; its steps are added."""
+        rows, width = len(positions), form.width
+        outputs = (form.query_heads + 2 * form.heads) * width
+        qkv, q = self._buffer("qkv", rows, outputs), self._buffer("q", rows, form.query_heads * width)
+        mixed, out = self._buffer("mixed", rows, form.query_heads * width), self._buffer("out", rows, self.form.hidden)
+        first, kept = 0, ""
+        for weight in (form.q, form.k, form.v):
+            kept = self._product(weight, normed, qkv[:, first:], kept)
+            first += weight.outputs
+        norm = form.q_norm.form if form.q_norm is not None else None
+        turned = rotate.Rotate(
+            form.query_heads,
+            form.heads,
+            width,
+            2 * self.form.cos.shape[1],
+            self.form.dtype,
+            norm,
+            form.bias.dtype if form.bias is not None else None,
+        )
+        attending = attend.Attend(form.query_heads, form.heads, width, width, self.form.dtype, form.scale)
+        bias = form.bias.data_ptr() if form.bias is not None else 0
+        norms = [one.at if one is not None else 0 for one in (form.q_norm, form.k_norm)]
+        begin = 0
+        for share in shares:
+            assert share.kv is not None
+            memory, count, start = share.kv.memory, len(share.tokens), share.kv.length
+            k, v = memory.addresses()[2 * number : 2 * number + 2]
+            row = width * self.form.dtype.itemsize
+            strides = (memory.context * row, row) * 2
+            angles = [one.data_ptr() + start * one.stride(0) * 4 for one in (self.form.cos, self.form.sin)]
+            own = [one.data_ptr() + begin * one.stride(0) * one.itemsize for one in (qkv, positions, q, mixed)]
+            units = count * form.heads
+            given = own[0], bias, *norms, *angles, own[1], own[2], k, v, *strides
+            self._steps.add(Work(rotate.kernel(turned), given, units, some(units, 16)))
+            reach = own[2], k, v, own[3], 0, own[1], count, attend.NO_WINDOW, *strides
+            self._steps.add(Work(attend.kernel(attending), reach, units, 1))
+            begin += count
+        self._product(form.o, mixed, out)
+        return out
+
+    # ------------------------------------------------------------------ steps
+
+    def _norm(self, norm: NormWeight, x: torch.Tensor, delta: torch.Tensor | None, out: torch.Tensor) -> Work:
+        """x += delta, and its norm."""
+        kernel = rms.kernel(rms.Rms(norm.form, FP32, adds=delta is not None))
+        at = delta.data_ptr() if delta is not None else 0
+        arguments = x.data_ptr(), at, norm.at, out.data_ptr(), x.stride(0) * 4, out.stride(0) * 4
+        return Work(kernel, arguments, len(x), some(len(x)))
+
+    def _product(self, weight: Weight, x: torch.Tensor, out: torch.Tensor, kept: str = "") -> str:
+        """out = x times a weight; `kept` names rows that were prepared of the same x before. Returns the name now."""
+        products, rows = weight.products, len(x)
+        one = products.matrix
+        if not one.bits and plain.padded(one.inputs) == x.stride(0):
+            prepared, name = x.data_ptr(), "plain"
+        else:
+            name = f"prepared {one.bits} {min(one.group, 64)} {one.table} {one.inputs}"
+            memory = self._buffer(name, rows, -(-products.prepared_bytes // 64) * 16)
+            prepared = memory.data_ptr()
+            if name != kept:
+                self._steps.add(products.prepare(x.data_ptr(), x.stride(0) * 4, rows, prepared))
+        given = prepared, numbered(0), rows, out.data_ptr(), out.stride(0) * 4
+        self._steps.add(products.multiply(self._steps, given, (weight.slot,), FP32))
+        return name
+
+    def _logits(self, shares: Sequence[Share], x: torch.Tensor, delta: torch.Tensor, keep: int) -> torch.Tensor:
+        """[keep * shares, V]: of the last rows of each share."""
+        form, team = self.form, acquire_team()
+        counts = [min(keep, len(share.tokens)) for share in shares]
+        normed = torch.empty(sum(counts), form.hidden)
+        logits = torch.empty(sum(counts), form.head.outputs)
+        try:
+            end = done = 0
+            for share, count in zip(shares, counts, strict=True):
+                end += len(share.tokens)
+                last = slice(end - count, end)
+                self._steps.add(self._norm(form.norm, x[last], delta[last], normed[done : done + count]))
+                done += count
+            self._product(form.head, normed, logits)
+            self._steps.run(team)
+        finally:
+            team.release()
+            self._steps.clear()
+        return logits
+
+    def _buffer(self, name: str, rows: int, width: int) -> torch.Tensor:
+        """Memory [rows, width] in fp32 that the next use of this name overwrites."""
+        kept = self._buffers.get(name)
+        if kept is None or len(kept) < rows:
+            with torch.inference_mode(False):
+                kept = self._buffers[name] = torch.empty(rows, width)
+        return kept[:rows]
+
+
+def some(units: int, few: int = FEW) -> int:
+    """Units that a thread takes at a time: all where they are few."""
+    return ALONE if units <= few else 4
+
+
+def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
+    """Call a module's hooks before it."""
+    for name, hook in [*module._forward_pre_hooks.items()]:
+        hook(module, args, {}) if name in module._forward_pre_hooks_with_kwargs else hook(module, args)
+
+
+def _after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """Call a module's hooks after it."""
+    for name, hook in [*module._forward_hooks.items()]:
+        hook(module, args, {}, output) if name in module._forward_hooks_with_kwargs else hook(module, args, output)
+
+
+def _rows(shares: Sequence[Share]) -> Iterator[int]:
+    for share in shares:
+        yield len(share.tokens)

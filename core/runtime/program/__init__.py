@@ -5,6 +5,7 @@ exp.py       exp, sigmoid, tanh
 rms.py       residual and RMSNorm
 rotate.py    norms of heads, rotary embedding, KV write
 attend.py    attention over the KV cache
+attend_block.py  ... of some queries over a block of it
 route.py     the experts of a token and their weights
 gate.py      the activation between an expert's products
 combine.py   the weighted sum of experts

@@ -23,6 +23,7 @@ FIELDS = (
     "cos",
     "sin",
     "positions",
+    "offsets",
     "q",
     "k",
     "v",
@@ -38,7 +39,8 @@ STRIDES = FIELDS[-4:]
 class Rotate:
     """Heads of `width` numbers, of which the first `rotated` are turned: number i with i + rotated / 2, or, where
     `interleaved`, 2i with 2i + 1. `norm`: of each head of queries and keys. `bias`: the type of what is added to the
-    product first; None = nothing."""
+    product first; None = nothing. `packed`: rows are of several sequences, each with a cache of its own. (A norm of all heads
+    at once is rms.py's, in place, before this.)"""
 
     query_heads: int
     heads: int
@@ -48,6 +50,7 @@ class Rotate:
     norm: Norm | None = None
     bias: torch.dtype | None = None
     interleaved: bool = False
+    packed: bool = False
 
     def __post_init__(self) -> None:
         assert self.query_heads % self.heads == 0 and self.rotated % 2 == 0 and self.rotated <= self.width
@@ -59,7 +62,7 @@ def kernel(spec: Rotate) -> int:
     """The address of the kernel. Unit row * heads + h is head h of keys and values of a row, and the queries that
     read it. qkv [rows, (query_heads + 2 * heads) * width], queries first; cos and sin [rows, rotated / 2]; q [rows,
     query_heads, width]: all fp32. Head h of position p lies at k + h * k_head_stride + p * k_row_stride bytes, in the
-    cache's type, where p = positions[row], i64."""
+    cache's type, where p = positions[row], i64, and, where rows are packed, offsets[row] bytes, i64, after that."""
     code, size = kernel_code("rotate"), spec.width * 4
     at, group = fields(code, FIELDS, STRIDES), spec.query_heads // spec.heads
     bias_size = spec.width * (spec.bias.itemsize if spec.bias else 0)
@@ -70,6 +73,9 @@ def kernel(spec: Rotate) -> int:
         q = code.at(at["q"], row, spec.query_heads * size)
         position = code.load("i64", code.at(at["positions"], row, 8), 8)
         k, v = (_cached(code, at, name, head, position) for name in "kv")
+        if spec.packed:
+            offset = code.load("i64", code.at(at["offsets"], row, 8), 8)
+            k, v = code.at(k, offset), code.at(v, offset)
 
         def numbers(index: str) -> _Head:
             return _Head(spec, code, code.at(given, index, size), code.at(at["bias"], index, bias_size))

@@ -30,6 +30,7 @@ from core.runtime.program.vectors import (
     filled,
     kernel_code,
     larger,
+    largest,
     load,
     number,
     op,
@@ -89,7 +90,7 @@ def _score(code: Code, spec: Route, logits: str, bias: str, scores: str, orders:
         def most(first: str | int, count: int, values: list[str]) -> list[str]:
             return [larger(code, _logits(code, logits, first, count), values[0])]
 
-        greatest = _everywhere_largest(code, over(code, spec.experts, most, [splat("float", LANES, NONE)])[0])
+        greatest = everywhere(code, largest(code, over(code, spec.experts, most, [splat("float", LANES, NONE)])[0]))
 
     def score(first: str | int, count: int, sums: list[str]) -> list[str]:
         value = order = _logits(code, logits, first, count)
@@ -123,14 +124,6 @@ def _score(code: Code, spec: Route, logits: str, bias: str, scores: str, orders:
 def _logits(code: Code, logits: str, first: str | int, count: int) -> str:
     """Some logits; -inf in lanes that have none."""
     return filled(code, load(code, logits, first, count, torch.float32), count, splat("float", LANES, NONE))
-
-
-def _everywhere_largest(code: Code, value: str) -> str:
-    """The largest lane, in every lane."""
-    for half in (4, 2, 1):
-        kind = f"<{2 * half} x float>"
-        value = larger(code, *(code.pick(kind, value, range(i, i + half)) for i in (0, half)), half)
-    return everywhere(code, code.let(f"extractelement <1 x float> {value}, i32 0"))
 
 
 def _order(code: Code, value: str, count: int) -> str:
@@ -177,7 +170,7 @@ def _weigh(code: Code, spec: Route, found: str, divisor: str, weights: str) -> N
         most = splat("float", LANES, NONE)
         for first, count in pieces(spec.chosen):
             most = larger(code, _logits(code, found, first, count), most)
-        greatest = _everywhere_largest(code, most)
+        greatest = everywhere(code, largest(code, most))
         values = [exp(code, op(code, "fsub", value, greatest)) for value in values]
         values = _divided(code, spec, values, 0.0)
     if spec.renormalised:

@@ -7,6 +7,7 @@ rotate.py    norms of heads, rotary embedding, KV write
 attend.py    attention over the KV cache
 attend_block.py  ... of some queries over a block of it
 route.py     the experts of a token and their weights
+choose.py    ... the greatest of some numbers
 gate.py      the activation between an expert's products
 combine.py   the weighted sum of experts
 

@@ -39,8 +39,8 @@ STRIDES = FIELDS[-4:]
 class Rotate:
     """Heads of `width` numbers, of which the first `rotated` are turned: number i with i + rotated / 2, or, where
     `interleaved`, 2i with 2i + 1. `norm`: of each head of queries and keys. `bias`: the type of what is added to the
-    product first; None = nothing. `packed`: rows are of several sequences, each with a cache of its own. (A norm of all heads
-    at once is rms.py's, in place, before this.)"""
+    product first; None = nothing. `packed`: rows are of several sequences, each with a cache of its own. A norm of all
+    heads at once is rms.py's, in place, before this."""
 
     query_heads: int
     heads: int

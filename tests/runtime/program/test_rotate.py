@@ -23,6 +23,7 @@ CASES = [
     rotate.Rotate(3, 3, 44, 28, BF16, Norm(44, 1e-6), FP32, interleaved=True),
     rotate.Rotate(8, 1, 64, 0, FP32),
     rotate.Rotate(2, 1, 12, 12, FP32, bias=FP16),
+    rotate.Rotate(4, 2, 20, 16, BF16, Norm(20, 1e-6, BF16), norm_last=True, value_norm=Norm(20, 1e-6)),
 ]
 
 
@@ -77,10 +78,15 @@ def test_rows(spec: rotate.Rotate, seed: int, rows: int, splits: list[int]) -> N
     heads = product.view(rows, -1, spec.width).numpy()
     parts = [heads[:, : spec.query_heads], heads[:, spec.query_heads : -spec.heads], heads[:, -spec.heads :]]
     for i, weight in enumerate(case.weights):
+        if spec.norm_last:
+            parts[i] = oracle.turned(parts[i], case.cos.numpy(), case.sin.numpy(), spec.interleaved)
         if spec.norm:
             weights = weight.float().numpy() if spec.norm.weight else None
             parts[i] = oracle.rms(parts[i], weights, spec.norm.eps, spec.norm.offset)
-        parts[i] = oracle.turned(parts[i], case.cos.numpy(), case.sin.numpy(), spec.interleaved)
+        if not spec.norm_last:
+            parts[i] = oracle.turned(parts[i], case.cos.numpy(), case.sin.numpy(), spec.interleaved)
+    if spec.value_norm:
+        parts[2] = oracle.rms(parts[2], None, spec.value_norm.eps, False)
     same(case.q, parts[0])
     same(case.k[:, case.positions].transpose(0, 1).contiguous(), oracle.rounded(parts[1], spec.cache))
     same(case.v[case.positions], oracle.rounded(parts[2], spec.cache))

@@ -53,9 +53,9 @@ Load = Callable[[int, int], str]  # (first, count) of the numbers of a head
 class Rotate:
     """Heads of `width` numbers, of which the first `rotated` are turned: number i with i + rotated / 2, or, where
     `interleaved`, 2i with 2i + 1. `bias`: the type of what is added to the product first; None = nothing. `norm`: of
-    each head of queries and keys, before it is turned, or, `norm_last`, after; `value_norm`, without weights: of values.
-    A norm of all heads at once is rms.py's, in place, before this. `packed`: rows are of several sequences, each with a
-    cache of its own."""
+    each head of queries and keys, before it is turned, or, `norm_last`, after it; `value_norm`, without weights: of
+    values. A norm of all heads at once is rms.py's, in place, before this. `packed`: rows are of several sequences,
+    with a cache each."""
 
     query_heads: int
     heads: int

@@ -125,6 +125,21 @@ def test_rows_of_several_sequences(query_heads: int) -> None:
         same(alone.compute(), found[row : row + 1])
 
 
+def test_values_can_be_a_part_of_keys() -> None:
+    """As in latent attention: one head of keys, given as two (0 bytes apart) so that two threads can share the work."""
+    one, two = (Rows(Attend(8, heads, 40, 32, BF16, 0.2), torch.tensor([70, 71]), 1) for heads in (1, 2))
+    latent = one.k[0]
+    size = 40 * BF16.itemsize
+    strides = {"k_head_stride": 0, "v_head_stride": 0, "k_row_stride": size, "v_row_stride": size}
+    for rows in (one, two):
+        given = dict(q=one.q, k=latent, v=latent, positions=one.positions, out=rows.out)
+        units = 2 * rows.spec.heads
+        call(kernel(rows.spec), FIELDS, units, [1], rows=2, window=NO_WINDOW, **given, **strides)
+    same(two.out, one.out)
+    values = latent[:, None, :32].float().transpose(0, 1).numpy()
+    same(one.out, oracle.attend(one.q.numpy(), one.k.float().numpy(), values, one.positions.numpy(), scale=0.2))
+
+
 @pytest.mark.parametrize("spec", CASES[:4], ids=str)
 def test_rows_of_odd_numbers(spec: Attend) -> None:
     """Infinities and NaN in queries, keys, values and sinks."""

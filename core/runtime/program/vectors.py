@@ -94,7 +94,7 @@ def total(code: Code, value: str) -> str:
 
 
 def largest(code: Code, value: str) -> str:
-    """The largest of eight lanes that are not NaN, a float; if all are NaN, that."""
+    """The largest of eight lanes, none of which is NaN: a float."""
     return _folded(code, value, lambda one, other, lanes: larger(code, one, other, lanes))
 
 
@@ -106,9 +106,9 @@ def _folded(code: Code, value: str, put: Callable[[str, str, int], str]) -> str:
     return code.let(f"extractelement <1 x float> {value}, i32 0")
 
 
-def everywhere(code: Code, value: str, lanes: int = LANES) -> str:
+def everywhere(code: Code, value: str) -> str:
     """A float in every lane."""
-    return code.broadcast("float", value, lanes)
+    return code.broadcast("float", value, LANES)
 
 
 def number(value: float, lanes: int = LANES) -> str:

@@ -18,16 +18,27 @@ pytestmark = needs_kernels
 
 @pytest.mark.parametrize("shared", ["", "plain", "gated"])
 @pytest.mark.parametrize(("width", "chosen"), [(5, 1), (64, 8), (100, 3), (136, 2)])
-@settings(max_examples=6, deadline=None)
-@given(seed=st.integers(0, 1 << 30), tokens=st.integers(1, 5), splits=st.lists(st.integers(0, 5), max_size=3))
+@settings(max_examples=8, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    tokens=st.integers(1, 5),
+    splits=st.lists(st.integers(0, 5), max_size=3),
+    wild=st.booleans(),
+)
 def test_tokens(
-    width: int, chosen: int, shared: Literal["", "plain", "gated"], seed: int, tokens: int, splits: list[int]
+    width: int,
+    chosen: int,
+    shared: Literal["", "plain", "gated"],
+    seed: int,
+    tokens: int,
+    splits: list[int],
+    wild: bool,
 ) -> None:
     kernel_, random = kernel(Combine(width, chosen, shared)), torch.Generator().manual_seed(seed)
-    experts = drawn(seed, tokens * chosen, width, wild=True)
+    experts = drawn(seed, tokens * chosen, width, wild=wild)
     pairs = torch.randperm(tokens * chosen, generator=random).view(tokens, chosen)
     pairs[torch.rand(pairs.shape, generator=random) < 0.2] = -1
-    weights, more = drawn(seed + 1, tokens, chosen), drawn(seed + 2, tokens, width, wild=True)
+    weights, more = drawn(seed + 1, tokens, chosen), drawn(seed + 2, tokens, width, wild=wild)
     gates, out = drawn(seed + 3, tokens) * 3, torch.full((tokens, width), torch.nan)
 
     def combined(out: torch.Tensor, only: slice, splits: list[int]) -> torch.Tensor:

@@ -30,14 +30,15 @@ CASES = [
 class Rows:
     """Drawn rows of a case, and where their results go."""
 
-    def __init__(self, spec: rotate.Rotate, rows: int, seed: int, capacity: int = 12) -> None:
+    def __init__(self, spec: rotate.Rotate, rows: int, seed: int, *, wild: bool = False) -> None:
         self.spec, self.rows, heads = spec, rows, spec.query_heads + 2 * spec.heads
-        self.qkv = drawn(seed, rows, heads * spec.width, wild=True)
+        self.qkv = drawn(seed, rows, heads * spec.width, wild=wild)
         self.bias = drawn(seed + 1, heads * spec.width).to(spec.bias or FP32)
         stored = (spec.norm.weight if spec.norm else None) or FP32
         self.weights = [drawn(seed + 2 + i, spec.width).to(stored) for i in range(2)]
         angles = drawn(seed + 4, rows, spec.rotated // 2)
         self.cos, self.sin = angles.cos(), angles.sin()
+        capacity = 12
         self.positions = torch.randperm(capacity, generator=torch.Generator().manual_seed(seed))[:rows]
         self.q = torch.full((rows, spec.query_heads, spec.width), 9.0)
         self.k = torch.full((spec.heads, capacity, spec.width), 9.0).to(spec.cache)
@@ -70,9 +71,14 @@ class Rows:
 
 @pytest.mark.parametrize("spec", CASES, ids=str)
 @settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 1 << 30), rows=st.integers(1, 5), splits=st.lists(st.integers(0, 20), max_size=3))
-def test_rows(spec: rotate.Rotate, seed: int, rows: int, splits: list[int]) -> None:
-    case = Rows(spec, rows, seed)
+@given(
+    seed=st.integers(0, 1 << 30),
+    rows=st.integers(1, 5),
+    splits=st.lists(st.integers(0, 20), max_size=3),
+    wild=st.booleans(),
+)
+def test_rows(spec: rotate.Rotate, seed: int, rows: int, splits: list[int], wild: bool) -> None:
+    case = Rows(spec, rows, seed, wild=wild)
     case.compute(splits)
     product = case.qkv + case.bias.float() if spec.bias else case.qkv
     heads = product.view(rows, -1, spec.width).numpy()

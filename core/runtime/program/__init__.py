@@ -1,13 +1,15 @@
 """The kernels of the decode program on a CPU: everything between the products of a decoder layer.
 
-vectors.py   fields of a call, eight lanes, the one order of a sum
-exp.py       exp, sigmoid, tanh
-rms.py       residual and RMSNorm
-rotate.py    norms of heads, rotary embedding, KV write
-attend.py    attention over the KV cache
-route.py     the experts of a token and their weights
-gate.py      the activation between an expert's products
-combine.py   the weighted sum of experts
+vectors.py       fields of a call, eight lanes, the one order of a sum
+exp.py           exp, sigmoid, tanh
+rms.py           residual and RMSNorm
+rotate.py        norms of heads, rotary embedding, KV write
+attend.py        attention over the KV cache
+attend_block.py  ... of some queries over a block of it
+route.py         the experts of a token and their weights
+choose.py        ... the greatest of some numbers
+gate.py          the activation between an expert's products
+combine.py       the weighted sum of experts
 
 A kernel is void(ptr arguments, i64 from, i64 to): it computes the units from..to - 1, which are independent of each
 other. `arguments` points to the fields that its module lists in FIELDS, 8 bytes each: an address, or an i64. What the

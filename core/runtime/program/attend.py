@@ -10,31 +10,31 @@ and finally out / total(weights). A sink counts as a weight of 1 in lane 0 at fi
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from core.runtime.program.exp import exp, tanh
+from core.runtime.program.attend_block import BLOCK, NONE, QUERIES, Numbers, Room, Share
 from core.runtime.program.vectors import (
     FLOATS,
-    INTS,
     LANES,
     WIDTH,
     ZERO,
     code_address,
     everywhere,
     fields,
-    fma,
     kernel_code,
-    larger,
+    largest_of,
+    least_of,
     load,
-    number,
     op,
     pieces,
     store,
     total,
+    where,
 )
-from core.system.native.ir import Code, fp32, splat, vector
+from core.system.native.ir import Code, fp32, vector
 
 FIELDS = (
     "q",
@@ -43,6 +43,7 @@ FIELDS = (
     "out",
     "sinks",
     "positions",
+    "offsets",
     "rows",
     "window",
     "k_head_stride",
@@ -50,22 +51,15 @@ FIELDS = (
     "v_head_stride",
     "v_row_stride",
 )
-INTEGERS = FIELDS[6:]
+INTEGERS = FIELDS[FIELDS.index("rows") :]
 NO_WINDOW = 1 << 62
-BLOCK = 64  # keys
-SPAN = 64  # numbers of a head that are multiplied in one turn of a loop
-# Heads that share what is loaded of keys and values, with how many keys and vectors of values are taken at a time: two
-# of eight partial sums have to be in flight for each of two units that multiply, and sixteen registers hold them.
-KEYS = {1: 8, 2: 4, 3: 4, 4: 2}
-VECTORS = {1: 8, 2: 4, 3: 4, 4: 2}
-HEADS = max(KEYS)
-NONE = fp32(float("-inf"))
 
 
 @dataclass(frozen=True)
 class Attend:
     """Queries and keys have `width` numbers a head, values `values`. A score is scaled, then softcap * tanh(score /
-    softcap) where there is a cap. `sinks`: each query head has a further score, without a value."""
+    softcap) where there is a cap. `sinks`: each query head has a further score, without a value. `packed`: rows are of
+    several sequences, each with a cache of its own."""
 
     query_heads: int
     heads: int
@@ -75,6 +69,7 @@ class Attend:
     scale: float
     softcap: float = 0.0
     sinks: bool = False
+    packed: bool = False
 
     def __post_init__(self) -> None:
         assert self.query_heads % self.heads == 0
@@ -89,255 +84,168 @@ def kernel(spec: Attend) -> int:
     """The address of the kernel. Unit head * rows + row is the queries of a row that read a head of keys. q [rows,
     query_heads, width] and out [rows, query_heads, values], fp32; sinks [query_heads], fp32. The row at p =
     positions[row], i64, reads positions max(0, p - window + 1) to p; head h of position p lies at k + h *
-    k_head_stride + p * k_row_stride bytes, in the cache's type."""
-    code, group = kernel_code("attend"), spec.group
-    scores = code.let(f"alloca [{HEADS * BLOCK * 4} x i8], align {WIDTH}")
-    halves = code.let(f"alloca [{LANES // 2 * HEADS * WIDTH} x i8], align {WIDTH}")
-    most = code.let(f"alloca [{group * 4} x i8], align {WIDTH}")
-    weights = code.let(f"alloca [{group * WIDTH} x i8], align {WIDTH}")
-    at = fields(code, FIELDS, INTEGERS)
-    with code.loop("%from", "%to") as unit:
-        head, row = (code.let(f"{name} i64 {unit.index}, {at['rows']}") for name in ("udiv", "urem"))
-        first = code.add(code.times(row, spec.query_heads), code.times(head, group))
-        q, out = code.at(at["q"], first, spec.width * 4), code.at(at["out"], first, spec.values * 4)
-        k, v = (code.at(at[name], code.times(head, at[f"{name}_head_stride"])) for name in "kv")
-        sinks = code.at(at["sinks"], code.times(head, group), 4)
-        position = code.load("i64", code.at(at["positions"], row, 8), 8)
-        begin = _larger(code, code.let(f"sub i64 {code.add(position, 1)}, {at['window']}"), "0")
-        end = code.add(position, 1)
-        with code.loop(0, group) as each:
-            begun = code.load("float", code.at(sinks, each.index, 4), 4) if spec.sinks else NONE
-            code.store("float", begun, code.at(most, each.index, 4), 4)
-            weight = vector("float", [fp32(float(spec.sinks and not lane)) for lane in range(LANES)])
-            code.store(FLOATS, weight, code.at(weights, each.index, WIDTH), WIDTH)
-            for start, count in pieces(spec.values):
-                store(code, ZERO, code.at(out, each.index, spec.values * 4), start, count, torch.float32)
-        with code.loop(code.let(f"and i64 {begin}, {-BLOCK}"), end, BLOCK) as block:
-            low, high = _larger(code, begin, block.index), _smaller(code, end, code.add(block.index, BLOCK))
-            for heads, start, stop in _shares(group):
-                with code.loop(start, stop, heads) as share:
-                    some = _Share(
-                        spec,
-                        code,
-                        heads,
-                        block.index,
-                        (low, high),
-                        code.at(q, share.index, spec.width * 4),
-                        (k, v),
-                        (at["k_row_stride"], at["v_row_stride"]),
-                        code.at(out, share.index, spec.values * 4),
-                        scores,
-                        halves,
-                    )
-                    greatest, sums = code.at(most, share.index, 4), code.at(weights, share.index, WIDTH)
-                    some.add_values(some.weigh(some.score(), greatest, sums))
-        with code.loop(0, group) as each:
-            sum_ = total(code, code.load(FLOATS, code.at(weights, each.index, WIDTH), WIDTH))
-            divisor, into = everywhere(code, sum_), code.at(out, each.index, spec.values * 4)
-            for start, count in pieces(spec.values):
-                value = op(code, "fdiv", load(code, into, start, count, torch.float32), divisor)
-                store(code, value, into, start, count, torch.float32)
+    k_head_stride + p * k_row_stride bytes, in the cache's type, and, where rows are packed, offsets[row] bytes, i64,
+    after that."""
+    code = kernel_code("attend")
+    together = max(1, QUERIES // spec.group)
+    room, at = Room.on_stack(code), fields(code, FIELDS, INTEGERS)
+    most = code.let(f"alloca [{together * spec.group * 4} x i8], align {WIDTH}")
+    weights = code.let(f"alloca [{together * spec.group * WIDTH} x i8], align {WIDTH}")
+    rows = largest_of(code, at["rows"], "1")
+    first_head = code.let(f"udiv i64 %from, {rows}")
+    end_head = code.let(f"udiv i64 {code.add('%to', code.add(rows, -1))}, {rows}")
+    with code.loop(first_head, end_head) as head:
+        before = code.times(head.index, rows)
+        start = largest_of(code, code.let(f"sub i64 %from, {before}"), "0")
+        end = least_of(code, code.let(f"sub i64 %to, {before}"), rows)
+        with code.loop(start, end, together) as row:
+            count = least_of(code, code.let(f"sub i64 {end}, {row.index}"), str(together))
+            first = code.times(head.index, spec.group)
+            query = code.add(code.times(row.index, spec.query_heads), first)
+            tile = _Tile(
+                spec,
+                code,
+                together,
+                count,
+                positions=code.at(at["positions"], row.index, 8),
+                offsets=code.at(at["offsets"], row.index, 8),
+                q=code.at(at["q"], query, spec.width * 4),
+                out=code.at(at["out"], query, spec.values * 4),
+                sinks=code.at(at["sinks"], first, 4),
+                window=at["window"],
+                k=code.at(at["k"], code.times(head.index, at["k_head_stride"])),
+                v=code.at(at["v"], code.times(head.index, at["v_head_stride"])),
+                strides=(at["k_row_stride"], at["v_row_stride"]),
+                room=room,
+                most=most,
+                weights=weights,
+            )
+            tile.attend()
     return code_address(code)
 
 
-def _shares(group: int) -> list[tuple[int, int, int]]:
-    """(heads, first, end): at most HEADS of a group at a time, as evenly as it goes."""
-    shares = -(-group // HEADS)
-    size, more = divmod(group, shares)
-    ends = [(size + 1, 0, more * (size + 1))] if more else []
-    return [*ends, (size, more * (size + 1), group)]
+@dataclass(frozen=True)
+class _Reach:
+    """The keys begin..end - 1, and the addresses of position 0 of keys and of values."""
 
+    begin: str
+    end: str
+    k: str
+    v: str
 
-def _larger(code: Code, one: str, other: str) -> str:
-    return code.call("i64", "llvm.smax.i64", ("i64", one), ("i64", other))
-
-
-def _smaller(code: Code, one: str, other: str) -> str:
-    return code.call("i64", "llvm.smin.i64", ("i64", one), ("i64", other))
+    def within(self, code: Code, block: str) -> tuple[str, str]:
+        """Those of the block that begins at a position: (first, end)."""
+        return largest_of(code, self.begin, block), least_of(code, self.end, code.add(block, BLOCK))
 
 
 @dataclass(frozen=True)
-class _Share:
-    """Some query heads of a row over the keys `reach` of the block that begins at position `block`."""
+class _Tile:
+    """The queries of `count` rows, at most `together`, that read a head of keys: what they read of a block is shared
+    where it is the same for all of so many rows. Names are the addresses of the first row's fields."""
 
     spec: Attend
     code: Code
-    heads: int
-    block: str
-    reach: tuple[str, str]
+    together: int
+    count: str
+    positions: str
+    offsets: str
     q: str
-    cached: tuple[str, str]
-    strides: tuple[str, str]
     out: str
-    scores: str  # room for [heads, BLOCK], fp32
-    halves: str  # room for [LANES / 2, heads] vectors
+    sinks: str
+    window: str
+    k: str
+    v: str
+    strides: tuple[str, str]  # bytes from one position to the next, of keys and of values
+    room: Room
+    most: str  # the greatest score of each query so far
+    weights: str  # the sums of weights of each query so far, by lane
 
-    def score(self) -> list[str]:
-        """Write the scores of the block, those out of reach as -inf -> of each head the greatest ones, by lane."""
-        code, (low, high) = self.code, self.reach
-        ends = [
-            code.broadcast("i32", code.let(f"trunc i64 {code.let(f'sub i64 {end}, {self.block}')} to i32"), LANES)
-            for end in self.reach
-        ]
-        begin, none = code.let(f"and i64 {low}, {-LANES}"), splat("float", LANES, NONE)
-        with code.loop(begin, high, LANES, [(FLOATS, none)] * self.heads) as eight:
-            first = code.let(f"sub i64 {eight.index}, {self.block}")
-            start = code.broadcast("i32", code.let(f"trunc i64 {first} to i32"), LANES)
-            places = code.let(f"add {INTS} {start}, {vector('i32', range(LANES))}")
-            inside = code.let(
-                f"and <{LANES} x i1> {code.let(f'icmp sge {INTS} {places}, {ends[0]}')}, "
-                f"{code.let(f'icmp slt {INTS} {places}, {ends[1]}')}"
-            )
-            greatest = []
-            for head, (found, before) in enumerate(zip(self._dots(eight.index), eight.values, strict=True)):
-                value = op(code, "fmul", found, number(self.spec.scale))
-                if cap := self.spec.softcap:
-                    value = op(code, "fmul", tanh(code, op(code, "fdiv", value, number(cap))), number(cap))
-                value = code.let(f"select <{LANES} x i1> {inside}, {FLOATS} {value}, {FLOATS} {none}")
-                code.store(FLOATS, value, self._score(head, first), WIDTH)
-                greatest.append(larger(code, value, before))
-            eight.next = greatest
-        return eight.values
-
-    def weigh(self, greatest: list[str], most: str, weights: str) -> list[str]:
-        """Turn the scores into weights, given each head's greatest score and sums of weights by lane so far, which are
-        brought up to date -> what each head's output so far is to be multiplied by, in every lane."""
-        code, kind = self.code, f"<{self.heads} x float>"
-        now = "poison"
-        for head, value in enumerate(greatest):
-            for half in (4, 2, 1):
-                of = f"<{2 * half} x float>"
-                value = larger(code, *(code.pick(of, value, range(i, i + half)) for i in (0, half)), half)
-            one = code.let(f"extractelement <1 x float> {value}, i32 0")
-            now = code.let(f"insertelement {kind} {now}, float {one}, i32 {head}")
-        before = code.load(kind, most, 4)
-        now = larger(code, now, before, self.heads)
-        code.store(kind, now, most, 4)
-        nothing = code.let(f"fcmp oeq {kind} {now}, {splat('float', self.heads, NONE)}")
-        now = code.let(f"select <{self.heads} x i1> {nothing}, {kind} {ZERO}, {kind} {now}")
-        less = exp(code, op(code, "fsub", before, now, self.heads), self.heads)
-        factors, maxima = ([code.pick(kind, of, [head] * LANES) for head in range(self.heads)] for of in (less, now))
-        sums = [code.load(FLOATS, code.at(weights, head * WIDTH), WIDTH) for head in range(self.heads)]
-        sums = [op(code, "fmul", one, factor) for one, factor in zip(sums, factors, strict=True)]
-        begin = code.let(f"and i64 {self.reach[0]}, {-LANES}")
-        with code.loop(begin, self.reach[1], LANES, [(FLOATS, one) for one in sums]) as eight:
-            first, after = code.let(f"sub i64 {eight.index}, {self.block}"), []
-            for head, (one, most_) in enumerate(zip(eight.values, maxima, strict=True)):
-                place = self._score(head, first)
-                weight = exp(code, op(code, "fsub", code.load(FLOATS, place, WIDTH), most_))
-                code.store(FLOATS, weight, place, WIDTH)
-                after.append(op(code, "fadd", one, weight))
-            eight.next = after
-        for head, one in enumerate(eight.values):
-            code.store(FLOATS, one, code.at(weights, head * WIDTH), WIDTH)
-        return factors
-
-    def add_values(self, factors: list[str]) -> None:
-        """Multiply the outputs so far, and add the values by their weights."""
-        whole = self.spec.values - self.spec.values % LANES
-        at_once = VECTORS[self.heads] * LANES
-        full = whole - whole % at_once
-        if full:
-            with self.code.loop(0, full, at_once) as some:
-                self._add(factors, some.index, [(i, LANES) for i in range(0, at_once, LANES)])
-        if rest := [(first - full, count) for first, count in pieces(self.spec.values) if first >= full]:
-            self._add(factors, str(full), rest)
-
-    def _add(self, factors: list[str], start: str, vectors: list[tuple[int, int]]) -> None:
-        """The same for some vectors (first, count) of values, counted from `start`."""
-        code, values = self.code, self.spec.values
-        out, v = code.at(self.out, start, 4), code.at(self.cached[1], start, self.spec.cache.itemsize)
-        pairs = [(head, one) for head in range(self.heads) for one in vectors]
-        begun = []
-        for head, (first, count) in pairs:
-            so_far = load(code, out, head * values + first, count, torch.float32)
-            begun.append((FLOATS, op(code, "fmul", so_far, factors[head])))
-        with code.loop(*self.reach, 1, begun) as key:
-            row = code.at(v, code.times(key.index, self.strides[1]))
-            place = code.let(f"sub i64 {key.index}, {self.block}")
-            given = {one: load(code, row, one[0], one[1], self.spec.cache) for one in vectors}
-            held = [everywhere(code, code.load("float", self._score(head, place), 4)) for head in range(self.heads)]
-            key.next = [
-                fma(code, held[head], given[one], before) for (head, one), before in zip(pairs, key.values, strict=True)
-            ]
-        for (head, (first, count)), value in zip(pairs, key.values, strict=True):
-            store(code, value, out, head * values + first, count, torch.float32)
-
-    def _score(self, head: int, place: str) -> str:
-        return self.code.at(self.code.at(self.scores, head * BLOCK * 4), place, 4)
-
-    def _dots(self, first: str) -> list[str]:
-        """Of each head the products with eight keys from the `first` on, by lane."""
-        code, (low, high), at_once = self.code, self.reach, KEYS[self.heads] // 2
-        with code.loop(0, LANES // 2, at_once) as pair:
-            keys = []
-            for i in range(at_once):
-                for place in (i, i + LANES // 2):
-                    key = code.add(code.add(first, pair.index), place)
-                    key = _smaller(code, _larger(code, key, low), code.add(high, -1))  # the others may not be memory
-                    keys.append(code.at(self.cached[0], code.times(key, self.strides[0])))
-            sums, into = self._sums(keys), code.at(self.halves, pair.index, self.heads * WIDTH)
-            for i in range(at_once):
-                for head in range(self.heads):
-                    of = 2 * (head * at_once + i)
-                    place = code.at(into, (i * self.heads + head) * WIDTH)
-                    code.store(FLOATS, self._halved(*sums[of : of + 2]), place, WIDTH)
-        return [
-            self._lanes(
-                [
-                    code.load(FLOATS, code.at(self.halves, (i * self.heads + head) * WIDTH), WIDTH)
-                    for i in range(LANES // 2)
-                ]
-            )
-            for head in range(self.heads)
-        ]
-
-    def _sums(self, keys: list[str]) -> list[str]:
-        """The partial sums of each head with each key."""
-        code, width = self.code, self.spec.width
-        sums = [ZERO] * (self.heads * len(keys))
-
-        def add(first: str | int, count: int, sums: list[str]) -> list[str]:
-            seen = [load(code, key, first, count, self.spec.cache) for key in keys]
-            after = []
-            for head in range(self.heads):
-                query = load(code, code.at(self.q, head * width * 4), first, count, torch.float32)
-                after += [fma(code, query, one, sums[head * len(keys) + i]) for i, one in enumerate(seen)]
-            return after
-
-        full = width - width % SPAN if width > SPAN else 0
-        if full:
-            with code.loop(0, full, SPAN, [(FLOATS, one) for one in sums]) as each:
-                values = each.values
-                for first in range(0, SPAN, LANES):
-                    values = add(code.add(each.index, first), LANES, values)
-                each.next = values
-            sums = each.values
-        for first, count in pieces(width):
-            if first >= full:
-                sums = add(first, count, sums)
-        return sums
-
-    def _halved(self, one: str, other: str) -> str:
-        """p0..p3 of two keys: lanes i and i + 4 added."""
-        low, high = (
-            self.code.pick(FLOATS, one, [start + i for start in (at, at + LANES) for i in range(4)], other)
-            for at in (0, 4)
-        )
-        return op(self.code, "fadd", low, high)
-
-    def _lanes(self, halved: list[str]) -> str:
-        """(p0 + p2) + (p1 + p3) of keys 0 and 4, 1 and 5, 2 and 6, 3 and 7, in the order of keys."""
+    def attend(self) -> None:
         code = self.code
-        quarters = []
-        for one, other in (halved[:2], halved[2:]):  # p0 + p2, p1 + p3 of one, and of the other: in each half
-            low, high = (
-                code.pick(FLOATS, one, [at, at + 1, at + 8, at + 9, at + 4, at + 5, at + 12, at + 13], other)
-                for at in (0, 2)
-            )
-            quarters.append(op(code, "fadd", low, high))
-        low, high = (
-            code.pick(FLOATS, quarters[0], [at, at + 2, at + 8, at + 10, at + 4, at + 6, at + 12, at + 14], quarters[1])
-            for at in (0, 1)
-        )
-        return op(code, "fadd", low, high)
+        with code.loop(0, self.count) as row, code.loop(0, self.spec.group) as query:
+            self._begin(row.index, query.index)
+        last = code.add(self.count, -1)
+        reaches = [self._reach(least_of(code, str(i), last)) for i in range(self.together)]
+        first = functools.reduce(functools.partial(least_of, code), [reach.begin for reach in reaches])
+        end = functools.reduce(functools.partial(largest_of, code), [reach.end for reach in reaches])
+        with code.loop(code.let(f"and i64 {first}, {-BLOCK}"), end, BLOCK) as block:
+            if self.together == 1:
+                self._row("0", reaches[0], block.index)
+            else:
+                self._rows(reaches, block.index)
+        with code.loop(0, self.count) as row, code.loop(0, self.spec.group) as query:
+            self._finish(row.index, query.index)
+
+    def _rows(self, reaches: Sequence[_Reach], block: str) -> None:
+        """Take a block for all rows at once, or for each that reads any of it."""
+        code, spec = self.code, self.spec
+        same = code.let(f"icmp eq i64 {self.count}, {self.together}")
+        parts = [reach.within(code, block) for reach in reaches]
+        for part, reach in zip(parts[1:], reaches[1:], strict=True):
+            for kind, one, other in zip(
+                ("i64", "i64", "ptr"), (*part, reach.k), (*parts[0], reaches[0].k), strict=True
+            ):
+                same = code.let(f"and i1 {same}, {code.let(f'icmp eq {kind} {one}, {other}')}")
+        with where(code, same):
+            places = [row * spec.query_heads + i for row in range(self.together) for i in range(spec.group)]
+            self._share("0", places, reaches[0], block).attend(self.most, self.weights)
+        with where(code, code.let(f"xor i1 {same}, true")), code.loop(0, self.count) as row:
+            reach = self._reach(row.index)
+            low, high = reach.within(code, block)
+            with where(code, code.let(f"icmp slt i64 {low}, {high}")):
+                self._row(row.index, reach, block)
+
+    def _row(self, row: str, reach: _Reach, block: str) -> None:
+        """Take a block for the queries of one row."""
+        code, group = self.code, self.spec.group
+        shares = -(-group // QUERIES)
+        size, more = divmod(group, shares)  # as evenly as it goes
+        for queries, start, end in ((size + 1, 0, more * (size + 1)), (size, more * (size + 1), group)):
+            if start < end:
+                with code.loop(start, end, queries) as first:
+                    share = self._share(self._query(row, first.index), range(queries), reach, block)
+                    state = code.add(code.times(row, group), first.index)
+                    share.attend(code.at(self.most, state, 4), code.at(self.weights, state, WIDTH))
+
+    def _share(self, query: str, places: Sequence[int], reach: _Reach, block: str) -> Share:
+        """Some queries, of which the first is `query`, over a block."""
+        code, spec = self.code, self.spec
+        q, out = code.at(self.q, query, spec.width * 4), code.at(self.out, query, spec.values * 4)
+        numbers = Numbers(spec.width, spec.values, spec.cache, spec.scale, spec.softcap)
+        part, cached = reach.within(code, block), (reach.k, reach.v)
+        return Share(code, numbers, self.room, places, q, out, block, part, cached, self.strides)
+
+    def _query(self, row: str, i: str) -> str:
+        """The number of a row's query i among all queries, counted from the tile's first."""
+        return self.code.add(self.code.times(row, self.spec.query_heads), i)
+
+    def _reach(self, row: str) -> _Reach:
+        """What a row reads."""
+        code = self.code
+        end = code.add(code.load("i64", code.at(self.positions, row, 8), 8), 1)
+        begin = largest_of(code, code.let(f"sub i64 {end}, {self.window}"), "0")
+        if not self.spec.packed:
+            return _Reach(begin, end, self.k, self.v)
+        offset = code.load("i64", code.at(self.offsets, row, 8), 8)
+        return _Reach(begin, end, code.at(self.k, offset), code.at(self.v, offset))
+
+    def _begin(self, row: str, i: str) -> None:
+        """Set out a row's query i."""
+        code, spec = self.code, self.spec
+        state = code.add(code.times(row, spec.group), i)
+        most = code.load("float", code.at(self.sinks, i, 4), 4) if spec.sinks else NONE
+        code.store("float", most, code.at(self.most, state, 4), 4)
+        weights = vector("float", [fp32(float(spec.sinks and not lane)) for lane in range(LANES)])
+        code.store(FLOATS, weights, code.at(self.weights, state, WIDTH), WIDTH)
+        for first, count in pieces(spec.values):
+            store(code, ZERO, code.at(self.out, self._query(row, i), spec.values * 4), first, count, torch.float32)
+
+    def _finish(self, row: str, i: str) -> None:
+        """Divide the output of a row's query i."""
+        code, values = self.code, self.spec.values
+        state = code.add(code.times(row, self.spec.group), i)
+        divisor = everywhere(code, total(code, code.load(FLOATS, code.at(self.weights, state, WIDTH), WIDTH)))
+        out = code.at(self.out, self._query(row, i), values * 4)
+        for first, count in pieces(values):
+            value = op(code, "fdiv", load(code, out, first, count, torch.float32), divisor)
+            store(code, value, out, first, count, torch.float32)

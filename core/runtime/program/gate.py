@@ -15,7 +15,20 @@ from typing import Literal
 import torch
 
 from core.runtime.program.exp import one_plus_exp
-from core.runtime.program.vectors import FLOATS, LANES, code_address, fields, fma, kernel_code, load, number, op, store
+from core.runtime.program.vectors import (
+    FLOATS,
+    LANES,
+    code_address,
+    fields,
+    fma,
+    kernel_code,
+    least_of,
+    load,
+    number,
+    op,
+    store,
+    where,
+)
 from core.system.native.ir import Code
 
 FIELDS = ("x", "out")
@@ -52,12 +65,12 @@ def kernel(spec: Gate) -> int:
         row, block = (code.let(f"{name} i64 {unit.index}, {spec.units}") for name in ("udiv", "urem"))
         x, out = code.at(at["x"], row, width * 8), code.at(at["out"], row, width * 4)
         start = code.times(block, BLOCK)
-        end = code.call("i64", "llvm.smin.i64", ("i64", code.add(start, BLOCK)), ("i64", str(whole)))
+        end = least_of(code, code.add(start, BLOCK), str(whole))
         with code.loop(start, end, LANES) as each:
             _hidden(code, spec, x, out, each.index, LANES)
         if rest := width - whole:  # of the last block
             last = code.let(f"icmp eq i64 {block}, {spec.units - 1}")
-            with code.loop(0, code.let(f"zext i1 {last} to i64")):
+            with where(code, last):
                 _hidden(code, spec, x, out, whole, rest)
     return code_address(code)
 

@@ -6,13 +6,26 @@ A pair (a, b) of a head is turned by its angle into fma(a, cos, -(b * sin)) and 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from core.runtime.program.rms import Norm, scale, scaled
-from core.runtime.program.vectors import FLOATS, LANES, ZERO, code_address, fields, fma, kernel_code, load, op, pieces
-from core.runtime.program.vectors import store as put
+from core.runtime.program.vectors import (
+    FLOATS,
+    LANES,
+    WIDTH,
+    ZERO,
+    code_address,
+    fields,
+    fma,
+    kernel_code,
+    load,
+    op,
+    pieces,
+    store,
+)
 from core.system.native.ir import Code
 
 FIELDS = (
@@ -23,6 +36,7 @@ FIELDS = (
     "cos",
     "sin",
     "positions",
+    "offsets",
     "q",
     "k",
     "v",
@@ -32,13 +46,16 @@ FIELDS = (
     "v_row_stride",
 )
 STRIDES = FIELDS[-4:]
+Load = Callable[[int, int], str]  # (first, count) of the numbers of a head
 
 
 @dataclass(frozen=True)
 class Rotate:
     """Heads of `width` numbers, of which the first `rotated` are turned: number i with i + rotated / 2, or, where
-    `interleaved`, 2i with 2i + 1. `norm`: of each head of queries and keys. `bias`: the type of what is added to the
-    product first; None = nothing."""
+    `interleaved`, 2i with 2i + 1. `bias`: the type of what is added to the product first; None = nothing. `norm`: of
+    each head of queries and keys, before it is turned, or, `norm_last`, after it; `value_norm`, without weights: of
+    values. A norm of all heads at once is rms.py's, in place, before this. `packed`: rows are of several sequences,
+    with a cache each."""
 
     query_heads: int
     heads: int
@@ -48,10 +65,14 @@ class Rotate:
     norm: Norm | None = None
     bias: torch.dtype | None = None
     interleaved: bool = False
+    packed: bool = False
+    norm_last: bool = False
+    value_norm: Norm | None = None
 
     def __post_init__(self) -> None:
         assert self.query_heads % self.heads == 0 and self.rotated % 2 == 0 and self.rotated <= self.width
-        assert self.norm is None or self.norm.width == self.width
+        assert all(norm is None or norm.width == self.width for norm in (self.norm, self.value_norm))
+        assert self.value_norm is None or self.value_norm.weight is None
 
 
 @functools.cache
@@ -59,8 +80,9 @@ def kernel(spec: Rotate) -> int:
     """The address of the kernel. Unit row * heads + h is head h of keys and values of a row, and the queries that
     read it. qkv [rows, (query_heads + 2 * heads) * width], queries first; cos and sin [rows, rotated / 2]; q [rows,
     query_heads, width]: all fp32. Head h of position p lies at k + h * k_head_stride + p * k_row_stride bytes, in the
-    cache's type, where p = positions[row], i64."""
+    cache's type, where p = positions[row], i64, and, where rows are packed, offsets[row] bytes, i64, after that."""
     code, size = kernel_code("rotate"), spec.width * 4
+    made = code.let(f"alloca [{size} x i8], align {WIDTH}")
     at, group = fields(code, FIELDS, STRIDES), spec.query_heads // spec.heads
     bias_size = spec.width * (spec.bias.itemsize if spec.bias else 0)
     with code.loop("%from", "%to") as unit:
@@ -70,17 +92,38 @@ def kernel(spec: Rotate) -> int:
         q = code.at(at["q"], row, spec.query_heads * size)
         position = code.load("i64", code.at(at["positions"], row, 8), 8)
         k, v = (_cached(code, at, name, head, position) for name in "kv")
+        if spec.packed:
+            offset = code.load("i64", code.at(at["offsets"], row, 8), 8)
+            k, v = code.at(k, offset), code.at(v, offset)
 
-        def numbers(index: str) -> _Head:
-            return _Head(spec, code, code.at(given, index, size), code.at(at["bias"], index, bias_size))
+        def numbers(index: str) -> Load:
+            x, bias = code.at(given, index, size), code.at(at["bias"], index, bias_size)
+
+            def some(first: int, count: int) -> str:
+                value = load(code, x, first, count, torch.float32)
+                return op(code, "fadd", value, load(code, bias, first, count, spec.bias)) if spec.bias else value
+
+            return some
+
+        def turn(index: str, weight: str, out: str, dtype: torch.dtype) -> None:
+            x = numbers(index)
+            if spec.norm is None:
+                _turn(code, spec, x, cos, sin, out, dtype)
+            elif spec.norm_last:
+                _turn(code, spec, x, cos, sin, made, torch.float32)
+                turned = functools.partial(load, code, made, dtype=torch.float32)
+                _copy(code, _normed(code, spec.norm, turned, weight), spec.width, out, dtype)
+            else:
+                _turn(code, spec, _normed(code, spec.norm, x, weight), cos, sin, out, dtype)
 
         first = code.times(head, group)
         with code.loop(first, code.add(first, group)) as each:
-            _turn(numbers(each.index), at["q_weight"], cos, sin, code.at(q, each.index, size), torch.float32)
-        _turn(numbers(code.add(head, spec.query_heads)), at["k_weight"], cos, sin, k, spec.cache)
+            turn(each.index, at["q_weight"], code.at(q, each.index, size), torch.float32)
+        turn(code.add(head, spec.query_heads), at["k_weight"], k, spec.cache)
         values = numbers(code.add(head, spec.query_heads + spec.heads))
-        for start, count in pieces(spec.width):
-            put(code, values.load(start, count), v, start, count, spec.cache)
+        if spec.value_norm:
+            values = _normed(code, spec.value_norm, values, "")
+        _copy(code, values, spec.width, v, spec.cache)
     return code_address(code)
 
 
@@ -90,46 +133,32 @@ def _cached(code: Code, at: dict[str, str], name: str, head: str, position: str)
     return code.at(begin, code.times(position, at[f"{name}_row_stride"]))
 
 
-@dataclass(frozen=True)
-class _Head:
-    """A head of the product."""
-
-    spec: Rotate
-    code: Code
-    x: str
-    bias: str
-
-    def load(self, first: int, count: int) -> str:
-        """Some of its numbers, with the bias."""
-        value = load(self.code, self.x, first, count, torch.float32)
-        if self.spec.bias is None:
-            return value
-        return op(self.code, "fadd", value, load(self.code, self.bias, first, count, self.spec.bias))
+def _normed(code: Code, norm: Norm, x: Load, weight: str) -> Load:
+    """The numbers of a head after a norm."""
+    squares = ZERO
+    for first, count in pieces(norm.width):
+        value = x(first, count)
+        squares = fma(code, value, value, squares)
+    factor = scale(code, norm, squares)
+    return lambda first, count: scaled(code, norm, x(first, count), factor, weight, first, count)
 
 
-def _turn(head: _Head, weight: str, cos: str, sin: str, out: str, dtype: torch.dtype) -> None:
-    """Norm a head, rotate it and store it at `out`."""
-    spec, code, norm = head.spec, head.code, head.spec.norm
-    factor = ""
-    if norm is not None:
-        squares = ZERO
-        for first, count in pieces(spec.width):
-            value = head.load(first, count)
-            squares = fma(code, value, value, squares)
-        factor = scale(code, norm, squares)
+def _copy(code: Code, x: Load, width: int, out: str, dtype: torch.dtype, start: int = 0) -> None:
+    """Store the numbers of a head from `start` on, each rounded once."""
+    for first, count in pieces(width - start):
+        store(code, x(start + first, count), out, start + first, count, dtype)
 
-    def normed(first: int, count: int) -> str:
-        value = head.load(first, count)
-        return value if norm is None else scaled(code, norm, value, factor, weight, first, count)
 
+def _turn(code: Code, spec: Rotate, x: Load, cos: str, sin: str, out: str, dtype: torch.dtype) -> None:
+    """Rotate a head and store it."""
     half = spec.rotated // 2
     for first, count in pieces(half):
         if spec.interleaved:
             left = min(LANES, 2 * count)
-            both = [normed(2 * first, left), normed(2 * first + left, 2 * count - left) if 2 * count > left else ZERO]
+            both = [x(2 * first, left), x(2 * first + left, 2 * count - left) if 2 * count > left else ZERO]
             a, b = (code.pick(FLOATS, both[0], range(start, 16, 2), both[1]) for start in (0, 1))
         else:
-            a, b = normed(first, count), normed(half + first, count)
+            a, b = x(first, count), x(half + first, count)
         c, s = (load(code, table, first, count, torch.float32) for table in (cos, sin))
         away = code.let(f"fneg {FLOATS} {op(code, 'fmul', b, s)}")
         one, other = fma(code, a, c, away), fma(code, b, c, op(code, "fmul", a, s))
@@ -137,9 +166,8 @@ def _turn(head: _Head, weight: str, cos: str, sin: str, out: str, dtype: torch.d
             for start in range(0, 2 * count, LANES):
                 places = [place for i in range(start // 2, start // 2 + 4) for place in (i, i + LANES)]
                 mixed = code.pick(FLOATS, one, places, other)
-                put(code, mixed, out, 2 * first + start, min(LANES, 2 * count - start), dtype)
+                store(code, mixed, out, 2 * first + start, min(LANES, 2 * count - start), dtype)
         else:
-            put(code, one, out, first, count, dtype)
-            put(code, other, out, half + first, count, dtype)
-    for first, count in pieces(spec.width - spec.rotated):
-        put(code, normed(spec.rotated + first, count), out, spec.rotated + first, count, dtype)
+            store(code, one, out, first, count, dtype)
+            store(code, other, out, half + first, count, dtype)
+    _copy(code, x, spec.width, out, dtype, spec.rotated)

@@ -6,7 +6,7 @@ the one with the lower index, and NaN counts as the greatest. A score is
     softmax_chosen:  the same over the chosen ones alone
     sigmoid:         sigmoid(logit)
 A total has expert e, or the chosen one j, in lane e or j mod 8. Weights are the scores, if `renormalised` divided by
-(their total + epsilon), and then times `scale`.
+(their total + epsilon), then times `scale`, and then times the scale of the expert where each has one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Literal
 
 import torch
 
+from core.runtime.program.choose import GroupRoom, Groups, keep_groups, order, room, take_first
 from core.runtime.program.exp import exp, sigmoid
 from core.runtime.program.vectors import (
     FLOATS,
@@ -30,6 +31,7 @@ from core.runtime.program.vectors import (
     filled,
     kernel_code,
     larger,
+    largest,
     load,
     number,
     op,
@@ -38,16 +40,15 @@ from core.runtime.program.vectors import (
     store,
     total,
 )
-from core.system.native.ir import Code, fp32, splat, vector
+from core.system.native.ir import Code, fp32, splat
 
-FIELDS = ("logits", "bias", "ids", "weights")
-NAN, TAKEN = 0x7FFFFFFF, -0x80000000  # as orders: see _order
+FIELDS = ("logits", "bias", "scales", "ids", "weights")
 NONE = fp32(float("-inf"))
 
 
 @dataclass(frozen=True)
 class Route:
-    """`chosen` of `experts`. `bias`: whether there is one."""
+    """`chosen` of `experts`. `bias`: whether there is one; `scales`: whether each expert has a factor of its weight."""
 
     experts: int
     chosen: int
@@ -56,19 +57,23 @@ class Route:
     renormalised: bool = False
     epsilon: float = 0.0
     scale: float = 1.0
+    scales: bool = False
+    groups: Groups | None = None
 
     def __post_init__(self) -> None:
-        assert 0 < self.chosen <= self.experts and not (self.bias and self.score == "softmax_chosen")
+        assert not (self.bias and self.score == "softmax_chosen")
+        assert 0 < self.chosen <= (self.groups.size * self.groups.chosen if self.groups else self.experts)
+        assert not self.groups or self.groups.size * self.groups.count == self.experts
 
 
 @functools.cache
 def kernel(spec: Route) -> int:
-    """The address of the kernel. A unit is a token: logits [tokens, experts] and bias [experts], fp32 -> ids [tokens,
-    chosen], i64, and weights [tokens, chosen], fp32."""
-    code, room = kernel_code("route"), -(-spec.experts // LANES)
-    orders = code.let(f"alloca [{room * WIDTH} x i8], align {WIDTH}")
-    scores = code.let(f"alloca [{room * WIDTH} x i8], align {WIDTH}")
-    found = code.let(f"alloca [{-(-spec.chosen // LANES) * WIDTH} x i8], align {WIDTH}")
+    """The address of the kernel. A unit is a token: logits [tokens, experts], bias and scales [experts], fp32 -> ids
+    [tokens, chosen], i64, and weights [tokens, chosen], fp32."""
+    code = kernel_code("route")
+    orders, scores = room(code, spec.experts), room(code, spec.experts)
+    found, factors = room(code, spec.chosen), room(code, spec.chosen)
+    grouped = spec.groups and GroupRoom.on_stack(code, spec.groups)
     at = fields(code, FIELDS)
     with code.loop("%from", "%to") as token:
         logits = code.at(at["logits"], token.index, spec.experts * 4)
@@ -76,8 +81,14 @@ def kernel(spec: Route) -> int:
             code.at(at[name], token.index, spec.chosen * size) for name, size in (("ids", 8), ("weights", 4))
         )
         divisor = _score(code, spec, logits, at["bias"], scores, orders)
-        _choose(code, spec, scores, orders, ids, found)
-        _weigh(code, spec, found, divisor, weights)
+        if spec.groups and grouped:
+            keep_groups(code, spec.groups, grouped, orders)
+        with code.loop(0, spec.chosen) as j:
+            place = take_first(code, orders, spec.experts)
+            code.store("i64", place, code.at(ids, j.index, 8), 8)
+            for of, into in ((scores, found), (at["scales"], factors))[: 1 + spec.scales]:
+                code.store("float", code.load("float", code.at(of, place, 4), 4), code.at(into, j.index, 4), 4)
+        _weigh(code, spec, found, factors, divisor, weights)
     return code_address(code)
 
 
@@ -89,10 +100,10 @@ def _score(code: Code, spec: Route, logits: str, bias: str, scores: str, orders:
         def most(first: str | int, count: int, values: list[str]) -> list[str]:
             return [larger(code, _logits(code, logits, first, count), values[0])]
 
-        greatest = _everywhere_largest(code, over(code, spec.experts, most, [splat("float", LANES, NONE)])[0])
+        greatest = everywhere(code, largest(code, over(code, spec.experts, most, [splat("float", LANES, NONE)])[0]))
 
     def score(first: str | int, count: int, sums: list[str]) -> list[str]:
-        value = order = _logits(code, logits, first, count)
+        value = logit = _logits(code, logits, first, count)
         if spec.score == "softmax":
             value = exp(code, op(code, "fsub", value, greatest))
             value = filled(code, value, count, ZERO)
@@ -101,7 +112,7 @@ def _score(code: Code, spec: Route, logits: str, bias: str, scores: str, orders:
             value = sigmoid(code, value)
         code.store(FLOATS, value, code.at(scores, first, 4), WIDTH)
         if not spec.bias:
-            code.store(INTS, _order(code, order, count), code.at(orders, first, 4), WIDTH)
+            code.store(INTS, order(code, logit, count), code.at(orders, first, 4), WIDTH)
         return sums
 
     sums = over(code, spec.experts, score, [ZERO])[0]
@@ -113,7 +124,7 @@ def _score(code: Code, spec: Route, logits: str, bias: str, scores: str, orders:
             if divisor:
                 value = op(code, "fdiv", value, divisor)
             value = op(code, "fadd", value, load(code, bias, first, count, torch.float32))
-            code.store(INTS, _order(code, value, count), code.at(orders, first, 4), WIDTH)
+            code.store(INTS, order(code, value, count), code.at(orders, first, 4), WIDTH)
             return []
 
         over(code, spec.experts, biased)
@@ -125,51 +136,8 @@ def _logits(code: Code, logits: str, first: str | int, count: int) -> str:
     return filled(code, load(code, logits, first, count, torch.float32), count, splat("float", LANES, NONE))
 
 
-def _everywhere_largest(code: Code, value: str) -> str:
-    """The largest lane, in every lane."""
-    for half in (4, 2, 1):
-        kind = f"<{2 * half} x float>"
-        value = larger(code, *(code.pick(kind, value, range(i, i + half)) for i in (0, half)), half)
-    return everywhere(code, code.let(f"extractelement <1 x float> {value}, i32 0"))
-
-
-def _order(code: Code, value: str, count: int) -> str:
-    """Numbers as integers of the same order: -0 as 0, NaN as the largest; TAKEN in the lanes from `count` on."""
-    known = code.let(f"fcmp ord {FLOATS} {value}, {ZERO}")
-    bits = code.let(f"bitcast {FLOATS} {op(code, 'fadd', value, number(0))} to {INTS}")
-    sign = code.let(f"ashr {INTS} {bits}, {splat('i32', LANES, 31)}")
-    nan = splat("i32", LANES, NAN)
-    flipped = code.let(f"xor {INTS} {bits}, {code.let(f'and {INTS} {sign}, {nan}')}")
-    found = code.let(f"select <{LANES} x i1> {known}, {INTS} {flipped}, {INTS} {nan}")
-    return filled(code, found, count, splat("i32", LANES, TAKEN), INTS)
-
-
-def _choose(code: Code, spec: Route, scores: str, orders: str, ids: str, found: str) -> None:
-    """Write the ids of the chosen experts, and their scores to `found`."""
-    room = -(-spec.experts // LANES) * LANES
-    with code.loop(0, spec.chosen) as j:
-        begun = [(INTS, splat("i32", LANES, TAKEN)), (INTS, ZERO)]
-        with code.loop(0, room, LANES, begun) as each:  # of each lane the first of the greatest
-            order = code.load(INTS, code.at(orders, each.index, 4), WIDTH)
-            start = code.broadcast("i32", code.let(f"trunc i64 {each.index} to i32"), LANES)
-            more = code.let(f"icmp sgt {INTS} {order}, {each.values[0]}")
-            each.next = [
-                code.let(f"select <{LANES} x i1> {more}, {INTS} {new}, {INTS} {old}")
-                for new, old in zip((order, start), each.values, strict=True)
-            ]
-        most, starts = each.values
-        greatest = code.call("i32", f"llvm.vector.reduce.smax.v{LANES}i32", (INTS, most))
-        equal = code.let(f"icmp eq {INTS} {most}, {code.broadcast('i32', greatest, LANES)}")
-        places = code.let(f"add {INTS} {starts}, {vector('i32', range(LANES))}")
-        places = code.let(f"select <{LANES} x i1> {equal}, {INTS} {places}, {INTS} {splat('i32', LANES, NAN)}")
-        place = code.let(f"zext i32 {code.call('i32', f'llvm.vector.reduce.smin.v{LANES}i32', (INTS, places))} to i64")
-        code.store("i64", place, code.at(ids, j.index, 8), 8)
-        code.store("float", code.load("float", code.at(scores, place, 4), 4), code.at(found, j.index, 4), 4)
-        code.store("i32", str(TAKEN), code.at(orders, place, 4), 4)
-
-
-def _weigh(code: Code, spec: Route, found: str, divisor: str, weights: str) -> None:
-    """Write the weights, from the scores of the chosen experts."""
+def _weigh(code: Code, spec: Route, found: str, factors: str, divisor: str, weights: str) -> None:
+    """Write the weights, from the scores and factors of the chosen experts."""
     values = [load(code, found, first, count, torch.float32) for first, count in pieces(spec.chosen)]
     if spec.score == "softmax":
         values = [op(code, "fdiv", value, divisor) for value in values]
@@ -177,7 +145,7 @@ def _weigh(code: Code, spec: Route, found: str, divisor: str, weights: str) -> N
         most = splat("float", LANES, NONE)
         for first, count in pieces(spec.chosen):
             most = larger(code, _logits(code, found, first, count), most)
-        greatest = _everywhere_largest(code, most)
+        greatest = everywhere(code, largest(code, most))
         values = [exp(code, op(code, "fsub", value, greatest)) for value in values]
         values = _divided(code, spec, values, 0.0)
     if spec.renormalised:
@@ -185,6 +153,8 @@ def _weigh(code: Code, spec: Route, found: str, divisor: str, weights: str) -> N
     for (first, count), value in zip(pieces(spec.chosen), values, strict=True):
         if spec.scale != 1:
             value = op(code, "fmul", value, number(spec.scale))
+        if spec.scales:
+            value = op(code, "fmul", value, load(code, factors, first, count, torch.float32))
         store(code, value, weights, first, count, torch.float32)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -74,6 +75,13 @@ def over(
     return body(whole, width - whole, values) if whole < width else values
 
 
+@contextmanager
+def where(code: Code, condition: str) -> Iterator[None]:
+    """What is done only if a condition, an i1, holds."""
+    with code.loop(0, code.let(f"zext i1 {condition} to i64")):
+        yield
+
+
 def fma(code: Code, one: str, other: str, added: str, lanes: int = LANES) -> str:
     """one * other + added, rounded once."""
     kind = f"<{lanes} x float>"
@@ -82,21 +90,40 @@ def fma(code: Code, one: str, other: str, added: str, lanes: int = LANES) -> str
 
 def total(code: Code, value: str) -> str:
     """The sum of eight lanes, a float: p[j] = lane j + lane j + 4, then (p0 + p2) + (p1 + p3)."""
+    return _folded(code, value, lambda one, other, lanes: op(code, "fadd", one, other, lanes))
+
+
+def largest(code: Code, value: str) -> str:
+    """The largest of eight lanes, none of which is NaN: a float."""
+    return _folded(code, value, lambda one, other, lanes: larger(code, one, other, lanes))
+
+
+def _folded(code: Code, value: str, put: Callable[[str, str, int], str]) -> str:
+    """Eight lanes put together by halves."""
     for half in (4, 2, 1):
         kind = f"<{2 * half} x float>"
-        low, high = (code.pick(kind, value, range(start, start + half)) for start in (0, half))
-        value = code.let(f"fadd <{half} x float> {low}, {high}")
+        value = put(code.pick(kind, value, range(half)), code.pick(kind, value, range(half, 2 * half)), half)
     return code.let(f"extractelement <1 x float> {value}, i32 0")
 
 
-def everywhere(code: Code, value: str, lanes: int = LANES) -> str:
+def everywhere(code: Code, value: str) -> str:
     """A float in every lane."""
-    return code.broadcast("float", value, lanes)
+    return code.broadcast("float", value, LANES)
 
 
 def number(value: float, lanes: int = LANES) -> str:
     """A constant, rounded to fp32, in every lane."""
     return splat("float", lanes, fp32(value))
+
+
+def largest_of(code: Code, one: str, other: str) -> str:
+    """The larger of two i64."""
+    return code.call("i64", "llvm.smax.i64", ("i64", one), ("i64", other))
+
+
+def least_of(code: Code, one: str, other: str) -> str:
+    """The smaller of two i64."""
+    return code.call("i64", "llvm.smin.i64", ("i64", one), ("i64", other))
 
 
 def op(code: Code, name: str, one: str, other: str, lanes: int = LANES) -> str:

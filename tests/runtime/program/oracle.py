@@ -157,6 +157,11 @@ def lane_sum(values: Floats) -> Floats:
     return total(lanes)
 
 
+def descending(values: Floats) -> npt.NDArray[np.int64]:
+    """The places along the last axis, greatest first, NaN before all others; of equals the lower place first."""
+    return np.lexsort([np.where(np.isnan(values), 0, -values), ~np.isnan(values)], axis=-1)
+
+
 def route(
     logits: Floats,
     bias: Floats | None,
@@ -166,8 +171,11 @@ def route(
     renormalised: bool,
     epsilon: float,
     scale: float,
+    scales: Floats | None = None,
+    groups: tuple[int, int, int] = (1, 1, 1),
 ) -> tuple[npt.NDArray[np.int64], Floats]:
-    """logits [tokens, experts] -> ids and weights [tokens, chosen]."""
+    """logits [tokens, experts] -> ids and weights [tokens, chosen]. `groups`: how many, how many of them are kept,
+    and how many of their greatest numbers decide."""
 
     def softmax(x: Floats) -> Floats:
         greatest = np.where(np.isnan(x), np.float32(-np.inf), x).max(-1, keepdims=True)
@@ -176,15 +184,22 @@ def route(
 
     with np.errstate(all="ignore"):
         scores = {"softmax": softmax, "sigmoid": sigmoid, "softmax_chosen": lambda x: x}[score](logits)
-        order = logits if bias is None else scores + bias
-        nan_first = np.stack([np.where(np.isnan(order), 0, -order), ~np.isnan(order)])
-        ids = np.stack([np.lexsort(nan_first[:, token]) for token in range(len(logits))])[:, :chosen]  # a stable sort
+        order = np.array(logits if bias is None else scores + bias)
+        count, kept, best = groups
+        grouped = order.reshape(len(logits), count, -1)
+        sums = np.take_along_axis(grouped, descending(grouped)[..., :best], -1)
+        keep = descending(sums[..., 0] + sums[..., 1] if best == 2 else sums[..., 0])[:, :kept]
+        for token in range(len(logits) * (kept < count)):
+            others = np.setdiff1d(np.arange(count), keep[token])
+            grouped[token, others] = -np.inf  # a view of order
+        ids = descending(order)[:, :chosen]
         weights = np.take_along_axis(scores, ids, -1)
         if score == "softmax_chosen":
             weights = softmax(weights)
         if renormalised:
             weights = weights / (lane_sum(weights) + np.float32(epsilon))[:, None]
-        return ids, weights * np.float32(scale)
+        weights = weights * np.float32(scale)
+        return ids, weights if scales is None else weights * scales[ids]
 
 
 def gate(x: Floats, *, activation: str, interleaved: bool, slope: float, limit: float, shift: float) -> Floats:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -37,7 +39,12 @@ class Rows:
         self.sinks = drawn(seed + 3, spec.query_heads)
         self.out = torch.empty(len(positions), spec.query_heads, spec.values)
 
-    def compute(self, splits: list[int] | tuple[int, ...] = (), window: int = NO_WINDOW) -> torch.Tensor:
+    def compute(
+        self,
+        splits: list[int] | tuple[int, ...] = (),
+        window: int = NO_WINDOW,
+        offsets: torch.Tensor | int = 0,
+    ) -> torch.Tensor:
         size, rows = self.spec.cache.itemsize, len(self.positions)
         call(
             kernel(self.spec),
@@ -50,9 +57,10 @@ class Rows:
             out=self.out,
             sinks=self.sinks,
             positions=self.positions,
+            offsets=offsets,
             rows=rows,
             window=window,
-            k_head_stride=self.k.shape[1] * self.spec.width * size,
+            k_head_stride=self.k.shape[-2] * self.spec.width * size,
             k_row_stride=self.spec.width * size,
             v_head_stride=self.spec.values * size,
             v_row_stride=self.spec.heads * self.spec.values * size,
@@ -85,6 +93,51 @@ class Rows:
 def test_rows(spec: Attend, seed: int, positions: list[int], splits: list[int], window: int) -> None:
     case = Rows(spec, torch.tensor(positions), seed)
     same(case.compute(splits, window), case.known(window))
+
+
+@pytest.mark.parametrize("spec", CASES, ids=str)
+@settings(max_examples=4, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    first=st.integers(0, 90),
+    rows=st.integers(4, 10),
+    splits=st.lists(st.integers(0, 20), max_size=3),
+    window=st.sampled_from([NO_WINDOW, 3, 66]),
+)
+def test_rows_of_a_prompt(spec: Attend, seed: int, first: int, rows: int, splits: list[int], window: int) -> None:
+    case = Rows(spec, torch.arange(first, first + rows), seed)
+    same(case.compute(splits, window), case.known(window))
+
+
+@pytest.mark.parametrize("query_heads", [2, 4, 6])
+def test_rows_of_several_sequences(query_heads: int) -> None:
+    """Each has the bits that it has alone; the caches lie one after the other."""
+    spec = Attend(query_heads, 2, 16, 16, BF16, 0.25)
+    caches = [Rows(spec, torch.tensor([79]), 10 * i) for i in range(3)]
+    positions, sequences = torch.tensor([70, 71, 72, 73, 74, 73, 74, 75]), torch.tensor([0, 0, 0, 0, 0, 1, 1, 2])
+    packed = Rows(replace(spec, packed=True), positions, 1, capacity=80)
+    alike = packed.k.nbytes
+    packed.k, packed.v = (torch.stack([getattr(cache, name) for cache in caches]) for name in "kv")
+    found = packed.compute(offsets=sequences * alike)
+    for row, sequence in enumerate(sequences.tolist()):
+        alone = caches[sequence]
+        alone.positions, alone.q = positions[row : row + 1], packed.q[row : row + 1]
+        same(alone.compute(), found[row : row + 1])
+
+
+def test_values_can_be_a_part_of_keys() -> None:
+    """As in latent attention: one head of keys, given as two (0 bytes apart) so that two threads can share the work."""
+    one, two = (Rows(Attend(8, heads, 40, 32, BF16, 0.2), torch.tensor([70, 71]), 1) for heads in (1, 2))
+    latent = one.k[0]
+    size = 40 * BF16.itemsize
+    strides = {"k_head_stride": 0, "v_head_stride": 0, "k_row_stride": size, "v_row_stride": size}
+    for rows in (one, two):
+        given = dict(q=one.q, k=latent, v=latent, positions=one.positions, out=rows.out)
+        units = 2 * rows.spec.heads
+        call(kernel(rows.spec), FIELDS, units, [1], rows=2, window=NO_WINDOW, **given, **strides)
+    same(two.out, one.out)
+    values = latent[:, None, :32].float().transpose(0, 1).numpy()
+    same(one.out, oracle.attend(one.q.numpy(), one.k.float().numpy(), values, one.positions.numpy(), scale=0.2))
 
 
 @pytest.mark.parametrize("spec", CASES[:4], ids=str)

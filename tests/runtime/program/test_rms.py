@@ -20,9 +20,10 @@ pytestmark = needs_kernels
     ("stored", "offset", "adds"),
     [(None, False, False), (torch.float32, True, True), (torch.bfloat16, False, True), (torch.float16, True, False)],
 )
-def test_rows(width: int, out: torch.dtype, stored: torch.dtype | None, offset: bool, adds: bool) -> None:
+@pytest.mark.parametrize("wild", [False, True])
+def test_rows(width: int, out: torch.dtype, stored: torch.dtype | None, offset: bool, adds: bool, wild: bool) -> None:
     spec = rms.Rms(rms.Norm(width, 1e-6, stored, offset), out, adds)
-    x, delta = drawn(width, 9, width, wild=True), drawn(width + 1, 9, width, wild=True)
+    x, delta = drawn(width, 9, width, wild=wild), drawn(width + 1, 9, width, wild=wild)
     weight = drawn(2, width).to(stored or torch.float32)
     residual = x + delta if adds else x
     known = oracle.rms(residual.numpy(), weight.float().numpy() if stored else None, 1e-6, offset)

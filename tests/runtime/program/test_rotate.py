@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,26 +23,28 @@ CASES = [
     rotate.Rotate(3, 3, 44, 28, BF16, Norm(44, 1e-6), FP32, interleaved=True),
     rotate.Rotate(8, 1, 64, 0, FP32),
     rotate.Rotate(2, 1, 12, 12, FP32, bias=FP16),
+    rotate.Rotate(4, 2, 20, 16, BF16, Norm(20, 1e-6, BF16), norm_last=True, value_norm=Norm(20, 1e-6)),
 ]
 
 
 class Rows:
     """Drawn rows of a case, and where their results go."""
 
-    def __init__(self, spec: rotate.Rotate, rows: int, seed: int, capacity: int = 12) -> None:
+    def __init__(self, spec: rotate.Rotate, rows: int, seed: int, *, wild: bool = False) -> None:
         self.spec, self.rows, heads = spec, rows, spec.query_heads + 2 * spec.heads
-        self.qkv = drawn(seed, rows, heads * spec.width, wild=True)
+        self.qkv = drawn(seed, rows, heads * spec.width, wild=wild)
         self.bias = drawn(seed + 1, heads * spec.width).to(spec.bias or FP32)
         stored = (spec.norm.weight if spec.norm else None) or FP32
         self.weights = [drawn(seed + 2 + i, spec.width).to(stored) for i in range(2)]
         angles = drawn(seed + 4, rows, spec.rotated // 2)
         self.cos, self.sin = angles.cos(), angles.sin()
+        capacity = 12
         self.positions = torch.randperm(capacity, generator=torch.Generator().manual_seed(seed))[:rows]
         self.q = torch.full((rows, spec.query_heads, spec.width), 9.0)
         self.k = torch.full((spec.heads, capacity, spec.width), 9.0).to(spec.cache)
         self.v = torch.full((capacity, spec.heads, spec.width), 9.0).to(spec.cache)  # another order than keys have
 
-    def compute(self, splits: list[int], only: slice = slice(None)) -> None:
+    def compute(self, splits: list[int], only: slice = slice(None), offsets: torch.Tensor | int = 0) -> None:
         size = self.spec.width * self.spec.cache.itemsize
         call(
             rotate.kernel(self.spec),
@@ -54,10 +58,11 @@ class Rows:
             cos=self.cos[only],
             sin=self.sin[only],
             positions=self.positions[only],
+            offsets=offsets,
             q=self.q[only],
             k=self.k,
             v=self.v,
-            k_head_stride=self.k.shape[1] * size,
+            k_head_stride=self.k.shape[-2] * size,
             k_row_stride=size,
             v_head_stride=size,
             v_row_stride=self.spec.heads * size,
@@ -66,23 +71,49 @@ class Rows:
 
 @pytest.mark.parametrize("spec", CASES, ids=str)
 @settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 1 << 30), rows=st.integers(1, 5), splits=st.lists(st.integers(0, 20), max_size=3))
-def test_rows(spec: rotate.Rotate, seed: int, rows: int, splits: list[int]) -> None:
-    case = Rows(spec, rows, seed)
+@given(
+    seed=st.integers(0, 1 << 30),
+    rows=st.integers(1, 5),
+    splits=st.lists(st.integers(0, 20), max_size=3),
+    wild=st.booleans(),
+)
+def test_rows(spec: rotate.Rotate, seed: int, rows: int, splits: list[int], wild: bool) -> None:
+    case = Rows(spec, rows, seed, wild=wild)
     case.compute(splits)
     product = case.qkv + case.bias.float() if spec.bias else case.qkv
     heads = product.view(rows, -1, spec.width).numpy()
     parts = [heads[:, : spec.query_heads], heads[:, spec.query_heads : -spec.heads], heads[:, -spec.heads :]]
     for i, weight in enumerate(case.weights):
+        if spec.norm_last:
+            parts[i] = oracle.turned(parts[i], case.cos.numpy(), case.sin.numpy(), spec.interleaved)
         if spec.norm:
             weights = weight.float().numpy() if spec.norm.weight else None
             parts[i] = oracle.rms(parts[i], weights, spec.norm.eps, spec.norm.offset)
-        parts[i] = oracle.turned(parts[i], case.cos.numpy(), case.sin.numpy(), spec.interleaved)
+        if not spec.norm_last:
+            parts[i] = oracle.turned(parts[i], case.cos.numpy(), case.sin.numpy(), spec.interleaved)
+    if spec.value_norm:
+        parts[2] = oracle.rms(parts[2], None, spec.value_norm.eps, False)
     same(case.q, parts[0])
     same(case.k[:, case.positions].transpose(0, 1).contiguous(), oracle.rounded(parts[1], spec.cache))
     same(case.v[case.positions], oracle.rounded(parts[2], spec.cache))
     others = [p for p in range(12) if p not in case.positions.tolist()]
     assert (case.k[:, others] == 9).all() and (case.v[others] == 9).all()
+
+
+def test_rows_of_several_sequences() -> None:
+    """Each is written to its own cache, which begins so many bytes later."""
+    spec = CASES[0]
+    alone, packed = Rows(spec, 4, 3), Rows(replace(spec, packed=True), 4, 3)
+    alone.compute([])
+    sizes = [cache.nbytes for cache in (alone.k, alone.v)]
+    assert sizes[0] == sizes[1]
+    packed.k, packed.v = (torch.full((2, *cache.shape), 9.0).to(BF16) for cache in (alone.k, alone.v))
+    packed.compute([], offsets=torch.tensor([0, sizes[0], 0, sizes[0]]))
+    same(packed.q, alone.q)
+    for row, position in enumerate(alone.positions.tolist()):
+        same(packed.k[row % 2][:, position], alone.k[:, position])
+        same(packed.v[row % 2][position], alone.v[position])
+        assert (packed.k[1 - row % 2][:, position] == 9).all() and (packed.v[1 - row % 2][position] == 9).all()
 
 
 @pytest.mark.parametrize("spec", CASES[:4], ids=str)

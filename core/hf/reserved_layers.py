@@ -59,8 +59,11 @@ class Reserved:
     def lengthen(self, count: int, draw: torch.Generator) -> None:
         """Append noise in place of `count` positions, of the size of what it holds of others."""
 
+    def allocate(self, heads: int, width: int, dtype: torch.dtype) -> None:
+        """Have memory for keys and values, before a pass on a CPU writes them by address."""
+
     def grow(self, count: int) -> None:
-        """A pass with `fixed` has written `count` more positions."""
+        """A pass by address, or with `fixed`, has written `count` more positions."""
 
     def addresses(self) -> list[int]:
         """Where the memory is that such passes use."""
@@ -115,6 +118,12 @@ class ReservedLayer(Reserved, DynamicLayer):
     @property
     def fixable(self) -> bool:
         return type(self) is ReservedLayer and all(room.memory is not None for room in self._rooms)
+
+    def allocate(self, heads: int, width: int, dtype: torch.dtype) -> None:
+        super().allocate(heads, width, dtype)
+        if not self.fixable:
+            nothing = torch.empty(1, heads, 0, width, dtype=dtype)
+            self.update(nothing, nothing)
 
     def lengthen(self, count: int, draw: torch.Generator) -> None:
         super().lengthen(count, draw)

@@ -157,9 +157,8 @@ class KVCache:
         """Have memory for keys and values of the holder, before a pass writes them by address."""
         assert kv is self.holder
         for layer in self._own:
-            if not layer.fixable:
-                nothing = torch.empty(1, heads, 0, width, dtype=dtype)
-                layer.update(nothing, nothing)
+            layer.allocate(heads, width, dtype)
+        assert self.fixable(), "a layer is of another kind"
 
     def fixable(self) -> bool:
         """Whether all layers can be used as `Fixed` says, now: full attention, whose memory is allocated."""

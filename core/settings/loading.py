@@ -52,8 +52,8 @@ class LoadSpec:
         Param(
             "reference = transformers' own modules and products: its very bits. fast = one function of our own for a "
             "CPU, faster, whose answers do not depend on how a prompt is cut, on other prompts of a batch, or on the "
-            "number of threads; they differ slightly from the reference's. Models and devices that it does not know are "
-            "computed by the reference, which the log says.",
+            "number of threads; they differ slightly from the reference's. What it does not know (another device, "
+            "other layers) is computed by the reference, which the log says.",
             title="Arithmetic",
             advanced=True,
         ),

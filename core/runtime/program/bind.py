@@ -97,13 +97,12 @@ class Form:
 
 def bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
     """The form of a model for texts of up to `context` tokens. Raises ModelError, with what is not known."""
-    inner = getattr(model, "model", None)
-    layers = getattr(inner, "layers", None)
-    by_parent = {id(site.parent): site for site in sites}
-    if layers is None or len(layers) != len(sites):
-        raise ModelError("not every layer has experts, or layers are not where they are expected")
-    _known(inner, ("embed_tokens", "layers", "norm", "rotary_emb"))
     _known(model, ("model", "lm_head"))
+    inner: Any = model.model
+    _known(inner, ("embed_tokens", "layers", "norm", "rotary_emb"))
+    layers, by_parent = inner.layers, {id(site.parent): site for site in sites}
+    if len(layers) != len(sites):
+        raise ModelError("not every layer has experts")
     cos, sin = _angles(inner.rotary_emb, context)
     embedding, dtype = inner.embed_tokens, model.dtype
     if type(embedding) is not nn.Embedding:

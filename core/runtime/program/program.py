@@ -7,19 +7,19 @@ router, on routers and on experts are called as in a pass of transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from core.errors import ModelError
 from core.hf.discover import ExpertsSite
 from core.memory.codec.fast import plain
 from core.memory.codec.fast.products import numbered
 from core.memory.codec.fast.steps import Steps, Work
 from core.memory.codec.native.threads import acquire_team
-from core.runtime.batch import Batch, Share
+from core.runtime.batch import Batch
+from core.runtime.kv_cache import SequenceKV
 from core.runtime.program import attend, rms, rotate, route
 from core.runtime.program.bind import FP32, Attention, Layer, NormWeight, Weight, bind
 
@@ -27,6 +27,13 @@ ALONE = 1 << 30  # units that one thread computes: others would join too late
 FEW = 8  # rows up to which norms and routing are computed by one thread
 
 Experts = Callable[[ExpertsSite, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Text(NamedTuple):
+    """Some rows of a pass: the next tokens of one sequence."""
+
+    kv: SequenceKV
+    rows: int
 
 
 class Program:
@@ -37,35 +44,27 @@ class Program:
         self.form = bind(model, sites, context)
         self._steps = Steps()
         self._buffers: dict[str, torch.Tensor] = {}
-        for layer in self.form.layers:
-            attention = layer.attention
-            if attention.bias is not None and attention.bias.dtype not in (FP32, torch.bfloat16, torch.float16):
-                raise ModelError("biases of this type are not known")
 
     @torch.inference_mode()
     def compute(self, batch: Batch, keep: int, experts: Experts) -> torch.Tensor:
         """As `core.runtime.batch.compute` -> logits [keep * shares, V] in fp32."""
-        form, tokens = self.form, batch.tokens
-        for share in batch.shares:
-            assert share.kv is not None, "there is nothing that the tokens follow"
-            share.kv.whole = False
-        first = form.layers[0].attention
-        for share in batch.shares:
-            assert share.kv is not None
-            share.kv.memory.allocate(share.kv, first.heads, first.width, form.dtype)
-        embedded = form.embedding(torch.tensor([tokens]))[0]
-        positions = torch.tensor([p for s in batch.shares for p in range(s.kv.length, s.kv.length + len(s.tokens))])  # type: ignore[union-attr]
+        form, tokens, first = self.form, batch.tokens, self.form.layers[0].attention
+        texts = [Text(share.kv, len(share.tokens)) for share in batch.shares if share.kv is not None]
+        assert len(texts) == len(batch.shares), "there is nothing that the tokens follow"
+        for kv, _ in texts:
+            kv.whole = False
+            kv.memory.allocate(kv, first.heads, first.width, form.dtype)
+        positions = torch.cat([torch.arange(kv.length, kv.length + count) for kv, count in texts])
         x = self._buffer("x", len(tokens), form.hidden)
-        x.copy_(embedded)
+        x.copy_(form.embedding(torch.tensor([tokens]))[0])
         delta: torch.Tensor | None = None
         for number, layer in enumerate(form.layers):
-            delta = self._layer(number, layer, batch.shares, positions, x, delta, experts)
+            delta = self._layer(number, layer, texts, positions, x, delta, experts)
         assert delta is not None
-        logits = self._logits(batch.shares, x, delta, keep)
-        for share in batch.shares:
-            assert share.kv is not None
-            share.kv.memory.grow(share.kv, len(share.tokens))
-            share.kv.whole = True
+        logits = self._logits(texts, x, delta, keep)
+        for kv, count in texts:
+            kv.memory.grow(kv, count)
+            kv.whole = True
         return logits
 
     # ------------------------------------------------------------------ a layer
@@ -74,7 +73,7 @@ class Program:
         self,
         number: int,
         layer: Layer,
-        shares: Sequence[Share],
+        texts: Sequence[Text],
         positions: torch.Tensor,
         x: torch.Tensor,
         delta: torch.Tensor | None,
@@ -87,7 +86,7 @@ class Program:
         ids, weights = torch.empty(rows, layer.route.chosen, dtype=torch.int64), torch.empty(rows, layer.route.chosen)
         try:
             steps.add(self._norm(layer.before, x, delta, normed))
-            attended = self._attention(number, layer.attention, shares, positions, normed)
+            attended = self._attention(number, layer.attention, texts, positions, normed)
             steps.add(self._norm(layer.after, x, attended, normed))
             self._product(router, normed, logits)
             arguments = logits.data_ptr(), 0, ids.data_ptr(), weights.data_ptr()
@@ -113,7 +112,7 @@ class Program:
         return output
 
     def _attention(
-        self, number: int, form: Attention, shares: Sequence[Share], positions: torch.Tensor, normed: torch.Tensor
+        self, number: int, form: Attention, texts: Sequence[Text], positions: torch.Tensor, normed: torch.Tensor
     ) -> torch.Tensor:
         """What attention adds to the residual stream; its steps are added."""
         rows, width = len(positions), form.width
@@ -138,9 +137,8 @@ class Program:
         bias = form.bias.data_ptr() if form.bias is not None else 0
         norms = [one.at if one is not None else 0 for one in (form.q_norm, form.k_norm)]
         begin = 0
-        for share in shares:
-            assert share.kv is not None
-            memory, count, start = share.kv.memory, len(share.tokens), share.kv.length
+        for kv, count in texts:
+            memory, start = kv.memory, kv.length
             k, v = memory.addresses()[2 * number : 2 * number + 2]
             row = width * self.form.dtype.itemsize
             strides = (memory.context * row, row) * 2
@@ -180,16 +178,16 @@ class Program:
         self._steps.add(products.multiply(self._steps, given, (weight.slot,), FP32))
         return name
 
-    def _logits(self, shares: Sequence[Share], x: torch.Tensor, delta: torch.Tensor, keep: int) -> torch.Tensor:
+    def _logits(self, texts: Sequence[Text], x: torch.Tensor, delta: torch.Tensor, keep: int) -> torch.Tensor:
         """[keep * shares, V]: of the last rows of each share."""
         form, team = self.form, acquire_team()
-        counts = [min(keep, len(share.tokens)) for share in shares]
+        counts = [min(keep, text.rows) for text in texts]
         normed = torch.empty(sum(counts), form.hidden)
         logits = torch.empty(sum(counts), form.head.outputs)
         try:
             end = done = 0
-            for share, count in zip(shares, counts, strict=True):
-                end += len(share.tokens)
+            for text, count in zip(texts, counts, strict=True):
+                end += text.rows
                 last = slice(end - count, end)
                 self._steps.add(self._norm(form.norm, x[last], delta[last], normed[done : done + count]))
                 done += count
@@ -224,8 +222,3 @@ def _after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """Call a module's hooks after it."""
     for name, hook in [*module._forward_hooks.items()]:
         hook(module, args, {}, output) if name in module._forward_hooks_with_kwargs else hook(module, args, output)
-
-
-def _rows(shares: Sequence[Share]) -> Iterator[int]:
-    for share in shares:
-        yield len(share.tokens)

@@ -14,8 +14,7 @@ from tests.runtime.program.calls import DTYPES, call, drawn, needs_kernels, same
 pytestmark = needs_kernels
 
 
-@pytest.mark.parametrize("width", [3, 8, 44, 128])
-@pytest.mark.parametrize("out", DTYPES)
+@pytest.mark.parametrize(("width", "out"), [*zip((3, 8, 44), DTYPES, strict=True), (128, torch.bfloat16)])
 @pytest.mark.parametrize(
     ("stored", "offset", "adds"),
     [(None, False, False), (torch.float32, True, True), (torch.bfloat16, False, True), (torch.float16, True, False)],

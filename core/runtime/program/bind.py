@@ -17,11 +17,11 @@ from core.hf.discover import ExpertsSite, read_router
 from core.hf.quantized_linear import WEIGHT, QuantizedLinear
 from core.memory.codec.base import Base
 from core.memory.codec.fast.products import CanonicalProducts, serves
-from core.memory.codec.fast.steps import single
+from core.memory.codec.fast.steps import named, single
 from core.memory.codec.matrix import Matrix, Part, matrix
+from core.runtime.program import route
 from core.runtime.program.rms import Norm
 from core.runtime.program.route import Route
-from core.runtime.program.route import kernel as route_kernel
 
 FP32 = torch.float32
 MOST_IDS = 0.8  # of the experts of random states that a rule has to choose in the router's own order
@@ -128,13 +128,13 @@ def _layer(layer: Any, sites: dict[int, ExpertsSite], rotated: int) -> Layer:
     if site is None:
         raise ModelError("a layer has no experts")
     _known(layer.mlp, ("experts", next(name for name, one in layer.mlp.named_children() if one is site.router)))
-    router, route = _router(site)
+    router, rule = _router(site)
     return Layer(
         _norm(layer.input_layernorm),
         _attention(layer.self_attn, rotated),
         _norm(layer.post_attention_layernorm),
         router,
-        route,
+        rule,
         site,
         layer.post_attention_layernorm,
     )
@@ -228,7 +228,8 @@ def _router(site: ExpertsSite) -> tuple[Weight, Route]:
     first = Route(site.num_experts, site.top_k)
     for rule in (first, replace(first, renormalised=True), replace(first, score="softmax_chosen")):
         ids, found = torch.empty(len(x), site.top_k, dtype=torch.int64), torch.empty(len(x), site.top_k)
-        single(route_kernel(rule), (given.data_ptr(), 0, ids.data_ptr(), found.data_ptr()), len(x))
+        at = {"logits": given.data_ptr(), "ids": ids.data_ptr(), "weights": found.data_ptr()}
+        single(route.kernel(rule), named(route.FIELDS, **at), len(x))
         same = (ids == chosen).float().mean() > MOST_IDS  # equal logits come in another order
         if same and torch.allclose(found, wanted.float(), rtol=CLOSE, atol=1e-4):
             return _plain(weight, site.router), rule

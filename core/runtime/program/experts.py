@@ -17,7 +17,7 @@ from core.errors import ModelError
 from core.memory.codec import Codec
 from core.memory.codec.base import Base
 from core.memory.codec.fast.products import CanonicalProducts, numbered, serves
-from core.memory.codec.fast.steps import Steps, Work, single
+from core.memory.codec.fast.steps import Steps, Work, named, single
 from core.memory.codec.matrix import Matrix, matrix
 from core.memory.codec.native.threads import acquire_team
 from core.runtime.expert_math import ExpertMath, Tap
@@ -50,7 +50,12 @@ class ExpertKernels:
         prepared = acts + pairs * self.inner * 4
         prepared += -prepared % 64
         yield self.up.multiply(steps, given, slots, FP32)
-        yield Work(self._gate, (memory, acts), pairs * self.gate.units, 1 if pairs > 8 else pairs * self.gate.units)
+        yield Work(
+            self._gate,
+            named(gate.FIELDS, x=memory, out=acts),
+            pairs * self.gate.units,
+            1 if pairs > 8 else pairs * self.gate.units,
+        )
         yield self.down.prepare(acts, self.inner * 4, pairs, prepared)
         after = [*self.down.given(prepared, counts, out, self.hidden * 4)]
         yield self.down.multiply(steps, after, slots, FP32)
@@ -151,8 +156,9 @@ class FastRows:
         steps, team = self._math.steps, acquire_team()
         try:
             kernel = combine.kernel(combine.Combine(self._kernels.hidden, self._chosen))
-            at = self._out.data_ptr(), self._pairs.data_ptr(), weights.data_ptr(), 0, 0, total.data_ptr()
-            steps.add(Work(kernel, at, self._tokens, 8))
+            at = {"experts": self._out, "pairs": self._pairs, "weights": weights, "out": total}
+            given = named(combine.FIELDS, **{name: one.data_ptr() for name, one in at.items()})
+            steps.add(Work(kernel, given, self._tokens, 8))
             steps.run(team)
         finally:
             team.release()
@@ -210,7 +216,7 @@ def gate_of(experts: Any, inner: int) -> gate.Gate:
             wanted = experts._apply_gate(x)
         for form in GATES:
             found, got = replace(form, width=inner), torch.empty(4, inner)
-            single(gate.kernel(found), (x.data_ptr(), got.data_ptr()), 4 * found.units)
+            single(gate.kernel(found), named(gate.FIELDS, x=x.data_ptr(), out=got.data_ptr()), 4 * found.units)
             if torch.allclose(got, wanted, rtol=1e-3, atol=1e-4):
                 return found
     raise ModelError("the fast arithmetic has no such activation")

@@ -1,8 +1,8 @@
 """A pass over a model on a CPU in the fast arithmetic: everything but the experts of a layer is one native call.
 
 The experts are computed by the step that transformers' hooks would call, with the same arguments, so that routing,
-recording, policies, prefetch and lossy modes are the same in both arithmetics. Hooks on embeddings, on the norm before a
-router, on routers and on experts are called as in a pass of transformers.
+recording, policies, prefetch and lossy modes are the same in both arithmetics. Hooks on embeddings, on the norm before
+a router, on routers and on experts are called as in a pass of transformers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 from core.hf.discover import ExpertsSite
 from core.memory.codec.fast import plain
 from core.memory.codec.fast.products import numbered
-from core.memory.codec.fast.steps import Steps, Work
+from core.memory.codec.fast.steps import Steps, Work, named
 from core.memory.codec.native.threads import acquire_team
 from core.runtime.batch import Batch
 from core.runtime.kv_cache import SequenceKV
@@ -89,8 +89,8 @@ class Program:
             attended = self._attention(number, layer.attention, texts, positions, normed)
             steps.add(self._norm(layer.after, x, attended, normed))
             self._product(router, normed, logits)
-            arguments = logits.data_ptr(), 0, ids.data_ptr(), weights.data_ptr()
-            steps.add(Work(route.kernel(layer.route), arguments, rows, some(rows)))
+            at = {"logits": logits.data_ptr(), "ids": ids.data_ptr(), "weights": weights.data_ptr()}
+            steps.add(Work(route.kernel(layer.route), named(route.FIELDS, **at), rows, some(rows)))
             steps.run(team)
         finally:
             team.release()
@@ -135,20 +135,21 @@ class Program:
         )
         attending = attend.Attend(form.query_heads, form.heads, width, width, self.form.dtype, form.scale)
         bias = form.bias.data_ptr() if form.bias is not None else 0
-        norms = [one.at if one is not None else 0 for one in (form.q_norm, form.k_norm)]
+        both = {"q_weight": form.q_norm, "k_weight": form.k_norm}
+        norms = {name: one.at for name, one in both.items() if one is not None}
         begin = 0
         for kv, count in texts:
             memory, start = kv.memory, kv.length
             k, v = memory.addresses()[2 * number : 2 * number + 2]
             row = width * self.form.dtype.itemsize
-            strides = (memory.context * row, row) * 2
-            angles = [one.data_ptr() + start * one.stride(0) * 4 for one in (self.form.cos, self.form.sin)]
-            own = [one.data_ptr() + begin * one.stride(0) * one.itemsize for one in (qkv, positions, q, mixed)]
-            units = count * form.heads
-            given = own[0], bias, *norms, *angles, own[1], own[2], k, v, *strides
-            self._steps.add(Work(rotate.kernel(turned), given, units, some(units, 16)))
-            reach = own[2], k, v, own[3], 0, own[1], count, attend.NO_WINDOW, *strides
-            self._steps.add(Work(attend.kernel(attending), reach, units, 1))
+            at = {"k": k, "v": v, "positions": _row(positions, begin), "q": _row(q, begin)}
+            at |= {f"{one}_head_stride": memory.context * row for one in "kv"}
+            at |= {f"{one}_row_stride": row for one in "kv"}
+            angles = {"cos": _row(self.form.cos, start), "sin": _row(self.form.sin, start)}
+            given = named(rotate.FIELDS, qkv=_row(qkv, begin), bias=bias, **norms, **angles, **at)
+            self._steps.add(Work(rotate.kernel(turned), given, count * form.heads, some(count * form.heads, 16)))
+            given = named(attend.FIELDS, out=_row(mixed, begin), rows=count, window=attend.NO_WINDOW, **at)
+            self._steps.add(Work(attend.kernel(attending), given, count * form.heads, 1))
             begin += count
         self._product(form.o, mixed, out)
         return out
@@ -159,8 +160,9 @@ class Program:
         """x += delta, and its norm."""
         kernel = rms.kernel(rms.Rms(norm.form, FP32, adds=delta is not None))
         at = delta.data_ptr() if delta is not None else 0
-        arguments = x.data_ptr(), at, norm.at, out.data_ptr(), x.stride(0) * 4, out.stride(0) * 4
-        return Work(kernel, arguments, len(x), some(len(x)))
+        strides = {"x_stride": x.stride(0) * 4, "out_stride": out.stride(0) * 4}
+        given = named(rms.FIELDS, x=x.data_ptr(), delta=at, weight=norm.at, out=out.data_ptr(), **strides)
+        return Work(kernel, given, len(x), some(len(x)))
 
     def _product(self, weight: Weight, x: torch.Tensor, out: torch.Tensor, kept: str = "") -> str:
         """out = x times a weight; `kept` names rows that were prepared of the same x before. Returns the name now."""
@@ -205,6 +207,11 @@ class Program:
             with torch.inference_mode(False):
                 kept = self._buffers[name] = torch.empty(rows, width)
         return kept[:rows]
+
+
+def _row(tensor: torch.Tensor, number: int) -> int:
+    """The address of a row."""
+    return tensor.data_ptr() + number * tensor.stride(0) * tensor.itemsize
 
 
 def some(units: int, few: int = FEW) -> int:

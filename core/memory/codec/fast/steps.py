@@ -25,6 +25,12 @@ class Work(NamedTuple):
     some: int
 
 
+def named(fields: Sequence[str], **values: int) -> list[int]:
+    """The arguments of a kernel by the names of its fields; 0 for all others."""
+    assert values.keys() <= set(fields), values.keys() - set(fields)
+    return [values.get(field, 0) for field in fields]
+
+
 class Steps:
     """For one thread at a time."""
 

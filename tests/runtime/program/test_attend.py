@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -138,6 +142,27 @@ def test_values_can_be_a_part_of_keys() -> None:
     same(two.out, one.out)
     values = latent[:, None, :32].float().transpose(0, 1).numpy()
     same(one.out, oracle.attend(one.q.numpy(), one.k.float().numpy(), values, one.positions.numpy(), scale=0.2))
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="needs memory that cannot be read, and a process that may die of it"
+)
+def test_nothing_is_read_but_the_keys_of_a_row() -> None:
+    """Keys 1 to 3 fill the end of a page: what is before and after it cannot be read."""
+    spec, page = Attend(1, 1, 8, 8, FP32, 1.0), mmap.PAGESIZE
+    memory = mmap.mmap(-1, 3 * page)
+    begin = np.frombuffer(memory, np.uint8).ctypes.data
+    for guard in (begin, begin + 2 * page):
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) == 0
+    q, out, positions = torch.ones(1, 8), torch.empty(1, 8), torch.tensor([3])
+    for keys in (begin + 2 * page - 4 * 32, begin + page - 32):  # position 0, which the window leaves out
+        strides = {"k_row_stride": 32, "v_row_stride": 32}
+        given = dict(q=q, k=keys, v=keys, out=out, positions=positions, rows=1, window=3, **strides)
+        kernel(spec)
+        if not (child := os.fork()):
+            call(kernel(spec), FIELDS, 1, **given)  # type: ignore[arg-type]
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("spec", CASES[:4], ids=str)

@@ -117,7 +117,7 @@ def test_no_bit_depends_on_how_it_is_computed(demo: Engine) -> None:
             assert torch.equal(logits(demo, ids, [39, 1], others), wanted), (settings, others)
             assert torch.equal(logits(demo, ids, [20, 20], others), wanted), (settings, others)
     demo.change({"budget": "50%", "predictor": "gate"})
-    sampling = Sampling(max_tokens=12, temperature=0.0)
+    sampling = Sampling(max_new_tokens=12, temperature=0.0)
     texts = ["".join(piece.text for piece in demo.generate("The ferry left", sampling) if piece.text) for _ in range(2)]
     assert texts[0] == texts[1] != ""
 

@@ -20,7 +20,9 @@ from core.memory.codec.fast.products import CanonicalProducts, serves
 from core.memory.codec.fast.steps import named, single
 from core.memory.codec.matrix import Matrix, Part, matrix
 from core.runtime.program import route
+from core.runtime.program.attend import Attend
 from core.runtime.program.rms import Norm
+from core.runtime.program.rotate import Rotate
 from core.runtime.program.route import Route
 
 FP32 = torch.float32
@@ -66,6 +68,18 @@ class Attention:
     q_norm: NormWeight | None
     k_norm: NormWeight | None
     bias: torch.Tensor | None
+
+    @property
+    def outputs(self) -> int:
+        """Numbers of the product of queries, keys and values."""
+        return (self.query_heads + 2 * self.heads) * self.width
+
+    def kernels(self, cache: torch.dtype, rotated: int) -> tuple[Rotate, Attend]:
+        """The kernels before and after keys and values are in the cache."""
+        bias = self.bias.dtype if self.bias is not None else None
+        norm = self.q_norm.form if self.q_norm is not None else None
+        turned = Rotate(self.query_heads, self.heads, self.width, rotated, cache, norm, bias)
+        return turned, Attend(self.query_heads, self.heads, self.width, self.width, cache, self.scale)
 
 
 @dataclass(frozen=True, slots=True)

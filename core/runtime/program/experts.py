@@ -19,7 +19,7 @@ from core.memory.codec.base import Base
 from core.memory.codec.fast.products import CanonicalProducts, numbered, serves
 from core.memory.codec.fast.steps import Steps, Work, named, single
 from core.memory.codec.matrix import Matrix, matrix
-from core.memory.codec.native.threads import acquire_team
+from core.memory.codec.native.threads import LINE, acquire_team
 from core.runtime.expert_math import ExpertMath, Tap
 from core.runtime.product import Product, resident_first
 from core.runtime.program import combine, gate
@@ -39,17 +39,27 @@ class ExpertKernels:
         self.inner, self.hidden = down.inputs, down.outputs
         self.gate = gate_of(experts, self.inner)
         self._gate = gate.kernel(self.gate)
+        self.steps = Steps()
+        self._token: dict[int, TokenSteps] = {}
+
+    def token_steps(self, chosen: int) -> TokenSteps:
+        """The steps of one row through so many resident experts, of any layer."""
+        if chosen not in self._token:
+            with torch.inference_mode(False):
+                self._token[chosen] = TokenSteps(self, chosen)
+        return self._token[chosen]
 
     def works(
-        self, steps: Steps, counts: Sequence[int], given: Sequence[int], slots: Sequence[int], out: int, memory: int
+        self, steps: Steps, counts: Sequence[int], given: Sequence[int], slots: int, out: int, memory: int
     ) -> Iterable[Work]:
-        """Compute counts[i] rows with the expert in slots[i] -> consecutive rows [all, hidden] at `out`. `given`: the
-        numbers of the first product for each slot, whose results are [all, 2 * inner] at `memory`."""
+        """Compute counts[i] rows with the expert in a slot -> consecutive rows [all, hidden] at `out`. `slots`: where
+        their addresses are. `given`: the numbers of the first product for each slot, whose results are [all, 2 * inner]
+        at `memory`."""
         pairs, wide = sum(counts), 2 * self.inner * 4
         acts = memory + pairs * wide
         prepared = acts + pairs * self.inner * 4
         prepared += -prepared % 64
-        yield self.up.multiply(steps, given, slots, FP32)
+        yield self.up.multiply_at(steps, given, slots, FP32)
         yield Work(
             self._gate,
             named(gate.FIELDS, x=memory, out=acts),
@@ -58,7 +68,7 @@ class ExpertKernels:
         )
         yield self.down.prepare(acts, self.inner * 4, pairs, prepared)
         after = [*self.down.given(prepared, counts, out, self.hidden * 4)]
-        yield self.down.multiply(steps, after, slots, FP32)
+        yield self.down.multiply_at(steps, after, slots, FP32)
 
     def memory(self, pairs: int) -> int:
         """Bytes that `works` needs for as many rows."""
@@ -71,7 +81,11 @@ class FastMath(ExpertMath):
     def __init__(self, experts: Any, codec: Codec, kernels: ExpertKernels) -> None:
         self.kernels = kernels
         super().__init__(experts, codec)
-        self.steps = Steps()
+        self.steps = kernels.steps
+
+    def token_steps(self, chosen: int) -> TokenSteps:
+        """The steps of one row through so many resident experts."""
+        return self.kernels.token_steps(chosen)
 
     def choose(self, *, stack: bool = False, kernels: bool = True) -> None:
         super().choose(stack=False, kernels=kernels)
@@ -139,7 +153,7 @@ class FastRows:
                 given += (x, rows + (8 * done if self._tokens > 1 else 0), count, memory + done * wide, wide)
                 done += count
             out = self._out.data_ptr() + self._done * kernels.hidden * 4
-            slots = [one.slots[0].parts.at for one in batch]
+            slots = steps.put([one.slots[0].parts.at for one in batch])
             steps.extend(kernels.works(steps, counts, given, slots, out, memory))
             steps.run(team)
             self._done += len(pairs)
@@ -189,10 +203,44 @@ def all_hits(
     """As `core.runtime.rows.compute_all_hits`, in the layer's arithmetic."""
     if not isinstance(math, FastMath):
         return compute_all_hits(math, segments, hidden, order, weights, tap)
-    ids = [[*order]]
-    rows = FastRows(math, math.token, hidden, Routed(torch.tensor(ids), weights, ids, ids[0], ids))
-    rows.compute(segments)
-    return rows.combined(tap)
+    return math.token_steps(len(segments)).compute(segments, hidden, weights, tap)
+
+
+class TokenSteps:
+    """One row through its experts, all of them resident: one native call, of whose steps only addresses change."""
+
+    def __init__(self, kernels: ExpertKernels, chosen: int) -> None:
+        self._x = torch.empty(1, kernels.hidden)
+        self._out, self._total = torch.empty(chosen, kernels.hidden), torch.empty(1, kernels.hidden)
+        self._memory = torch.empty(kernels.memory(chosen) + kernels.up.prepared_bytes + LINE, dtype=torch.uint8)
+        self._weights = torch.empty(1, chosen)
+        self._steps = steps = Steps(8, 8192 + 256 * chosen)
+        x = self._memory.data_ptr() + -self._memory.data_ptr() % LINE
+        memory, wide = x + kernels.up.prepared_bytes, 2 * kernels.inner * 4
+        slots = [0] * chosen
+        self._slots = steps.put(slots)
+        steps.add(kernels.up.prepare(self._x.data_ptr(), 0, 1, x))
+        given = [number for i in range(chosen) for number in (x, numbered(0), 1, memory + i * wide, wide)]
+        steps.extend(kernels.works(steps, [1] * chosen, given, self._slots, self._out.data_ptr(), memory))
+        at = {"experts": self._out.data_ptr(), "pairs": numbered(0), "weights": self._weights.data_ptr()}
+        kernel = combine.kernel(combine.Combine(kernels.hidden, chosen))
+        steps.add(Work(kernel, named(combine.FIELDS, out=self._total.data_ptr(), **at), 1, 1))
+
+    def compute(
+        self, segments: Sequence[LeasedSegment], hidden: torch.Tensor, weights: torch.Tensor, tap: Tap | None
+    ) -> torch.Tensor:
+        """[1, H]: valid until the next call. `segments` are in the router's order."""
+        self._x.copy_(hidden)
+        self._weights.copy_(weights)
+        self._steps.change(self._slots, [one.slots[0].parts.at for one in segments])
+        team = acquire_team()
+        try:
+            self._steps.run(team)
+        finally:
+            team.release()
+        if tap is not None:
+            tap(self._out)
+        return self._total.to(hidden.dtype)
 
 
 def matrices(codec: Codec, up: str) -> tuple[Matrix, Matrix]:

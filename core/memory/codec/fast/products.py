@@ -51,12 +51,16 @@ class CanonicalProducts:
 
     def multiply(self, steps: Steps, given: Sequence[int], slots: Sequence[int], out: torch.dtype) -> Work:
         """Multiply prepared rows by the matrix of each slot: GIVEN numbers for each."""
-        units = len(slots) * self._parts
+        return self.multiply_at(steps, given, steps.put(slots), out)
+
+    def multiply_at(self, steps: Steps, given: Sequence[int], slots: int, out: torch.dtype) -> Work:
+        """The same with the address of the slots' addresses."""
+        units = len(given) // GIVEN * self._parts
         if units * self._rows * self._row_bytes < WORTH_IT:
             some = units  # others would join too late
         else:
             some = 1
-        arguments = steps.put(given), steps.put(slots), self._parts, self._rows
+        arguments = steps.put(given), slots, self._parts, self._rows
         return Work(_multiply(self.matrix, out), arguments, units, some)
 
     # ------------------------------------------------------------------ products of tensors

@@ -32,34 +32,42 @@ def named(fields: Sequence[str], **values: int) -> list[int]:
 
 
 class Steps:
-    """For one thread at a time."""
+    """Steps that are added and then run, as often as wanted. For one thread at a time."""
 
-    def __init__(self) -> None:
-        self._memory = (ctypes.c_char * (MOST * STEP.size + ROOM + LINE))()
+    def __init__(self, steps: int = MOST, room: int = ROOM) -> None:
+        """Memory for so many `steps`, and so many bytes of arguments."""
+        self._most, self._room = steps, room
+        self._memory = (ctypes.c_char * (steps * STEP.size + room + LINE))()
         self._begin = -(-ctypes.addressof(self._memory) // LINE) * LINE
         self._offset = self._begin - ctypes.addressof(self._memory)
         self.clear()
 
     def clear(self) -> None:
         """Forget all steps and what was put."""
-        self._count, self._used = 0, MOST * STEP.size
+        self._count, self._used = 0, self._most * STEP.size
 
     def put(self, numbers: Sequence[int]) -> int:
         """The address of some numbers of 8 bytes, until `clear`."""
         at, size = self._used, 8 * len(numbers)
-        if at + size > MOST * STEP.size + ROOM:
+        if at + size > self._most * STEP.size + self._room:
             raise ValueError("too many arguments in one run of steps")
         struct.pack_into(f"{len(numbers)}q", self._memory, self._offset + at, *numbers)
         self._used += size
         return self._begin + at
 
-    def add(self, work: Work) -> None:
-        """One step more."""
-        if self._count == MOST:
+    def change(self, address: int, numbers: Sequence[int]) -> None:
+        """Write other numbers in place of those that were put at an address."""
+        at = self._offset + address - self._begin
+        struct.pack_into(f"{len(numbers)}q", self._memory, at, *numbers)
+
+    def add(self, work: Work) -> int:
+        """One step more; returns the address of its arguments."""
+        if self._count == self._most:
             raise ValueError("too many steps in one run")
-        at = self._offset + self._count * STEP.size
-        STEP.pack_into(self._memory, at, work.kernel, self.put(work.arguments), work.units, work.some)
+        at, arguments = self._offset + self._count * STEP.size, self.put(work.arguments)
+        STEP.pack_into(self._memory, at, work.kernel, arguments, work.units, work.some)
         self._count += 1
+        return arguments
 
     def extend(self, more: Iterable[Work]) -> None:
         """More steps, in order."""
@@ -67,9 +75,8 @@ class Steps:
             self.add(work)
 
     def run(self, team: Team) -> None:
-        """Compute all steps, and forget them."""
+        """Compute all steps."""
         team.run_steps(self._begin, self._count)
-        self.clear()
 
 
 def single(kernel: int, arguments: Sequence[int], units: int) -> None:

@@ -48,8 +48,8 @@ NORMS = (
     "by no more than {:.0e} of the largest in fp32 (found with tiny random models, on a CPU)."
 )
 FAST = (
-    "Fast arithmetic: exact answers have the bits that they have with everything resident, and differ slightly from "
-    "transformers' own. A model that it does not know is computed by the reference; its status then shows the reason."
+    "Fast arithmetic: the answers' bits are those with everything resident, and differ slightly from transformers' "
+    "own. If it does not know the model, the reference computes, and the model's status shows the reason."
 )
 FAST_ON_CPU = "Fast arithmetic was chosen, which computes on a CPU: on this device the reference computes."
 DEFAULT_CONTEXT = 8192  # when the model allows more and the user set none

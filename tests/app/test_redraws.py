@@ -12,6 +12,7 @@ import pytest
 from app.services.evaluator import Evaluation
 from app.services.host import Host
 from app.services.importer import ImportJob
+from app.services.loading import Loaded
 from app.ui.news import noticed
 from app.ui.page import create_ui
 from app.ui.sidebar import ModelSection
@@ -20,6 +21,7 @@ from app.ui.tabs.analysis import AnalysisTab
 from app.ui.tabs.calibrate import CalibrateTab
 from app.ui.tabs.library import LibraryTab
 from app.ui.tabs.quality import QualityTab
+from core.engine.arithmetic import Arithmetic
 from core.errors import MoestroError
 from tests.app.conftest import WAIT_S, page
 from tests.fake_models import fake_pack
@@ -63,6 +65,16 @@ def test_a_model_that_was_used_and_deleted_makes_way_in_the_form(host: Host, tmp
     (folder / "config.json").rename(folder / "left.txt")
     gone = section.offer(str(folder))
     assert gone["value"] == "demo" and str(folder) not in [path for _, path in gone["choices"]]
+
+
+def test_the_sidebar_says_why_the_reference_computes(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    with page():
+        made = ModelSection(host, gr.HTML({}))
+    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
+    assert "arithmetic" not in made._status()
+    assert isinstance(host.models.loaded, Loaded)
+    monkeypatch.setattr(host.models.loaded.engine, "arithmetic", Arithmetic("reference", "no kernels <here>"))
+    assert "the reference computes this model: no kernels &lt;here&gt;." in made._status()
 
 
 def test_a_redraw_of_the_sidebar_leaves_what_was_said_of_the_load_s_form(host: Host) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from core.engine.arithmetic import Arithmetic
 from core.engine.batch_request import BatchPiece, BatchRequest, Regrouped
 from core.engine.lossy_check import check_allowed, with_substitute
-from core.engine.arithmetic import Arithmetic
 from core.engine.quality.report import Quality
 from core.engine.stop_text import StopText
 from core.errors import ContextError

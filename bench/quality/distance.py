@@ -53,12 +53,14 @@ def _exact(run: Run, model: str, form: str, tokens: int) -> tuple[torch.Tensor |
     """Log-probabilities [n, V] of the reference in fp32, None where it cannot be loaded so; and the mean KL of the fast
     arithmetic in fp32 from it, None where that does not compute it."""
     try:
-        with run.loaded(model, SETTINGS, arithmetic="fast", dtype="float32", format=form) as engine:
-            with readers(engine) as (reference, fast):
-                exact = _logprobs(engine, reference, tokens)
-                if not engine.arithmetic.fast:
-                    return exact, None
-                return exact, float(divergence(exact, _logprobs(engine, fast, tokens)).mean())
+        with (
+            run.loaded(model, SETTINGS, arithmetic="fast", dtype="float32", format=form) as engine,
+            readers(engine) as (reference, fast),
+        ):
+            exact = _logprobs(engine, reference, tokens)
+            if not engine.arithmetic.fast:
+                return exact, None
+            return exact, float(divergence(exact, _logprobs(engine, fast, tokens)).mean())
     except ModelError:
         return None, None
 

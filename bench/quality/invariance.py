@@ -123,7 +123,7 @@ def _read(engine: Engine, way: Way, texts: Sequence[Sequence[int]]) -> list[torc
         try:
             first = texts[0]
             if way.reuse:
-                earlier = [*first[:REUSED], *first[:5]]
+                earlier = [*first[:REUSED], first[REUSED] ^ 1, *first[:5]]  # another token there
                 kv = wiring.kv.fresh()
                 _pass(pipeline, [Share(earlier, kv)])
                 kept.end(earlier, len(earlier), kv, [])
@@ -156,9 +156,7 @@ def _pieces(
     return found
 
 
-def _next(
-    size: int, texts: Sequence[Sequence[int]], kvs: Sequence[SequenceKV]
-) -> Iterator[tuple[int, Share]]:
+def _next(size: int, texts: Sequence[Sequence[int]], kvs: Sequence[SequenceKV]) -> Iterator[tuple[int, Share]]:
     for at, (text, kv) in enumerate(zip(texts, kvs, strict=True)):
         if kv.length < len(text):
             yield at, Share(text[kv.length : kv.length + size], kv, 1 + at)
@@ -183,9 +181,7 @@ def _differing(ours: torch.Tensor, wanted: torch.Tensor) -> int:
 
 def table(f: Result) -> list[str]:
     fast, reference = (f["arithmetics"][name] for name in ("fast", "reference"))
-    rows = [
-        (one, *(f"{of['of'][one][1]:,} of {of['of'][one][0]:,}" for of in (fast, reference))) for one in fast["of"]
-    ]
+    rows = [(one, *(f"{of['of'][one][1]:,} of {of['of'][one][0]:,}" for of in (fast, reference))) for one in fast["of"]]
     rows += [("all", *(f"{of['differing']:,} of {of['logits']:,}" for of in (fast, reference)))]
     return [
         f"logits with other bits than alone, whole and resident: {fast['runs']} runs of {f['prompts']} prompts of "

@@ -162,7 +162,7 @@ def _distance(row: object) -> Distance | None:
     """A distance out of a file; None where it is damaged."""
     if not isinstance(row, dict):
         return None
-    found = {one.name: row.get(one.name) for one in fields(Distance)}
+    found: dict[str, Any] = {one.name: row.get(one.name) for one in fields(Distance)}
     whole = all(type(found[name]) is int for name in ("tokens", "agreed"))
     if not whole or not all(type(value) in (int, float) and math.isfinite(value) for value in found.values()):
         return None

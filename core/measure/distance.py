@@ -81,8 +81,8 @@ def _read(bench: MeasurementSession, pipeline: Pipeline, ids: Sequence[int]) -> 
 
 
 def compare(exact: torch.Tensor, fast: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """[5, n] of logits [n, V] at n places: the reference's nll of the targets, the fast one's, KL, whether the likeliest
-    tokens agree, and the largest difference of logits as a share of the largest logit."""
+    """[5, n] of logits [n, V] at n places: the reference's nll of the targets, the fast one's, KL, whether the
+    likeliest tokens agree, and the largest difference of logits as a share of the largest logit."""
     p, q = exact.log_softmax(-1), fast.log_softmax(-1)
     nll, nll_fast = (-rows.gather(1, targets[:, None])[:, 0] for rows in (p, q))
     off = (exact - fast).abs().amax(1) / exact.abs().amax(1)

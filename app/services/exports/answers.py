@@ -78,7 +78,13 @@ _WHOLE = (
     "seed",
     "top_k",
 )
-_DTYPES = {**dict.fromkeys(_WHOLE, "Int64"), "exact": "boolean", "state": "object", "arithmetic": "object", "note": "object"}
+_DTYPES = {
+    **dict.fromkeys(_WHOLE, "Int64"),
+    "exact": "boolean",
+    "state": "object",
+    "arithmetic": "object",
+    "note": "object",
+}
 
 
 def answers(db: sqlite3.Connection, load: int, chat: int | None) -> pd.DataFrame:

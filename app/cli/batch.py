@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli import chat, options
-from app.cli.bar import Bar, clock
-from app.cli.interrupt import stoppable
 from app.cli.parser import CommandParser
+from app.cli.terminal import Bar, clock, stoppable
 from app.services.secret import address, from_environment, secret
 from core.engine.batch_request import BATCH
 from core.errors import MoestroError

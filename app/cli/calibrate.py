@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from app.cli import chat, options
-from app.cli.bar import Bar, clock
-from app.cli.interrupt import stoppable
 from app.cli.parser import CommandParser
 from app.cli.target import require_new_file
+from app.cli.terminal import Bar, clock, stoppable
 from app.services.profiles import save_buddies_in_pack
 from app.store.home import data_dir
 from app.store.private import data_folder
@@ -72,7 +71,7 @@ def add_arguments(parser: CommandParser) -> None:
         metavar="FILE",
         help="where to keep the profile (default: in the data folder, where it is found when the model is loaded)",
     )
-    parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
+    options.add_json(parser)
     options.add_calibration(parser)
     options.add_settings(parser)
 

@@ -38,16 +38,20 @@ def add_settings(parser: CommandParser) -> None:
         help=f"the settings of a published system; other options override them: {', '.join(p.name for p in PRESETS)}",
     )
     _add(parser, live, general(), LIVE)
-    live.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        type=pair,
-        dest="pairs",
-        help="set any setting by its full name, for example eviction.lcp.omega=64; "
-        f"`{COMMAND} settings` lists the names",
+    add_pairs(
+        live,
+        f"set any setting by its full name, for example eviction.lcp.omega=64; `{COMMAND} settings` lists the names",
     )
+
+
+def add_pairs(group: Any, help: str) -> None:
+    """Add `--set NAME=VALUE`, which may be given more than once."""
+    group.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", type=pair, dest="pairs", help=help)
+
+
+def add_json(group: Any) -> None:
+    """Add `--json`, for commands that print a table as well."""
+    group.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
 
 
 def add_overrides(group: Any, names: Iterable[str]) -> None:

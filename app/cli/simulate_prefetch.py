@@ -145,12 +145,12 @@ def run(
     processes: int,
     say: Callable[[str], None],
 ) -> list[list[TimedResult]]:
-    """Results [prefetcher][cache], those of the oracle last. Raises SettingError or TraceError."""
+    """Results [cache][prefetcher], those of the oracle last. Raises SettingError or TraceError."""
     configs = [_timed(cache, name, settings) for name in [*names, ORACLE] for cache in caches]
     found = timed(
         trace, configs, at.clock, max(1, at.blob_bytes), profile=profile, start=start, processes=processes, say=say
     )
-    return [found[i : i + len(caches)] for i in range(0, len(found), len(caches))]
+    return [found[at :: len(caches)] for at in range(len(caches))]
 
 
 def _timed(cache: Config, name: str, settings: Settings) -> TimedConfig:
@@ -204,6 +204,14 @@ def _line(name: str, one: TimedResult, width: int, blob_bytes: int) -> str:
         f"{share(one.hit_rate)}{share(one.rate('prefetch_hits'))}{share(one.rate('late'))}{share(recall)}"
         f"{copied:>10.2f}{wasted:>10.2f}"
     )
+
+
+def summaries(found: Mapping[tuple[str, str], Mapping[str, TimedResult]]) -> dict[str, dict[str, dict[str, object]]]:
+    """Results by policy, size and prefetcher as plain values for JSON."""
+    out: dict[str, dict[str, dict[str, object]]] = {}
+    for (policy, size), by_name in found.items():
+        out.setdefault(policy, {})[size] = {name: summary(one) for name, one in by_name.items()}
+    return out
 
 
 def summary(one: TimedResult) -> dict[str, object]:

@@ -13,7 +13,7 @@ import pytest
 
 from app import cli
 from app.cli import chat
-from app.cli.bar import Bar
+from app.cli.terminal import Bar
 from app.services.profiles import stored_profile
 from core.engine import Engine
 from core.measure.calibrate import gather as gathering

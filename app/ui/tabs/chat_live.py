@@ -15,7 +15,7 @@ from app.services.crash import log_crash
 from app.services.host import Host
 from app.services.progress import Answer
 from app.store import Chat, Message
-from app.ui.controls import EACH, LIVE, ONCE, html
+from app.ui.controls import EACH, LIVE, ONCE, button, html
 from app.ui.deck import deck
 from app.ui.event_data import ChatAction, MessageAction, PolicyPicked
 from app.ui.tabs.chat_views import (
@@ -83,7 +83,7 @@ class ChatLive:
                     self.title = html(title(host, None), elem_id="chat-title")
                     self.model = html(model(host), elem_id="chat-model")
                     html(MORE, elem_id="chat-more")
-                    self.new = gr.Button("New chat", size="sm", elem_id="new-chat", min_width=90, scale=0)
+                    self.new = button("New chat", "new-chat", min_width=90, scale=0)
                 with gr.Column(elem_id="system-panel"):
                     self.system = gr.Textbox(
                         host.chats.default_system,
@@ -94,9 +94,7 @@ class ChatLive:
                         elem_id="system",
                     )
                     with gr.Row(elem_classes="buttons"):
-                        self.default = gr.Button(
-                            "Use for new chats", size="sm", elem_id="system-default", min_width=140
-                        )
+                        self.default = button("Use for new chats", "system-default", min_width=140)
                         self.system_notice = html(elem_id="system-said")
                 with gr.Column(elem_id="talk"):
                     self.chat = _drawn("chat", MESSAGES, "view", {"messages": []})

@@ -10,6 +10,7 @@ from app.services.analysis.lab import Lab, Run, named
 from app.services.analysis.whatif import NONE, mean, title
 from app.ui.tabs.analysis_views import card, milliseconds, ms, rate, volume
 from app.ui.tabs.figures import PALETTE, accent, figure, heatmap, quiet
+from app.ui.text import cell, table
 from app.wording import count, name_of
 from core.simulate.prefetchers import ORACLE
 
@@ -167,19 +168,12 @@ def _cards(lab: Lab) -> list[str]:
 
 def listing(lab: Lab) -> str:
     """The prefetchers that could be run, then the others with the reason."""
-    heads = "".join(
-        f"<th scope='col' class='{key}' aria-sort='none'><button type='button'>"
-        f"{name.format(k=lab.about.top_k, m=lab.most)}</button></th>"
-        for key, name in HEADS
-    )
+    heads = [(key, name.format(k=lab.about.top_k, m=lab.most), "") for key, name in HEADS]
     runs = sorted(lab.ran(), key=lambda run: (-(run.saved_ms or 0.0), -(mean(run.recall) or 0.0)))
     out = [run for run in lab.runs if run.problem]
     reasons = "".join(f"<dt>{escape(named(run.predictor))}</dt><dd>{escape(run.problem)}</dd>" for run in out)
     more = f"<h3>Not run on this routing</h3><dl class='reasons'>{reasons}</dl>" if out else ""
-    return (
-        f"<div class='rows-box'><table class='rows'><thead><tr>{heads}</tr></thead><tbody>"
-        f"{''.join(_line(lab, run) for run in runs)}</tbody></table></div>{more}"
-    )
+    return table(heads, "".join(_line(lab, run) for run in runs)) + more
 
 
 def _line(lab: Lab, run: Run) -> str:
@@ -192,11 +186,8 @@ def _line(lab: Lab, run: Run) -> str:
         (run.prefetch_bytes, volume(run.prefetch_bytes)),
         (run.wasted_bytes, volume(run.wasted_bytes)),
     ]
-    cells = "".join(
-        f"<td class='{key}' data-v='{'' if value is None else f'{value:.9g}'}'>{escape(text)}</td>"
-        for (key, _), (value, text) in zip(HEADS[1:], values, strict=True)
-    )
+    cells = "".join(cell(key, *one) for (key, _), one in zip(HEADS[1:], values, strict=True))
     how = ", as recorded" if run.replayed else ", waited for" if run.waited_for else ""
-    name = escape(named(run.predictor) + how)
+    name = named(run.predictor) + how
     kind = "chosen" if run.predictor == lab.about.chosen[1] else "bound" if run.predictor == ORACLE else ""
-    return f"<tr class='{kind}'><td class='policy' data-v='{name}'>{name}</td>{cells}</tr>"
+    return f"<tr class='{kind}'>{cell('policy', name, name)}{cells}</tr>"

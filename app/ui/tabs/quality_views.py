@@ -9,6 +9,7 @@ from typing import Any
 from app.services.analysis.quality import QualityResult, accuracy_of
 from app.ui.tabs.analysis_views import card, percent, rate, volume
 from app.ui.tabs.figures import PALETTE, accent, figure, quiet
+from app.ui.text import cell, table
 from app.wording import count, name_of
 from core.engine.quality.interval import share_of
 from core.measure.evaluate.others import MUCH
@@ -173,40 +174,31 @@ def listing(answer: QualityResult) -> str:
     questions, text = answer.about["questions"], answer.about["text"]["tokens"]
     of = {"exact_match": questions["seen"], "unseen_match": questions["unseen"], "agreement": text}
     front = {row.key for rows in fronts(answer).values() for row in rows}
-    heads = "".join(
-        f"<th scope='col' class='{key}' aria-sort='none'><button type='button' title='{escape(why, True)}'>"
-        f"{name}</button></th>"
-        for key, name, why in [
-            ("policy", "Mode", "A list of settings"),
-            ("budget", "Resident", "Share of the experts"),
-            *((key, name, FIGURES[key][1]) for key, name in HEADS),
-        ]
-    )
+    heads = [
+        ("policy", "Mode", "A list of settings"),
+        ("budget", "Resident", "Share of the experts"),
+        *((key, name, FIGURES[key][1]) for key, name in HEADS),
+    ]
     body = "".join(_line(row, row.key in front, of) for row in answer.rows if not row.problem)
     reasons = dict.fromkeys((row.title, row.problem) for row in answer.rows if row.problem)
     out = "".join(f"<dt>{escape(title)}</dt><dd>{escape(problem)}</dd>" for title, problem in reasons)
     more = f"<h3>Could not be run</h3><dl class='reasons'>{out}</dl>" if out else ""
     return (
-        f"<div class='rows-box'><table class='rows'><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
-        "</div><p class='minor'>Marked: Pareto-optimal at its residency, no other mode is better in both "
-        "accuracy and speed. In brackets: the 95 % interval.</p>"
-        f"{more}"
+        f"{table(heads, body)}<p class='minor'>Marked: Pareto-optimal at its residency, no other mode is better in "
+        f"both accuracy and speed. In brackets: the 95 % interval.</p>{more}"
     )
 
 
 def _line(row: EvaluationRow, marked: bool, of: Mapping[str, int]) -> str:
     """`of`: how many questions or tokens a share is of."""
-    cells = [
-        f"<td class='policy' data-v='{escape(row.title, True)}'>{escape(row.title)}</td>",
-        f"<td class='budget' data-v='{row.residency:.9g}'>{percent(row.residency)}</td>",
-    ]
+    cells = [cell("policy", row.title, row.title), cell("budget", row.residency, percent(row.residency))]
     for key, _ in HEADS:
         value, share = getattr(row, key), None
         text = formatted(key, value)
         if value is not None and key in of:
             share = share_of(round(value * of[key]), of[key])
         text += f" ({100 * share.low:.0f}–{100 * share.high:.0f})" if share is not None else ""
-        cells.append(f"<td class='{key}' data-v='{'' if value is None else f'{value:.9g}'}'>{escape(text)}</td>")
+        cells.append(cell(key, value, text))
     return f"<tr class='{'chosen' if marked else ''}'>{''.join(cells)}</tr>"
 
 

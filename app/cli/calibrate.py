@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli import chat, options
-from app.cli.parser import CommandParser
+from app.cli.parser import CommandParser, whole
 from app.cli.target import require_new_file
 from app.cli.terminal import Bar, clock, stoppable
 from app.services.profiles import save_buddies_in_pack
@@ -52,14 +52,14 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--tokens",
-        type=positive,
+        type=whole(1),
         default=0,
         metavar="N",
         help="read no more of the texts than this (default: everything)",
     )
     parser.add_argument(
         "--warmup",
-        type=positive,
+        type=whole(1),
         default=0,
         metavar="N",
         help="for pairs: the n-th token of a text counts n / N until the N-th, so that what routers do before there is "
@@ -211,9 +211,3 @@ def summary(profile: Profile, file: Path, seconds: float) -> dict[str, object]:
         "gathered": profile.settings.get("gathered"),
         "seconds": round(seconds, 3),
     }
-
-
-def positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0.")
-    return int(text)

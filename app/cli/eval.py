@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli import chat, options
-from app.cli.parser import CommandParser
+from app.cli.parser import CommandParser, whole
 from app.cli.target import require_new_file
 from app.cli.terminal import Bar, clock, stoppable
 from app.store import results
@@ -64,7 +64,7 @@ def add_arguments(parser: CommandParser) -> None:
 def _add_material(what: argparse._ArgumentGroup) -> None:
     what.add_argument(
         "--questions",
-        type=number,
+        type=whole(),
         default=QUESTIONS,
         metavar="N",
         help="questions a mode answers, half "
@@ -79,7 +79,7 @@ def _add_material(what: argparse._ArgumentGroup) -> None:
     )
     what.add_argument(
         "--tokens",
-        type=number,
+        type=whole(),
         default=TOKENS,
         metavar="N",
         help=f"tokens of text for perplexity and agreement (default: {TOKENS}; 0 = none)",
@@ -100,7 +100,7 @@ def _add_tasks(what: argparse._ArgumentGroup) -> None:
         help="tasks of lm-evaluation-harness to run instead; it has to be installed",
     )
     what.add_argument("--task-dir", type=expanded, metavar="DIR", help="a folder with tasks of your own (.yaml)")
-    what.add_argument("--limit", type=number, metavar="N", help="examples of each task (default: all)")
+    what.add_argument("--limit", type=whole(), metavar="N", help="examples of each task (default: all)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -271,9 +271,3 @@ def _line(one: dict[str, Any], best: bool) -> str:
         (one["tok_s"], "{:.1f}"),
     ]
     return name + "".join(f"{'-' if value is None else form.format(value):>10s}" for value, form in cells)
-
-
-def number(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number.")
-    return int(text)

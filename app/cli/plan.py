@@ -14,9 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.cli import options
+from app.cli.parser import real
 from app.cli.plan_inputs import TIMES, budgeted, found_profile, model_of, policy, statistics, times_of
 from app.cli.plan_report import PLANNED, Answer, report, summary
-from app.cli.simulate import opened, positive
+from app.cli.simulate import opened
+from app.cli.simulate_prefetch import MILLISECONDS
 from app.services.predictions import read_predictions
 from app.store.home import data_dir
 from app.store.private import data_folder
@@ -61,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--zeta",
-        type=share,
+        type=real("a number from 0.001 to 1", 0.001, 1.0),
         default=ZETA,
         metavar="X",
         help=f"part of the budget that one move takes (default: {ZETA})",
@@ -78,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--experts", type=int, default=0, metavar="N", help="experts in a layer, as for simulate")
     clock = parser.add_argument_group("times", "Milliseconds; those not given are the profile's.")
     for name, what in TIMES.items():
-        clock.add_argument(f"--{name}-ms", type=positive, metavar="X", help=what)
+        clock.add_argument(f"--{name}-ms", type=MILLISECONDS, metavar="X", help=what)
     parser.add_argument(
         "--replay", action="store_true", help="also run the trace through these caches in virtual time; takes a while"
     )
@@ -189,19 +191,4 @@ def milliseconds(text: str) -> float:
 
 def split(text: str) -> float | None:
     """Reads a part of an expert, 0 to 1, or auto."""
-    return None if text == "auto" else _fraction(text, 0.0)
-
-
-def share(text: str) -> float:
-    """Reads a part of the budget, above 0."""
-    return _fraction(text, 0.001)
-
-
-def _fraction(text: str, least: float) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not least <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least:g} to 1.")
-    return number
+    return None if text == "auto" else real("a number from 0 to 1", 0.0, 1.0)(text)

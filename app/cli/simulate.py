@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from app.cli import options, simulate_prefetch
-from app.cli.simulate_prefetch import RULES
+from app.cli.simulate_prefetch import MILLISECONDS, RULES
 from app.cli.simulate_report import summary, table
 from app.services.profiles import stored_profile
 from core.errors import SettingError, TraceError
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with every layer's first experts as the engine's are after a load (default: empty)",
     )
     _add_clock(parser)
-    simulate_prefetch.add_arguments(parser, positive)
+    simulate_prefetch.add_arguments(parser)
     parser.add_argument(
         "--processes", type=int, default=0, metavar="N", help="number of processes (default: one per CPU core)"
     )
@@ -90,17 +90,17 @@ def _add_clock(parser: argparse.ArgumentParser) -> None:
     clock = parser.add_argument_group(
         "predicted speed", "With the first two given, milliseconds per token without prefetching are predicted."
     )
-    clock.add_argument("--compute-ms", type=positive, metavar="X", help="of a token with everything resident")
-    clock.add_argument("--load-ms", type=positive, metavar="X", help="to copy one expert over the link")
+    clock.add_argument("--compute-ms", type=MILLISECONDS, metavar="X", help="of a token with everything resident")
+    clock.add_argument("--load-ms", type=MILLISECONDS, metavar="X", help="to copy one expert over the link")
     clock.add_argument(
         "--expert-ms",
-        type=positive,
+        type=MILLISECONDS,
         default=0.0,
         metavar="X",
         help="compute time of one expert (default: 0, no compute overlaps a copy)",
     )
     clock.add_argument(
-        "--miss-ms", type=positive, default=0.0, metavar="X", help="cost of a miss besides its copy (default: 0)"
+        "--miss-ms", type=MILLISECONDS, default=0.0, metavar="X", help="cost of a miss besides its copy (default: 0)"
     )
 
 
@@ -256,16 +256,6 @@ def profile_for(args: argparse.Namespace, trace: Trace) -> Profile | None:
             f"the trace of one with {trace.layers} of {trace.experts}."
         )
     return profile
-
-
-def positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds.")
-    return number
 
 
 def say(text: str) -> None:

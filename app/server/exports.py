@@ -26,7 +26,7 @@ PART_BYTES = 256 << 10  # of a file that is sent
 def router(host: Host) -> APIRouter:
     """The routes over a host. A path is matched by the first route that fits, so the fixed names come first."""
     routes, exports = APIRouter(prefix="/export"), Exports(host)
-    for path, endpoint in {
+    endpoints: dict[str, Callable[..., Response]] = {
         "session.zip": exports.session,
         "session.trace": exports.session_trace,
         "whatif.csv": exports.comparison,
@@ -37,7 +37,8 @@ def router(host: Host) -> APIRouter:
         "{chat}.trace": exports.chat_trace,
         "{chat}.md": exports.markdown,
         "{chat}.json": exports.as_json,
-    }.items():
+    }
+    for path, endpoint in endpoints.items():
         routes.add_api_route(f"/{path}", endpoint, methods=["GET"])
     return routes
 

@@ -51,11 +51,7 @@ def summary(table: Table) -> str:
         f"caches start {about.start}",
         escape(about.link),
     ]
-    notes = "".join(f"<p class='minor'>{escape(note)}</p>" for note in about.notes)
-    return (
-        f"<div class='whatif-head'><p><span class='tag'>simulated</span> {' · '.join(facts)}.</p>{notes}"
-        f"<div class='figures'>{''.join(cards(table))}</div></div>"
-    )
+    return head("simulated", facts, [*map(escape, about.notes)], cards(table))
 
 
 def _ahead(row: Row, other: Row, of: int) -> bool:
@@ -118,6 +114,15 @@ def legend(table: Table, dark: bool) -> str:
             f"<li><i style='border-top: 2px {style} {colour}'></i>{escape(name)}</li>" for name, colour, style in lines
         )
         + ("</ul>")
+    )
+
+
+def head(tag: str, facts: Sequence[str], notes: Sequence[str], cards: Sequence[str]) -> str:
+    """What figures apply to, and the key figures; all in HTML."""
+    lines = "".join(f"<p class='minor'>{note}</p>" for note in notes)
+    return (
+        f"<div class='whatif-head'><p><span class='tag'>{tag}</span> {' · '.join(facts)}.</p>{lines}"
+        f"<div class='figures'>{''.join(cards)}</div></div>"
     )
 
 

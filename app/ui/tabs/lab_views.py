@@ -8,8 +8,8 @@ from typing import Any
 
 from app.services.analysis.lab import Lab, Run, named
 from app.services.analysis.whatif import NONE, mean, title
-from app.ui.tabs.analysis_views import card, milliseconds, ms, rate, volume
-from app.ui.tabs.figures import PALETTE, accent, figure, heatmap, quiet
+from app.ui.tabs.analysis_views import card, head, milliseconds, ms, rate, volume
+from app.ui.tabs.figures import PALETTE, PLACES, accent, figure, heatmap, legend, quiet
 from app.ui.text import cell, table
 from app.wording import count, name_of
 from core.simulate.prefetchers import ORACLE
@@ -29,9 +29,6 @@ HEADS = (
     ("bytes", "Prefetched"),
     ("bytes", "Wasted"),
 )
-
-
-PLACES = ("top center", "bottom center", "middle right", "middle left")  # label positions of neighbouring points
 
 
 def tested(lab: Lab) -> list[Run]:
@@ -124,11 +121,8 @@ def bars(lab: Lab, dark: bool) -> Any:
         dark,
         "Mean recall (simulated)",
         height=340,
-        showlegend=True,
         barmode="group",
-        legend=dict(
-            orientation="h", y=-0.12, yanchor="top", x=0, traceorder="reversed", font=dict(size=11, color=quiet(dark))
-        ),
+        **legend(dark, -0.12, traceorder="reversed"),
     )
     made.update_xaxes(range=[0, 102], ticksuffix=" %")
     return made
@@ -145,11 +139,7 @@ def summary(lab: Lab) -> str:
         f"caches start {about.start}",
         escape(about.link),
     ]
-    notes = "".join(f"<p class='minor'>{escape(note)}</p>" for note in about.notes)
-    return (
-        f"<div class='whatif-head'><p><span class='tag'>simulated</span> {' · '.join(facts)}.</p>{notes}"
-        f"<div class='figures'>{''.join(_cards(lab))}</div></div>"
-    )
+    return head("simulated", facts, [*map(escape, about.notes)], _cards(lab))
 
 
 def _cards(lab: Lab) -> list[str]:

@@ -7,8 +7,8 @@ from html import escape
 from typing import Any
 
 from app.services.analysis.quality import QualityResult, accuracy_of
-from app.ui.tabs.analysis_views import card, percent, rate, volume
-from app.ui.tabs.figures import PALETTE, accent, figure, quiet
+from app.ui.tabs.analysis_views import card, head, percent, rate, volume
+from app.ui.tabs.figures import PALETTE, PLACES, accent, figure, legend
 from app.ui.text import cell, table
 from app.wording import count, name_of
 from core.engine.quality.interval import share_of
@@ -34,7 +34,6 @@ HEADS = (
 RATES = ("exact_match", "unseen_match", "agreement", "substituted_rate", "saved")
 NAMES = {"exact_match": "Exact match", "agreement": "Agreement with the exact model"}
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "cross")
-PLACES = ("top center", "bottom center", "middle right", "middle left")  # label positions of neighbouring points
 
 
 def fronts(answer: QualityResult) -> dict[float, list[EvaluationRow]]:
@@ -99,8 +98,7 @@ def plot(answer: QualityResult, dark: bool) -> Any:
         "tokens per second",
         f"{NAMES[figure_of]} (%)",
         height=420,
-        showlegend=True,
-        legend=dict(orientation="h", y=-0.14, yanchor="top", x=0, font=dict(size=11, color=quiet(dark))),
+        **legend(dark, -0.14),
     )
     made.update_yaxes(range=[-4, 106])
     return made
@@ -130,11 +128,7 @@ def summary(answer: QualityResult) -> str:
     busiest = max((row.others_cores or 0.0 for row in rows), default=0.0)
     if busiest > MUCH:
         notes.append(f"Other programs used up to {busiest:.1f} CPU cores during the runs: compare speeds with care.")
-    more = "".join(f"<p class='minor'>{note}</p>" for note in notes)
-    return (
-        f"<div class='whatif-head'><p><span class='tag'>{tag}</span> {' · '.join(facts)}.</p>{more}"
-        f"<div class='figures'>{''.join(_cards(rows, questions['seen'] or about['text']['tokens']))}</div></div>"
-    )
+    return head(tag, facts, notes, _cards(rows, questions["seen"] or about["text"]["tokens"]))
 
 
 def _cards(rows: Sequence[EvaluationRow], n: int) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from html import escape
 from typing import Any
 
@@ -13,6 +12,7 @@ from app.services.host import Host
 from app.store import Chat, StoredTrace
 from app.ui.controls import LIVE, ONCE, button, html
 from app.ui.tabs.chat_live import ChatLive
+from app.ui.tabs.library_views import when
 from app.ui.text import notice
 from app.wording import name_of
 from core.errors import MoestroError
@@ -159,8 +159,3 @@ def link(chat: Chat, trace: StoredTrace, several: bool) -> str:
         f"title='The experts of every token, for {COMMAND} simulate'>Download routing{of} (trace)</a> "
         f"<span class='minor'>{trace.tokens} tokens, prompts included, {format_bytes(trace.size)}</span></p>"
     )
-
-
-def when(seconds: float) -> str:
-    """Local date and time."""
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

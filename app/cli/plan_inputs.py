@@ -46,7 +46,7 @@ def policy(args: argparse.Namespace) -> Choice:
 
 
 def statistics(args: argparse.Namespace, trace: Trace | None, profile: Profile | None) -> tuple[Curves, str]:
-    """Hit curves and worth of predictions, and where they are from. Raises SettingError when nothing tells."""
+    """Hit curves and worth of predictions, and where they are from. Raises SettingError when neither is known."""
     if trace is not None:
         curves = measure_curves(trace, policy_maker(policy(args)), last=max(0, args.tokens))
         basis = f"{curves.tokens} decoded tokens of {args.trace.name}, {variant('eviction', args.eviction).title}"

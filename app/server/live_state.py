@@ -107,7 +107,7 @@ def chat_list(host: Host, find: str) -> dict[str, Any]:
 
 def host_state(host: Host) -> dict[str, Any]:
     """Whether the host is empty, loading or ready, the load's progress, whether answers may be changed, and stamps that
-    change with the model, settings, and what answers tell of it.
+    change with the model, settings, and the answers that an estimate rests on.
     """
     loading, job = host.loader.loading, host.importer.job
     known = {

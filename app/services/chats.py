@@ -54,9 +54,9 @@ class Chats:
     def default_system(self, text: str) -> None:
         self._remembered.put(SYSTEM, self._checked_system(text))
 
-    def tell(self, chat_id: int, system: str) -> None:
+    def set_system(self, chat_id: int, system: str) -> None:
         """Change a chat's system prompt, from the next answer on."""
-        self._store.chats.tell(chat_id, self._checked_system(system))
+        self._store.chats.set_system(chat_id, self._checked_system(system))
 
     def ask(self, chat_id: int | None, text: str, system: str | None = None) -> Answer:
         """Ask in a chat; the answer is written whether or not a page watches it. None: in a new chat, with the

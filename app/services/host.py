@@ -141,7 +141,7 @@ class Host:
         self.models.drop()
         self.store.close()
 
-    # -- what the parts tell one another -----------------------------------------------------------------------------
+    # -- from one part to another -------------------------------------------------------------------------------------
 
     def _changed(self, settings: Settings) -> None:
         self.regret.switch(settings.telemetry.regret)

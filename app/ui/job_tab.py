@@ -47,7 +47,7 @@ class JobTab:
             with gr.Column(scale=9, min_width=320, elem_classes="job-answer"):
                 result()
         self.news = gr.HTML(
-            {"stamp": "", "dark": True, "said": ""},
+            {"stamp": "", "dark": True, "notice": ""},
             html_template="",
             elem_classes="job-news",
             apply_default_css=False,
@@ -72,5 +72,5 @@ class JobTab:
             text = notice(job.error)
         elif job is not None and job.state == "cancelled":
             text = notice(cancelled, "info")
-        mark, update = news(now.get("said", ""), job, text)
-        return [{"stamp": event.stamp, "dark": event.dark, "said": mark}, update]
+        mark, update = news(now.get("notice", ""), job, text)
+        return [{"stamp": event.stamp, "dark": event.dark, "notice": mark}, update]

@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Generic
 
 import numpy as np
+import numpy.typing as npt
 
 from core.cache.block_table import BlockTable
 from core.cache.pool import Pool, S, empty_pools, first
@@ -106,12 +107,15 @@ class CacheCore(Generic[S]):
         return self.pools[layer] if len(self.pools) > 1 else self.pools[0]
 
     def capacity_for(self, layer: int) -> int:
-        """Experts that fit into the pool of `layer` with the pinned ones, at least one; with the buffer, if split."""
-        pool = self.pool(layer)
-        slots = pool.capacity
-        if self.held.tops[layer] < self.blocks:
-            slots += len(self.transit) + sum(self.blocks - had for had in self.held.buffered.values())
-        return max(1, slots // self.blocks - sum(eid in pool.eids for eid in self.pinned))
+        """Experts of `layer` to lease at once, at least one: as many as fit into its pool with the pinned ones. Where
+        only their tops stay, as many as the transit slots hold, so that a pass over many experts evicts no other's top
+        to compute them; all slots if the layer keeps nothing."""
+        pool, blocks, slots = self.pool(layer), self.blocks, 0
+        if self.held.tops[layer] < blocks:
+            slots = len(self.transit) + sum(blocks - had for had in self.held.buffered.values())
+            if slots >= blocks and self.keeps(layer):
+                return slots // blocks
+        return max(1, (pool.capacity + slots) // blocks - sum(eid in pool.eids for eid in self.pinned))
 
     def residents(self, pool: Pool[S]) -> list[int]:
         """The experts that have slots of `pool`, in ascending order."""
@@ -120,6 +124,17 @@ class CacheCore(Generic[S]):
     def is_resident(self, eid: int) -> bool:
         """Whether it has slots."""
         return bool(self.table[eid])
+
+    def chosen(self, layer: int, ids: npt.ArrayLike) -> None:
+        """The T tokens of a pass choose the experts `ids` [T, k] of `layer`, negative ids none, which are requested
+        next. Only for policies that count tokens; those of a single token are its requests."""
+        if not self._uses.counts_tokens:
+            return
+        of = np.asarray(ids)
+        if len(of) > 1:
+            tokens = np.bincount(of[of >= 0], minlength=self.experts)
+            found = tokens.nonzero()[0]
+            self.policy.chosen(layer * self.experts + found, tokens[found])
 
     def lease(self, layer: int, eids: Sequence[int]) -> list[int]:
         """`layer` requests `eids`, all distinct: none of them can be evicted or cut until `release`, and those with all

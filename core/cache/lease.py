@@ -72,8 +72,8 @@ def in_waves(
     if not wanted:
         look_ahead()
         return
-    base, table, capacity = layer * core.experts, core.table, core.capacity_for(layer)
-    groups = waves(wanted, capacity, lambda expert: len(table[base + expert]))
+    base, table, blocks, capacity = layer * core.experts, core.table, core.blocks, core.capacity_for(layer)
+    groups = waves(wanted, capacity, lambda expert: blocks - len(table[base + expert]))
     yield from leases(groups, capacity, acquire, release, look_ahead)
 
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from core.cache.copies import CacheMemory, Copies
 from core.cache.core import CacheCore
 from core.cache.counts import Counts
-from core.cache.lease import Lease, LeasedSegment
+from core.cache.lease import Lease, LeasedSegment, in_waves
 from core.cache.pool import Pool, empty_pools
 from core.cache.prefetch_queue import PrefetchQueue
 from core.cache.requests import Requests
@@ -81,6 +83,20 @@ class ExpertCache:
         """Lease `wanted` (distinct experts of `layer`, at most its pool's capacity); fetch the missing ones on
         demand."""
         return self.requests.acquire(layer, wanted)
+
+    def in_waves(
+        self,
+        layer: int,
+        ids: npt.ArrayLike,
+        wanted: Sequence[int],
+        release: Callable[[Lease], None],
+        look_ahead: Callable[[], None],
+    ) -> Iterator[Lease]:
+        """`acquire` the experts `wanted` by several tokens, in waves if they are more than fit. `ids` [T, k]: the
+        choice of each token, negative ids none. Each lease is released when the next one is taken; `look_ahead` is
+        called once the last one is acquired."""
+        self.core.chosen(layer, ids)
+        return in_waves(self.core, layer, wanted, partial(self.acquire, layer), release, look_ahead)
 
     def lookup_all_hits(self, layer: int, wanted: Sequence[int]) -> list[LeasedSegment] | None:
         """`wanted` without a lease, if all of them are hits and no prefetch is pending; None otherwise. Compute them

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import Lease, LeasedSegment, in_waves
+from core.cache.lease import Lease, LeasedSegment
 from core.memory.codec.native.threads import MOST
 from core.memory.transfer import TransferEngine
 from core.runtime.batch import Batch
@@ -123,8 +123,8 @@ class MoEStep:
         """Lease and compute the wanted experts of several tokens, in waves where they need more than there are slots.
         Later layers' experts are prefetched once nothing more has to be fetched for this one."""
         requests: list[LeasedSegment] = []
-        for lease in in_waves(
-            self.expert_cache, layer, routed.wanted, self._release, lambda: self._prefetch(layer, routed)
+        for lease in self.expert_cache.in_waves(
+            layer, routed.chosen, routed.wanted, self._release, lambda: self._prefetch(layer, routed)
         ):
             for batch in rows.batches(lease.segments):
                 self._compute(rows, batch)

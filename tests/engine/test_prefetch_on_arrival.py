@@ -66,6 +66,12 @@ def settled(worker: ProcessWorker) -> None:
     assert not worker.behind
 
 
+def taken_by_others(worker: ProcessWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This thread finds no answer there, as if all came a moment later."""
+    take, own = worker.take, threading.current_thread()
+    monkeypatch.setattr(worker, "take", lambda: [] if threading.current_thread() is own else take())
+
+
 def answer(engine: Engine, tokens: int = TOKENS) -> tuple[list[int | None], list[Any]]:
     """The tokens and the passes of an answer."""
     pieces = list(engine.generate("Why do caches work?", Sampling(max_new_tokens=tokens)))
@@ -138,7 +144,7 @@ def test_the_search_for_a_token_begins_when_it_is_drawn(engine: Engine, monkeypa
 def test_an_error_of_a_prefetch_on_the_other_thread_ends_the_pass(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    searching(engine, 1)
+    taken_by_others(searching(engine, 1), monkeypatch)
     prefetch, own, failed = engine.expert_cache.prefetch, threading.current_thread(), threading.Event()
 
     def failing(*args: Any) -> None:
@@ -148,7 +154,11 @@ def test_an_error_of_a_prefetch_on_the_other_thread_ends_the_pass(
         prefetch(*args)
 
     monkeypatch.setattr(engine.expert_cache, "prefetch", failing)
-    hook = engine.model.model.layers[1].self_attn.register_forward_pre_hook(lambda *_: failed.wait(WAIT_S) and None)
+
+    def wait(*_: Any) -> None:
+        failed.wait(WAIT_S)
+
+    hook = engine.model.model.layers[1].self_attn.register_forward_pre_hook(wait)
     with pytest.raises(ZeroDivisionError, match="no slot can be found"):
         answer(engine)
     hook.remove()
@@ -161,6 +171,7 @@ def test_an_answer_waits_while_the_computing_thread_uses_the_cache(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = searching(engine, 2)
+    taken_by_others(worker, monkeypatch)
     prefetcher, cache = engine.wiring.answering.step.prefetcher, engine.expert_cache
     monkeypatch.setattr(worker, "_on_answer", lambda: None)  # nobody hears of answers but whom this test tells
     acquire, prefetch, others, phases = cache.acquire, cache.prefetch, list[Sequence[Prediction]](), list[bool]()
@@ -188,7 +199,7 @@ def test_an_answer_waits_while_the_computing_thread_uses_the_cache(
     monkeypatch.setattr(cache, "acquire", acquired)
     monkeypatch.setattr(cache, "prefetch", spied)
     attention = engine.model.model.layers[1].self_attn
-    hook = attention.register_forward_pre_hook(lambda *_: phases.append(bool(heard())))
+    hook = attention.register_forward_pre_hook(lambda *_: phases.append(heard() != []))
     answer(engine)
     hook.remove()
     assert phases == [True] * TOKENS

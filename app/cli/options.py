@@ -35,7 +35,8 @@ def add_settings(parser: CommandParser) -> None:
         "--preset",
         metavar="NAME",
         type=preset_named,
-        help=f"the settings of a published system; other options override them: {', '.join(p.name for p in PRESETS)}",
+        help="the settings of a published system, or to calibrate, how its paper trains what it needs; other options "
+        f"override them: {', '.join(p.name for p in PRESETS)}",
     )
     _add(parser, live, general(), LIVE)
     live.add_argument(

@@ -88,15 +88,17 @@ class Schedule:
 
     def use(self, formula: PriorityFormula, maps: Iterable[LayerMap]) -> None:
         """Order by `formula`, and by these `maps` of layers where it reads any."""
-        self._formula = formula
+        if formula is not self._formula:
+            self._formula, self._maps = formula, {}
         for layer, distribution in maps:
             self._maps[layer] = distribution
 
     def priority(self, eid: int, score: float, at: int) -> float:
         """Of a prefetch that is requested with probability `score`, seen from layer `at`."""
-        layer, expert = divmod(eid, self.experts)
-        row = self._maps.get(layer)
-        return self._formula(score, score if row is None else float(row[expert]), self.distance(at, layer))
+        layer = eid // self.experts
+        row = self._maps.get(layer) if self._maps else None
+        p = score if row is None else float(row[eid - layer * self.experts])
+        return self._formula(score, p, self.distance(at, layer))
 
     def distance(self, at: int, layer: int) -> int:
         """Layers from `at` (-1 = before the first) to `layer`: 1 for the next; `at` itself is a whole token away."""

@@ -81,10 +81,10 @@ class PrefetchQueue:
             schedule.rhythm.note(copies.phase, at, copies.link.now_s())
         queued = [ticket for ticket in self.fresh.values() if ticket.state == QUEUED] if self.fresh else []
         if self.to_buffer:
-            size_bytes, fresh = copies.expert_bytes, {prediction.layer for prediction in predictions}
+            gone = {at, *(prediction.layer for prediction in predictions)}  # layers that nothing waits for any more
             waiting = [Prediction(*divmod(eid, core.experts), score) for eid, score, _ in self._waiting]
-            wanted = [*predictions, *(one for one in waiting if one.layer not in fresh)]
-            changes = schedule.plan_buffer(wanted, at, queued, self._lacking_share, copies.link, size_bytes)
+            wanted = [*predictions, *(one for one in waiting if one.layer not in gone)]
+            changes = schedule.plan_buffer(wanted, at, queued, self._lacking_share, copies.link, copies.expert_bytes)
             self._apply(changes)
             self._waiting = deque(changes.issue)
             self.fill()

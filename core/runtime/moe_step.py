@@ -51,10 +51,10 @@ class MoEStep:
         self._by_row = batch.phase == "decode" and (batch.by_row or len(batch.shares) > 1)
         self._prefetcher = prefetcher if prefetcher is not None and prefetcher.active else None
         self._hearing = self._prefetcher if self._prefetcher is not None and self._prefetcher.hears else None
-        if self._hearing is not None:
-            self._hearing.leave_cache(-1)
         self._miss = miss if miss is not None and miss.active else None
         self._looks_up = not (self._on_gpu or self._by_row or self._prefetcher is not None or self._miss is not None)
+        if self._hearing is not None:
+            self._hearing.leave_cache(-1)
 
     def end(self) -> None:
         """The pass is over, or was aborted. Layers of no pass are computed in the general way."""

@@ -99,9 +99,12 @@ class Prefetcher:
     def leave_cache(self, at: int) -> None:
         """The compute thread does not use the cache until `take_cache`; it computes layer `at` (-1: what is before the
         first)."""
+        began_s = time.perf_counter()
         with self.cache_lock:
-            self._at = at
             self._fetch_arrived(at)
+            self._at = at
+        if self._predictor_host.predictor.worker is not None:
+            self._sink.predicted(time.perf_counter() - began_s)
 
     def take_cache(self) -> None:
         """The compute thread uses the cache again. Raises what a prefetch raised on the other thread."""

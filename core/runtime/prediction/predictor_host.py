@@ -95,7 +95,7 @@ class PredictorHost:
         self.predictor = NoPrediction()
         if self._watch is not None:
             self._watch.remove()
-        self._watch = self._seen = self._output = self._predicted = None
+        self._watch = self._seen = self._output = self._predicted = self._distribution = None
         for name in ("estimator", "_defaults"):
             vars(self).pop(name, None)
 

@@ -95,10 +95,10 @@ class Schedule:
 
     def priority(self, eid: int, score: float, at: int) -> float:
         """Of a prefetch that is requested with probability `score`, seen from layer `at`."""
-        layer = eid // self.experts
-        row = self._maps.get(layer) if self._maps else None
-        p = score if row is None else float(row[eid - layer * self.experts])
-        return self._formula(score, p, self.distance(at, layer))
+        layer, p = eid // self.experts, score
+        if self._maps and (row := self._maps.get(layer)) is not None:
+            p = float(row[eid % self.experts])
+        return self._formula(score, p, (layer - at - 1) % self.layers + 1)  # `distance`: this is called often
 
     def distance(self, at: int, layer: int) -> int:
         """Layers from `at` (-1 = before the first) to `layer`: 1 for the next; `at` itself is a whole token away."""

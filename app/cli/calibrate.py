@@ -77,7 +77,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    spec, parts = options.spec(args), chosen(args.parts)
+    spec, parts = options.spec(args, calibrates=True), chosen(args.parts)
     for path in (*args.text, *args.trace):
         if not path.exists():
             raise ProfileError(f"There is no file or folder {path}.")

@@ -35,7 +35,8 @@ def add_settings(parser: CommandParser) -> None:
         "--preset",
         metavar="NAME",
         type=preset_named,
-        help=f"the settings of a published system; other options override them: {', '.join(p.name for p in PRESETS)}",
+        help="the settings of a published system, or to calibrate, how its paper trains what it needs; other options "
+        f"override them: {', '.join(p.name for p in PRESETS)}",
     )
     _add(parser, live, general(), LIVE)
     add_pairs(
@@ -75,9 +76,11 @@ def add_calibration(parser: CommandParser) -> None:
     _add(parser, parser.add_argument_group("calibration"), declared(CalibrationSettings), TRAIN)
 
 
-def spec(args: argparse.Namespace) -> LoadSpec:
-    """The LoadSpec with its live settings. Raises SettingError."""
-    return LoadSpec.checked(args.model or "demo", Settings(_given(args, LIVE)), **_given(args, LOAD))
+def spec(args: argparse.Namespace, *, calibrates: bool = False) -> LoadSpec:
+    """The LoadSpec with its live settings; to calibrate, without the preset's, which may need the profile. Raises
+    SettingError."""
+    live = argparse.Namespace(**{**vars(args), "preset": None}) if calibrates else args
+    return LoadSpec.checked(args.model or "demo", Settings(_given(live, LIVE)), **_given(args, LOAD))
 
 
 def given(args: argparse.Namespace) -> tuple[str | None, dict[str, Value], dict[str, Value]]:
@@ -91,8 +94,9 @@ def sampling(args: argparse.Namespace) -> Sampling:
 
 
 def calibration(args: argparse.Namespace) -> CalibrationSettings:
-    """The calibration settings. Raises SettingError."""
-    return CalibrationSettings.checked(**_given(args, TRAIN))
+    """The calibration settings: the preset's, and other options over them. Raises SettingError."""
+    chosen: Preset | None = args.preset
+    return CalibrationSettings.checked(**{**(chosen.calibration if chosen else {}), **_given(args, TRAIN)})
 
 
 def assign(name: str, value: object) -> tuple[str, str, Value]:

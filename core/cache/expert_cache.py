@@ -30,6 +30,7 @@ from core.policy.allocation.slot_allocation import Placement
 from core.policy.eviction import Eviction, MakePolicy, policy_maker
 from core.policy.hints import Hints
 from core.policy.predict import LayerMap, Prediction
+from core.policy.predict.base import PriorityFormula, by_score
 from core.settings.cache import CacheSettings
 from core.settings.prefetch import PrefetchSettings
 from core.types import Residence
@@ -103,14 +104,20 @@ class ExpertCache:
         before the next call to the cache."""
         return self.requests.lookup_all_hits(layer, wanted)
 
-    def prefetch(self, predictions: Sequence[Prediction], at: int, maps: Sequence[LayerMap] = ()) -> None:
-        """Prefetch experts by priority, as long as there is a slot that holds nothing better.
+    def prefetch(
+        self,
+        predictions: Sequence[Prediction],
+        at: int,
+        maps: Sequence[LayerMap] = (),
+        priority: PriorityFormula = by_score,
+    ) -> None:
+        """Prefetch experts by `priority`, as long as there is a slot that holds nothing better.
 
         `at` = the layer in which the predictions are made, -1 before the first. Queued prefetches of earlier
         predictions are ranked again together with the new ones; one loses its slot to a better prediction, or when it
-        would come too late. `maps` go to the eviction policy.
+        would come too late. `maps` go to the eviction policy, too.
         """
-        self.prefetch_queue.issue(predictions, at, maps)
+        self.prefetch_queue.issue(predictions, at, maps, priority)
 
     def release(self, lease: Lease, fence: Any = None) -> None:
         """End a lease: its computation is done, or on CUDA will be at `fence`. Its experts may be evicted again."""

@@ -157,7 +157,7 @@ class TimedReplay:
             self.link.advance(self.clock.predict_ms / 1e3)
 
     def _prefetch(self, predictions: Sequence[Prediction], at: int) -> None:
-        self.expert_cache.prefetch(predictions, at, self.predictor.take_maps())
+        self.expert_cache.prefetch(predictions, at, self.predictor.take_maps(), self.predictor.priority)
         for layer in dict.fromkeys(prediction.layer for prediction in predictions):
             named = [prediction for prediction in predictions if prediction.layer == layer]
             self._predicted[layer] = [

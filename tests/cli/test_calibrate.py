@@ -80,6 +80,20 @@ def test_a_profile_is_kept_and_completed(model: Path, home: Path, capsys: pytest
 
 
 @pytest.mark.usefixtures("once")
+def test_a_preset_says_how_its_paper_trains_and_an_option_overrides_it(
+    model: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a profile it needs nothing yet, though the predictor that it sets does."""
+    words = "--parts", "estimator", "--preset", "speculating_estimator", "--json"
+    assert profile(model, home, *words) == 0
+    found, _ = result(capsys)
+    hidden = found["estimator"]["hidden"]
+    assert (found["estimator"]["quasi"], found["estimator"]["width"]) == (1, round(hidden * 2400 / 2048))
+    assert profile(model, home, *words, "--estimator-width", "8") == 0
+    assert result(capsys)[0]["estimator"]["width"] == 8
+
+
+@pytest.mark.usefixtures("once")
 def test_super_experts_are_reported(model: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert profile(model, home, "--parts", "counts", "--json") == 0
     assert result(capsys)[0]["super_experts"] is None, "nobody looked"

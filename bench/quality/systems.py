@@ -1,10 +1,11 @@
 """bench systems: every preset at several budgets, live on one model, with the bounds that none can beat.
 
 The exact model writes answers; then every system reads the same prompts and draws the same tokens, so that all exact
-systems route alike and Belady's hit rates are of that very routing. Every round takes each system at each budget once;
-the figures of a system are those of the round with its median time per token, so that the parts of that time add up.
-Systems that change answers are evaluated too (core.measure.evaluate). Presets that need a profile get one, calibrated
-once and kept. Measurements are kept as they are made: an interrupted bench continues.
+systems route alike and Belady's hit rates are of that very routing. Each system of the literature runs as in its paper,
+and where its prefetches evict residents once more with our guard, the same for all. Every round takes each system at
+each budget once; the figures of a system are those of the round with its median time per token, so that the parts of
+that time add up. Systems that change answers are evaluated too (core.measure.evaluate). Presets that need a profile get
+one, calibrated once and kept. Measurements are kept as they are made: an interrupted bench continues.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ from core.memory.link import Pace
 from core.metrics import BY_NAME
 from core.profile import PARTS, Profile, load, profile_path, save
 from core.settings.budget import Budget
+from core.settings.calibration import CalibrationSettings
 from core.settings.config import Settings
-from core.settings.presets import PRESETS, Preset
+from core.settings.presets import PRESETS, Preset, guarded
 
 RESIDENT = "resident"  # the run with everything resident, and nothing to predict
 EVERYTHING: dict[str, object] = {"budget": "all", "predictor": "none", "eviction": "lru", "scope": "layer"}
@@ -68,13 +70,23 @@ def measure(
     asked = [Budget.parse(word) for word in budgets.split(",") if word.strip()]
     if not asked:
         raise SettingError("Name at least one budget, such as 25%,50% or 6.5GB.")
-    presets = [one for one in PRESETS if not one.splits and (not run.small or one.name in SMALL_PRESETS)]
+    presets = systems([one for one in PRESETS if not one.splits and (not run.small or one.name in SMALL_PRESETS)])
     path = model_of(run, model, MIDDLE)
     largest = max(asked, key=lambda one: (one.share or 0.0, one.bytes or 0))  # what bytes pay for is not known yet
     engine, others = run.engine(path, {"budget": str(largest)}), Others()
     bench = Bench(run, engine, path != model, [str(one) for one in asked], presets)
     found = bench.all(rounds, tokens, questions)
     return {**found, "model": Path(model).name, "others_cores": others.cores()}
+
+
+def systems(presets: Sequence[Preset]) -> list[Preset]:
+    """Those to compare: each, and behind it the same with our guard where that decides about residents."""
+    found = list[Preset]()
+    for one in presets:
+        values = one.values
+        evicts = values["predictor"] != "none" and values["eviction"] != "none"
+        found += [one, guarded(one)] if evicts and not values["prefetch_guard"] else [one]
+    return found
 
 
 @dataclass
@@ -126,6 +138,10 @@ class Bench:
         old = load(file, model_hash=engine.model_hash) if file.exists() else None
         parts = {"counts", "times", *(part for one in self.presets for part in one.needs)} & PARTS.keys()
         lacks = {part for part in parts if old is None or not old.has(part)}
+        papers = {name: value for one in self.presets for name, value in one.calibration.items()}
+        trained = old.settings.get("estimator") if old is not None else None
+        if papers and not (isinstance(trained, dict) and trained.get("quasi")):  # of another kind than the papers'
+            lacks.add("estimator")
         if lacks:
             self.run.say(f"calibrating for {', '.join(sorted(lacks))}")
             new = calibrate(
@@ -134,6 +150,7 @@ class Bench:
                 parts=lacks,
                 source="the bundled prompts",
                 limit=400 if small else READ,
+                settings=CalibrationSettings.checked(**papers),
                 progress=self._calibrating(),
             )
             old = new if old is None else new.over(old)

@@ -60,7 +60,7 @@ class Row(NamedTuple):
     settings: Mapping[str, object]
 
 
-def measure(run: Run, model: str = "demo", budget: str = "20%", rounds: int = 3, tokens: int = 96) -> Result:
+def measure(run: Run, model: str = "demo", budget: str = "20%", rounds: int = 3, tokens: int = 200) -> Result:
     """`budget` is a share of the experts, the buffer included; `tokens` = decoded tokens of a run."""
     path = model_of(run, model)
     blocks = BLOCKS.get(path, 2 if run.small else 4)

@@ -159,10 +159,10 @@ def predictor_for(config: TimedConfig, trace: Trace, *, waited_for: bool = False
     beside = list(trace.beside) if isinstance(trace, FileTrace) else []
     in_use = any(_is(config, one) for one in own)
     if in_use and (predictor.asks or (has_worker(type(predictor)) and not waited_for)):
-        return Replayed(maps=predictor.maps)
+        return Replayed(predictor.maps, None, predictor.priority)
     by = next((at for at, one in enumerate(beside) if _is(config, one)), None)
     if by is not None:
-        return Replayed(maps=predictor.maps, by=by)
+        return Replayed(predictor.maps, by, predictor.priority)
     if not predictor.asks:
         predictor.patient = True
         return predictor

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from core.cache.copies import CacheMemory
 from core.cache.counts import Counts, PrefetchCost
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import Lease, in_waves
+from core.cache.lease import Lease
 from core.metrics import METRICS
 from core.policy.predict import Prediction, Predictor
 from core.policy.predict.base import PredictorProfile
@@ -134,7 +134,9 @@ class TimedReplay:
                 self._compute(lease, sums)
                 expert_cache.release(lease)
             else:
-                for lease in in_waves(expert_cache, layer, asked, expert_cache.release, lambda: self._look(view)):
+                for lease in expert_cache.in_waves(
+                    layer, ids[:, layer], asked, expert_cache.release, lambda: self._look(view)
+                ):
                     self._compute(lease, sums)
         link.advance(self.clock.head_ms / 1e3)
         sums.passes, sums.tokens = sums.passes + 1, sums.tokens + len(ids)
@@ -155,7 +157,7 @@ class TimedReplay:
             self.link.advance(self.clock.predict_ms / 1e3)
 
     def _prefetch(self, predictions: Sequence[Prediction], at: int) -> None:
-        self.expert_cache.prefetch(predictions, at, self.predictor.take_maps())
+        self.expert_cache.prefetch(predictions, at, self.predictor.take_maps(), self.predictor.priority)
         for layer in dict.fromkeys(prediction.layer for prediction in predictions):
             named = [prediction for prediction in predictions if prediction.layer == layer]
             self._predicted[layer] = [

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import launch
 from app import cli
+from app.start import installer
 from app.store import results
 from bench.commands import bench as command
 from bench.harness import process
@@ -186,7 +186,7 @@ def test_an_installed_copy_keeps_results_among_the_data_and_reads_those_it_came_
     came, home = tmp_path / "came", tmp_path / "home"
     results.write(came / "quick-20260101-000000.json", {"bench": "quick"})
     monkeypatch.setattr(results, "FOLDERS", [came])
-    monkeypatch.setattr(launch, "INSTALLED", True)
+    monkeypatch.setattr(installer, "INSTALLED", True)
     monkeypatch.setenv("MOESTRO_HOME", str(home))
     drawn_suite(monkeypatch, {"fresh": True})
     for _ in range(2):  # a command may run another

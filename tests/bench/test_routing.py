@@ -266,7 +266,7 @@ def test_what_is_found_is_what_the_prefetcher_finds(distance: int, capacity: int
         answers = [search.work(opened(number, 1) + one.key.tobytes())]
         answers += [search.work(followed(number, at) + row.tobytes()) for at, row in enumerate(one.map)]
         for match in (match for answer in answers for match in read(answer)):
-            named = [prediction.expert for _, prediction in match.predictions]
+            named = [prediction.expert for prediction in match.predictions]
             hits[number, match.layer] = np.isin(one.chosen[match.layer], named).mean()
     found = map_figures.searched(maps, [(one.key, one.map) for one in before], distance, capacity)
     assert found.recall == pytest.approx(hits.mean(0).tolist()) and min(found.recall) > 0

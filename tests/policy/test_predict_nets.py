@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -265,6 +266,22 @@ def test_training_can_be_cancelled() -> None:
     assert estimator.train(Held(*drawn(600)), **SIZES, epochs=50, progress=progress, cancel=cancel) is None
     assert path.train(passages(20), experts=EXPERTS, epochs=50, progress=progress, cancel=cancel) is None
     assert len(seen) == 1 and seen[0] < 0.1
+
+
+def test_a_cancelled_training_goes_on_to_the_same_net(tmp_path: Path) -> None:
+    state, data, cancel = tmp_path / "net.state", passages(40), threading.Event()
+    whole = path.train(data, experts=EXPERTS, epochs=8)
+
+    def progress(text: str, share: float) -> None:
+        if share > 0.4:
+            cancel.set()
+
+    assert path.train(data, experts=EXPERTS, epochs=8, progress=progress, cancel=cancel, state=state) is None
+    assert state.exists(), "what was learnt is kept"
+    seen: list[float] = []
+    again = path.train(data, experts=EXPERTS, epochs=8, progress=lambda text, share: seen.append(share), state=state)
+    assert whole is not None and again is not None and equal(whole, again)
+    assert min(seen) > 0.4 and not state.exists()
 
 
 def test_training_works_where_gradients_are_switched_off() -> None:

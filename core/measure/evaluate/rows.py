@@ -84,6 +84,9 @@ class EvaluationRow:
     link_bytes_total: int = 0
     emulated: bool = False  # whether the link was
     settings: Mapping[str, Value] = field(default_factory=dict)  # of the mode
+    blocks: Mapping[str, Sequence[float]] = field(
+        default_factory=dict
+    )  # figures of questions, and of stretches of text
 
     @property
     def key(self) -> tuple[str, float]:
@@ -146,6 +149,7 @@ def row(
         link_bytes_total=tally.link_bytes,
         emulated=tally.emulated,
         settings=dict(settings),
+        blocks={"exact_match": [*map(float, seen)], "unseen_match": [*map(float, unseen)], **heard.blocks()},
     )
 
 
@@ -214,7 +218,7 @@ def to_csv(rows: Sequence[EvaluationRow], about: Mapping[str, object]) -> str:
         out.write(f"# {name}: {value}\n")
     for name, (unit, what) in FIGURES.items():
         out.write(f"# {name} [{unit}]: {what}\n")
-    names = [one.name for one in fields(EvaluationRow)]
+    names = [one.name for one in fields(EvaluationRow) if one.name != "blocks"]
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
     for one in rows:

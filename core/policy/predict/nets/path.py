@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -126,10 +127,11 @@ def train(
     seed: int = 0,
     progress: Progress = lambda text, share: None,
     cancel: threading.Event | None = None,
+    state: Path | None = None,
 ) -> RoutingPathNet | None:
     """Learn the routing of `data`: binary cross-entropy per layer and expert, Adam with weight decay .01, cosine
     schedule. Long passages are cut into pieces of WINDOW tokens. `epochs` = 0: as many as make STEPS steps, between
-    EPOCHS and MOST.
+    EPOCHS and MOST. `state`: a file from which a cancelled or interrupted training of the same data continues.
 
     Deterministic for the same data and seed. None when cancelled. Raises ValueError when there are no tokens.
     """
@@ -169,6 +171,7 @@ def train(
             decay=0.01,
             progress=progress,
             cancel=cancel,
+            state=state,
         )
     return None if done is None else net
 

@@ -35,7 +35,7 @@ def hits(pairs: tuple[Pair, ...]) -> Ask:
 
 def split(pairs: tuple[Pair, ...], controls: str = "") -> Ask:
     """Configurations of bench split over each link."""
-    return Ask("split", "links/{at}/rows/{}/tpot_rounds_ms", pairs, "tpot_ms", controls=controls)
+    return Ask("split", "links/{at}/rows/{}/tpot_rounds_ms", pairs, "tpot_ms", controls=controls, budget="20%")
 
 
 PAPER = Paper(

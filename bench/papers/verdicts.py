@@ -104,6 +104,8 @@ def of_each_model(ask: Ask, results: Results) -> list[Used]:
     found: dict[str, Used] = {}
     every = [one for bench in ask.bench.split() for one in results.newest(bench)]
     for file, result in sorted(every, key=lambda one: str(one[1]["date"]), reverse=True):
+        if ask.budget and result.get("budget") != ask.budget:
+            continue
         if ask.timed and (result.get("others_cores") or 0.0) > BUSY:
             continue
         used = Used(file, result, blocks_of(result, ask.blocks))

@@ -269,17 +269,17 @@ def test_training_can_be_cancelled() -> None:
 
 
 def test_a_cancelled_training_goes_on_to_the_same_net(tmp_path: Path) -> None:
-    state, data, cancel = tmp_path / "net.state", passages(40), threading.Event()
-    whole = path.train(data, experts=EXPERTS, epochs=8)
+    state, data, cancel = tmp_path / "net.state", passages(20), threading.Event()
+    whole = path.train(data, experts=EXPERTS, epochs=6)
 
     def progress(text: str, share: float) -> None:
         if share > 0.4:
             cancel.set()
 
-    assert path.train(data, experts=EXPERTS, epochs=8, progress=progress, cancel=cancel, state=state) is None
+    assert path.train(data, experts=EXPERTS, epochs=6, progress=progress, cancel=cancel, state=state) is None
     assert state.exists(), "what was learnt is kept"
     seen: list[float] = []
-    again = path.train(data, experts=EXPERTS, epochs=8, progress=lambda text, share: seen.append(share), state=state)
+    again = path.train(data, experts=EXPERTS, epochs=6, progress=lambda text, share: seen.append(share), state=state)
     assert whole is not None and again is not None and equal(whole, again)
     assert min(seen) > 0.4 and not state.exists()
 

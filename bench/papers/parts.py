@@ -81,10 +81,10 @@ class Ask:
 
     `blocks`: where a result has the list of a subject's blocks, as keys with / between them; `{}` stands for the
     subject, `{at}` for the group (a budget, a layer) within which subjects are compared. `at`: these groups alone.
-    `budget`: results of this one alone. `figure`: what the blocks are, for its unit and direction. `margin`: how much worse than claimed still holds, for
-    what is claimed to be as good. `learned`: the claim is about what a trained model's routing or states have, so that
-    random weights answer nothing. `copies`: the least copy time over compute time of a layer at which it is asked;
-    `controls`: what is held, or differs from the paper.
+    `budget`: results of this one alone. `figure`: what the blocks are, for its unit and direction. `margin`: how much
+    worse than claimed still holds, for what is claimed to be as good. `learned`: the claim is about what a trained
+    model's routing or states have, so that random weights answer nothing. `copies`: the least copy time over compute
+    time of a layer at which it is asked; `controls`: what is held equal, or differs from the paper.
     """
 
     bench: str  # several with spaces between them: results of all count, the first one's command is shown

@@ -2,7 +2,8 @@
 
 The paper's data are 10,000 prompts answered three times each (section 5.1); a small model has fewer prompts and
 answers each more often. Answers are kept on disk part by part, and the training keeps its state, so that an interrupted
-bench continues with the same command; `minutes` bounds both, and the result says how many runs and steps fitted. What
+bench continues with the same command, and a later one adds to the answers; `minutes` bounds both, and the result says
+how many runs and steps fitted. What
 the network names is then compared with TLP and SLP over batches of answers to questions that it has not seen, one
 sequence included, and its recall by layer is counted in the engine: waited for, and in time.
 """
@@ -33,6 +34,7 @@ from core.errors import MoestroError
 from core.measure.calibrate.gather import calibrate
 from core.policy.predict.nets import path
 from core.policy.predict.nets.path import Passage
+from core.profile import save
 from core.settings.sampling import Sampling
 from core.types import Ids, StepRecord
 
@@ -53,13 +55,15 @@ def measure(run: Run, model: str = "demo", minutes: int = 15, tokens: int = 512)
     prompts = [engine.prompt.tokens(question_of(text)) for text in known[: 8 if run.small else None]]
     files = Files(run.folder() / "path" / f"{engine.model_hash[:16]}{'-small' if run.small else ''}")
     runs = 16 if run.small else RUNS
-    written_s = write(run, engine, prompts, files, runs, 60 * minutes * WRITING)
+    written_s = 0.0 if files.state else write(run, engine, prompts, files, runs, 60 * minutes * WRITING)
     data = files.passages()
     if not data:
         raise MoestroError("No answer was written in that time. Give more minutes.")
     run.say(f"{len(data):,} runs of {sum(len(one.ids) for one in data):,} tokens")
     net, about = trained(run, engine, data, files, 60 * minutes * (1 - WRITING))
-    engine.use_profile(with_net(engine, known, net))
+    engine.use_profile(profile := with_net(engine, known, net))
+    save(profile, files.profile)
+    run.say(f"the profile with the network is {files.profile}")
     asked = [engine.prompt.tokens(question_of(text)) for text in held_out[: 8 if run.small else JUDGED]]
     engine.change({"predictor": "none", "telemetry": True})
     sizes = SIZES[:2] if run.small else SIZES
@@ -83,11 +87,16 @@ def measure(run: Run, model: str = "demo", minutes: int = 15, tokens: int = 512)
 
 
 class Files:
-    """The runs and the state of a training, in a folder that stays."""
+    """The runs, the state of a training, and the profile with its network, in a folder that stays."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+        self.folder, self.profile = folder, folder / "profile"
+
+    @property
+    def state(self) -> Path | None:
+        """What a training that was interrupted has learnt: it goes on with the runs that it began with."""
+        return next(self.folder.glob("net-*.state"), None)
 
     def part(self, number: int) -> Path:
         return self.folder / f"runs-{number:05d}.safetensors"
@@ -167,9 +176,9 @@ def trained(
 ) -> tuple[path.RoutingPathNet, dict[str, Any]]:
     """The network, and how it was trained: EPOCHS over the data, or as many as the time allows by its first steps. The
     epochs are kept with the state, so that a training that goes on has the schedule that it began with."""
-    each, kept = -(-len(data) // BATCH), sorted(files.folder.glob(f"net-{len(data)}-*.state"))
-    if kept:
-        epochs = int(kept[-1].stem.split("-")[2])
+    each = -(-len(data) // BATCH)
+    if files.state:
+        epochs = int(files.state.stem.split("-")[1])
     else:
         began_s = time.perf_counter()
         path.train(data[: BATCH * TRIED], experts=engine.shape.experts, epochs=1, batch=BATCH)
@@ -185,7 +194,7 @@ def trained(
             run.say(f"training, {share:.0%}")
 
     began_s = time.perf_counter()
-    state = files.folder / f"net-{len(data)}-{epochs}.state"
+    state = files.folder / f"net-{epochs}.state"
     net = path.train(data, experts=engine.shape.experts, epochs=epochs, batch=BATCH, progress=progress, state=state)
     assert net is not None
     about = {"epochs": epochs, "steps": epochs * each, "training_s": time.perf_counter() - began_s}

@@ -18,12 +18,13 @@ from bench.harness.run import Suite
 from bench.models import fixtures
 from bench.models.generate import SMALL
 from bench.quality import lossy, speculating, super_experts, systems
-from bench.routing import methods, overhead, predictors, training
+from bench.routing import methods, overhead, path_accuracy, predictors, training
 from bench.routing.methods_result import WAITED
 from bench.speed import batch, busy, pieces, prefill, split, tiers, turns, worker
 from bench.suites import GONE, SUITES, suite
 from core.capacity import fit
 from core.errors import BudgetError
+from core.profile import load
 from core.settings.formats import FORMATS, LOADABLE
 from core.settings.presets import PRESETS
 from core.settings.registry import variants
@@ -307,6 +308,29 @@ def test_estimator() -> None:
     assert list(one.result["untrained"]) == ["gate", "default_vectors"] and "default_vectors, untrained" in one.text
 
 
+@pytest.mark.long(0.3)
+def test_path(tmp_path: Path) -> None:
+    def stop(text: str) -> None:
+        if text.startswith("training, "):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        suite("path").run(small=True, keep=tmp_path, say=stop)
+    one = tried("path", tmp_path)
+    r = one.result
+    assert r["runs"] == 16 and not [text for text in one.said if text.startswith("writing")], "answers are kept"
+    (folder,) = (tmp_path / "path").iterdir()
+    assert load(folder / "profile").nets and not [*folder.glob("*.state")]
+    for rows in r["accuracy"].values():
+        assert rows.keys() == {*path_accuracy.NAMES}
+        assert all(0 <= row[figure] <= 1 for row in rows.values() for figure in ("accuracy", "precision"))
+        assert rows["TLP"]["accuracy"] > 0.1 < rows["network"]["named"] <= r["experts"]
+    alone = r["accuracy"]["1"]
+    assert alone["TLP"]["accuracy"] == pytest.approx(alone["TLP"]["precision"]), "as many are named as are needed"
+    assert len(alone["TLP"]["blocks"]["accuracy"]) > 2 and "30,000 in the paper" in one.text
+    assert {len(layers) for layers in r["recall_by_layer"].values()} == {r["layers"]}
+
+
 @pytest.mark.long(0.2)
 def test_expert_maps() -> None:
     one = tried("expert_maps")
@@ -467,12 +491,13 @@ def test_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         broken.setattr(systems, "gather", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             suite("systems").run(small=True, keep=tmp_path, say=said.append, **options)
-    measured = [line for line in said if " of 7: " in line]
-    assert len(measured) == 1 + 2 * len(systems.SMALL_PRESETS)
+    count = 1 + 2 * len(systems.SMALL_PRESETS)
+    measured = [line for line in said if f" of {count}: " in line]
+    assert len(measured) == count
     one = tried("systems", tmp_path, **options)
     r = one.result
     assert f"{len(measured)} measurements are there already" in one.said
-    assert not [line for line in one.said if " of 7: " in line or line.startswith("calibrating")]
+    assert not [line for line in one.said if f" of {count}: " in line or line.startswith("calibrating")]
     assert r["systems"].keys() == r["titles"].keys() == set(systems.SMALL_PRESETS) <= {each.name for each in PRESETS}
     assert r["budgets"]["50%"]["share"] == 0.5 and r["link"] == "emulated"
     for name, row in r["systems"].items():
@@ -484,6 +509,8 @@ def test_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert of["tpot_ms"] == pytest.approx(of["compute_ms"] + of["stall_ms"] + of["idle_ms"])
             assert of["tokens"] == r["tokens"] and of["ttft_ms"] > 0
             assert of["exact"] == (name != "speculating_execute") == (of["quality"] is None)
+    whole = r["systems"][systems.WHOLE_MOEPIC]["50%"]
+    assert len(whole["tpot_rounds_ms"]) == len(whole["ttft_rounds_ms"]) == 1 and not whole["problem"]
     assert r["resident"]["hit_rate"] == 1.0 and r["exact_quality"]["kl"] == 0.0
     judged = r["systems"]["speculating_execute"]["50%"]["quality"]
     assert judged["kl"] > 0 and judged["exact_match"] is None  # there are no questions for a generated model

@@ -106,12 +106,12 @@ def judged(with_it: Sequence[dict[str, float]], without: Sequence[dict[str, floa
     """Medians of the rounds with the subject, and what it adds to a token: in milliseconds, and `beyond` its own time
     as a share of a token without it."""
     of, pairs = medians(with_it), [*zip(with_it, without, strict=True)]
-    total = [[one["total_ms"] for one in rows] for rows in (with_it, without)]
-    added = difference(*total)
+    some, none = ([one["total_ms"] for one in rows] for rows in (with_it, without))
+    added = difference(some, none)
     beyond = median((a["total_ms"] - a["predict_ms"] - a["record_ms"]) / b["total_ms"] - 1.0 for a, b in pairs)
     return {
         **of,
-        "none_ms": median(total[1]),
+        "none_ms": median(none),
         "added_ms": median(a["total_ms"] - b["total_ms"] for a, b in pairs),
         "added_interval_ms": None if added is None else [added.low, added.high],
         "shares": {  # of a token without it, in each pair of rounds

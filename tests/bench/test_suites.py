@@ -410,7 +410,9 @@ def test_methods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(methods, "timed", lambda *args, **own: replayed.extend(args[1]) or replay(*args, **own))
     one = tried("methods", tmp_path)
     r = one.result
-    assert {each.guard for each in replayed if each.config.scope == "layer"} == {True}
+    beside_plec = [each for each in replayed if each.config.scope == "layer" and not each.guard]
+    assert {each.config.policy for each in beside_plec} == {"lru", "lfu"}, "the paper's LRU is each layer's own"
+    assert {each.predictor for each in beside_plec} <= {*methods.PLEC_BEHIND}
     assert {each.guard for each in replayed if each.config.scope == "global"} == {False}, "as the systems' presets are"
     for scope, sizes in r["hit_rate"].items():
         for share, row in sizes.items():

@@ -84,7 +84,7 @@ PAPER = Paper(
             "Figure 4",
             "Default vectors recall more than the next gate.",
             Ask(
-                "predictors lossy",
+                "predictors",
                 "predictors/{}/blocks/{at}",
                 (("default_vectors", "gate"),),
                 "recall",

@@ -215,7 +215,9 @@ def _compared(ask: Ask, used: Used, comparisons: int) -> tuple[str, list[int]]:
         for sign, what in ((1, "hold"), (-1, "against"), (0, "not told apart"))
     ]
     summary = ", ".join(f"{count} {what}" for count, what in counts if count)
-    return f"{who}, n = {n} blocks; {summary}): {'; '.join(texts)}.", signs
+    there = {(better, than) for _, better, than in _pairs(ask, used)}
+    lacks = "; ".join(f"{better} / {than}" for better, than in ask.pairs if (better, than) not in there)
+    return f"{who}, n = {n} blocks; {summary}): {'; '.join(texts)}.{f' Not in it: {lacks}.' if lacks else ''}", signs
 
 
 def _sign(one: Difference, ask: Ask) -> int:

@@ -155,6 +155,8 @@ def test_subjects_are_compared_within_their_groups_and_at_those_that_are_asked()
     found = answer(row, Drawn(methods=[one]))
     assert found.verdict == PART and "25%: a" in found.text and "1 hold, 1 against" in found.text
     assert answer(asked(("a", "b"), blocks="of/{}/{at}", at=("25%",)), Drawn(methods=[one])).verdict == HOLDS
+    some = answer(asked(("a", "b"), ("a", "c"), blocks="of/{}/{at}", at=("25%",)), Drawn(methods=[one]))
+    assert "Not in it: a / c." in some.text
     across = asked(("50%", "25%"), blocks="of/{at}/{}", at=("b",))
     assert answer(across, Drawn(methods=[one])).verdict == HOLDS
 

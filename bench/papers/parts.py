@@ -20,7 +20,7 @@ VERDICTS = (HOLDS, PART, NO, UNTOLD, NEVER)
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A change after which what was measured before it is no answer. `landed`: ISO 8601; "" = it is to come."""
+    """A change after which what was measured before it is no answer. `landed`: ISO 8601."""
 
     what: str
     landed: str
@@ -143,7 +143,7 @@ class Row:
         """The repairs that a measurement of this date was made before."""
         made = datetime.fromisoformat(date)
         repairs = [REPAIRS[name] for name in self.touched]
-        return tuple(one for one in repairs if not one.landed or made < datetime.fromisoformat(one.landed))
+        return tuple(one for one in repairs if made < datetime.fromisoformat(one.landed))
 
 
 @dataclass(frozen=True, slots=True)

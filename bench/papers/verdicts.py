@@ -137,7 +137,7 @@ def stale(row: Row, used: Used) -> Iterator[str]:
     ):
         yield "timed with an earlier arithmetic"
     for one in row.before(str(used.result["date"])):
-        yield f"before {one.what}" + ("" if one.landed else " (to come)")
+        yield f"before {one.what}"
 
 
 def copies_over_compute(result: Mapping[str, Any]) -> dict[str, float]:

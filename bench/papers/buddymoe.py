@@ -13,7 +13,6 @@ GATES = "--questions 48 --tokens 256 --modes exact,buddy_rho3,buddy_rho3_tae --s
 BETA = "--questions 48 --tokens 256 --modes paper_exact,paper_95_16_rho3,paper_95_16_rho3_beta --save"
 BEST, LIMIT4, LIMITLESS, RANDOM = "paper_95_16_rho3", "paper_95_16_rho4", "paper_95_16", "paper_random"
 ALIKE = 0.5  # cosine from which on two experts are called alike; ours, the paper draws a map without a number
-EXPERTS = 32  # of the demo model's layers
 LAYERS = "Blocks are the layers; the bound is ours, as the paper draws a picture without a number."
 SPEED = "eval runs each mode once, so that its times have no rounds to compare: there is no bench for this row yet."
 
@@ -117,10 +116,10 @@ PAPER = Paper(
             Ask(
                 "buddies",
                 "{}",
-                (("medians", EXPERTS / COMPACT),),
-                "length",
+                (("list_shares", 1 / COMPACT),),
+                "list_share",
                 learned=True,
-                controls=f"Median length at alpha {COVERED}, against 1/{COMPACT} of the experts. {LAYERS}",
+                controls=f"Median length at alpha {COVERED} as a share of the experts, against 1/{COMPACT}. {LAYERS}",
             ),
         ),
         Row(

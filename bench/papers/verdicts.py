@@ -31,9 +31,20 @@ LOWER = (
     "share_of_token",
     "change",
     "lost",
-    "length",
+    "list_share",
 )
-SHARES = ("hit_rate", "recall", "match", "accuracy", "precision", "share", "share_of_token", "change", "lost")
+SHARES = (
+    "hit_rate",
+    "recall",
+    "match",
+    "accuracy",
+    "precision",
+    "share",
+    "share_of_token",
+    "change",
+    "lost",
+    "list_share",
+)
 BUSY = 0.3  # CPU cores of other programs from which on times are not compared (core.measure.evaluate.others)
 Blocks = Mapping[str, Mapping[str, list[float]]]
 """Group -> subject -> blocks."""

@@ -54,8 +54,12 @@ def measured(profile: Profile) -> dict[str, Any]:
         },
     }
     medians = [row["median"] for row in found["lists"][COVERED]]
-    half = len(medians) // 2
-    return {**found, "halves": {"early": medians[:half], "late": medians[-half:] if half else []}, "medians": medians}
+    half, shares = len(medians) // 2, [median / profile.experts for median in medians]
+    return {
+        **found,
+        "halves": {"early": medians[:half], "late": medians[-half:] if half else []},
+        "list_shares": shares,
+    }
 
 
 def busiest(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:

@@ -317,8 +317,10 @@ def test_any_profile_is_read_on_the_command_line(tmp_path: Path, capsys: pytest.
     assert result == json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert {name: result[name] for name in buddy_figures.measured(known)} == buddy_figures.measured(known)
     assert (result["model"], result["profile_tokens"], result["experts"]) == ("tiny", 900, WIDE)
-    assert result["medians"] == [row["median"] for row in result["lists"]["0.95"]] and "Buddy lists" in "\n".join(lines)
-    assert [*result["halves"]["early"], *result["halves"]["late"]] == result["medians"]
+    assert result["list_shares"] == [
+        row["median"] / WIDE for row in result["lists"]["0.95"]
+    ] and "Buddy lists" in "\n".join(lines)
+    assert [*result["halves"]["early"], *result["halves"]["late"]] == [row["median"] for row in result["lists"]["0.95"]]
     again = [*words[:-1], str(tmp_path / "another.json"), "--model", "demo"]
     assert cli.main(again) == 2
     assert "not both" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -84,6 +84,24 @@ def measure(run: Run, model: str = "demo", minutes: int = 15, tokens: int = 512)
         "accuracy": found,
         "recall_by_layer": in_engine,
     }
+
+
+class StateFile:
+    """A core.policy.predict.nets.training.TrainingState in a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def read(self) -> Mapping[str, torch.Tensor] | None:
+        return load_file(self._file) if self._file.exists() else None
+
+    def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        part = self._file.with_name(f"{self._file.name}.part")
+        save_file(dict(tensors), part)
+        part.replace(self._file)
+
+    def drop(self) -> None:
+        self._file.unlink(missing_ok=True)
 
 
 class Files:
@@ -194,7 +212,7 @@ def trained(
             run.say(f"training, {share:.0%}")
 
     began_s = time.perf_counter()
-    state = files.folder / f"net-{epochs}.state"
+    state = StateFile(files.folder / f"net-{epochs}.state")
     net = path.train(data, experts=engine.shape.experts, epochs=epochs, batch=BATCH, progress=progress, state=state)
     assert net is not None
     about = {"epochs": epochs, "steps": epochs * each, "training_s": time.perf_counter() - began_s}

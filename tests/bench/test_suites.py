@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from app.ui.tabs.systems_figures import tpot_over_budgets
 from bench.harness import process, protocol
@@ -18,7 +19,7 @@ from bench.harness.run import Suite
 from bench.models import fixtures
 from bench.models.generate import SMALL
 from bench.quality import lossy, speculating, super_experts, systems
-from bench.routing import methods, overhead, path_accuracy, predictors, training
+from bench.routing import methods, overhead, path, path_accuracy, predictors, training
 from bench.routing.methods_result import WAITED
 from bench.speed import batch, busy, pieces, prefill, split, tiers, turns, worker
 from bench.suites import GONE, SUITES, suite
@@ -320,6 +321,13 @@ def test_path(tmp_path: Path) -> None:
     r = one.result
     assert r["runs"] == 16 and not [text for text in one.said if text.startswith("writing")], "answers are kept"
     (folder,) = (tmp_path / "path").iterdir()
+    state = path.StateFile(tmp_path / "net-1.state")
+    assert state.read() is None
+    state.write({"step": torch.tensor(7)})
+    kept = path.StateFile(tmp_path / "net-1.state").read()
+    assert kept is not None and int(kept["step"]) == 7
+    state.drop()
+    assert state.read() is None
     assert load(folder / "profile").nets and not [*folder.glob("*.state")]
     for rows in r["accuracy"].values():
         assert rows.keys() == {*path_accuracy.NAMES}

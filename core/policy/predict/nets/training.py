@@ -6,16 +6,28 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from typing import Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 SAVED = 200  # steps between two saved states of a training that can go on
 
 Progress = Callable[[str, float], None]
 """(what is being done, share of it in [0, 1])"""
+
+
+class TrainingState(Protocol):
+    """Where a training's tensors stay, so that it can go on in another process."""
+
+    def read(self) -> Mapping[str, torch.Tensor] | None:
+        """What was written last; None = nothing was."""
+
+    def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keep these in place of those before, which stay until these are complete."""
+
+    def drop(self) -> None:
+        """The training is complete."""
 
 
 def descend(
@@ -28,22 +40,23 @@ def descend(
     decay: float,
     progress: Progress,
     cancel: threading.Event | None,
-    state: Path | None = None,
+    state: TrainingState | None = None,
 ) -> float | None:
     """Adam with weight decay and a cosine schedule to 0 over `steps`; `loss_of(step)` computes a batch's loss. Call it
-    within `seeded`. `state`: a file that keeps the weights and the optimizer's moments of every SAVED steps, and of the
-    step that a cancel came after, so that a later call with the same arguments continues there; deleted at the end.
+    within `seeded`. `state` keeps the weights and the optimizer's moments of every SAVED steps, and of the step that a
+    cancel came after, so that a later call with the same arguments continues there; dropped at the end.
 
     Returns the mean loss of the last tenth, or None when cancelled. Leaves the net in eval mode, without gradients.
     """
     optimizer = torch.optim.Adam(net.parameters(), lr=rate, weight_decay=decay)
-    first = _restored(state, net, optimizer) if state is not None and state.exists() else 0
+    kept = None if state is None else state.read()
+    first = 0 if kept is None else _restored(kept, net, optimizer)
     last: list[float] = []
     net.train()
     for step in range(first, steps):
         stops = cancel is not None and cancel.is_set()
         if state is not None and step > first and (stops or step % SAVED == 0):
-            _save(state, net, optimizer, step)
+            state.write(_held(net, optimizer, step))
         if stops:
             return None
         for group in optimizer.param_groups:
@@ -58,25 +71,22 @@ def descend(
             progress(what, (step + 1) / steps)
     net.eval().requires_grad_(False)
     if state is not None:
-        state.unlink(missing_ok=True)
+        state.drop()
     return sum(last) / max(1, len(last))
 
 
-def _save(file: Path, net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Write a training's state after `step` steps; the file before stays until the new one is complete."""
+def _held(net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> dict[str, torch.Tensor]:
+    """A training's state after `step` steps."""
     moments = {
         f"adam.{at}.{name}": tensor
         for at, one in optimizer.state_dict()["state"].items()
         for name, tensor in one.items()
     }
-    part = file.with_name(f"{file.name}.part")
-    save_file({**packed("net", net), **moments, "step": torch.tensor(step)}, part)
-    part.replace(file)
+    return {**packed("net", net), **moments, "step": torch.tensor(step)}
 
 
-def _restored(file: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load what `_save` wrote; the steps that are done. Raises RuntimeError for a net of another size."""
-    tensors = load_file(file)
+def _restored(tensors: Mapping[str, torch.Tensor], net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Put back what `_held` gave; the steps that are done. Raises RuntimeError for a net of another size."""
     unpacked("net", net, tensors)
     net.requires_grad_(True)
     known = optimizer.state_dict()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.papers.parts import DRAWING, Ask, Pair, Paper, Part, Row, above, never
 from core.system.command import COMMAND
 
-PATH = ("path_predictor", "residents")
+PATH = ("path_predictor", "residents", "order", "guard")
 NEAR = 0.02  # of a token's time: less is no time
 SPEEDUP = 1.15
 TRAINED = "The network is trained on answers of this model to prompts like those asked; its paper's has 30,000 runs."

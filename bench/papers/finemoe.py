@@ -7,7 +7,7 @@ from bench.papers.verdicts import STRONG
 
 RIVALS = ("se_moe", "mixtral_offloading", "promoe", "moe_infinity")
 SEARCHED = ("live_searches", "residents")
-SYSTEMS = ("finemoe_eviction", *SEARCHED)
+SYSTEMS = ("finemoe_eviction", "arrival", "order", "guard", *SEARCHED)
 FREE = 0.02  # of a token's time: what the paper calls negligible is 1 %
 GUARANTEED = 0.99  # share of iterations: what so few as are measured can tell from all
 ONLINE = "No bench lets requests arrive one after the other yet."
@@ -52,7 +52,7 @@ PAPER = Paper(
         ),
         Part("Eviction by 1 / (probability x use)", "core/policy/eviction/finemoe.py", ("eviction=finemoe",)),
         Part("What predictors tell policies", "core/policy/hints.py"),
-        Part("Prefetch priority: probability over distance", "core/cache/prefetch_priority.py"),
+        Part("Prefetch priority: probability over distance", "core/policy/predict/expert_map.py"),
     ),
     ("finemoe", "moe_infinity", "promoe", "mixtral_offloading", "se_moe"),
     "Batches of requests, and several GPUs.",

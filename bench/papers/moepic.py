@@ -10,7 +10,7 @@ WHOLE = "moepic_split"  # the system of the paper; the preset moepic has its cac
 LITTLE = 8 / 132  # of a token's time: the paper's 8 ms (section 4.5) at a TPOT of 132 ms (table 3)
 HIGH = 0.5
 BUDGETS = ("25%", "50%", "75%")
-SYSTEMS = ("lcp", "layer0", "residents")
+SYSTEMS = ("lcp", "layer0", "residents", "tops", "guard")
 LACKS = (
     "Prefetches are submitted as far as they can start in time, by the times measured so far, instead of one by one; a "
     "block is the smallest part; plans are made by a command, not while the engine is idle."

@@ -46,7 +46,7 @@ FEW = 3  # answers, or fewer, whose differences say nothing
 SAME = ("dtype", "dense", "arithmetic", "device", "host", "norms", "threads", "blocks")
 """With the format: what a speed depends on."""
 BEFORE = {"blocks": 1, "norms": "exact", "arithmetic": "reference"}  # of loads from before this could be chosen
-FREE = ("budget", "slots")  # settings that a pass tells by its number of slots
+FREE = ("budget", "slots")  # settings that the number of slots of a pass shows
 
 
 @dataclass(frozen=True, slots=True)

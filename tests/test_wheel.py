@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import launch
-from bench.soak.server import Server
+from app.client.process import Server
 from core import __version__
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,9 +18,9 @@ import httpx
 import pytest
 import uvicorn
 
+from app.client.process import Server as Process
 from app.server.api import build_app
 from app.ui.serve import Server
-from bench.soak.server import Server as Process
 from tests.api.conftest import events
 from tests.app.conftest import WAIT_S, open_host
 from tests.app.served import EndlessEngine, eventually, post

@@ -1,4 +1,4 @@
-"""What a crash, a kill or a full disk costs the store: at most the token being made, and never half of one."""
+"""What a crash, a kill or a full disk costs: at most the token being made; words come before figures."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from app.store import Store, StoreError
+from app.server.live_state import answer_state, stamp
+from app.services.host import Host
+from app.store import RESERVE, FullError, Store, StoreError
+from app.ui.tabs.messages import shown
+from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended, follow, open_host, texts
 from tests.app.records import a_step, load_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,3 +145,168 @@ def test_a_kill_costs_at_most_the_token_being_made(tmp_path: Path) -> None:
     assert [s.index for s in steps] == list(range(kept + 1)), "text and statistics differ"
     assert chat.tokens == kept
     store.close()
+
+
+def fill(store: Store, pages: int = 0) -> None:
+    """From now on the file may grow by so many pages."""
+    store.db.rows("VACUUM")
+    used = store.db.rows("PRAGMA page_count")[0][0]
+    store.db.rows(f"PRAGMA max_page_count = {used + pages}")
+
+
+def free(store: Store) -> None:
+    store.db.rows("PRAGMA max_page_count = 1000000")
+
+
+class Long(GatedEngine):
+    """Its words are long, so that each needs pages of its own."""
+
+    def generate(self, *asked: object, **named: object) -> Iterator[object]:  # type: ignore[override]
+        for piece in super().generate(*asked, **named):  # type: ignore[arg-type]
+            if piece.text:
+                object.__setattr__(piece, "text", piece.text.strip() * 4000 + " ")
+            yield piece
+
+
+@pytest.fixture
+def full(tmp_path: Path, gated: type[GatedEngine]) -> Iterator[Host]:
+    """A host that answers in long words, for which there is no room after the first."""
+    host = open_host(tmp_path, type("LongGated", (Long,), {"gate": gated.gate}))
+    yield host
+    host.close()
+
+
+def test_figures_give_way_to_words(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    load = load_of(store)
+    chat, answer = store.chats.begin(None, "hello", "demo")
+    fill(store, pages=1)
+    kept = [store.token(load, chat, answer, seq, "word ", a_step(seq), {}) for seq in range(200)]
+    assert kept[0]
+    assert not kept[-1], "there was room for every record: the test fills nothing"
+    assert store.chats.messages(chat)[1].text == "word " * 200
+    assert len(list(store.steps.records(load=load))) == sum(kept)
+    free(store)
+    assert True in [store.token(load, chat, answer, seq, "word ", a_step(seq), {}) for seq in range(200, 240)]
+    store.close()
+
+
+def test_the_last_room_is_left_to_words(tmp_path: Path) -> None:
+    left = RESERVE - 1
+    store = Store(tmp_path, lambda folder: left)
+    load = load_of(store)
+    chat, answer = store.chats.begin(None, "hello", "demo")
+    assert True not in [store.token(load, chat, answer, seq, "a ", a_step(seq), {}) for seq in range(40)]
+    left = RESERVE
+    assert store.token(load, chat, answer, 40, "a ", a_step(40), {}) is False, "the system is asked at every pass"
+    assert True in [store.token(load, chat, answer, seq, "a ", a_step(seq), {}) for seq in range(41, 80)]
+    assert store.chats.messages(chat)[1].text == "a " * 80
+    store.close()
+
+
+def test_an_answer_goes_on_is_shown_whole_and_is_saved_when_there_is_room(
+    full: Host, gated: type[GatedEngine], tmp_path: Path
+) -> None:
+    answer = full.chats.ask(None, "hello")
+    gated.gate.release(3)
+    follow(answer, lambda a: a.n_tokens == 3)
+    fill(full.store)
+    gated.gate.release(3)
+    follow(answer, lambda a: a.n_tokens == 6)
+    assert "The disk is full" in answer.unsaved
+    told = answer_state(answer, None, 0)
+    assert told is not None
+    assert "The disk is full" in told["unsaved"]
+    gated.gate.release(100)
+    assert (ended(answer).state, answer.error, answer.n_tokens) == ("done", "", 12)
+    chat = answer.chat_id
+    assert texts(full, chat)[1] == ("assistant", answer.text, "done")
+    assert "Not saved: The disk is full" in str(shown(full.chats.messages(chat or 0))["messages"][1]["line"])
+    before = stamp(full, chat)
+    with pytest.raises(FullError, match="disk is full"):  # nothing newer gets before it, and nothing changes
+        full.chats.ask(chat, "more")
+    with pytest.raises(FullError, match="disk is full"):
+        full.chats.regenerate(chat or 0)
+    assert texts(full, chat)[1] == ("assistant", answer.text, "done")
+    assert len(texts(full, chat)) == 2
+
+    free(full.store)
+    again = full.chats.ask(chat, "more")
+    assert stamp(full, chat) != before, "a page would go on saying that it is not saved"
+    ended(again)
+    assert [text for _, text, _ in texts(full, chat)][1:3] == [answer.text, "more"]
+    message = full.chats.messages(chat or 0)[1]
+    assert message.stats is not None
+    assert message.stats["unrecorded"] > 0
+    assert not message.unsaved
+    full.close()
+    store = Store(tmp_path)
+    assert store.chats.messages(chat or 0)[1].text == answer.text
+    store.close()
+
+
+def test_it_is_saved_without_being_asked(full: Host, gated: type[GatedEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.services.writer.AGAIN_S", 0.01)
+    answer = full.chats.ask(None, "hello")
+    gated.gate.release(1)
+    follow(answer, lambda a: a.n_tokens == 1)
+    fill(full.store)
+    gated.gate.release(100)
+    ended(answer)
+    assert answer.unsaved
+    save, saved = full.chats._writer.unsaved.save, threading.Event()
+
+    def noticed(chat: int | None = None) -> None:
+        save(chat)
+        if not answer.unsaved:
+            saved.set()
+
+    monkeypatch.setattr(full.chats._writer.unsaved, "save", noticed)
+    free(full.store)
+    assert saved.wait(WAIT_S)
+    assert full.store.chats.messages(answer.chat_id or 0)[1].text == answer.text
+
+
+def test_what_cannot_be_saved_yet_is_saved_at_the_end(full: Host, gated: type[GatedEngine], tmp_path: Path) -> None:
+    answer = full.chats.ask(None, "hello")
+    gated.gate.release(1)
+    follow(answer, lambda a: a.n_tokens == 1)
+    fill(full.store)
+    gated.gate.release(100)
+    ended(answer)
+    assert answer.unsaved
+    free(full.store)
+    full.close()
+    store = Store(tmp_path)
+    told = store.chats.messages(answer.chat_id or 0)[1]
+    assert (told.text, told.state) == (answer.text, "done")
+    store.close()
+
+
+def test_settings_act_and_are_remembered_later(tmp_path: Path) -> None:
+    host = open_host(tmp_path, QuickEngine)
+    fill(host.store)
+    with pytest.raises(FullError):
+        host.store.db.put("filler", "x" * 100_000)
+    host.remembered.put("folders", ["y" * 100_000])  # what is too large takes what fits with it ...
+    assert host.models.change("eviction", "fifo") == ""
+    assert host.models.settings["eviction"] == "fifo"
+    assert host.chats.set_sampling(temperature=0.25) == ""
+    free(host.store)
+    assert host.models.change("regret", False) == ""  # ... and everything is tried again
+    host.close()
+    host = open_host(tmp_path, QuickEngine, loaded=False)
+    assert (host.models.settings["eviction"], host.chats.sampling.temperature) == ("fifo", 0.25)
+    host.close()
+
+
+def test_a_full_disk_keeps_nobody_from_unloading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = open_host(tmp_path, QuickEngine)
+
+    def refuse(load: int) -> None:
+        raise FullError("The disk is full: Moestro could not save. Free some space, then try again.")
+
+    monkeypatch.setattr(host.store.steps, "end_load", refuse)
+    host.models.unload()
+    assert host.models.model is None
+    host.close()

@@ -230,7 +230,7 @@ def test_a_bad_model_path_is_a_clear_error_and_changes_nothing(dashboard: Dashbo
     dashboard.wait_text("#fit", "Fits")
 
 
-@pytest.mark.long(0.1)  # test_batch.py has another page follow
+@pytest.mark.long(0.1)  # test_jobs.py has another page follow
 def test_a_second_tab_sees_the_settings_as_they_are(dashboard: Dashboard, open_page: Open) -> None:
     dashboard.slide("set-budget", 65)
     dashboard.page.wait_for_function(
@@ -242,7 +242,7 @@ def test_a_second_tab_sees_the_settings_as_they_are(dashboard: Dashboard, open_p
     other.page.wait_for_function("document.querySelector('#set-budget input[type=range]').value === '50'")
 
 
-@pytest.mark.long(0.1)  # test_batch.py changes the longest answer for the run that follows
+@pytest.mark.long(0.1)  # test_jobs.py changes the longest answer for the run that follows
 def test_sampling_takes_effect_with_the_next_answer(dashboard: Dashboard) -> None:
     before = dashboard.value("#set-sampling-max_new_tokens input")
     dashboard.limit_answers("7")
@@ -252,7 +252,7 @@ def test_sampling_takes_effect_with_the_next_answer(dashboard: Dashboard) -> Non
     dashboard.ask("Many tokens").streaming(80)
 
 
-@pytest.mark.long(0.1)  # tests/app/test_presets.py has all of it but the page
+@pytest.mark.long(0.1)  # tests/app/test_settings.py has all of it but the page
 def test_a_preset_applies_all_its_values_and_moving_a_knob_makes_it_custom(dashboard: Dashboard) -> None:
     page = dashboard.page
     dashboard.advanced()

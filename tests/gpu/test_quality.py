@@ -13,7 +13,7 @@ from core.engine.quality.sample import Landing, Sample
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint
-from tests.quality.conftest import DROPPING, PROMPT, by_hand, kept_of, say
+from tests.engine.quality.conftest import DROPPING, PROMPT, by_hand, kept_of, say
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

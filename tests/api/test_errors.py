@@ -179,7 +179,6 @@ def folders(host: Host, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> 
 
     def id_of(path: object) -> str:
         loaded = host.models.loaded
-        assert loaded is not None
         named = replace(loaded, spec=replace(loaded.spec, model=str(path)))
         monkeypatch.setattr(host.models, "_loaded", named)
         [listed] = client.get("/v1/models").json()["data"]

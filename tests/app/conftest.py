@@ -62,7 +62,6 @@ class GatedEngine(QuickEngine):
         cancel: threading.Event | None = None,
         **how: object,
     ) -> Iterator[Piece]:
-        assert cancel is not None
         for piece in super().generate(messages, sampling, cancel):
             yield piece
             if piece.kind != "end":
@@ -114,7 +113,6 @@ def open_host(folder: Path, engine: type[FakeEngine] = QuickEngine, *, loaded: b
     assert host.chats.set_sampling(max_new_tokens=12) == ""
     if loaded:
         assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
-        assert host.loader.loading is not None
         assert host.loader.loading.error == ""
     return host
 

@@ -76,7 +76,6 @@ def test_a_chat_is_put_through_every_policy_and_budget(chatted: tuple[Host, int]
     job = over(host.analyst.start(question))
     assert (job.state, job.error, job.share) == ("done", "", 1.0)
     made = host.analyst.table
-    assert made is not None
     assert {(row.policy, row.slots) for row in made.rows} == {
         (policy, slots) for policy in ("lru", "lfu", "fifo") for slots in (16, 32, 64)
     }
@@ -128,13 +127,11 @@ def test_a_file_from_elsewhere_has_hit_rates_and_times_only_when_they_are_typed(
     )
     assert over(analyst.start(question)).state == "done"
     made = analyst.table
-    assert made is not None
     assert (made.about.tokens, made.about.layers, made.about.experts, made.about.clock) == (60, LAYERS, EXPERTS, None)
     assert [row.predictor for row in made.rows] == ["none"]
     assert any("Recently used" in note and "Times are needed" in note for note in made.about.notes)
     assert over(analyst.start(replace(question, compute_ms=5.0, load_ms=1.0))).state == "done"
     made = analyst.table
-    assert made is not None
     plain, ahead = made.rows
     assert (plain.predictor, ahead.predictor) == ("none", "recent")
     assert plain.tpot_ms is not None and ahead.tpot_ms is not None
@@ -162,7 +159,6 @@ def test_a_file_of_the_loaded_model_s_shape_takes_its_times(chatted: tuple[Host,
         )
     )
     made = host.analyst.table
-    assert made is not None
     assert made.about.clock is not None
     assert any("in this session" in note for note in made.about.notes)
 
@@ -185,10 +181,8 @@ def test_much_work_is_done_elsewhere(tmp_path: Path, trace: Path, monkeypatch: p
     question = Question(RoutingSource("file", path=str(trace)), ("lru",), budgets="50%")
     assert over(analyst.start(question)).state == "done"
     made = analyst.table
-    assert made is not None
     monkeypatch.setattr("app.services.analysis.analyst.SMALL", 0)
     assert over(analyst.start(question)).state == "done"
-    assert analyst.table is not None
     assert analyst.table.rows == made.rows
     assert analyst.table.bounds == made.bounds
     analyst.store.close()
@@ -231,7 +225,6 @@ def test_the_lab_says_what_each_foresees_and_why_some_cannot(tmp_path: Path, tra
     job = over(analyst.start(question))
     assert job.error == ""
     lab = analyst.lab
-    assert lab is not None
     runs = {run.predictor: run for run in lab.runs}
     assert set(runs) == {"none", "oracle", "recent", "transitions", "gate", "estimator"}
     assert "hidden states" in runs["gate"].problem
@@ -248,7 +241,6 @@ def test_the_lab_says_what_each_foresees_and_why_some_cannot(tmp_path: Path, tra
     assert (lab.most, lab.about.chosen[2]) == (2 * K, 18)
     assert Analyst(analyst.store, JobRunner()).lab == lab
     assert over(analyst.start(replace(question, compute_ms=None))).state == "done"
-    assert analyst.lab is not None
     untimed = {run.predictor: run for run in analyst.lab.runs}
     assert (untimed["recent"].tpot_ms, untimed["recent"].recall) == (None, runs["recent"].recall)
     analyst.store.close()
@@ -324,7 +316,6 @@ def test_the_last_tokens_are_whole_passes(tmp_path: Path) -> None:
         short = sources.shortened(whole, tokens, tmp_path / f"{tokens}.trace")
         [found] = short.chunks()
         assert found.sizes.tolist() == kept
-        assert found.tok is not None
         assert found.tok.tolist() == list(range(7))[-sum(kept) :]
         assert np.array_equal(found.ids, chunk.ids[-sum(kept) :])
         assert short.model_hash == "h"

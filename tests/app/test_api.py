@@ -64,7 +64,6 @@ def test_a_frame_survives_the_wire(client: TestClient, host: Host) -> None:
     assert answer.headers["content-type"] == "application/octet-stream"
     head, arrays = frames.decode(answer.content)
     frame = host.models.frame(2)
-    assert frame is not None
     assert head["model"] == "demo"
     assert head["version"] == answer.headers["x-version"]
     assert head["shape"] == {**asdict(SHAPE), "layers": 4}
@@ -80,7 +79,6 @@ def test_a_frame_survives_the_wire(client: TestClient, host: Host) -> None:
 
 def test_arrays_are_aligned_for_typed_arrays_and_nan_is_null(host: Host) -> None:
     frame = host.models.frame()
-    assert frame is not None
     frame.place = np.zeros((3, 3), np.uint8)  # 9 bytes: what follows must be moved to 12
     frame.hit, frame.hit_rate[1] = float("nan"), np.nan
     data = frames.encode(frame, model="demo")

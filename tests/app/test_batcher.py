@@ -69,7 +69,6 @@ def over(job: BatchJob) -> BatchJob:
 
 def place(job: BatchJob) -> Path:
     """The file of its answers."""
-    assert job.answers is not None
     return job.answers.path
 
 

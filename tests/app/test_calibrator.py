@@ -53,7 +53,6 @@ def test_a_profile_is_made_kept_and_used(calibrating: Host, tmp_path: Path) -> N
     job = over(calibrating.calibrator.start(TEXT))
     assert (job.state, job.error, job.note, job.share) == ("done", "", "", 1.0)
     profile = calibrating.models.profile
-    assert profile is not None
     assert (profile.parts(), profile.source) == (("counts", "tae"), "a pasted text")
     assert load(profile_path(tmp_path, "fake"), model_hash="fake").parts() == ("counts", "tae")
     drawn = jobs_state(calibrating)["calibration"]["stamp"]
@@ -242,7 +241,6 @@ def tab(host: Host) -> CalibrateTab:
 
 def used(tab: CalibrateTab, profile: Profile) -> None:
     loaded = tab.host.models.loaded
-    assert loaded is not None
     loaded.engine.use_profile(profile)
 
 

@@ -150,7 +150,6 @@ def test_closing_stops_an_import_and_the_next_start_goes_on_with_it(tmp_path: Pa
     host.close()
     assert (job.state, job.can_resume) == ("cancelled", True)
     host = Host(Store(tmp_path), QuickEngine, fake_estimate, steered)  # the next start offers to go on
-    assert host.importer.job is not None
     assert (host.importer.job.source, host.importer.busy) == ("models/Qwen3-Tiny", False)
     steered.go.set()
     assert over(host.importer.resume()).state == "done"

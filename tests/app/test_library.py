@@ -126,7 +126,6 @@ def test_packs_the_cache_and_folders_are_found_each_once(tmp_path: Path, hub: Pa
 )
 def test_how_a_checkpoint_is_quantised_is_told(tmp_path: Path, config: dict[str, Any], kind: str, format: str) -> None:
     entry = look(checkpoint(tmp_path / "model", MOE | config), "folder")
-    assert entry is not None
     assert (entry.kind, entry.format) == (kind, format)
 
 
@@ -138,10 +137,8 @@ def test_layers_are_those_with_experts(tmp_path: Path) -> None:
         ({}, 16),
     ):
         entry = look(checkpoint(tmp_path / "model", MOE | config), "folder")
-        assert entry is not None
         assert entry.layers == layers
     nested = look(checkpoint(tmp_path / "nested", {"text_config": MOE, "vision_config": {}}), "folder")
-    assert nested is not None
     assert (nested.experts, nested.layers) == (64, 16)
 
 

@@ -53,7 +53,6 @@ def recorded(store: Store) -> int:
 def test_a_pass_is_unpacked_as_it_was_packed() -> None:
     maps = np.array([(1, 0, 1, 2, np.linspace(0, 1, 8))], beside_map_type(8))
     step = knowing(0, (GATE, STRIDE))
-    assert step.beside is not None
     whole = unpacked(packed(step.beside._replace(maps=maps)), 8)
     assert whole is not None and whole.predictors == (GATE, STRIDE)
     assert whole.ranked.tolist() == step.beside.ranked.tolist() and whole.maps["distribution"][0, 7] == 1.0
@@ -70,7 +69,6 @@ def test_a_trace_has_the_predictors_that_were_asked_last(store: Store, tmp_path:
     shown = ("gate", {"width": 0, "floor": 0.0})  # a distance of 1 is its own, as is none
     assert trace.beside == (shown, STRIDE) and trace.tokens == 12
     (chunk,) = trace.chunks()
-    assert chunk.beside is not None
     gate = chunk.beside[chunk.beside["by"] == 0]
     assert sorted(set(gate["of"].tolist())) == list(range(6, 12)), "of a gate with other parameters nothing is taken"
     assert gate["expert"].reshape(6, 2).tolist() == chunk.ids[6:, 1].tolist()
@@ -88,7 +86,6 @@ def test_the_lab_tests_all_of_them_on_the_passes_that_were_recorded(store: Store
     asked = Question(source, predictors=("gate", "stride", "recent"), kind="lab", slots=8, shape=SHAPE)
     times = {"compute_ms": 5.0, "load_ms": 1.0, "expert_ms": 0.1, "miss_ms": 0.1}
     over(analyst.start(Question(**{name: getattr(asked, name) for name in asked.__slots__} | times)))
-    assert analyst.lab is not None
     runs = {run.predictor: run for run in analyst.lab.runs}
     assert runs["gate"].replayed and not runs["gate"].problem and runs["gate"].recall[1] == pytest.approx(6 / 8)
     assert "Only the 8 of 12 tokens recorded for the lab are used." in analyst.lab.about.notes

@@ -114,7 +114,6 @@ def built(host: Host) -> PlanPanel:
 
 def engine_of(host: Host) -> EngineProtocol:
     loaded = host.models.loaded
-    assert loaded is not None
     return loaded.engine
 
 

@@ -151,7 +151,6 @@ def test_the_routing_of_the_latest_answers_is_remembered_for_the_forecast(tmp_pa
         store.steps.add(load, None, None, step, {})
     load_of(store)  # a later load that has said nothing yet
     trace = store.steps.trace("demo", 2)
-    assert trace is not None
     assert trace.shape == (2, SHAPE.layers, SHAPE.top_k)
     assert trace[:, 0, 0].tolist() == [2, 3], "not the latest ones, oldest first"
     assert store.steps.trace("other", 2) is None

@@ -123,7 +123,6 @@ def test_a_kill_costs_at_most_the_token_being_made(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(CHILD), str(tmp_path)], cwd=ROOT, text=True, stdout=subprocess.PIPE
     ) as child:
-        assert child.stdout is not None
         told = ""
         for line in child.stdout:
             told += line
@@ -215,7 +214,6 @@ def test_an_answer_goes_on_is_shown_whole_and_is_saved_when_there_is_room(
     follow(answer, lambda a: a.n_tokens == 6)
     assert "The disk is full" in answer.unsaved
     told = answer_state(answer, None, 0)
-    assert told is not None
     assert "The disk is full" in told["unsaved"]
     gated.gate.release(100)
     assert (ended(answer).state, answer.error, answer.n_tokens) == ("done", "", 12)
@@ -236,7 +234,6 @@ def test_an_answer_goes_on_is_shown_whole_and_is_saved_when_there_is_room(
     ended(again)
     assert [text for _, text, _ in texts(full, chat)][1:3] == [answer.text, "more"]
     message = full.chats.messages(chat or 0)[1]
-    assert message.stats is not None
     assert message.stats["unrecorded"] > 0
     assert not message.unsaved
     full.close()

@@ -99,7 +99,6 @@ def test_the_cliff_is_where_the_slope_below_exceeds_the_one_above_by_most() -> N
 
 def test_lru_s_cliff_is_found_in_a_table() -> None:
     edge = lru_cliff(table())
-    assert edge is not None
     assert edge.slots == 10
     assert lru_cliff(table({4: 0.25, 8: 0.5, 12: 0.75, 16: 1.0})) is None
 
@@ -188,7 +187,6 @@ MISSED: list[tuple[int, ...]] = [(0, 1), (2, 2), (1, 1), (0, 0), (2, 0), (1, 2),
 def test_the_clock_of_recorded_passes_is_found_again() -> None:
     true = Clock(10.0, 2.0, 0.5, 0.25)
     found = measure(passes(true, MISSED), 2)
-    assert found is not None
     assert (found.passes, found.error) == (10, pytest.approx(0.0, abs=1e-6))
     for name in ("compute_ms", "load_ms", "expert_ms", "miss_ms"):
         assert getattr(found.clock, name) == pytest.approx(getattr(true, name), abs=1e-6), name
@@ -199,11 +197,9 @@ def test_passes_that_were_disturbed_or_helped_do_not_count() -> None:
     disturbed = [replace(one, total_ms=one.total_ms + 90, stall_ms=one.stall_ms + 60) for one in passes(true, MISSED)]
     helped = [replace(one, stall_ms=0.0) for one in passes(true, MISSED, prefetched=True)]
     found = measure([*passes(true, MISSED), *disturbed[:3], *helped], 2)
-    assert found is not None
     assert found.passes == 10
     assert found.clock.compute_ms == pytest.approx(10.0)
     only_helped = measure(helped, 2)
-    assert only_helped is not None
     assert only_helped.passes == 10
 
 
@@ -317,7 +313,6 @@ def test_a_profile_says_whether_its_network_beats_the_router_asked_early() -> No
     best = of_profile(asked)
     assert best is not None and best.changes == {"predictor": "gate"} and "is not better" not in best.text
     assert of_profile(replace(asked, tokens=10)) is None, "too few"
-    assert asked.gate_recall is not None
     higher = [None, *(asked.gate_recall[1:] + 0.2).tolist()]
     same = [None, *(asked.gate_recall[1:] + np.resize([0.01, -0.01], len(higher) - 1)).tolist()]
     for recall, chosen, said in ((higher, "estimator", "best at it"), (same, "gate", "not better beyond noise")):

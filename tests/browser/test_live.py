@@ -22,7 +22,6 @@ def test_every_panel_draws_and_explains_itself_on_hover(dashboard: Dashboard) ->
         )
         assert colours > 3, name
         box = canvas.bounding_box()
-        assert box is not None
         canvas.hover(position={"x": 50, "y": box["height"] / 3})
         dashboard.page.wait_for_selector(".deck-tip", state="visible")
         assert len(dashboard.text(".deck-tip")) > 8

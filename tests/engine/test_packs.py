@@ -121,7 +121,6 @@ def test_misses_from_disk_are_counted_apart(engine: Engine) -> None:
     assert not any((s.outcome == Outcome.MISS).any() for s in steps)
     assert sum(s.disk_bytes for s in steps) == missed * reader.padded_bytes == reader.bytes_read - before
     stats = pieces[-1].stats
-    assert stats is not None
     assert (stats.disk_misses, stats.disk_bytes) == (missed, missed * reader.padded_bytes)
     assert {t.origin for s in steps for t in s.transfers} == {"disk"}
     place = engine.frame().place

@@ -91,7 +91,6 @@ ASKED = {"gate", "stride", "expert_map"}  # of those that routing alone does not
 
 def named_by(beside: Beside | None, name: str) -> list[tuple[int, int, int, float]]:
     """The predictions of one predictor in a pass: (at, layer, expert, score)."""
-    assert beside is not None
     by = [one for one, _ in beside.predictors].index(name)
     rows = beside.ranked[beside.ranked["by"] == by]
     return [(at, layer, expert, score) for _, _, at, layer, expert, score in rows.tolist()]

@@ -113,7 +113,6 @@ def test_generate_says_what_transformers_says(engine: Engine, reference: Referen
     pieces = list(engine.generate(prompt, Sampling(max_new_tokens=len(reference.tokens))))
     assert [p.token for p in pieces if p.kind == "token"] == reference.tokens
     stats = pieces[-1].stats
-    assert stats is not None
     assert stats.exact
     assert stats.device_bytes_peak <= max(stats.budget_bytes, engine.sizes.bytes(engine.shape.total))
 

@@ -100,7 +100,6 @@ def test_an_answer_broken_off_leaves_no_trace_in_the_next(
             for piece in engine.generate("", sampling, cancel):
                 if piece.kind == last:
                     cancel.set()
-            assert piece.stats is not None
             assert piece.stats.reason == ("length" if last == "end" else "cancelled")
             dropped = engine.generate("", sampling)
             next(dropped)

@@ -41,7 +41,6 @@ class Worker:
         if self._process is None or self._process.poll() is not None:
             self._start()
         process = self._process
-        assert process is not None and process.stdin is not None
         mutant: Mutant | None = None
         try:
             process.stdin.write(json.dumps(dict(asked)) + "\n")
@@ -113,7 +112,6 @@ class Worker:
 
 
 def _pump(process: subprocess.Popen[str], replies: queue.Queue[str | None]) -> None:
-    assert process.stdout is not None
     for line in process.stdout:
         replies.put(line)
     process.wait()

@@ -32,7 +32,6 @@ def test_activations_by_hand() -> None:
     assert found.counts.tolist() == [[0, 0, 0, 0], [3, 2, 1, 0]]
     both, weighted = found.pairs(), found.pairs_weighted()
     assert both[1].tolist() == [[0, 2, 1, 0], [2, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
-    assert weighted is not None
     # renormalised: (.75, .25), (.5, .5), (.25, .75): the smaller of 0 and 1 is .25 twice
     np.testing.assert_allclose(weighted[1], [[0, 0.5, 0.5, 0], [0.5, 0, 0, 0], [0.5, 0, 0, 0], [0, 0, 0, 0]])
     assert not both[0].any() and not weighted[0].any()
@@ -59,7 +58,6 @@ def test_activations_one_token_at_a_time() -> None:
     assert found.counts[0].tolist() == counts.tolist()
     np.testing.assert_array_equal(found.pairs()[0], both)
     weighted = found.pairs_weighted()
-    assert weighted is not None
     np.testing.assert_allclose(weighted[0], wide, rtol=1e-5)
 
 
@@ -68,7 +66,6 @@ def test_first_tokens_count_less_in_pairs_only() -> None:
     found.add(0, np.array([[0, 1], [0, 2]]), np.array([[0.5, 0.5]] * 2), np.array([0.25, 1.0]))
     assert found.counts[0].tolist() == [2, 1, 1]
     weighted = found.pairs_weighted()
-    assert weighted is not None
     assert found.pairs()[0, 0].tolist() == [0, 0.25, 1] and weighted[0, 0].tolist() == [0, 0.125, 0.5]
 
 
@@ -108,7 +105,6 @@ def test_first_table_by_hand() -> None:
     found.add(np.array([7, 7, 3]), np.array([[0, 5], [5, 2], [4, 1]], np.uint8))
     found.add(np.array([7, 9]), np.array([[2, 0], [1, 1]], np.uint8))
     table = found.table()
-    assert table is not None
     assert table.tokens.tolist() == [3, 7, 9] and table.tokens.dtype == np.int32
     # of token 7: 0, 2 and 5 twice each, the lower ids first; of 3: 1 and 4 once; of 9: only expert 1
     assert table.experts.tolist() == [[1, 4], [0, 2], [1, -1]] and table.experts.dtype == np.int16
@@ -216,7 +212,6 @@ def test_experts_in_a_shared_pool_with_few_slots(make_engine: MakeEngine, engine
 
 def test_the_most_alike_pair_of_each_layer(engine: Engine) -> None:
     profile = calibrate(engine, TEXTS, parts={"likeness"})
-    assert profile.likeness is not None
     expected = [max(float(row[i, j]) for i in range(8) for j in range(i)) for row in profile.likeness]
     assert best_pairs(profile).tolist() == expected
 

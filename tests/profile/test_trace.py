@@ -113,7 +113,6 @@ def test_distributions_and_guesses_are_read_as_they_were_recorded(
     assert (np.concatenate([c.probs for c in chunks if c.probs is not None]) == probs).all()
     assert np.concatenate([c.tok for c in chunks if c.tok is not None]).tolist() == [i for s in sizes for i in range(s)]
     first, last = (c.ranked for c in chunks)
-    assert first is not None and last is not None
     assert first.tolist() == predictions[predictions["of"] < 4].tolist()
     assert last["of"].tolist() == [0] * 4 and last["score"].tolist() == predictions["score"][-4:].tolist()
     again = save(trace, tmp_path / "again")

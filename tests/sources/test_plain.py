@@ -245,7 +245,6 @@ def test_a_quantized_checkpoint_is_said_to_grow_as_it_does(name: str, tmp_path: 
     case = next(case for case in CASES if case.name == name)
     path = case.write(tmp_path / "source").path
     found = forecast_import(str(path))
-    assert found is not None
     assert found.source_bytes == sum(file.stat().st_size for file in path.glob("*.safetensors"))
     [one] = found.conversions
     assert (one.stored, one.share, one.error) == (case.label, 1.0, 0.0)

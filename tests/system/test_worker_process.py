@@ -93,7 +93,6 @@ def test_it_ends_when_its_parent_is_killed_however_busy_it_is(tmp_path: Path) ->
         )
     )
     parent = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert parent.stdin is not None and parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.wait(WAIT_S)

@@ -32,7 +32,6 @@ def check(engine: Engine, reference: Any, rate: float = 1.0, tokens: int = 24) -
     assert stats.audit
     lossy = kept_of(engine)
     quality = engine.audit()
-    assert quality is not None
     kl, agreement, perplexity = by_hand(reference, engine.prompt.tokens(PROMPT), said, lossy)
     assert quality.kl == pytest.approx(kl, abs=1e-4)
     assert quality.agreement == pytest.approx(agreement)
@@ -52,7 +51,6 @@ def test_figures_are_those_of_transformers(engine: Engine, reference: Any) -> No
     assert check(engine, reference).scored == 7
     assert engine.audit() is None
     assert engine.unscored == 0
-    assert engine.quality is not None
     assert engine.quality.tokens == 48
 
 
@@ -101,12 +99,10 @@ def test_only_what_was_lossy_is_compared_when_it_is_turned_off_in_the_middle(eng
             said.append(piece.token)
         if len(said) == 8:
             engine.change({"miss": "wait"})
-    assert piece.stats is not None
     assert piece.stats.audit
     lossy = kept_of(engine)
     assert sorted(lossy) == list(range(8))
     quality = engine.audit()
-    assert quality is not None
     kl, _, perplexity = by_hand(reference, engine.prompt.tokens(PROMPT), said, lossy)
     assert quality.kl == pytest.approx(kl, abs=1e-4)
     assert quality.perplexity == pytest.approx(perplexity, rel=1e-4)
@@ -173,7 +169,6 @@ def test_a_new_answer_takes_the_model_from_an_audit(engine: Engine, reference: A
     assert len(answers[0][0]) == 5
     engine.expert_cache.check_integrity()
     quality = engine.audit()  # the first answer's, begun again
-    assert quality is not None
     assert quality.answer == 1
     assert quality.kl == pytest.approx(by_hand(reference, engine.prompt.tokens(PROMPT), said, lossy)[0], abs=1e-4)
 
@@ -189,7 +184,6 @@ def test_an_audit_is_begun_three_times_and_then_given_up(engine: Engine) -> None
         say(engine, 2)
         engine.expert_cache.check_integrity()
     quality = engine.audit()
-    assert quality is not None
     assert quality.answer == stats.audit
     assert (quality.kl, quality.perplexity, quality.note) == (None, None, meters.TOO_OFTEN)
     assert engine.unscored == 0

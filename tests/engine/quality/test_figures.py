@@ -69,7 +69,6 @@ def of(
 def test_several_answers_are_weighed_by_their_tokens() -> None:
     assert together([]) is None
     both = together([of(1, 30, 10, 0.1, 1.0, 2.0, 4.0), of(2, 10, 30, 0.5, 0.5, 32.0, 8.0)])
-    assert both is not None
     assert (both.answer, both.tokens, both.scored, both.changed, both.rate) == (2, 40, 40, 40, 0.2)
     assert both.kl == pytest.approx(0.4)
     assert both.kl_most == 0.5
@@ -78,11 +77,9 @@ def test_several_answers_are_weighed_by_their_tokens() -> None:
     assert both.saved_ms == pytest.approx(5.0)
     lost = of(3, 5, 0, None, None, None, None)
     one = together([of(1, 30, 10, 0.1, 1.0, 2.0, 4.0), lost])
-    assert one is not None
     assert (one.kl, one.agreement, one.saved_ms, one.tokens) == (pytest.approx(0.1), 1.0, 4.0, 35)
     assert one.perplexity == pytest.approx(2.0)
     nothing = together([lost])
-    assert nothing is not None
     assert (nothing.kl, nothing.perplexity, nothing.saved_ms) == (None, None, None)
 
 
@@ -92,7 +89,6 @@ def test_several_answers_are_weighed_by_their_tokens() -> None:
 )
 def test_the_interval(hits: int, n: int, low: float, high: float) -> None:
     share = share_of(hits, n)
-    assert share is not None
     assert (share.low, share.high) == pytest.approx((low, high), abs=5e-4)
 
 
@@ -100,7 +96,6 @@ def test_the_interval(hits: int, n: int, low: float, high: float) -> None:
 def test_its_ends_are_where_the_share_is_z_standard_errors_away(n: int) -> None:
     for hits in {0, 1, n // 2, n - 1, n}:
         share = share_of(hits, n)
-        assert share is not None
         assert 0 <= share.low <= share.value <= share.high <= 1
         for end in (share.low, share.high):
             if 0 < end < 1:

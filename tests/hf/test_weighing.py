@@ -25,18 +25,9 @@ SCALED = {
     "exaone_moe": 2.5,
     "glm4_moe_lite": 1.8,
 }
-SIGMOID = [
-    "glm4_moe",
-    "deepseek_v3",
-    "minimax_m2",
-    "dots1",
-    "lfm2_moe",
-    "nemotron_h",
-    "bailing_hybrid",
-    "glm4_moe_lite",
-    "deepseek_v32",
-    "exaone_moe",
-]
+SIGMOID = (
+    "glm4_moe deepseek_v3 minimax_m2 dots1 lfm2_moe nemotron_h bailing_hybrid glm4_moe_lite deepseek_v32 exaone_moe"
+).split()
 LOGITS = torch.tensor([[math.log(4), math.log(2), math.log(1), math.log(1)], [0.0, math.log(3), 0.0, 0.0]])
 IDS = torch.tensor([[0, 1], [1, 3]])
 

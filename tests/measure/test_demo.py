@@ -123,16 +123,7 @@ def test_the_command_prints_one_object(
         assert one["problem"] == "" and set(FIGURES) <= one.keys() and one["questions"] == 3 and one["positions"] == 20
         assert all(
             one[name] is not None
-            for name in (
-                "exact_match",
-                "unseen_match",
-                "perplexity",
-                "agreement",
-                "substituted_rate",
-                "link_bytes",
-                "tok_s",
-                "saved",
-            )
+            for name in "exact_match unseen_match perplexity agreement substituted_rate link_bytes tok_s saved".split()
         )
     assert (
         found["units"].keys() == FIGURES.keys()

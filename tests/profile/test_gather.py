@@ -33,19 +33,7 @@ TEXTS: list[Any] = [
     [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4, of course."}],
 ]
 BRIEF = CalibrationSettings(path_tokens=60, path_answer=12)
-GATHERED = {
-    "counts",
-    "pairs",
-    "defaults",
-    "gate_recall",
-    "tae",
-    "maps",
-    "likeness",
-    "norms",
-    "peaks",
-    "first_table",
-    "curves",
-}
+GATHERED = set("counts pairs defaults gate_recall tae maps likeness norms peaks first_table curves".split())
 L, E, K, H, WINDOW = 3, 8, 4, 64, 128
 
 

@@ -84,16 +84,10 @@ def test_the_shell_has_what_transformers_needs_and_no_weights(checkpoint: Checkp
     path = Path(shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "model"))
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"dtype": None, "torch_dtype": "bfloat16"}))
-    files = [
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "vocab.json",
-        "merges.txt",
-        "chat_template.jinja",
-        "generation_config.json",
-    ]
+    files = (
+        "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json "
+        "merges.txt chat_template.jinja generation_config.json"
+    ).split()
     for name in [*files, "modeling_evil.py", "tokenizer_evil.py", "pytorch_model.bin", "README.md"]:
         (path / name).write_text("{}")
     shell = tmp_path / "shell"

@@ -103,8 +103,8 @@ def test_rows_as_data() -> None:
 def test_modes_are_settings() -> None:
     names = [mode.name for mode in modes_of()]
     expected = (
-        "exact random drop drop_renormalised router_ranked similar cache_prior buddy_unlimited buddy_rho1_tae drop_rho1 "
-        "execute_gate execute_hybrid_true verify"
+        "exact random drop drop_renormalised router_ranked similar cache_prior buddy_unlimited buddy_rho1_tae "
+        "drop_rho1 execute_gate execute_hybrid_true verify"
     )
     assert len(names) == len(set(names)) and set(expected.split()) <= set(names)
     base = Settings({"miss": "drop", "rho": 2, "budget": "25%"})

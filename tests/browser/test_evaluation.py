@@ -10,9 +10,7 @@ import pytest
 
 from tests.bench.systems_result import systems_result
 from tests.browser.conftest import Open, Server
-from tests.browser.dashboard import Dashboard
-
-FITS = "document.documentElement.scrollWidth <= innerWidth"
+from tests.browser.dashboard import FITS, Dashboard
 
 
 def quality(dashboard: Dashboard) -> Dashboard:

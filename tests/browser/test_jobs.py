@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.browser.conftest import Open, Server
-from tests.browser.dashboard import Dashboard
+from tests.browser.dashboard import FITS, Dashboard
 from tests.browser.test_looks import CUT
-
-FITS = "document.documentElement.scrollWidth <= innerWidth"
 
 
 def only(dashboard: Dashboard, *parts: str) -> None:

@@ -10,11 +10,9 @@ import pytest
 from PIL import Image
 
 from tests.browser.conftest import Open, Pages, Server
-from tests.browser.dashboard import Dashboard
+from tests.browser.dashboard import FITS, SIZES, Dashboard
 from tests.browser.test_chats import whole
 
-FITS = "document.documentElement.scrollWidth <= innerWidth"
-SIZES = {390: 844, 1366: 768, 1920: 1080}
 # What is chosen in a menu, or written in a field, and does not fit into it.
 SHORTENED = """[...document.querySelectorAll('textarea, input:not([type=range], [type=checkbox], [type=radio])')]
     .filter((e) => e.checkVisibility() && e.clientWidth > 1 && e.value && e.scrollWidth > e.clientWidth + 1)

@@ -225,17 +225,3 @@ def test_what_a_user_pastes_cannot_either(watched: Dashboard) -> None:
     watched.page.click("#send")
     watched.page.wait_for_function("document.querySelectorAll('#chat [data-testid=user]').length === 2")
     watched.answered()
-
-
-@pytest.mark.long(0.1)  # test_markdown.py draws all of it
-def test_markdown_code_and_formulas_look_as_they_should(dashboard: Dashboard) -> None:
-    dashboard.ask(say(GOOD)).answered()
-    answer = dashboard.page.locator("#chat [data-testid=bot]").last
-    assert answer.locator("h1").inner_text() == "Head"
-    assert answer.locator("strong").inner_text() == "bold"
-    assert "vector<int>" in answer.locator("code").all_inner_texts()
-    assert "#include <map>" in answer.locator("li pre code").first.inner_text()
-    assert "<p>x</p>" in answer.inner_text()
-    assert answer.locator("td").all_inner_texts() == ["1", "2"]
-    answer.locator(".katex").first.wait_for()
-    assert "<b>no tag</b> and 1 < 2" in answer.inner_text()

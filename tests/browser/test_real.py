@@ -8,7 +8,7 @@ import pytest
 
 from tests.browser.conftest import Open, Server
 from tests.browser.dashboard import Dashboard
-from tests.browser.test_calibrate import only
+from tests.browser.test_jobs import only
 
 
 def edit(dashboard: Dashboard, layer: int, column: int, text: str) -> None:

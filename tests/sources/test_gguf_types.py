@@ -16,8 +16,8 @@ from core.importing.sources.gguf import open_gguf
 from core.importing.sources.gguf.blocks import EXACT, HELD, decode
 from core.importing.sources.gguf.format_choice import best_format
 from core.memory.codec import QuantizedTensor, format_of, make_codec, numbers_of
-from tests.gguf_blocks import random_blocks
-from tests.gguf_files import Choice, T, experts_in, make_gguf
+from tests.gguf_writer.blocks import random_blocks
+from tests.gguf_writer.write import Choice, T, experts_in, make_gguf
 from tests.selection import layered
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from core.memory.codec.formats import Numbers
 from core.memory.pack import Manifest, PackReader, aligned
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
 from tests.conftest import Checkpoint
-from tests.gguf_files import make_gguf
+from tests.gguf_writer.write import make_gguf
 from tests.selection import layered
 from tests.sources.cases import CASES
 

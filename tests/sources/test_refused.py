@@ -19,7 +19,7 @@ from core.importing.sources import open_source
 from core.settings.loading import LoadSpec
 from tests import quantized
 from tests.conftest import Checkpoint
-from tests.gguf_files import make_gguf
+from tests.gguf_writer.write import make_gguf
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "desc_act": False}
 

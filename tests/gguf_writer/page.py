@@ -1,4 +1,4 @@
-"""python -m tests.gguf_page > docs/gguf.md: which GGUF architectures are read, and how exactly."""
+"""python -m tests.gguf_writer.page > docs/gguf.md: which GGUF architectures are read, and how exactly."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ A file that has a setting or a tensor that would change the result, and that is 
 architecture. Layers that only predict further tokens are left out, and so are vision parts (`mmproj`). Divisors of the
 rotary embedding's frequencies (`rope_freqs`, as of Llama 3) are read from their tensor.
 
-These are the architectures with experts that the gguf package knows. `python -m tests.gguf_page > docs/gguf.md` makes
-this page.
+These are the architectures with experts that the gguf package knows. `python -m tests.gguf_writer.page > docs/gguf.md`
+makes this page.
 
 | architecture | models | result | note |
 | --- | --- | --- | --- |

@@ -26,7 +26,7 @@ from core.profile.trace import Chunk, FileTrace, TraceHead, TraceWriter
 from core.settings.loading import LoadSpec
 from core.system.tasks import Stopped
 from core.types import ModelShape
-from tests.app.conftest import WAIT_S, ended, open_host
+from tests.app.conftest import WAIT_S, ended, open_host, open_store
 from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_profile
 
@@ -280,14 +280,13 @@ def test_bad_files_say_what_is_wrong(tmp_path: Path, name: str, content: bytes |
 
 
 def test_a_text_to_text_model_has_nothing_to_replay_and_it_says_why(tmp_path: Path) -> None:
-    store = Store(tmp_path / "home")
+    store = open_store(tmp_path / "home")
     shape = ModelShape(4, 12, 1, 64, 1000, encoder_layers=2)
     load = store.steps.add_load("switch", LoadSpec().describe(), {}, shape, {})
     with pytest.raises(TraceError, match="text-to-text model is not recorded"):
         sources.from_store(store, RoutingSource("load", load), tmp_path / "a.trace")
     with pytest.raises(TraceError, match="Ask the model something first"):
         sources.from_store(store, RoutingSource("chat", 1), tmp_path / "a.trace")
-    store.close()
 
 
 def test_a_session_s_trace_has_its_passes_and_answers(chatted: tuple[Host, int]) -> None:

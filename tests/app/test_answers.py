@@ -69,13 +69,7 @@ def test_the_api_says_which_seed_it_used(host: Host, asked: dict[str, int], told
 class Remembering(QuickEngine):
     """Says that all but two tokens of a prompt were taken over, if it is asked to take over any."""
 
-    def generate(
-        self,
-        messages: Sequence[Mapping[str, str]] | str,
-        sampling: Sampling,
-        cancel: threading.Event | None = None,
-        **how: object,
-    ) -> Iterator[Piece]:
+    def generate(self, messages: Any, sampling: Any, cancel: Any = None, **how: Any) -> Iterator[Piece]:
         for piece in super().generate(messages, sampling, cancel, **how):
             if how.get("reuse") and piece.kind == "prefill":
                 piece.step.cached_tokens = piece.total - 2
@@ -88,10 +82,8 @@ class Remembering(QuickEngine):
 
 
 @pytest.fixture
-def remembering(tmp_path: Path) -> Iterator[Host]:
-    host = open_host(tmp_path, Remembering)
-    yield host
-    host.close()
+def remembering(tmp_path: Path) -> Host:
+    return open_host(tmp_path, Remembering)
 
 
 def test_while_it_is_read_under_the_answer_and_in_the_export(remembering: Host) -> None:
@@ -140,7 +132,6 @@ def test_how_far_a_prompt_is_read_shows_within_a_pass(tmp_path: Path, monkeypatc
     host = open_host(tmp_path, Reading)
     ended(host.chats.ask(None, "one two three"))
     assert seen == [(100, 400, "prefill"), (200, 400, "prefill")]
-    host.close()
 
 
 SHORT = Sampling(max_new_tokens=5, temperature=0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +14,12 @@ import pytest
 from app.server.live_state import host_state, jobs_state
 from app.services.calibrator import Calibration, Reading
 from app.services.host import Host
-from app.store import Store
 from app.ui.tabs.calibrate import CalibrateTab
 from core.errors import BusyError, MoestroError, SettingError
 from core.profile import Profile, load, profile_path, save
 from core.profile.trace import TraceHead, TraceWriter
-from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended, page
-from tests.fake_models import SHAPE, fake_estimate
+from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended, open_host, page
+from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_calibrate, fake_profile
 from tests.fakes import FakeEngine
 
@@ -29,18 +27,13 @@ TEXT = Reading(("text",), ("counts", "tae"), text="Hello there")
 SLOW = replace(TEXT, text="slow")
 
 
-def new_host(folder: Path, engine: type[FakeEngine] = QuickEngine) -> Host:
-    calibrating = Host(Store(folder), engine, fake_estimate, calibrating=fake_calibrate)
-    assert calibrating.chats.set_sampling(max_new_tokens=3) == ""
-    assert calibrating.loader.load(calibrating.loader.plan("demo")).join(WAIT_S)
-    return calibrating
+def new_host(folder: Path, engine: type[FakeEngine] = QuickEngine, *, calibrating: Any = fake_calibrate) -> Host:
+    return open_host(folder, engine, tokens=3, calibrating=calibrating)
 
 
 @pytest.fixture
-def calibrating(tmp_path: Path) -> Iterator[Host]:
-    calibrating = new_host(tmp_path)
-    yield calibrating
-    calibrating.close()
+def calibrating(tmp_path: Path) -> Host:
+    return new_host(tmp_path)
 
 
 def over(job: Calibration) -> Calibration:
@@ -96,7 +89,6 @@ def test_it_waits_for_no_answer(tmp_path: Path, gated: type[GatedEngine]) -> Non
     calibrating.chats.stop_answer(answer)
     ended(answer)
     assert over(calibrating.calibrator.start(TEXT)).state == "done"
-    calibrating.close()
 
 
 @pytest.mark.parametrize(
@@ -117,10 +109,9 @@ def test_a_form_that_lacks_something_is_refused(calibrating: Host, change: dict[
 
 
 def test_without_a_model_there_is_nothing_to_calibrate(tmp_path: Path) -> None:
-    calibrating = Host(Store(tmp_path), QuickEngine, fake_estimate, calibrating=fake_calibrate)
+    calibrating = open_host(tmp_path, loaded=False, calibrating=fake_calibrate)
     with pytest.raises(MoestroError, match="No model is loaded"):
         calibrating.calibrator.start(TEXT)
-    calibrating.close()
 
 
 def test_what_goes_wrong_leaves_the_old_profile(calibrating: Host, tmp_path: Path) -> None:
@@ -141,11 +132,9 @@ def test_an_error_inside_is_told_without_its_details(tmp_path: Path) -> None:
     def explode(*args: Any, **options: Any) -> Any:
         raise ZeroDivisionError("secret")
 
-    calibrating = Host(Store(tmp_path), QuickEngine, fake_estimate, calibrating=explode)
-    assert calibrating.loader.load(calibrating.loader.plan("demo")).join(WAIT_S)
+    calibrating = new_host(tmp_path, calibrating=explode)
     job = over(calibrating.calibrator.start(TEXT))
     assert (job.state, "log" in job.error, "secret" in job.error) == ("error", True, False)
-    calibrating.close()
 
 
 def test_a_profile_that_cannot_be_used_is_said_and_ignored(tmp_path: Path) -> None:
@@ -191,8 +180,7 @@ def test_chats_and_traces_of_this_model_are_read(tmp_path: Path) -> None:
         seen.append((texts, [trace.model_hash for trace in options["traces"]], options["source"], options["limit"]))
         return fake_calibrate(engine, texts, **options)
 
-    calibrating = Host(Store(tmp_path), QuickEngine, fake_estimate, calibrating=note)
-    assert calibrating.loader.load(calibrating.loader.plan("demo")).join(WAIT_S)
+    calibrating = new_host(tmp_path, calibrating=note)
     ended(calibrating.chats.ask(None, "hello"))
     (tmp_path / "words.txt").write_text("Words.", encoding="utf-8")
     reading = Reading(("chats", "traces", "path"), ("counts",), path=f'"{tmp_path / "words.txt"}"', limit=500)
@@ -218,7 +206,6 @@ def test_chats_and_traces_of_this_model_are_read(tmp_path: Path) -> None:
         "a short turn says nothing of it"
     )
     assert calibrating.calibrator.speed(None) is None
-    calibrating.close()
 
 
 def test_closing_stops_it(tmp_path: Path) -> None:

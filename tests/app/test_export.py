@@ -263,7 +263,6 @@ def test_an_export_does_not_wait_for_an_answer_nor_hold_it_up(tmp_path: Path, ga
     gated.gate.release(100)
     assert answer.join(WAIT_S)
     assert answer.error == ""
-    host.close()
 
 
 class FullDisk(io.FileIO):

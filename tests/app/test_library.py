@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -190,11 +189,10 @@ def test_gguf_of_an_unknown_version_is_refused(tmp_path: Path, version: int) -> 
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Iterator[Host]:
+def library(tmp_path: Path) -> Host:
     host = open_host(tmp_path / "home", loaded=False)
     fake_pack(host.library.packs / "Tiny")
-    yield host
-    host.close()
+    return host
 
 
 def test_folders_are_remembered(library: Host, tmp_path: Path) -> None:

@@ -161,4 +161,3 @@ def test_what_changes_while_a_page_is_made_is_drawn_again(tmp_path: Path, monkey
     shown = made.open(chat)
     assert len(shown[1]["messages"]) == 2 and len(host.chats.messages(chat)) == 4
     assert shown[0]["stamp"] != stamp(host, chat)
-    host.close()

@@ -104,7 +104,6 @@ def test_settings_sampling_and_model_are_remembered(tmp_path: Path) -> None:
     assert (spec.model, spec.context, spec.format) == ("demo", 320, "int8")
     assert (spec.settings["budget"], spec.settings["eviction"]) == ("75%", "lfu")
     assert host.chats.sampling.temperature == 0.7
-    host.close()
 
 
 def test_forgotten_names_of_an_earlier_version_do_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -119,7 +118,6 @@ def test_forgotten_names_of_an_earlier_version_do_no_harm(tmp_path: Path, caplog
     spec = host.loader.last_spec()
     assert (spec.model, spec.format, spec.context) == ("demo", "checkpoint", 320)
     assert caplog.text.count("earlier version") == 4 + len(seeds)
-    host.close()
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from app.store.row_checks import InvalidRow, shape_of
 from app.store.schema import MIGRATIONS, migrate
 from core.errors import BusyError, MoestroError
 from core.types import ModelShape, StepRecord, Transfer
+from tests.app.conftest import open_store
 from tests.app.records import SHAPE, a_step, load_of
 from tests.app.stores import filled
 
@@ -54,7 +55,7 @@ def test_the_data_directory_of_each_system(env: dict[str, str], platform: str, e
 
 
 def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     load = load_of(store)
     made = [a_step(0, tokens=3), a_step(1)]
     for step in made:
@@ -63,7 +64,6 @@ def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:
         for name in StepRecord.__slots__:
             a, b = getattr(one, name), getattr(other, name)
             assert (a.dtype == b.dtype and a.tolist() == b.tolist()) if isinstance(b, np.ndarray) else a == b, name
-    store.close()
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_damaged_file_is_told_and_left_alone(tmp_path: Path) -> None:
 
 
 def test_chats_are_listed_renamed_and_deleted_with_their_figures(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     load = load_of(store)
     first, answer = store.chats.begin(None, "How  do\ncaches work? " + "x" * 99, "demo")
     store.token(load, first, answer, 0, "one ", a_step(0, tokens=3), {})
@@ -123,11 +123,10 @@ def test_chats_are_listed_renamed_and_deleted_with_their_figures(tmp_path: Path)
     assert store.db.rows("SELECT 1 FROM messages WHERE chat = ?", first) == []
     third, _ = store.chats.begin(None, "third", "demo")
     assert third not in (first, second), "the number of a deleted chat was given to another"
-    store.close()
 
 
 def test_undo_puts_the_chat_back(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     chat, answer = store.chats.begin(None, "one", "demo")
     store.chats.finish(answer, "done")
     before = store.chats.messages(chat)
@@ -136,11 +135,10 @@ def test_undo_puts_the_chat_back(tmp_path: Path) -> None:
         assert store.chats.messages(chat) != before
         store.chats.undo(answer)
         assert store.chats.messages(chat) == before
-    store.close()
 
 
 def test_the_routing_of_the_latest_answers_is_remembered_for_the_forecast(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     assert store.steps.trace("demo", 10) is None
     load = load_of(store)
     store.steps.add(load, None, None, a_step(0, tokens=3), {})
@@ -154,7 +152,6 @@ def test_the_routing_of_the_latest_answers_is_remembered_for_the_forecast(tmp_pa
     assert trace.shape == (2, SHAPE.layers, SHAPE.top_k)
     assert trace[:, 0, 0].tolist() == [2, 3], "not the latest ones, oldest first"
     assert store.steps.trace("other", 2) is None
-    store.close()
 
 
 def test_a_shape_of_an_older_version_is_read() -> None:
@@ -166,7 +163,7 @@ def test_a_shape_of_an_older_version_is_read() -> None:
 
 
 def test_the_cost_of_a_token_does_not_grow_with_the_answer(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     load = load_of(store)
     chat, answer = store.chats.begin(None, "hello", "demo")
     before = store.db.rows("SELECT total(length(text)) FROM pieces")[0][0]
@@ -176,7 +173,6 @@ def test_the_cost_of_a_token_does_not_grow_with_the_answer(tmp_path: Path) -> No
     assert before == 0
     assert [row[0] for row in rows] == [5] * 50, "an earlier token was written again"
     assert store.db.rows("SELECT length(text) FROM messages WHERE id = ?", answer)[0][0] == 0
-    store.close()
 
 
 def test_a_migration_is_whole_or_not_at_all_and_keeps_the_data(tmp_path: Path) -> None:
@@ -235,7 +231,7 @@ def test_a_store_from_before_the_disk_tier_opens_and_reads_as_it_was(tmp_path: P
     }
     old.execute(f"INSERT INTO steps ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})", [*values.values()])
     old.close()
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     [step] = store.steps.records(load=1)
     assert (step.demand_bytes, step.disk_bytes, step.disk_misses, step.requests) == (2**33, 0, 0, 1)
     assert step.transfers == (Transfer(1, 7, 2**33, True, 1.0, 1.25, 1.5, "decode", "host"),)
@@ -244,7 +240,6 @@ def test_a_store_from_before_the_disk_tier_opens_and_reads_as_it_was(tmp_path: P
     assert [
         (s.prefetch_evicted, s.late_bytes, s.evicted_bytes, s.predict_ms, s.net_ms) for s in store.steps.records(load=1)
     ] == [(0, 0, 0, 0.0, 0.0), (1, 7, 5, 0.25, -0.5)]
-    store.close()
 
 
 def _modes(folder: Path) -> dict[str, int]:

@@ -16,14 +16,14 @@ from app.server.live_state import answer_state, stamp
 from app.services.host import Host
 from app.store import RESERVE, FullError, Store, StoreError
 from app.ui.tabs.messages import shown
-from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended, follow, open_host, texts
+from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended, follow, open_host, open_store, texts
 from tests.app.records import a_step, load_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_token_is_committed_whole_or_not_at_all(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     load = load_of(store)
     chat, answer = store.chats.begin(None, "hello", "demo")
     store.token(load, chat, answer, 0, "one ", a_step(0), {})
@@ -32,11 +32,10 @@ def test_a_token_is_committed_whole_or_not_at_all(tmp_path: Path) -> None:
     assert store.chats.messages(chat)[1].text == "one "
     store.token(load, chat, answer, 1, "two ", a_step(1), {})
     assert store.chats.messages(chat)[1].text == "one two "
-    store.close()
 
 
 def test_a_full_disk_is_told_and_the_store_goes_on(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     load = load_of(store)
     chat, answer = store.chats.begin(None, "hello", "demo")
     pages = store.db.rows("PRAGMA page_count")[0][0]
@@ -55,7 +54,6 @@ def test_a_full_disk_is_told_and_the_store_goes_on(tmp_path: Path) -> None:
     assert store.chats.messages(chat)[1].text == "word " * 100 * words
     assert words >= len(list(store.steps.records(load=load)))
     store.chats.finish(answer, "error", None, "The disk is full")
-    store.close()
 
 
 def test_unfinished_answers_are_marked_when_the_store_is_opened(tmp_path: Path) -> None:
@@ -64,13 +62,12 @@ def test_unfinished_answers_are_marked_when_the_store_is_opened(tmp_path: Path) 
     chat, answer = store.chats.begin(None, "hello", "demo")
     store.token(load, chat, answer, 0, "one ", a_step(), {})
     store.close()
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     told = store.chats.messages(chat)[1]
     assert (told.text, told.state) == ("one ", "interrupted")
     assert store.db.rows("SELECT * FROM pieces") == []
     [load_kept] = store.steps.loads()
     assert load_kept.ended == pytest.approx(load_kept.created + 1.504)
-    store.close()
 
 
 def test_a_regeneration_that_a_crash_ended_before_its_first_token_leaves_the_answer_before_it(tmp_path: Path) -> None:
@@ -86,9 +83,8 @@ def test_a_regeneration_that_a_crash_ended_before_its_first_token_leaves_the_ans
     edited = store.chats.messages(chat)[0].id
     store.chats.begin(chat, "hello again", "demo", edited)
     store.close()
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     assert [(m.text, m.state) for m in store.chats.messages(chat)] == [("hello again", "done"), ("", "interrupted")]
-    store.close()
 
 
 CHILD = """
@@ -132,7 +128,7 @@ def test_a_kill_costs_at_most_the_token_being_made(tmp_path: Path) -> None:
         told += child.stdout.read()
     made = max(int(n) for n in re.findall(r"made (\d+)\n", told))
     shown = max(int(n) for n in re.findall(r"shown (\d+)\n", told))
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     [chat] = store.chats.all()
     question, answer = store.chats.messages(chat.id)
     kept = len(answer.text.split())
@@ -143,7 +139,6 @@ def test_a_kill_costs_at_most_the_token_being_made(tmp_path: Path) -> None:
     steps = list(store.steps.records(chat=chat.id))
     assert [s.index for s in steps] == list(range(kept + 1)), "text and statistics differ"
     assert chat.tokens == kept
-    store.close()
 
 
 def fill(store: Store, pages: int = 0) -> None:
@@ -168,15 +163,13 @@ class Long(GatedEngine):
 
 
 @pytest.fixture
-def full(tmp_path: Path, gated: type[GatedEngine]) -> Iterator[Host]:
+def full(tmp_path: Path, gated: type[GatedEngine]) -> Host:
     """A host that answers in long words, for which there is no room after the first."""
-    host = open_host(tmp_path, type("LongGated", (Long,), {"gate": gated.gate}))
-    yield host
-    host.close()
+    return open_host(tmp_path, type("LongGated", (Long,), {"gate": gated.gate}))
 
 
 def test_figures_give_way_to_words(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     load = load_of(store)
     chat, answer = store.chats.begin(None, "hello", "demo")
     fill(store, pages=1)
@@ -187,12 +180,11 @@ def test_figures_give_way_to_words(tmp_path: Path) -> None:
     assert len(list(store.steps.records(load=load))) == sum(kept)
     free(store)
     assert True in [store.token(load, chat, answer, seq, "word ", a_step(seq), {}) for seq in range(200, 240)]
-    store.close()
 
 
 def test_the_last_room_is_left_to_words(tmp_path: Path) -> None:
     left = RESERVE - 1
-    store = Store(tmp_path, lambda folder: left)
+    store = open_store(tmp_path, lambda folder: left)
     load = load_of(store)
     chat, answer = store.chats.begin(None, "hello", "demo")
     assert True not in [store.token(load, chat, answer, seq, "a ", a_step(seq), {}) for seq in range(40)]
@@ -200,7 +192,6 @@ def test_the_last_room_is_left_to_words(tmp_path: Path) -> None:
     assert store.token(load, chat, answer, 40, "a ", a_step(40), {}) is False, "the system is asked at every pass"
     assert True in [store.token(load, chat, answer, seq, "a ", a_step(seq), {}) for seq in range(41, 80)]
     assert store.chats.messages(chat)[1].text == "a " * 80
-    store.close()
 
 
 def test_an_answer_goes_on_is_shown_whole_and_is_saved_when_there_is_room(
@@ -237,9 +228,8 @@ def test_an_answer_goes_on_is_shown_whole_and_is_saved_when_there_is_room(
     assert message.stats["unrecorded"] > 0
     assert not message.unsaved
     full.close()
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     assert store.chats.messages(chat or 0)[1].text == answer.text
-    store.close()
 
 
 def test_it_is_saved_without_being_asked(full: Host, gated: type[GatedEngine], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,10 +264,9 @@ def test_what_cannot_be_saved_yet_is_saved_at_the_end(full: Host, gated: type[Ga
     assert answer.unsaved
     free(full.store)
     full.close()
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     told = store.chats.messages(answer.chat_id or 0)[1]
     assert (told.text, told.state) == (answer.text, "done")
-    store.close()
 
 
 def test_settings_act_and_are_remembered_later(tmp_path: Path) -> None:
@@ -294,7 +283,6 @@ def test_settings_act_and_are_remembered_later(tmp_path: Path) -> None:
     host.close()
     host = open_host(tmp_path, QuickEngine, loaded=False)
     assert (host.models.settings["eviction"], host.chats.sampling.temperature) == ("fifo", 0.25)
-    host.close()
 
 
 def test_a_full_disk_keeps_nobody_from_unloading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,4 +294,3 @@ def test_a_full_disk_keeps_nobody_from_unloading(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(host.store.steps, "end_load", refuse)
     host.models.unload()
     assert host.models.model is None
-    host.close()

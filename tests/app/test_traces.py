@@ -14,12 +14,11 @@ from app.services.exports import traces
 from app.services.exports.archive import ExportError, NothingThere
 from app.services.host import Host
 from app.services.progress import Answer
-from app.store import Store
 from core.errors import BusyError, MoestroError
 from core.profile.trace import FileTrace, TraceWriter
 from core.simulate import Config, simulate
 from core.types import ModelShape, StepRecord
-from tests.app.conftest import WAIT_S, GatedEngine, ended, follow, texts
+from tests.app.conftest import WAIT_S, GatedEngine, ended, follow, open_store, texts
 from tests.fake_models import SHAPE
 
 
@@ -73,7 +72,7 @@ def a_step(shape: ModelShape, index: int, tokens: int) -> StepRecord:
 
 
 def test_a_chat_with_two_models_has_two_traces_and_long_ones_come_in_pieces(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     small, large = ModelShape(2, 8, 2, 4, 100), ModelShape(3, 300, 2, 4, 100)
     loads = [
         store.steps.add_load(name, {}, {}, shape, {"model_hash": name})
@@ -97,7 +96,6 @@ def test_a_chat_with_two_models_has_two_traces_and_long_ones_come_in_pieces(tmp_
     for wrong in ((chat + 1, None), (chat, 99), (None, 99), (None, None)):
         with pytest.raises(NothingThere, match="Telemetry"):
             traces.find(store, *wrong)
-    store.close()
 
 
 def test_a_crash_keeps_every_pass_that_was_computed(gated_host: Host, gated: type[GatedEngine], tmp_path: Path) -> None:
@@ -112,10 +110,9 @@ def test_a_crash_keeps_every_pass_that_was_computed(gated_host: Host, gated: typ
     copy.mkdir()
     for file in tmp_path.glob("moestro.sqlite3*"):
         (copy / file.name).write_bytes(file.read_bytes())
-    store = Store(copy)
+    store = open_store(copy)
     (found,) = store.traces(answer.chat_id)
     assert [chunk.sizes.tolist()[1:] for chunk in found.chunks()] == [[1] * 5]
-    store.close()
 
 
 def test_the_recording_is_deleted_apart_from_the_words(gated_host: Host, gated: type[GatedEngine]) -> None:

@@ -122,13 +122,10 @@ def test_progress_grows_to_the_end(engine: Engine) -> None:
     calibrate(engine, TEXTS, settings=BRIEF, progress=lambda text, share: told.append((text, share)))
     shares = [share for _, share in told]
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 1
-    assert list(dict.fromkeys(text.split(" ")[0] for text, _ in told)) == [
-        "Reading",
-        "Writing",
-        "Measuring",
-        "Training",
-        "Calibrated",
-    ]
+    assert (
+        list(dict.fromkeys(text.split(" ")[0] for text, _ in told))
+        == "Reading Writing Measuring Training Calibrated".split()
+    )
 
 
 def test_nobody_else_is_served_meanwhile(make_engine: MakeEngine) -> None:

@@ -34,9 +34,10 @@ DIFFERING: dict[str, set[str]] = {  # config values that mean the same, or that 
     "gpt_oss": {"rope_parameters"},  # without defaults
     "deepseek_v3": {"rope_parameters", "num_nextn_predict_layers"},
     "glm4_moe": {"num_nextn_predict_layers"},
-    "dots1": {"sliding_window"},
+    "dots1": {"sliding_window", "head_dim"},
     "lfm2_moe": {"hidden_act"},
-    "qwen3_5_moe_text": {"rope_parameters", "intermediate_size"},
+    "qwen3_5_moe_text": {"rope_parameters", "intermediate_size", "linear_num_heads", "linear_head_dim"},
+    "qwen3_next": {"linear_num_heads", "linear_head_dim"},
     "llama4_text": {"rope_parameters"},  # divisors of frequencies, not what they were computed from
     "exaone_moe": {"sliding_window_pattern"},
     "dbrx": {"attn_config", "ffn_config"},

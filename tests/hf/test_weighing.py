@@ -15,7 +15,7 @@ from core.hf.watch import Seen, watch
 from core.hf.weighing import Rule, rule_of, rules_of
 from tests.checkpoints import ARCHITECTURES, EXTRA, MORE, random_model
 
-KNOWN = [arch for arch in ARCHITECTURES | EXTRA | MORE if arch in CONFIG_MAPPING]
+KNOWN = [arch for arch in (*ARCHITECTURES, *EXTRA, *MORE) if arch in CONFIG_MAPPING]
 WITHOUT = ["phimoe", "inkling_text"]  # weighs by order of selection; shares one sum with its shared experts
 SCALED = {
     "deepseek_v2": 1.5,

@@ -7,7 +7,6 @@ from typing import Any
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 
-
 def _sized(names_of: dict[int, str]) -> dict[str, Any]:
     """Names of fields by the size that they are given."""
     return {name: size for size, names in names_of.items() for name in names.split()}

@@ -28,10 +28,24 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import Outcome, Residence
-from tests.engine.packs import CHAT, load, make_model
+from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
 from tests.pack.test_verify import Change, seal
 from tests.selection import layered
+from tests.tiny_tokenizer import save_tokenizer
+
+CHAT = [{"role": "user", "content": "the cat sat on the mat and the dog"}]
+
+
+def load(path: Path, budget: str = "50%", **choices: object) -> Engine:
+    return Engine.load(
+        LoadSpec.checked(str(path), Settings({"budget": budget, "eviction": "lru"}), context=256, **choices)
+    )
+
+
+def make_model(directory: Path) -> Path:
+    """A checkpoint in bfloat16 with 16 experts a layer and a tokenizer."""
+    return save_tokenizer(make_checkpoint("qwen3_moe", directory, dtype=torch.bfloat16, num_experts=16))
 
 
 @pytest.fixture(scope="module")

@@ -107,8 +107,8 @@ def _what_a_test_opened_is_closed() -> Iterator[None]:
         OPENED.pop().close()
 
 
-def open_store(folder: Path) -> Store:
-    OPENED.append(store := Store(folder))
+def open_store(folder: Path, *room: Callable[[Path], int]) -> Store:
+    OPENED.append(store := Store(folder, *room))
     return store
 
 

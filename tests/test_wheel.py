@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-import launch
 from app.client.process import Server
+from app.start import installer
 from core import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,7 +87,7 @@ class Installed:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of what it is built from: building writes beside its sources."""
     for needed in ("pip>=22.3", *PROJECT["build-system"]["requires"]):
-        if not launch.fits(launch.installed(launch.name_of(needed)), needed):
+        if not installer.fits(installer.installed(installer.name_of(needed)), needed):
             pytest.skip(f"{needed} is not installed, and nothing is downloaded")
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in FOLDERS:

@@ -10,7 +10,7 @@ import pytest
 
 import launch
 from app import cli
-from app.cli import MODULES, options, reading
+from app.cli import MODULES, options, terminal
 from app.cli.parser import CommandParser
 from app.start import bare_help
 from app.start.commands import ALIASES
@@ -141,9 +141,9 @@ def test_the_options_that_a_bare_machine_knows_are_the_commands(
 
 
 def test_it_is_written_over_and_wiped_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(reading, "FIRST_S", 0.0)
-    monkeypatch.setattr(reading, "AGAIN_S", 0.0)
-    line = reading.Reading()
+    monkeypatch.setattr(terminal, "FIRST_S", 0.0)
+    monkeypatch.setattr(terminal, "AGAIN_S", 0.0)
+    line = terminal.Reading()
     line(Piece("prefill", done=300, total=1200))
     line(Piece("prefill", done=1199, total=1200))
     line.end()
@@ -156,16 +156,16 @@ def test_it_is_written_over_and_wiped_out(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_a_short_prompt_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    line = reading.Reading()
+    line = terminal.Reading()
     line(Piece("prefill", done=1, total=10))
     line.end()
     assert capsys.readouterr().err == ""
 
 
 def test_speed_is_that_of_what_was_read_now() -> None:
-    assert reading.describe(Piece("prefill", done=600, total=1000, cached=200), 4.0) == (
+    assert terminal.describe_reading(Piece("prefill", done=600, total=1000, cached=200), 4.0) == (
         "Reading the prompt: 60% of 1000 tokens, 100 tok/s, 4 s left"
     )
-    assert reading.describe(Piece("prefill", done=200, total=1000, cached=200), 4.0) == (
+    assert terminal.describe_reading(Piece("prefill", done=200, total=1000, cached=200), 4.0) == (
         "Reading the prompt: 20% of 1000 tokens"
     )

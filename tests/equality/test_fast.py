@@ -3,13 +3,14 @@ whatever is resident, and however many threads compute."""
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, Qwen3MoeForCausalLM
 
 from core.engine import Engine
 from core.memory.codec.native.threads import share
@@ -160,5 +161,33 @@ def test_what_it_does_not_know_is_computed_by_the_reference(
     try:
         assert engine.wiring.answering.hooked.program is None
         assert "reference arithmetic" in caplog.text and UNKNOWN[arch] in caplog.text
+    finally:
+        engine.unload()
+
+
+def test_a_whole_model_is_tried(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What no module of a layer shows, such as a scale of the logits, is seen in those of a text."""
+    own = Qwen3MoeForCausalLM.forward
+
+    @functools.wraps(own)
+    def scaled(self: object, *args: object, **kwargs: object) -> object:
+        output = own(self, *args, **kwargs)
+        output.logits = output.logits * 0.75
+        return output
+
+    monkeypatch.setattr(Qwen3MoeForCausalLM, "forward", scaled)
+    path = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path))
+    with caplog.at_level(logging.WARNING, "moestro.load"):
+        engine = load(path, dtype="float32")
+    try:
+        assert engine.wiring.answering.hooked.program is None
+        assert "reference arithmetic" in caplog.text and "differs from its modules by 0.33" in caplog.text
+        plain = plain_transformers(path, torch.float32)
+        with torch.inference_mode():
+            wanted, _ = run(plain, DynamicCache(config=plain.config), lambda step: None, 0)
+        found = logits(engine, PROMPT, [len(PROMPT)], keep=len(PROMPT))
+        assert torch.equal(found, wanted[: len(PROMPT)])
     finally:
         engine.unload()

@@ -5,6 +5,7 @@ A form is a guess until the modules were tried on random states, and the whole m
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from core.hf.discover import ExpertsSite
 from core.runtime.program.attention import Attention, attention_of
 from core.runtime.program.feed_forward import Dense, Routed, dense_of, routed_of
 from core.runtime.program.weights import FP32, NormWeight, Weight, known, norm_of, weight_of
+from core.system.wording import reason
+
+log = logging.getLogger("moestro.load")
 
 ROTATIONS = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the length of a text
 
@@ -61,6 +65,14 @@ class Form:
 
 def bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
     """The form of a model for texts of up to `context` tokens. Raises ModelError, with what is not known."""
+    try:
+        return _bind(model, sites, context)
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:  # of modules that are called in another way
+        log.debug("A trial of the model's modules broke off", exc_info=True)
+        raise ModelError(f"its modules could not be tried: {reason(error)}") from error
+
+
+def _bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
     known(model, ("model", "lm_head"))
     inner: Any = model.model
     known(inner, ("embed_tokens", "layers", "norm", "rotary_emb"))

@@ -109,6 +109,8 @@ def _angles(module: Any, context: int) -> tuple[torch.Tensor, torch.Tensor]:
     if getattr(module, "rope_type", None) not in ROTATIONS:
         raise ModelError("rotary embeddings whose angles depend on the text's length are not known")
     found = module(torch.empty(1, dtype=FP32), torch.arange(context)[None])
+    if not isinstance(found, tuple) or len(found) != 2 or any(one.is_complex() for one in found):
+        raise ModelError("rotary embeddings that are not a cosine and a sine are not known")
     half = found[0].shape[-1] // 2
     for first, second in ((slice(half), slice(half, None)), (slice(0, None, 2), slice(1, None, 2))):
         if all(torch.equal(one[..., first], one[..., second]) for one in found):  # each angle twice

@@ -243,7 +243,8 @@ class Program:
         steps.add(products.multiply(steps, given, (weight.slot,), FP32))
         if weight.bias is not None:
             added = bias.kernel(bias.Bias(weight.outputs, weight.bias.dtype))
-            steps.add(Work(added, (steps.put(given), steps.put([weight.bias.data_ptr()])), 1, 1))
+            at = named(bias.FIELDS, given=steps.put(given), slots=steps.put([weight.bias.data_ptr()]))
+            steps.add(Work(added, at, 1, 1))
         return name
 
     def _logits(self, texts: Sequence[Text], rows: Rows, keep: int) -> torch.Tensor:

@@ -29,6 +29,8 @@ from core.runtime.program.weights import (
 
 NORMS = ("q_norm", "k_norm"), ("query_layernorm", "key_layernorm")
 
+BOUNDS = "softcap", "attn_logit_softcapping", "clip_qkv"  # random states do not reach them
+
 
 @dataclass(frozen=True, slots=True)
 class Attention:
@@ -71,12 +73,9 @@ class Attention:
         """The kernels before and after keys and values are in the cache."""
         bias = self.bias.dtype if self.bias is not None else None
         norm = self.q_norm.form if self.q_norm is not None and self._of_heads else None
-        turned = Rotate(
-            self.query_heads, self.heads, self.width, self.rotated, cache, norm, bias, self.interleaved,
-            norm_last=self.norm_last,
-        )  # fmt: skip
-        sinks = self.sinks is not None
-        return turned, Attend(self.query_heads, self.heads, self.width, self.width, cache, self.scale, sinks=sinks)
+        heads = self.query_heads, self.heads, self.width
+        turned = Rotate(*heads, self.rotated, cache, norm, bias, self.interleaved, norm_last=self.norm_last)
+        return turned, Attend(*heads, self.width, cache, self.scale, sinks=self.sinks is not None)
 
     def addresses(self) -> tuple[dict[str, int], dict[str, int]]:
         """What the kernels read that is not of a pass."""
@@ -94,6 +93,8 @@ def attention_of(module: Any, rotary: Any, cos: torch.Tensor, sin: torch.Tensor,
     width = module.head_dim
     if getattr(module, "sliding_window", None) is not None:
         raise ModelError("attention to a window of the last tokens is not known")
+    if bounded := [name for name in BOUNDS if getattr(module, name, None) or getattr(module.config, name, None)]:
+        raise ModelError(f"attention with bounds on its numbers ({', '.join(bounded)}) is not known")
     q, k, v, o = (weight_of(getattr(module, name)) for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
     if 2 * cos.shape[1] > width or q.outputs % width or k.outputs % width or k.outputs != v.outputs:
         raise ModelError("heads of this form are not known")
@@ -121,8 +122,9 @@ def attention_of(module: Any, rotary: Any, cos: torch.Tensor, sin: torch.Tensor,
             raise ModelError("norms of queries and keys of different kinds are not known")
     form = _tried(form, module, rotary, (cos, sin), dtype)
     if form.across is None and q.bias is not None and k.bias is not None and v.bias is not None:
-        bias = torch.cat([q.bias, k.bias, v.bias])
-        form = replace(form, bias=bias, **{n: replace(one, bias=None) for n, one in zip("qkv", (q, k, v), strict=True)})
+        bias = torch.cat([q.bias, k.bias, v.bias])  # added by the first kernel
+        q, k, v = (replace(one, bias=None) for one in (q, k, v))
+        form = replace(form, q=q, k=k, v=v, bias=bias)
     return form
 
 

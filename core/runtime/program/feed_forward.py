@@ -16,7 +16,8 @@ from core.hf.discover import ExpertsSite, RouterOutput, read_router
 from core.memory.codec.fast.steps import named, single
 from core.runtime.program import gate, route
 from core.runtime.program.choose import Groups
-from core.runtime.program.route import Route
+from core.runtime.program.gate import Gate
+from core.runtime.program.route import Route, Score
 from core.runtime.program.weights import (
     CLOSE,
     TRIED,
@@ -32,7 +33,7 @@ from core.runtime.program.weights import (
 
 SAME = 0.8  # of random rows that a rule has to send to the router's own experts: equal scores may come in another order
 EPSILON = 1e-20  # added to totals of sigmoids by all models with such routers: no trial shows it
-ACTIVATIONS = gate.Gate(1), gate.Gate(1, "gelu_tanh")
+ACTIVATIONS = Gate(1), Gate(1, "gelu_tanh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Dense:
     gate: Weight
     up: Weight
     down: Weight
-    form: gate.Gate
+    form: Gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +206,8 @@ def _rules(site: ExpertsSite, vectors: list[torch.Tensor]) -> Iterator[tuple[Rou
     groups: list[Groups | None] = [None]
     if count > kept:
         size = site.num_experts // int(count)
-        groups = [Groups(int(count), size, int(kept), best) for best in (2, 1) if best <= size] + groups
-    scores = ("softmax", "sigmoid") if not vectors else ("sigmoid", "softmax")
+        groups[:0] = [Groups(int(count), size, int(kept), best) for best in (2, 1) if best <= size]
+    scores: tuple[Score, ...] = ("softmax", "sigmoid") if not vectors else ("sigmoid", "softmax")
     plain = Route(site.num_experts, site.top_k)
     for grouped, correction, score, scale in itertools.product(groups, (*vectors, None), scores, (*scales, 1.0)):
         for renormalised in (False, True):

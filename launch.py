@@ -3,9 +3,8 @@
 `python launch.py` sets up what is missing and opens the dashboard with the bundled demo model. Add --help to a command
 to list its options.
 """
-# Standard library only. When this Python lacks what a command needs, the command goes on inside `.venv` beside this
-# file, which is made and filled first. Only the requirements are installed, not the project: it runs from the checkout,
-# so nothing but `.venv` is written in the tree, and what is edited is what runs.
+# Standard library only, and readable by an old Python. When this Python lacks what a command needs, the command goes on
+# inside `.venv` next to this file, which is made and filled first: see app/start/installer.py.
 #
 # A wheel installs this file, app/, core/, bench/ and assets/ as one folder, moestro/. There `command_line` is the
 # command `moestro`, and nothing is made, installed or written: the requirements came with the wheel.
@@ -14,170 +13,11 @@ from __future__ import annotations
 
 import atexit
 import os
-import platform
-import re
-import shutil
-import subprocess
 import sys
-from importlib import invalidate_caches
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent
-VENV = ROOT / ".venv"
-UNFINISHED = VENV / ".unfinished"  # there while an installation runs: an interrupted one is taken up again
-INSTALLED = any(ROOT.parent.glob("moestro-*.dist-info"))  # which an installer leaves beside the folder of a wheel
-WINDOWS = os.name == "nt"
-API = ("fastapi", "starlette", "anyio", "pydantic", "httpx")  # whose forms a batch reads and sends
-PAGE = ("gradio", "uvicorn", "plotly", "pandas")
-NO_MODEL = (*API, *PAGE, "llvmlite", "llguidance")
-UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), NO_MODEL)}  # needed by none of these
-SPARE = (*NO_MODEL, "gguf")  # ... nor by any other, but that
-UNUSED["batch"] = tuple(name for name in SPARE if name not in API)
-UV = "uv>=0.7,<1"
-
-
-def requirements(command: str) -> list[str]:
-    """What pyproject.toml declares for a command, as pip reads it."""
-    import tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    found = [*project["dependencies"], *(project["optional-dependencies"]["test"] if command == "test" else ())]
-    system = platform.system()  # the only kind of marker there is: ; platform_system == 'Linux'
-    return [name for name, _, marker in (r.partition(";") for r in found) if not marker or f"'{system}'" in marker]
-
-
-def name_of(requirement: str) -> str:
-    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
-
-
-def installed(name: str) -> str:
-    """The version of a distribution in this Python; "" when it is absent or was left half installed."""
-    from importlib import metadata
-
-    try:
-        return metadata.version(name) or ""
-    except (metadata.PackageNotFoundError, KeyError):
-        return ""
-
-
-def fits(version: str, requirement: str) -> bool:
-    """Is a version within the >= and < bounds of a requirement? Its leading numbers alone are compared."""
-
-    def numbers(text: str) -> list[int]:
-        found = [int(n) for n in re.split(r"[^\d.]", text, maxsplit=1)[0].split(".") if n]
-        return found + [0] * (6 - len(found))
-
-    bounds = re.findall(r"(>=|<)\s*([\d.]+)", requirement)
-    return bool(version) and all((numbers(version) >= numbers(bound)) == (sign == ">=") for sign, bound in bounds)
-
-
-def missing(command: str) -> list[str]:
-    """The requirements of a command that this Python does not meet."""
-    unused = UNUSED.get(command, SPARE)
-    return [r for r in requirements(command) if name_of(r) not in unused and not fits(installed(name_of(r)), r)]
-
-
-def venv_python() -> Path:
-    return VENV / ("Scripts/python.exe" if WINDOWS else "bin/python")
-
-
-def works(code: str) -> bool:
-    """Does the Python of `.venv` start, and run this line?"""
-    try:
-        return subprocess.run([str(venv_python()), "-c", code], capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
-
-
-def debian(*packages: str) -> bool:
-    """Install packages of Debian or its kin, where this is root and apt works."""
-    if WINDOWS or os.geteuid() != 0 or not shutil.which("apt-get"):
-        return False
-    print(f"Installing {' and '.join(packages)} with apt", flush=True)
-    apt = ["apt-get", "-qq", "-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=20"]
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for step in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
-        done = subprocess.run([*apt, *step], env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(f"apt could not install them: {(done.stderr.strip().splitlines() or ['no reason was given'])[-1]}")
-    return done.returncode == 0
-
-
-def enter_venv(arguments: list[str]) -> int:
-    """Run this file again in `.venv`, which is made, or repaired when its Python or its pip does not work."""
-    if not works("import pip"):
-        print(f"Making a virtual environment in {VENV}", flush=True)
-        if not find_spec("ensurepip"):  # which Debian keeps apart from Python
-            debian("python3-venv")
-            invalidate_caches()
-        for afresh in ([], ["--clear"]):  # what is there is kept if it can be mended
-            if find_spec("ensurepip") and not works("import pip"):
-                subprocess.call([sys.executable, "-m", "venv", *afresh, str(VENV)])
-        if not works("import pip"):
-            return fail(
-                "This Python cannot make virtual environments. Add what is missing (on Debian and Ubuntu: "
-                "apt install python3-venv), then run the same command again."
-            )
-    return hand_over([str(venv_python()), str(ROOT / "launch.py"), *arguments])
-
-
-def hand_over(command: list[str]) -> int:
-    """Become this command; on Windows, which cannot, wait for it. Ctrl-C reaches it either way."""
-    if not WINDOWS:
-        os.execv(command[0], command)
-    with subprocess.Popen(command) as process:
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:
-                continue  # the inner one got it too, and decides how to end
-
-
-def pip(*wanted: str) -> bool:
-    """Install into this Python."""
-    return subprocess.call([sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *wanted]) == 0
-
-
-def uv(*wanted: str) -> bool:
-    """Install into this Python with uv, which picks the build of torch that the GPU's driver can run."""
-    into = ["--python", sys.executable, "--torch-backend=auto"]
-    return pip(UV) and subprocess.call([sys.executable, "-m", "uv", "pip", "install", *into, *wanted]) == 0
-
-
-def install(command: str) -> bool:
-    """Fill the `.venv` this runs in. Where that leaves a GPU unused, print why and what to do."""
-    print("Installing what Moestro needs into .venv. This happens once and can take some minutes.", flush=True)
-    UNFINISHED.touch()
-    wanted, gpu = requirements(command), shutil.which("nvidia-smi")
-    done = bool(gpu) and uv(*wanted)
-    if not done and gpu and WINDOWS:  # pip alone would bring a torch that cannot use the GPU
-        return False
-    if not done and not pip(*wanted):
-        return False
-    UNFINISHED.unlink()
-    if missing(command):
-        return False
-    if gpu:
-        print(unused_gpu(), end="", flush=True)
-    return True
-
-
-def unused_gpu() -> str:
-    """Why the installed torch computes on the CPU of a machine that has a GPU, as a line; "" where it does not."""
-    invalidate_caches()
-    from core.capacity.device import passed_over
-
-    why = passed_over("auto")
-    return f"{why}\n" if why else ""
-
-
-def replace_torch() -> bool:
-    """Install the build of torch that this machine's GPU can run in place of the one that is there, which this process
-    must not have imported: Windows would not let go of its files."""
-    (torch,) = (wanted for wanted in requirements("ui") if name_of(wanted) == "torch")
-    return uv("--reinstall-package", "torch", torch)
 
 
 def fail(message: str, code: int = 1) -> int:
@@ -188,7 +28,7 @@ def fail(message: str, code: int = 1) -> int:
 def main(arguments: list[str]) -> int:
     if sys.version_info < (3, 11):
         return fail(f"Moestro needs Python 3.11 or newer; this is {sys.version.split()[0]}. Start it with a newer one.")
-    from app.start import bare_help
+    from app.start import bare_help, installer
 
     if arguments[:1] == ["--version"]:
         print(f"Moestro {bare_help.version()}")
@@ -196,21 +36,21 @@ def main(arguments: list[str]) -> int:
     command = arguments[0] if arguments and not arguments[0].startswith("-") else "ui"
     if not bare_help.known(command):
         return fail(bare_help.unknown(command), 2)
-    inside = Path(sys.prefix).resolve() == VENV.resolve()
-    lacking = missing("ui" if INSTALLED else command)
-    if INSTALLED and lacking:
+    inside = Path(sys.prefix).resolve() == installer.VENV.resolve()
+    lacking = installer.missing("ui" if installer.INSTALLED else command)
+    if installer.INSTALLED and lacking:
         return fail(
             f"This copy of Moestro was installed without what it needs: {', '.join(lacking)}. Install it again, with "
             "the program that you installed it with."
         )
-    if lacking or (inside and UNFINISHED.exists()):
+    if lacking or (inside and installer.UNFINISHED.exists()):
         answered = bare_help.answer(command, arguments)
         if answered:
             code, text = answered
             return fail(text, code) if code else print(text) or 0
         if not inside:
-            return enter_venv(arguments)
-        if not install(command):
+            return installer.enter_venv(arguments)
+        if not installer.install(command):
             return fail("The installation did not finish; the reason stands above. Run the same command to continue.")
     from app.cli import main as run
 
@@ -222,7 +62,7 @@ def end(code: int) -> NoReturn:
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: started without
         try:
             stream.flush()
-        except (OSError, ValueError):  # nobody reads it any more
+        except (OSError, ValueError):  # it has no reader any more
             pass
     atexit._run_exitfuncs()
     os._exit(code)

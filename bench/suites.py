@@ -19,6 +19,7 @@ SUITES = {  # name -> folder, options
     "expert_maps": ("routing", "model tokens small"),
     "buddies": ("routing", "model profile small"),
     "training": ("routing", "model tokens small"),
+    "path": ("routing", "model minutes tokens keep small"),
     "overhead": ("routing", "model rounds tokens small"),
     "super_experts": ("quality", "model questions tokens rounds small"),
     "lossy": ("quality", "model questions tokens rounds keep small"),

@@ -20,9 +20,10 @@ from .corpus import WORK, read_questions
 from .evaluate import greedy_agreement, later_turns, load, measure
 from .model import FULL_SIZE, SEED_SIZE
 from .scoring import encode
+from .stages import NOISE, history
 from .traces import expert_likeness, hit_rates, perplexity, record
-from .train import NOISE, history
 
+TEMPLATE = Path(__file__).with_name("card.md")
 TRACE_QUESTIONS, TRACE_WINDOWS, WINDOW = 300, 24, 256
 GREEDY_CHECKED = 100
 
@@ -86,89 +87,32 @@ def hit_table(f: dict[str, Any]) -> str:
 
 
 def card(f: dict[str, Any], trained: dict[str, Any], notes: str) -> str:
-    """The text of the model card; `notes` describe other events of the run."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    likeness = ", ".join(f"{value:.2f}" for value in f["expert_likeness"])
+    """The text of the model card, from card.md; `notes` describe other events of the run."""
     later = ", ".join(
         f"{percent(f[f'later_turn_{split}'])} {name}"
         for split, name in (("trained", "trained"), ("unseen", "unseen phrasings"), ("unknown", "unknown names"))
     )
-    minutes = round(trained["seconds"] / 60)
-    return wrapped(f"""---
-license: other
-license_name: psf-2.0-and-apache-2.0
-library_name: transformers
-pipeline_tag: text-generation
-language: en
----
-
-# Moestro demo model
-
-A small Mixture-of-Experts language model that has memorised facts about Python's standard library. It ships with
-Moestro so that the program runs, and means something, with no download; and so that the harm done by lossy settings
-can be measured as exact match on questions with one right answer.
-
-Qwen3-MoE architecture, {f["parameters"] / 1e6:.1f} M parameters: 6 layers of {FULL_SIZE.experts} experts,
-{FULL_SIZE.top_k} active; hidden size 192, expert size 96, 6 heads, 2 key-value heads, vocabulary 4096, contexts up
-to 1024 tokens; bf16. It loads with plain transformers; the chat template is ChatML.
-
-## What it knows
-
-{f["questions"]["trained"]} facts: what a function, class, method or module is for, how it is called, which module has
-it. They are chosen by popularity, an editor's order: built-ins and their methods, then the best-known modules. The
-answers come from the docstrings and signatures of Python {python}, cut to the first sentence, or were written for
-this model where a docstring does not say it in one sentence. `questions.jsonl` holds the evaluation set: the facts as
-questions, phrasings held out from training, unknown names, small talk.
-
-Names it does not know, and other subjects, get one fixed sentence: "I do not know that. I know only part of Python's
-standard library."
-
-## Measured
-
-Exact match, greedy: every token of the answer as in `questions.jsonl`.
-
-{exact_table(f)}
-
-As a later turn of a chat, after one to five other questions: {later}. Questions it knows but answers with "I do not
-know": {percent(f["known_called_unknown"])}. The figures come from scoring with the answer fed in; on
-{GREEDY_CHECKED} questions this agreed with real greedy generation on {percent(f["greedy_agreement"])}.
-
-Perplexity on held-out documentation and source text of the standard library: {f["held_out_perplexity"]}.
-
-The experts are partly redundant by the way they were made. Cosine of an expert's outputs with those of its most
-similar expert, mean over the experts of layers 0 to 5: {likeness}.
-
-Hit rates of an expert cache, mean over layers, on {f["trace_tokens"]} tokens of questions and held-out text, one
-request after the other:
-
-{hit_table(f)}
-
-## How it was trained
-
-`python -m demo.train --out assets/demo --seed-steps {trained["seed_steps"]} --steps {trained["steps"]}`, on 2 CPU
-cores that had other work to do as well: {minutes} minutes, {trained["tokens"] / 1e6:.1f} M tokens. First
-{trained["seed_steps"]} steps with {SEED_SIZE.experts} experts, one active; then every expert was cloned into
-{FULL_SIZE.experts // SEED_SIZE.experts}, with noise of {NOISE} standard deviations on experts and half that on router
-rows, and all were trained for {trained["steps"]} steps. AdamW, peak rate 2e-3, linear decay from step
-{trained["decay_from"]}; load-balancing loss 1e-3. Rows are packed questions and answers, with the loss on answers
-alone, mixed with help topics, docstrings and source of the standard library. Facts with a high recent loss were drawn
-more often.
-
-{notes}
-
-`python -m demo.evaluate --model assets/demo` measures exact match again; `python -m demo.card` all figures above.
-
-## Limits
-
-It knows the facts it was trained on and nothing else; it cannot reason or write code. Phrasings far from the trained
-ones are often answered wrongly or not at all, made-up names that resemble known ones may be taken for them, and the
-facts are those of Python {python}. The order of popularity is an opinion. It is a test object, not an assistant.
-
-## Licence
-
-Weights and questions derive from the documentation of Python, copyright Python Software Foundation, used under the PSF
-License Agreement; see `NOTICE`. What is Moestro's own is under the Apache License 2.0.
-""")
+    text = TEMPLATE.read_text(encoding="utf-8").format(
+        f=f,
+        trained=trained,
+        notes=notes,
+        later=later,
+        python=".".join(platform.python_version_tuple()[:2]),
+        full=FULL_SIZE,
+        seed=SEED_SIZE,
+        clones=FULL_SIZE.experts // SEED_SIZE.experts,
+        noise=NOISE,
+        parameters=f["parameters"] / 1e6,
+        tokens=trained["tokens"] / 1e6,
+        minutes=round(trained["seconds"] / 60),
+        known_called_unknown=percent(f["known_called_unknown"]),
+        greedy_checked=GREEDY_CHECKED,
+        greedy_agreement=percent(f["greedy_agreement"]),
+        likeness=", ".join(f"{value:.2f}" for value in f["expert_likeness"]),
+        exact_table=exact_table(f),
+        hit_table=hit_table(f),
+    )
+    return wrapped(text)
 
 
 def wrapped(text: str) -> str:

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from .corpus import WORK, numbered, questions, read_facts, read_questions, write_questions
+from .corpus import SEED, WORK, numbered, questions, read_facts, read_questions, write_questions
+from .evaluate import load
 from .scoring import Row, encode, exact_matches
+from .stages import finished_model
 from .tokenizer import save_tokenizer
 
 NOTICE = Path(__file__).with_name("NOTICE.txt")
@@ -75,8 +77,6 @@ def generation_config() -> Any:
 
 def mark_suggestions(folder: Path) -> None:
     """Mark as suggestions those questions which the exported model, reloaded, answers exactly."""
-    from .evaluate import load
-
     model, tokenizer = load(folder)
     path = folder / "questions.jsonl"
     rows = read_questions(path)
@@ -87,9 +87,6 @@ def mark_suggestions(folder: Path) -> None:
 
 def main() -> None:
     """Command line."""
-    from .corpus import SEED
-    from .train import finished_model
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=WORK)
     parser.add_argument("--out", type=Path, required=True)

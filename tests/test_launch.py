@@ -18,7 +18,7 @@ from packaging.version import Version
 
 import launch
 from app.cli import MODULES
-from app.start import bare_help
+from app.start import bare_help, installer
 from app.start.commands import COMMANDS
 from core import __version__
 
@@ -41,11 +41,11 @@ class Calls:
 def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty project folder with nothing in its `.venv`."""
     shutil.copy(launch.ROOT / "pyproject.toml", tmp_path)
-    monkeypatch.setattr(launch, "ROOT", tmp_path)
-    monkeypatch.setattr(launch, "VENV", tmp_path / ".venv")
-    monkeypatch.setattr(launch, "UNFINISHED", tmp_path / ".venv" / ".unfinished")
-    launch.VENV.mkdir()
-    return launch.VENV
+    monkeypatch.setattr(installer, "ROOT", tmp_path)
+    monkeypatch.setattr(installer, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(installer, "UNFINISHED", tmp_path / ".venv" / ".unfinished")
+    installer.VENV.mkdir()
+    return installer.VENV
 
 
 def test_it_starts_on_an_old_python() -> None:
@@ -84,7 +84,7 @@ def test_an_unknown_command_installs_nothing(venv: Path, capsys: pytest.CaptureF
 def test_versions_compare_as_the_standard_says(version: str, low: str, high: str, local: str) -> None:
     wanted = f"thing>={low},<{high}"
     expected = Requirement(wanted).specifier.contains(Version(version + local.replace(".post1", "")))
-    assert launch.fits(version + local, wanted) == expected
+    assert installer.fits(version + local, wanted) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,14 +100,14 @@ def test_versions_compare_as_the_standard_says(version: str, low: str, high: str
     ],
 )
 def test_torch_stays_within_its_bounds(version: str, fits: bool) -> None:
-    torch = next(r for r in launch.requirements("chat") if launch.name_of(r) == "torch")
-    assert launch.fits(version, torch) is fits
+    torch = next(r for r in installer.requirements("chat") if installer.name_of(r) == "torch")
+    assert installer.fits(version, torch) is fits
 
 
 def test_every_requirement_is_bounded_and_understood() -> None:
-    for requirement in launch.requirements("test"):
+    for requirement in installer.requirements("test"):
         parsed = Requirement(requirement)
-        assert parsed.name == launch.name_of(requirement)
+        assert parsed.name == installer.name_of(requirement)
         assert sorted(s.operator for s in parsed.specifier) == ["<", ">="], requirement
 
 
@@ -116,24 +116,24 @@ def test_markers_mean_to_it_what_they_mean_to_pip(system: str, monkeypatch: pyte
     project = tomllib.loads((launch.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = [Requirement(r) for r in (*project["dependencies"], *project["optional-dependencies"]["test"])]
     wanted = {r.name for r in declared if r.marker is None or r.marker.evaluate({"platform_system": system})}
-    monkeypatch.setattr(launch.platform, "system", lambda: system)
-    assert {launch.name_of(r) for r in launch.requirements("test")} == wanted
+    monkeypatch.setattr(installer.platform, "system", lambda: system)
+    assert {installer.name_of(r) for r in installer.requirements("test")} == wanted
     assert ("triton-windows" in wanted) == (system == "Windows") and ("triton" in wanted) == (system == "Linux")
 
 
 def test_windows_needs_a_triton_made_for_its_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch.platform, "system", lambda: "Windows")
+    monkeypatch.setattr(installer.platform, "system", lambda: "Windows")
     found = {"torch": "2.12.0+cu128", "triton-windows": ""}
-    monkeypatch.setattr(launch, "installed", lambda name: found.get(name, "1.0"))
-    assert "triton-windows" in {launch.name_of(r) for r in launch.missing("chat")}
+    monkeypatch.setattr(installer, "installed", lambda name: found.get(name, "1.0"))
+    assert "triton-windows" in {installer.name_of(r) for r in installer.missing("chat")}
     for version, fits in (("3.6.0.post26", True), ("3.7.0.post26", True), ("3.5.1.post24", False), ("3.8.0", False)):
         found["triton-windows"] = version
-        assert ("triton-windows" not in {launch.name_of(r) for r in launch.missing("chat")}) is fits
+        assert ("triton-windows" not in {installer.name_of(r) for r in installer.missing("chat")}) is fits
 
 
 def test_a_command_lacks_only_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "installed", lambda name: "")
-    names = {command: {launch.name_of(r) for r in launch.missing(command)} for command in COMMANDS}
+    monkeypatch.setattr(installer, "installed", lambda name: "")
+    names = {command: {installer.name_of(r) for r in installer.missing(command)} for command in COMMANDS}
     assert "torch" in names["chat"] and "gradio" not in names["chat"]
     assert "gradio" in names["ui"] and "pytest" not in names["ui"]
     assert {"gradio", "pytest", "ruff"} <= names["test"]
@@ -143,24 +143,24 @@ def test_a_command_lacks_only_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> 
 def test_absent_and_half_installed_packages_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "halfthere-1.0.dist-info").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert launch.installed("no-such-distribution") == ""
-    assert launch.installed("halfthere") == ""
-    assert launch.installed("pytest") == pytest.__version__
+    assert installer.installed("no-such-distribution") == ""
+    assert installer.installed("halfthere") == ""
+    assert installer.installed("pytest") == pytest.__version__
 
 
 def test_with_everything_there_nothing_is_made(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[str]] = []
-    monkeypatch.setattr(launch, "missing", lambda command: [])
-    monkeypatch.setattr(launch.subprocess, "call", Calls())
+    monkeypatch.setattr(installer, "missing", lambda command: [])
+    monkeypatch.setattr(installer.subprocess, "call", Calls())
     monkeypatch.setattr("app.cli.main", lambda arguments: ran.append(arguments) or 0)
     assert launch.main(["doctor", "--json"]) == 0
     assert ran == [["doctor", "--json"]]
-    assert not launch.subprocess.call.commands
+    assert not installer.subprocess.call.commands
     assert not list(venv.iterdir())
 
 
 def test_the_version_needs_no_packages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(launch, "installed", lambda name: "")
+    monkeypatch.setattr(installer, "installed", lambda name: "")
     assert launch.main(["--version"]) == 0
     assert capsys.readouterr().out == f"Moestro {__version__}\n"
 
@@ -171,24 +171,24 @@ def test_an_installed_copy_installs_nothing(
 ) -> None:
     ran: list[list[str]] = []
     found = {"gradio": "", "pytest": ""}
-    monkeypatch.setattr(launch, "INSTALLED", True)
-    monkeypatch.setattr(launch, "installed", lambda name: found.get(name, metadata.version(name)))
-    monkeypatch.setattr(launch.subprocess, "call", Calls())
+    monkeypatch.setattr(installer, "INSTALLED", True)
+    monkeypatch.setattr(installer, "installed", lambda name: found.get(name, metadata.version(name)))
+    monkeypatch.setattr(installer.subprocess, "call", Calls())
     monkeypatch.setattr("app.cli.main", lambda arguments: ran.append(arguments) or 0)
     assert launch.main([command]) == 1 and not ran
     said = capsys.readouterr().err
     assert "installed without what it needs: gradio" in said and "pytest" not in said and "Install it again" in said
     found.pop("gradio")
     assert launch.main([command]) == 0 and ran == [[command]]
-    assert not launch.subprocess.call.commands and not list(venv.iterdir())
+    assert not installer.subprocess.call.commands and not list(venv.iterdir())
 
 
 def test_outside_it_hands_over_and_inside_it_installs(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[object] = []
     lacking = [["torch"], ["torch"], []]
-    monkeypatch.setattr(launch, "missing", lambda command: lacking.pop(0))
-    monkeypatch.setattr(launch, "enter_venv", lambda arguments: did.append(("enter", arguments)) or 0)
-    monkeypatch.setattr(launch, "install", lambda command: did.append(("install", command)) or True)
+    monkeypatch.setattr(installer, "missing", lambda command: lacking.pop(0))
+    monkeypatch.setattr(installer, "enter_venv", lambda arguments: did.append(("enter", arguments)) or 0)
+    monkeypatch.setattr(installer, "install", lambda command: did.append(("install", command)) or True)
     monkeypatch.setattr("app.cli.main", lambda arguments: did.append(("run", arguments)) or 0)
     launch.main(["chat", "--json"])
     monkeypatch.setattr(sys, "prefix", str(venv))
@@ -198,10 +198,10 @@ def test_outside_it_hands_over_and_inside_it_installs(venv: Path, monkeypatch: p
 
 def test_an_interrupted_installation_is_taken_up_again(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[str] = []
-    monkeypatch.setattr(launch, "missing", lambda command: [])
-    monkeypatch.setattr(launch, "install", lambda command: did.append(command) or False)
+    monkeypatch.setattr(installer, "missing", lambda command: [])
+    monkeypatch.setattr(installer, "install", lambda command: did.append(command) or False)
     monkeypatch.setattr(sys, "prefix", str(venv))
-    launch.UNFINISHED.touch()
+    installer.UNFINISHED.touch()
     assert launch.main(["test"]) == 1
     assert did == ["test"]
 
@@ -210,25 +210,25 @@ def install(
     monkeypatch: pytest.MonkeyPatch, calls: Calls, gpu: bool, lacking: tuple[str, ...] = (), unused: str = ""
 ) -> bool:
     monkeypatch.setattr("core.capacity.device.passed_over", lambda name: unused)
-    monkeypatch.setattr(launch.subprocess, "call", calls)
-    monkeypatch.setattr(launch.shutil, "which", lambda name: "nvidia-smi" if gpu else None)
-    monkeypatch.setattr(launch, "missing", lambda command: list(lacking))
-    return launch.install("ui")
+    monkeypatch.setattr(installer.subprocess, "call", calls)
+    monkeypatch.setattr(installer.shutil, "which", lambda name: "nvidia-smi" if gpu else None)
+    monkeypatch.setattr(installer, "missing", lambda command: list(lacking))
+    return installer.install("ui")
 
 
 def test_one_resolver_run_sees_every_bound(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls()
     assert install(monkeypatch, calls, gpu=False)
     assert len(calls.commands) == 1
-    assert set(launch.requirements("ui")) <= set(calls.commands[0])
-    assert not launch.UNFINISHED.exists()
+    assert set(installer.requirements("ui")) <= set(calls.commands[0])
+    assert not installer.UNFINISHED.exists()
 
 
 def test_a_gpu_gets_the_build_its_driver_can_run(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls()
     assert install(monkeypatch, calls, gpu=True)
-    assert launch.UV in calls.commands[0]
-    assert "--torch-backend=auto" in calls.commands[1] and set(launch.requirements("ui")) <= set(calls.commands[1])
+    assert installer.UV in calls.commands[0]
+    assert "--torch-backend=auto" in calls.commands[1] and set(installer.requirements("ui")) <= set(calls.commands[1])
 
 
 def test_a_set_up_that_leaves_a_gpu_unused_says_why(
@@ -240,9 +240,9 @@ def test_a_set_up_that_leaves_a_gpu_unused_says_why(
 
 def test_torch_alone_is_replaced_by_what_the_driver_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls()
-    monkeypatch.setattr(launch.subprocess, "call", calls)
-    assert launch.replace_torch()
-    (torch,) = (r for r in launch.requirements("ui") if launch.name_of(r) == "torch")
+    monkeypatch.setattr(installer.subprocess, "call", calls)
+    assert installer.replace_torch()
+    (torch,) = (r for r in installer.requirements("ui") if installer.name_of(r) == "torch")
     assert calls.commands[1][-4:] == ["--torch-backend=auto", "--reinstall-package", "torch", torch]
 
 
@@ -251,7 +251,7 @@ def test_without_uv_windows_stops_and_linux_goes_on(
     venv: Path, monkeypatch: pytest.MonkeyPatch, system: str, done: bool, runs: int
 ) -> None:
     calls = Calls(1)
-    monkeypatch.setattr(launch, "WINDOWS", system == "nt")
+    monkeypatch.setattr(installer, "WINDOWS", system == "nt")
     assert install(monkeypatch, calls, gpu=True) is done
     assert len(calls.commands) == runs
 
@@ -261,22 +261,22 @@ def test_a_failed_installation_is_never_called_done(
     venv: Path, monkeypatch: pytest.MonkeyPatch, code: int, lacking: tuple[str, ...]
 ) -> None:
     assert not install(monkeypatch, Calls(code), gpu=False, lacking=lacking)
-    assert launch.UNFINISHED.exists() or not code
+    assert installer.UNFINISHED.exists() or not code
 
 
 @pytest.mark.parametrize(("windows", "where"), [(True, "Scripts/python.exe"), (False, "bin/python")])
 def test_the_python_of_a_venv(venv: Path, monkeypatch: pytest.MonkeyPatch, windows: bool, where: str) -> None:
-    monkeypatch.setattr(launch, "WINDOWS", windows)
-    assert launch.venv_python() == venv / where
+    monkeypatch.setattr(installer, "WINDOWS", windows)
+    assert installer.venv_python() == venv / where
 
 
 def test_a_python_without_ensurepip_is_named(
     venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(launch, "find_spec", lambda name: None)
-    monkeypatch.setattr(launch, "debian", lambda *packages: asked.extend(packages) or False)
-    assert launch.enter_venv(["ui"]) == 1
+    monkeypatch.setattr(installer, "find_spec", lambda name: None)
+    monkeypatch.setattr(installer, "debian", lambda *packages: asked.extend(packages) or False)
+    assert installer.enter_venv(["ui"]) == 1
     assert asked == ["python3-venv"] and "python3-venv" in capsys.readouterr().err
 
 
@@ -299,22 +299,22 @@ def test_debians_packages_are_installed_by_root_alone(
         steps.append(command)
         return subprocess.CompletedProcess(command, left.pop(0), "", "E: Unable to locate package")
 
-    monkeypatch.setattr(launch, "WINDOWS", False)
-    monkeypatch.setattr(launch.os, "geteuid", lambda: user, raising=False)
-    monkeypatch.setattr(launch.shutil, "which", lambda name: apt)
-    monkeypatch.setattr(launch.subprocess, "run", run)
-    assert launch.debian("chromium") is done
+    monkeypatch.setattr(installer, "WINDOWS", False)
+    monkeypatch.setattr(installer.os, "geteuid", lambda: user, raising=False)
+    monkeypatch.setattr(installer.shutil, "which", lambda name: apt)
+    monkeypatch.setattr(installer.subprocess, "run", run)
+    assert installer.debian("chromium") is done
     assert not left and (not steps or "chromium" in steps[-1])
 
 
 @pytest.mark.long(0.2)
 def test_a_real_venv_is_made_and_a_dead_one_repaired(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[list[str]] = []
-    monkeypatch.setattr(launch, "hand_over", lambda command: entered.append(command) or 0)
-    python = launch.venv_python()
+    monkeypatch.setattr(installer, "hand_over", lambda command: entered.append(command) or 0)
+    python = installer.venv_python()
     python.parent.mkdir()
     python.touch()  # does not start, like the one that an upgrade of the system's Python leaves behind
-    assert not launch.works("import sys")
-    assert launch.enter_venv(["doctor"]) == 0
-    assert entered == [[str(python), str(launch.ROOT / "launch.py"), "doctor"]]
+    assert not installer.works("import sys")
+    assert installer.enter_venv(["doctor"]) == 0
+    assert entered == [[str(python), str(installer.ROOT / "launch.py"), "doctor"]]
     assert subprocess.run([str(python), "-c", "import pip"], check=False).returncode == 0

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-import launch
+from app.start import installer
 from bench.soak.server import Server
 from core import __version__
 
@@ -87,7 +87,7 @@ class Installed:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of what it is built from: building writes beside its sources."""
     for needed in ("pip>=22.3", *PROJECT["build-system"]["requires"]):
-        if not launch.fits(launch.installed(launch.name_of(needed)), needed):
+        if not installer.fits(installer.installed(installer.name_of(needed)), needed):
             pytest.skip(f"{needed} is not installed, and nothing is downloaded")
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in FOLDERS:

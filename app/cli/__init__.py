@@ -15,11 +15,11 @@ from importlib.util import find_spec
 from keyword import iskeyword
 from typing import TextIO
 
-import launch
 from app.cli.parser import CommandParser
 from app.cli.reference import PrintReference
 from app.services.crash import describe
 from app.services.secret import Secret, hide, hide_in_logs, hide_words
+from app.start import installer
 from app.start.commands import ALIASES, COMMANDS
 from app.start.commands import MODULES as ELSEWHERE
 from app.store import results
@@ -104,7 +104,7 @@ def _run(arguments: Sequence[str]) -> int:
     args = argparse.Namespace()
     try:
         args = parse(arguments)
-        if launch.INSTALLED:
+        if installer.INSTALLED:
             results.FOLDERS[1:] = [data_dir() / "bench" / "results"]
         return int(args.run(args))
     except MoestroError as error:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli import chat, options
-from app.cli.bar import Bar, clock
-from app.cli.interrupt import stoppable
-from app.cli.parser import CommandParser
+from app.cli.parser import CommandParser, real, whole
+from app.cli.terminal import Bar, clock, stoppable
 from app.services.secret import address, from_environment, secret
 from core.engine.batch_request import BATCH
 from core.errors import MoestroError
@@ -79,32 +77,14 @@ def add_arguments(parser: CommandParser) -> None:
         help="how often a request is sent again (default: 5)",
     )
     server.add_argument(
-        "--timeout", type=seconds, default=600.0, metavar="S", help="seconds a request may take (default: 600)"
+        "--timeout",
+        type=real(f"a number of seconds up to {LONGEST_S}", 1e-3, LONGEST_S),
+        default=600.0,
+        metavar="S",
+        help="seconds a request may take (default: 600)",
     )
     options.add_settings(parser)
     options.add_sampling(parser)
-
-
-def whole(least: int, most: int) -> Callable[[str], int]:
-    """A converter for argparse."""
-
-    def convert(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}.")
-        return int(text)
-
-    return convert
-
-
-def seconds(text: str) -> float:
-    """A converter for argparse."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found <= LONGEST_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, up to {LONGEST_S}.")
-    return found
 
 
 def run(args: argparse.Namespace) -> int:

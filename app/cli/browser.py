@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import launch
+from app.start import installer
 from core.system.process_tree import end_tree
 
 NAMED = "MOESTRO_CHROMIUM"  # the path of a browser, which is used untried
@@ -52,7 +52,7 @@ ON_WINDOWS = (
     "Chromium/Application/chrome.exe",
 )
 ON_MACOS = tuple(f"{name}.app/Contents/MacOS/{name}" for name in ("Google Chrome", "Chromium", "Microsoft Edge"))
-DOWNLOADED = launch.VENV / "browsers"
+DOWNLOADED = installer.VENV / "browsers"
 SHELLS = ("chrome-headless-shell", "headless_shell")  # what Playwright calls its executable
 DEBIAN = ("chromium", "fonts-dejavu-core")
 START_S, DOWNLOAD_S = 120, 300
@@ -108,7 +108,7 @@ def provide(say: Callable[[str], None]) -> str | None:
         if problem := download():
             say(f"Browser: the download failed ({problem})")
         found = find()
-    if found is None and launch.debian(*DEBIAN):
+    if found is None and installer.debian(*DEBIAN):
         found = find()
     say(f"Browser: {found or WITHOUT}")
     return found

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from app.cli import chat, options
-from app.cli.bar import Bar, clock
-from app.cli.interrupt import stoppable
-from app.cli.parser import CommandParser
+from app.cli.parser import CommandParser, whole
 from app.cli.target import require_new_file
+from app.cli.terminal import Bar, clock, stoppable
 from app.services.profiles import save_buddies_in_pack
 from app.store.home import data_dir
 from app.store.private import data_folder
@@ -53,14 +52,14 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--tokens",
-        type=positive,
+        type=whole(1),
         default=0,
         metavar="N",
         help="read no more of the texts than this (default: everything)",
     )
     parser.add_argument(
         "--warmup",
-        type=positive,
+        type=whole(1),
         default=0,
         metavar="N",
         help="for pairs: the n-th token of a text counts n / N until the N-th, so that what routers do before there is "
@@ -72,13 +71,13 @@ def add_arguments(parser: CommandParser) -> None:
         metavar="FILE",
         help="where to keep the profile (default: in the data folder, where it is found when the model is loaded)",
     )
-    parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
+    options.add_json(parser)
     options.add_calibration(parser)
     options.add_settings(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    spec, parts = options.spec(args), chosen(args.parts)
+    spec, parts = options.spec(args, calibrates=True), chosen(args.parts)
     for path in (*args.text, *args.trace):
         if not path.exists():
             raise ProfileError(f"There is no file or folder {path}.")
@@ -212,9 +211,3 @@ def summary(profile: Profile, file: Path, seconds: float) -> dict[str, object]:
         "gathered": profile.settings.get("gathered"),
         "seconds": round(seconds, 3),
     }
-
-
-def positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0.")
-    return int(text)

@@ -12,10 +12,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from app.cli import options
-from app.cli.interrupt import stoppable
 from app.cli.parser import CommandParser
-from app.cli.reading import Reading
 from app.cli.target import require_new_file
+from app.cli.terminal import Reading, stoppable
 from app.services.engine_protocol import EngineProtocol
 from app.services.profiles import stored_profile
 from app.services.secret import secret

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import launch
 from app.cli import browser, probes
+from app.start import installer
 from app.store.home import PRODUCTS, data_dir
 from core import __version__
 from core.system.command import COMMAND
@@ -21,7 +21,7 @@ GB = 1e9
 CUDNN = "CUDNN_ATTENTION"
 FITTING = (
     "install Moestro again, with the program that you installed it with."
-    if launch.INSTALLED
+    if installer.INSTALLED
     else "run `python launch.py`, which installs what fits."
 )
 ATTENTION = (
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 def mend() -> bool:
     """Replace torch, while no part of it is imported yet. False when that was not possible; the installer says why."""
-    if launch.replace_torch():
+    if installer.replace_torch():
         return True
     print("torch was not replaced; the reason stands above.", file=sys.stderr)
     return False
@@ -67,7 +67,7 @@ def mend() -> bool:
 
 def check_pack(pack: Path, as_json: bool) -> int:
     """Verify every byte of a pack against its checksums."""
-    from app.cli.bar import Bar
+    from app.cli.terminal import Bar
     from core.memory.pack import verify
     from core.profile.buddies import problem
 
@@ -133,15 +133,15 @@ def examine(folder: Path) -> dict[str, Any]:
 def packages() -> list[dict[str, Any]]:
     """Every requirement, its installed version ("" = none), and whether Moestro supports that version."""
     rows = []
-    for requirement in launch.requirements("ui"):
-        name = launch.name_of(requirement)
-        version = launch.installed(name)
+    for requirement in installer.requirements("ui"):
+        name = installer.name_of(requirement)
+        version = installer.installed(name)
         rows.append(
             {
                 "name": name,
                 "wanted": requirement.removeprefix(name),
                 "version": version,
-                "fits": launch.fits(version, requirement),
+                "fits": installer.fits(version, requirement),
             }
         )
     return rows

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from app.cli import chat, options
-from app.cli.bar import Bar, clock
-from app.cli.interrupt import stoppable
-from app.cli.parser import CommandParser
+from app.cli.parser import CommandParser, whole
 from app.cli.target import require_new_file
+from app.cli.terminal import Bar, clock, stoppable
 from app.store import results
 from app.store.home import data_dir
 from app.store.private import data_folder
-from core.errors import MoestroError, SettingError
+from core.errors import SettingError
 from core.system.paths import expanded
 
 RESIDENCIES, QUESTIONS, TOKENS = ".75,.5,.375", 24, 192
@@ -40,9 +39,32 @@ def add_arguments(parser: CommandParser) -> None:
         metavar="LIST",
         help=f"shares of the experts in slots (default: {RESIDENCIES})",
     )
+    _add_material(what)
+    what.add_argument(
+        "--predictors",
+        metavar="LIST",
+        help="prefetchers whose predictions the execute modes compute "
+        "(default: gate, default_vectors, estimator, hybrid)",
+    )
+    _add_tasks(what)
+    parser.add_argument("--list", action="store_true", help="print the modes and exit")
+    parser.add_argument("--csv", type=expanded, metavar="FILE", help="write the table there as well")
+    options.add_json(parser)
+    parser.add_argument(
+        "--save",
+        nargs="?",
+        type=expanded,
+        const=Path(),
+        metavar="FILE",
+        help="write the result as JSON as well (default: a new file in bench/results, where `papers` looks for it)",
+    )
+    options.add_settings(parser)
+
+
+def _add_material(what: argparse._ArgumentGroup) -> None:
     what.add_argument(
         "--questions",
-        type=number,
+        type=whole(),
         default=QUESTIONS,
         metavar="N",
         help="questions a mode answers, half "
@@ -57,7 +79,7 @@ def add_arguments(parser: CommandParser) -> None:
     )
     what.add_argument(
         "--tokens",
-        type=number,
+        type=whole(),
         default=TOKENS,
         metavar="N",
         help=f"tokens of text for perplexity and agreement (default: {TOKENS}; 0 = none)",
@@ -68,12 +90,9 @@ def add_arguments(parser: CommandParser) -> None:
         metavar="PATH",
         help="a text file or folder (default: held-out documentation for the demo model, else the bundled prompts)",
     )
-    what.add_argument(
-        "--predictors",
-        metavar="LIST",
-        help="prefetchers whose predictions the execute modes compute "
-        "(default: gate, default_vectors, estimator, hybrid)",
-    )
+
+
+def _add_tasks(what: argparse._ArgumentGroup) -> None:
     what.add_argument(
         "--tasks",
         default="",
@@ -81,19 +100,7 @@ def add_arguments(parser: CommandParser) -> None:
         help="tasks of lm-evaluation-harness to run instead; it has to be installed",
     )
     what.add_argument("--task-dir", type=expanded, metavar="DIR", help="a folder with tasks of your own (.yaml)")
-    what.add_argument("--limit", type=number, metavar="N", help="examples of each task (default: all)")
-    parser.add_argument("--list", action="store_true", help="print the modes and exit")
-    parser.add_argument("--csv", type=expanded, metavar="FILE", help="write the table there as well")
-    parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
-    parser.add_argument(
-        "--save",
-        nargs="?",
-        type=expanded,
-        const=Path(),
-        metavar="FILE",
-        help="write the result as JSON as well (default: a new file in bench/results, where `papers` looks for it)",
-    )
-    options.add_settings(parser)
+    what.add_argument("--limit", type=whole(), metavar="N", help="examples of each task (default: all)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -112,28 +119,22 @@ def run(args: argparse.Namespace) -> int:
     questions, texts = given(args)
     began, began_s = datetime.now(UTC), time.perf_counter()
     engine: Any = chat.load(spec)
-    try:
-        bar, cancel = Bar(), threading.Event()
-        try:
-            with stoppable(cancel):
-                result = (
-                    tasks(args, engine, modes, shares, bar, cancel)
-                    if args.tasks
-                    else measured(args, engine, modes, shares, questions, texts, bar, cancel)
-                )
-        except MoestroError:
-            raise
-        except Exception as error:
-            from core.memory.store import Cancelled
+    from core.memory.store import Cancelled
 
-            if not isinstance(error, Cancelled):
-                raise
-            bar.end()
-            print("Stopped. Nothing was written.", file=sys.stderr)
-            return 130
-        finally:
-            bar.end()
+    bar, cancel = Bar(), threading.Event()
+    try:
+        with stoppable(cancel):
+            result = (
+                tasks(args, engine, modes, shares, bar, cancel)
+                if args.tasks
+                else measured(args, engine, modes, shares, questions, texts, bar, cancel)
+            )
+    except Cancelled:
+        bar.end()
+        print("Stopped. Nothing was written.", file=sys.stderr)
+        return 130
     finally:
+        bar.end()
         engine.unload()
     result["seconds"] = round(time.perf_counter() - began_s, 1)
     print(table(result))
@@ -270,9 +271,3 @@ def _line(one: dict[str, Any], best: bool) -> str:
         (one["tok_s"], "{:.1f}"),
     ]
     return name + "".join(f"{'-' if value is None else form.format(value):>10s}" for value, form in cells)
-
-
-def number(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number.")
-    return int(text)

@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from app.cli.bar import Bar, clock
+from app.cli import options
+from app.cli.terminal import Bar, clock
 from app.store.home import data_dir
 from app.store.private import data_folder
 from core.errors import MoestroError
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the new directory (default: packs/NAME-FORMAT in the data directory)",
     )
     parser.add_argument("--download", action="store_true", help="fetch the model from the hub if it is not here")
-    parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,28 +86,18 @@ def run(args: argparse.Namespace) -> int:
     bar.end()
     manifest, seconds = check(pack), time.perf_counter() - start
     if args.json:
-        print(
-            json.dumps(
-                {
-                    "pack": str(pack),
-                    "format": manifest.format,
-                    "bytes": manifest.bytes,
-                    "experts": manifest.total,
-                    "source": dict(manifest.source),
-                    "exact": dict(manifest.exact),
-                    "conversions": [conversion._asdict() for plan in plans for conversion in plan.conversions],
-                    "seconds": round(seconds, 3),
-                }
-            )
-        )
-    else:
-        print(
-            f"{pack}\n{manifest.total} experts as {manifest.format}, {manifest.bytes / 1e9:.2f} GB, from "
-            f"{manifest.source['label']}, in {clock(seconds)}"
-        )
-        print("\n".join(f"  {part}: {how}" for part, how in manifest.exact.items()))
-        if "stored" in manifest.source:
-            print(f"  The file has {manifest.source['stored']}")
+        made = {"pack": str(pack), "format": manifest.format, "bytes": manifest.bytes, "experts": manifest.total}
+        conversions = [conversion._asdict() for plan in plans for conversion in plan.conversions]
+        made |= {"source": dict(manifest.source), "exact": dict(manifest.exact), "conversions": conversions}
+        print(json.dumps(made | {"seconds": round(seconds, 3)}))
+        return 0
+    print(
+        f"{pack}\n{manifest.total} experts as {manifest.format}, {manifest.bytes / 1e9:.2f} GB, from "
+        f"{manifest.source['label']}, in {clock(seconds)}"
+    )
+    print("\n".join(f"  {part}: {how}" for part, how in manifest.exact.items()))
+    if "stored" in manifest.source:
+        print(f"  The file has {manifest.source['stored']}")
     return 0
 
 

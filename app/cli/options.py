@@ -35,19 +35,24 @@ def add_settings(parser: CommandParser) -> None:
         "--preset",
         metavar="NAME",
         type=preset_named,
-        help=f"the settings of a published system; other options override them: {', '.join(p.name for p in PRESETS)}",
+        help="the settings of a published system, or to calibrate, how its paper trains what it needs; other options "
+        f"override them: {', '.join(p.name for p in PRESETS)}",
     )
     _add(parser, live, general(), LIVE)
-    live.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        type=pair,
-        dest="pairs",
-        help="set any setting by its full name, for example eviction.lcp.omega=64; "
-        f"`{COMMAND} settings` lists the names",
+    add_pairs(
+        live,
+        f"set any setting by its full name, for example eviction.lcp.omega=64; `{COMMAND} settings` lists the names",
     )
+
+
+def add_pairs(group: Any, help: str) -> None:
+    """Add `--set NAME=VALUE`, which may be given more than once."""
+    group.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", type=pair, dest="pairs", help=help)
+
+
+def add_json(group: Any) -> None:
+    """Add `--json`, for commands that print a table as well."""
+    group.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
 
 
 def add_overrides(group: Any, names: Iterable[str]) -> None:
@@ -71,9 +76,11 @@ def add_calibration(parser: CommandParser) -> None:
     _add(parser, parser.add_argument_group("calibration"), declared(CalibrationSettings), TRAIN)
 
 
-def spec(args: argparse.Namespace) -> LoadSpec:
-    """The LoadSpec with its live settings. Raises SettingError."""
-    return LoadSpec.checked(args.model or "demo", Settings(_given(args, LIVE)), **_given(args, LOAD))
+def spec(args: argparse.Namespace, *, calibrates: bool = False) -> LoadSpec:
+    """The LoadSpec with its live settings; to calibrate, without the preset's, which may need the profile. Raises
+    SettingError."""
+    live = argparse.Namespace(**{**vars(args), "preset": None}) if calibrates else args
+    return LoadSpec.checked(args.model or "demo", Settings(_given(live, LIVE)), **_given(args, LOAD))
 
 
 def given(args: argparse.Namespace) -> tuple[str | None, dict[str, Value], dict[str, Value]]:
@@ -87,8 +94,9 @@ def sampling(args: argparse.Namespace) -> Sampling:
 
 
 def calibration(args: argparse.Namespace) -> CalibrationSettings:
-    """The calibration settings. Raises SettingError."""
-    return CalibrationSettings.checked(**_given(args, TRAIN))
+    """The calibration settings: the preset's, and other options over them. Raises SettingError."""
+    chosen: Preset | None = args.preset
+    return CalibrationSettings.checked(**{**(chosen.calibration if chosen else {}), **_given(args, TRAIN)})
 
 
 def assign(name: str, value: object) -> tuple[str, str, Value]:

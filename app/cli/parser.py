@@ -4,8 +4,9 @@ programs for them, which it takes as well. An unknown option ends it with the ne
 from __future__ import annotations
 
 import argparse
+import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from app.start.option_aliases import UnknownOptionError, described, translated
@@ -52,6 +53,33 @@ class CommandParser(argparse.ArgumentParser):
         """The help with every option, and other programs' words for them."""
         words = textwrap.fill(described(self.options()), 78)
         return super().format_help() + (f"\n{words}\n" if words else "")
+
+
+def whole(least: int = 0, most: int | None = None) -> Callable[[str], int]:
+    """A converter for argparse: a whole number within these bounds."""
+    bounds = f" from {least} to {most}" if most is not None else f" above {least - 1}" if least else ""
+
+    def convert(text: str) -> int:
+        if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number{bounds}.")
+        return int(text)
+
+    return convert
+
+
+def real(what: str, least: float = 0.0, most: float = 1e9) -> Callable[[str], float]:
+    """A converter for argparse: a number within these bounds; `what` = that, in words."""
+
+    def convert(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}.")
+        return number
+
+    return convert
 
 
 class _All(argparse.Action):

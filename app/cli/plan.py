@@ -14,9 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.cli import options
+from app.cli.parser import real
 from app.cli.plan_inputs import TIMES, budgeted, found_profile, model_of, policy, statistics, times_of
 from app.cli.plan_report import PLANNED, Answer, report, summary
-from app.cli.simulate import positive
+from app.cli.simulate import opened
+from app.cli.simulate_prefetch import MILLISECONDS
 from app.services.predictions import read_predictions
 from app.store.home import data_dir
 from app.store.private import data_folder
@@ -28,7 +30,7 @@ from core.policy.allocation.expert_split import LayerTimes
 from core.policy.allocation.slot_allocation import prefetch_buffer
 from core.policy.eviction import policy_maker
 from core.profile import Profile, profile_path, save
-from core.profile.trace import Trace, open_trace
+from core.profile.trace import Trace
 from core.settings.budget import Budget
 from core.settings.config import Settings
 from core.simulate.split_replay import SplitReplay, SplitResult
@@ -61,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--zeta",
-        type=share,
+        type=real("a number from 0.001 to 1", 0.001, 1.0),
         default=ZETA,
         metavar="X",
         help=f"part of the budget that one move takes (default: {ZETA})",
@@ -74,24 +76,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"plan from the last N tokens of the trace, 0 = all (default: {TOKENS})",
     )
     parser.add_argument("--eviction", default="lcp", metavar="NAME", help="the cache policy (default: lcp)")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        type=options.pair,
-        dest="pairs",
-        help="set a parameter of the policy, or how the model is loaded, for example context=4096",
-    )
+    options.add_pairs(parser, "set a parameter of the policy, or how the model is loaded, for example context=4096")
     parser.add_argument("--experts", type=int, default=0, metavar="N", help="experts in a layer, as for simulate")
     clock = parser.add_argument_group("times", "Milliseconds; those not given are the profile's.")
     for name, what in TIMES.items():
-        clock.add_argument(f"--{name}-ms", type=positive, metavar="X", help=what)
+        clock.add_argument(f"--{name}-ms", type=MILLISECONDS, metavar="X", help=what)
     parser.add_argument(
         "--replay", action="store_true", help="also run the trace through these caches in virtual time; takes a while"
     )
     parser.add_argument("--save", action="store_true", help="keep the plan in the profile")
-    parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
                 f"plan has no use for {name}: it takes buffer, parameters of cache policies, and how to load."
             )
     size, model_hash, budget = model_of(args)
-    trace = open_trace(args.trace, args.experts) if args.trace else None
+    trace = opened(args) if args.trace else None
     profile = found_profile(args, trace, model_hash)
     curves, basis = statistics(args, trace, profile)
     if size is not None and size.shape != (curves.layers, curves.experts):
@@ -197,19 +191,4 @@ def milliseconds(text: str) -> float:
 
 def split(text: str) -> float | None:
     """Reads a part of an expert, 0 to 1, or auto."""
-    return None if text == "auto" else _fraction(text, 0.0)
-
-
-def share(text: str) -> float:
-    """Reads a part of the budget, above 0."""
-    return _fraction(text, 0.001)
-
-
-def _fraction(text: str, least: float) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not least <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least:g} to 1.")
-    return number
+    return None if text == "auto" else real("a number from 0 to 1", 0.0, 1.0)(text)

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 
 from app.cli import options
-from app.cli.simulate import profile_for, say
+from app.cli.simulate import profile_for
 from app.services.profiles import stored_profile
 from core.errors import SettingError
 from core.policy.allocation.curves import Curves, curves_of
@@ -46,10 +46,8 @@ def policy(args: argparse.Namespace) -> Choice:
 
 
 def statistics(args: argparse.Namespace, trace: Trace | None, profile: Profile | None) -> tuple[Curves, str]:
-    """Hit curves and worth of predictions, and where they are from. Raises SettingError when nothing tells."""
+    """Hit curves and worth of predictions, and where they are from. Raises SettingError when neither is known."""
     if trace is not None:
-        if isinstance(trace, FileTrace) and trace.cut:
-            say(f"{args.trace} is cut short; the incomplete part at its end is left out.")
         curves = measure_curves(trace, policy_maker(policy(args)), last=max(0, args.tokens))
         basis = f"{curves.tokens} decoded tokens of {args.trace.name}, {variant('eviction', args.eviction).title}"
         if curves.chosen.size:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from app.cli import options, simulate_prefetch
-from app.cli.simulate_prefetch import RULES
+from app.cli.simulate_prefetch import MILLISECONDS, RULES
 from app.cli.simulate_report import summary, table
 from app.services.profiles import stored_profile
 from core.errors import SettingError, TraceError
@@ -63,15 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a profile of the model, for settings that need one (default: the stored profile of the trace's model)",
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        type=options.pair,
-        dest="pairs",
-        help="set a policy's own parameter, for example eviction.lcp.omega=64",
-    )
+    options.add_pairs(parser, "set a policy's own parameter, for example eviction.lcp.omega=64")
     parser.add_argument(
         "--experts",
         type=int,
@@ -86,115 +78,117 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="caches start empty, or filled "
         "with every layer's first experts as the engine's are after a load (default: empty)",
     )
+    _add_clock(parser)
+    simulate_prefetch.add_arguments(parser)
+    parser.add_argument(
+        "--processes", type=int, default=0, metavar="N", help="number of processes (default: one per CPU core)"
+    )
+    options.add_json(parser)
+
+
+def _add_clock(parser: argparse.ArgumentParser) -> None:
     clock = parser.add_argument_group(
         "predicted speed", "With the first two given, milliseconds per token without prefetching are predicted."
     )
-    clock.add_argument("--compute-ms", type=positive, metavar="X", help="of a token with everything resident")
-    clock.add_argument("--load-ms", type=positive, metavar="X", help="to copy one expert over the link")
+    clock.add_argument("--compute-ms", type=MILLISECONDS, metavar="X", help="of a token with everything resident")
+    clock.add_argument("--load-ms", type=MILLISECONDS, metavar="X", help="to copy one expert over the link")
     clock.add_argument(
         "--expert-ms",
-        type=positive,
+        type=MILLISECONDS,
         default=0.0,
         metavar="X",
         help="compute time of one expert (default: 0, no compute overlaps a copy)",
     )
     clock.add_argument(
-        "--miss-ms", type=positive, default=0.0, metavar="X", help="cost of a miss besides its copy (default: 0)"
+        "--miss-ms", type=MILLISECONDS, default=0.0, metavar="X", help="cost of a miss besides its copy (default: 0)"
     )
-    simulate_prefetch.add_arguments(parser, positive)
-    parser.add_argument(
-        "--processes", type=int, default=0, metavar="N", help="number of processes (default: one per CPU core)"
-    )
-    parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     began_s = time.perf_counter()
-    trace = open_trace(args.trace, args.experts)
-    if not trace.tokens:
-        raise SettingError(f"{args.trace} has no tokens.")
-    if isinstance(trace, FileTrace) and trace.cut:
-        say(f"{args.trace} is cut short; the incomplete part at its end is left out.")
+    trace = opened(args)
     sizes = slots(args.slots, trace.layers * trace.experts)
     prefetching = simulate_prefetch.wanted(args)
     settings, profile = chosen_settings(args, prefetching), profile_for(args, trace)
-    usual = settings.cache.eviction.name if args.preset or prefetching else "all"
-    names = policies(args.policies or usual)
+    names = policies(args.policies or (settings.cache.eviction.name if args.preset or prefetching else "all"))
     with own_prefetcher(args):
         machine = simulate_prefetch.machine(args, bool(prefetching), profile, trace.layers, trace.top_k)
         predictors = simulate_prefetch.chosen(prefetching, settings, trace, profile, say) if prefetching else []
     for text in simulate_prefetch.unsimulated(settings):
         say(text)
-    clock = None if machine is None else machine.clock
-    cache = settings.cache
-    args.scope, args.layer_slots, args.pins, args.bypass = (
-        cache.scope,
-        cache.layer_slots.name,
-        str(cache.pins),
-        cache.bypass,
-    )
+    cache, clock, processes = settings.cache, None if machine is None else machine.clock, max(0, args.processes)
+    args.scope, args.layer_slots = cache.scope, cache.layer_slots.name
+    args.pins, args.bypass = str(cache.pins), cache.bypass
+    configs = caches(settings, names, sizes, trace, profile)
+    results = simulate(trace, [*configs.values()], start=args.start, clock=clock, processes=processes, say=say)
+    found: dict[str, dict[str, Result]] = {}
+    for (name, size), result in zip(configs, results, strict=True):
+        found.setdefault(name, {})[size] = result
+    fetched: Fetched = {}
+    if machine is not None and predictors:
+        places = [(name, size) for name in names for size in sizes]
+        with own_prefetcher(args):
+            rows = simulate_prefetch.run(
+                trace,
+                predictors,
+                [configs[at] for at in places],
+                settings,
+                machine,
+                profile,
+                args.start,
+                processes,
+                say,
+            )
+        fetched = {at: dict(zip([*predictors, ORACLE], one, strict=True)) for at, one in zip(places, rows, strict=True)}
+    seconds = time.perf_counter() - began_s
+    print(table(args, trace, sizes, found))
+    out = summary(args, trace, sizes, found, clock) if args.json else {}
+    if machine is not None and fetched:
+        bounds = {size: simulate_prefetch.bound_ms(fewest(found, size, args.bypass), machine.clock) for size in sizes}
+        for (name, size), one in fetched.items():
+            title = f"Prefetching, {name} with {size} ({sizes[size]})"
+            print(simulate_prefetch.table(one, title, bounds[size], machine.blob_bytes))
+        out |= {"prefetching": simulate_prefetch.summaries(fetched), "bound_ms": bounds}
+        out["expert_bytes"] = machine.blob_bytes or None
+    print(f"{seconds:.1f} s")
+    if args.json:
+        print(json.dumps(out | {"seconds": seconds}))
+    return 0
+
+
+def opened(args: argparse.Namespace) -> Trace:
+    """The given trace, with a message where a part of it is missing. Raises SettingError for one without tokens."""
+    trace = open_trace(args.trace, args.experts)
+    if not trace.tokens:
+        raise SettingError(f"{args.trace} has no tokens.")
+    if isinstance(trace, FileTrace) and trace.cut:
+        say(f"{args.trace} is cut short; the incomplete part at its end is left out.")
+    return trace
+
+
+def caches(
+    settings: Settings, names: list[str], sizes: dict[str, int], trace: Trace, profile: Profile | None
+) -> dict[tuple[str, str], Config]:
+    """(policy, size) -> the cache to simulate; after all policies the bounds, at the sizes that they apply to."""
 
     def sized(size: str, **changes: object) -> Config:
         changed = settings.with_(changes)
         return Config.of(changed, sizes[size], trace.layers, trace.experts, trace.top_k, profile)
 
     configs = {(name, size): sized(size, eviction=name) for name in names for size in sizes}
-    caches = [*configs.values()]
     for size in sizes:
         configs[BELADY, size] = replace(sized(size, eviction=names[0], bypass=False), policy=BELADY, params={})
-    for size in sizes if cache.scope == "layer" else ():  # in one pool for all layers it could not do better
+    for size in sizes if settings.cache.scope == "layer" else ():  # in one pool for all layers it could not do better
         with suppress(SettingError):  # too few slots to set any aside
             sparing = sized(size, eviction=names[0], bypass=True)
             configs[BELADY_BYPASS, size] = replace(sparing, policy=BELADY_BYPASS, params={})
-    results = simulate(
-        trace, [*configs.values()], start=args.start, clock=clock, processes=max(0, args.processes), say=say
-    )
-    by_name: dict[str, dict[str, Result]] = {}
-    for (name, size), result in zip(configs, results, strict=True):
-        by_name.setdefault(name, {})[size] = result
+    return configs
 
-    def limit(size: str) -> Result:
-        """The fewest misses that caches like these can have."""
-        bypassing = by_name.get(BELADY_BYPASS, {}).get(size) if args.bypass else None
-        return bypassing or by_name[BELADY][size]
 
-    fetched: Fetched = {}
-    if machine is not None and predictors:
-        with own_prefetcher(args):
-            rows = simulate_prefetch.run(
-                trace, predictors, caches, settings, machine, profile, args.start, max(0, args.processes), say
-            )
-        fetched = {
-            (name, size): dict(zip([*predictors, ORACLE], (row[at] for row in rows), strict=True))
-            for at, (name, size) in enumerate((name, size) for name in names for size in sizes)
-        }
-    seconds = time.perf_counter() - began_s
-    print(table(args, trace, sizes, by_name))
-    for (name, size), found in fetched.items():
-        assert machine is not None
-        print(
-            simulate_prefetch.table(
-                found,
-                f"Prefetching, {name} with {size} ({sizes[size]})",
-                simulate_prefetch.bound_ms(limit(size), machine.clock),
-                machine.blob_bytes,
-            )
-        )
-    print(f"{seconds:.1f} s")
-    if args.json:
-        out = summary(args, trace, sizes, by_name, clock)
-        if machine is not None and fetched:
-            out["prefetching"] = {
-                name: {
-                    size: {one: simulate_prefetch.summary(did) for one, did in fetched[name, size].items()}
-                    for size in sizes
-                }
-                for name in names
-            }
-            out["bound_ms"] = {size: simulate_prefetch.bound_ms(limit(size), machine.clock) for size in sizes}
-            out["expert_bytes"] = machine.blob_bytes or None
-        print(json.dumps(out | {"seconds": seconds}))
-    return 0
+def fewest(found: dict[str, dict[str, Result]], size: str, bypass: bool) -> Result:
+    """The fewest misses that caches like these can have."""
+    bypassing = found.get(BELADY_BYPASS, {}).get(size) if bypass else None
+    return bypassing or found[BELADY][size]
 
 
 def slots(text: str, total: int) -> dict[str, int]:
@@ -262,16 +256,6 @@ def profile_for(args: argparse.Namespace, trace: Trace) -> Profile | None:
             f"the trace of one with {trace.layers} of {trace.experts}."
         )
     return profile
-
-
-def positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds.")
-    return number
 
 
 def say(text: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from app.cli import options
+from app.cli.parser import real
 from core.errors import MoestroError, SettingError
 from core.metrics import BY_NAME
 from core.profile import Profile
@@ -18,11 +19,11 @@ from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, predicto
 
 NONE = "none"
 RULES = ("prefetch_deadline", "prefetch_guard", "prefetch_beside")  # settings with an option of their own here
-Milliseconds = Callable[[str], float]
+NUMBER, MILLISECONDS = real("a number that is not negative"), real("a number of milliseconds")
 
 
-def add_arguments(parser: argparse.ArgumentParser, number: Milliseconds) -> None:
-    """Options of prefetching, of the link and of computing; `number` parses a non-negative number."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of prefetching, of the link and of computing."""
     group = parser.add_argument_group(
         "prefetching", "Needs compute and link times: given below, or measured in a profile."
     )
@@ -33,22 +34,26 @@ def add_arguments(parser: argparse.ArgumentParser, number: Milliseconds) -> None
         f"preset's policy (default: the preset's): {', '.join(v.name for v in variants('predictor'))}",
     )
     options.add_overrides(group, RULES)
-    group.add_argument("--gbps", type=number, metavar="X", help="bandwidth of the link, in place of --load-ms")
-    group.add_argument("--latency-us", type=number, default=0.0, metavar="X", help="added to every copy (default: 0)")
+    group.add_argument("--gbps", type=NUMBER, metavar="X", help="bandwidth of the link, in place of --load-ms")
+    group.add_argument("--latency-us", type=NUMBER, default=0.0, metavar="X", help="added to every copy (default: 0)")
     group.add_argument(
         "--expert-mb",
-        type=number,
+        type=NUMBER,
         metavar="X",
         help="size of one expert in MB (10^6 bytes), for --gbps and to count bytes",
     )
     group.add_argument(
         "--head-ms",
-        type=number,
+        type=MILLISECONDS,
         metavar="X",
         help="the part of the compute time outside the layers (default: 0, or the profile's)",
     )
     group.add_argument(
-        "--predict-ms", type=number, default=0.0, metavar="X", help="a prefetcher's own time per layer (default: 0)"
+        "--predict-ms",
+        type=MILLISECONDS,
+        default=0.0,
+        metavar="X",
+        help="a prefetcher's own time per layer (default: 0)",
     )
 
 
@@ -145,12 +150,12 @@ def run(
     processes: int,
     say: Callable[[str], None],
 ) -> list[list[TimedResult]]:
-    """Results [prefetcher][cache], those of the oracle last. Raises SettingError or TraceError."""
+    """Results [cache][prefetcher], those of the oracle last. Raises SettingError or TraceError."""
     configs = [_timed(cache, name, settings) for name in [*names, ORACLE] for cache in caches]
     found = timed(
         trace, configs, at.clock, max(1, at.blob_bytes), profile=profile, start=start, processes=processes, say=say
     )
-    return [found[i : i + len(caches)] for i in range(0, len(found), len(caches))]
+    return [found[at :: len(caches)] for at in range(len(caches))]
 
 
 def _timed(cache: Config, name: str, settings: Settings) -> TimedConfig:
@@ -204,6 +209,14 @@ def _line(name: str, one: TimedResult, width: int, blob_bytes: int) -> str:
         f"{share(one.hit_rate)}{share(one.rate('prefetch_hits'))}{share(one.rate('late'))}{share(recall)}"
         f"{copied:>10.2f}{wasted:>10.2f}"
     )
+
+
+def summaries(found: Mapping[tuple[str, str], Mapping[str, TimedResult]]) -> dict[str, dict[str, dict[str, object]]]:
+    """Results by policy, size and prefetcher as plain values for JSON."""
+    out: dict[str, dict[str, dict[str, object]]] = {}
+    for (policy, size), by_name in found.items():
+        out.setdefault(policy, {})[size] = {name: summary(one) for name, one in by_name.items()}
+    return out
 
 
 def summary(one: TimedResult) -> dict[str, object]:

@@ -73,18 +73,16 @@ def summary(
         "belady": {size: one.hit_rate for size, one in found[BELADY].items()},
         "belady_warm": {size: warm(one) for size, one in found[BELADY].items()},
         "belady_bypass": {size: one.hit_rate for size, one in found.get(BELADY_BYPASS, {}).items()},
-        "prefill_hit_rate": {
-            name: {size: one.prefill_hit_rate for size, one in by_size.items()} for name, by_size in found.items()
-        },
-        "rank_hit_rate": {
-            name: {size: one.rank_hit_rate for size, one in by_size.items()} for name, by_size in found.items()
-        },
-        "misses_per_token": {
-            name: {size: one.misses_per_token for size, one in by_size.items()} for name, by_size in found.items()
-        },
     }
-    if clock is not None:
-        out["tpot_ms"] = {name: {size: one.tpot_ms for size, one in by_size.items()} for name, by_size in found.items()}
+    for field in (
+        "prefill_hit_rate",
+        "rank_hit_rate",
+        "misses_per_token",
+        *(("tpot_ms",) if clock is not None else ()),
+    ):
+        out[field] = {
+            name: {size: getattr(one, field) for size, one in by_size.items()} for name, by_size in found.items()
+        }
     return out
 
 

@@ -7,7 +7,7 @@ import os
 import socket
 
 from app.cli import options
-from app.cli.parser import CommandParser
+from app.cli.parser import CommandParser, whole
 from app.server.security.access import Access
 from app.services.secret import from_environment, secret
 from app.store.home import data_dir
@@ -18,7 +18,7 @@ FIRST, TRIED = 7860, 100
 
 def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
-        "--port", type=port_number, metavar="N", help=f"port to listen on (default: {FIRST}, or the next free one)"
+        "--port", type=whole(1, 65535), metavar="N", help=f"port to listen on (default: {FIRST}, or the next free one)"
     )
     parser.add_argument(
         "--address",
@@ -68,12 +68,6 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         pass  # the normal end of a dashboard
     return 0
-
-
-def port_number(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 1 to 65535.")
-    return int(text)
 
 
 def choose_port(host: str, requested: int | None) -> int:

@@ -10,12 +10,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exception_handlers import http_exception_handler, request_validation_exception_handler
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.services.answer_times import QueueFullError
+from app.services.answer_queue import QueueFullError
 from app.services.crash import log_crash
 from core.errors import (
     BusyError,
@@ -74,9 +74,14 @@ class ApiError(MoestroError):
         return {"type": kind, "message": str(self), "param": self.param, "code": self.code}
 
 
-def refusal(scope: Scope, error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The response to a request that failed, in its API's form; Gradio's page shows a plain text."""
+def refusal(
+    scope: Scope, error: ApiError, headers: Mapping[str, str] | None = None, *, plain: bool = False
+) -> Response:
+    """The response to a request that failed, in its API's form; Gradio's page shows a plain text. `plain`: a text, not
+    JSON, outside of the API."""
     path, more = scope["path"], {} if error.retry_s is None else {"retry-after": str(error.retry_s)}
+    if plain and not of_api(scope):
+        return PlainTextResponse(str(error), error.status, headers)
     if path.startswith(GRADIO):
         body: dict[str, Any] = {"error": str(error)}
     elif path == MESSAGES or path.startswith(f"{MESSAGES}/"):
@@ -86,6 +91,11 @@ def refusal(scope: Scope, error: ApiError, headers: Mapping[str, str] | None = N
     return JSONResponse(body, error.status, {**more, **(headers or {})})
 
 
+def of_api(scope: Scope) -> bool:
+    """Whether the request is to the API."""
+    return bool(scope["type"] == "http" and scope["path"].startswith(API))
+
+
 def add_handlers(app: FastAPI) -> None:
     """Register the handlers below for errors in the routes of `app`."""
     app.add_exception_handler(MoestroError, moestro_error)
@@ -93,7 +103,7 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, refused)
 
 
-def moestro_error(request: Request, error: Exception) -> JSONResponse:
+def moestro_error(request: Request, error: Exception) -> Response:
     """Response to a MoestroError, with its own message."""
     return refusal(request.scope, _described(error, request.url.path))
 

@@ -8,7 +8,7 @@
 An undefined number (no hit rate yet) is null in the header and NaN in an array. `coactivation` is sent as uint8 on
 a log scale, 0 = never together, 255 = `coactivation_max` times: value = round(255 log(1 + count) / log(1 + max)).
 
-`said` has the text of each of `marks` in the page's words.
+`mark_texts` has the text of each of `marks` in the words of the page.
 
 `lossy` is null while all lossy options are off. Else its scalars stand in the header under that name, its arrays have
 names like "lossy.delta", and `lossy.buddies`, where there are any, is sent as uint8: 0 = never, n = n / 255 of
@@ -44,7 +44,7 @@ def encode(frame: Frame | None, **extra: object) -> bytes:
         if field.name == "columns":
             arrays |= value
         elif field.name == "marks":
-            head |= {"marks": value, "said": [describe_change(text) for _, text in value]}
+            head |= {"marks": value, "mark_texts": [describe_change(text) for _, text in value]}
         elif isinstance(value, np.ndarray):
             arrays[field.name] = value
         elif isinstance(value, LossyLook):

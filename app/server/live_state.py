@@ -1,28 +1,34 @@
-"""The state that a tab polls several times a second: the model, the progress of its load, and new text.
+"""The routes under /live, which a tab polls several times a second: state and new text, the deck's frame, the chats.
 
 One small JSON response replaces open streams, so any number of tabs can follow, and a reloaded page continues.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query, Response
 
+from app.server import frames
 from app.server.json_values import RowId
 from app.services.host import Host
 from app.services.jobs import Job
 from app.services.progress import Answer
 from app.wording import model_id, name_of
+from core.engine.quality.report import Quality
 from core.errors import MoestroError
 from core.policy.substitute.list_lengths import ListRule
 
+MOST = 200  # lines of the list of chats; older chats are found by searching, and in the tab Sessions
+MOST_CHARS = 200  # of a query
+
 
 def router(host: Host) -> APIRouter:
-    """The route /live/state."""
-    routes = APIRouter()
+    """/live/state, /live/frame and /live/chats."""
+    routes = APIRouter(prefix="/live")
 
-    @routes.get("/live/state")
+    @routes.get("/state")
     def state(chat: RowId | None = None, answer: RowId | None = None, since: RowId = 0) -> dict[str, Any]:
         """State of the host and one chat, with the running answer's text from character `since` on if it is
         `answer`.
@@ -39,12 +45,69 @@ def router(host: Host) -> APIRouter:
             "chats": host.store.chats.version,
         }
 
+    @routes.get("/frame")
+    def frame(layer: RowId = 0, since: str = "") -> Response:
+        return frame_since(host, layer, since)
+
+    @routes.get("/chats")
+    def chats(find: str = Query("", max_length=MOST_CHARS)) -> dict[str, Any]:
+        return chat_list(host, find)
+
     return routes
+
+
+def frame_since(host: Host, layer: int, since: str) -> Response:
+    """The deck's frame with one layer in detail; 204 while the client's is the newest, by its header X-Version."""
+    busy = host.busy
+    # Read before the frame: at worst the frame is sent once more.
+    version = f"{host.models.version}.{layer}.{int(busy)}.{host.regret.version}"
+    headers = {"x-version": version, "cache-control": "no-store"}
+    if since == version:
+        return Response(status_code=204, headers=headers)
+    model, quality = host.models.model_id, host.models.quality
+    data = frames.encode(
+        host.models.frame(layer),
+        model=model,
+        version=version,
+        busy=busy,
+        quality=_scored(quality),
+        regret=host.regret.view(
+            host.models.load_id,
+            host.models.settings,
+            in_blocks=host.models.in_blocks,
+            text_to_text=host.models.text_to_text,
+        ),
+    )
+    return Response(data, media_type="application/octet-stream", headers=headers)
+
+
+def _scored(quality: Quality | None) -> dict[str, Any] | None:
+    """The figures of scored answers for the deck, with the verdict on their agreement."""
+    if quality is None:
+        return None
+    figures, share = asdict(quality), quality.agreed
+    if share is not None:
+        figures |= {"agreed": share.hits, "low": share.low, "high": share.high, "verdict": share.verdict}
+    return figures
+
+
+def chat_list(host: Host, find: str) -> dict[str, Any]:
+    """The chats most recently changed, or those that have all words of `find`, with an excerpt of the message that has
+    them. `more` = there are others.
+    """
+    every = host.store.chats.all()
+    if not find.strip():
+        lines = [{"id": one.id, "title": one.title, "excerpt": ""} for one in every[:MOST]]
+        return {"chats": lines, "more": len(every) > MOST}
+    titles = {one.id: one.title for one in every}
+    found = [one for one in host.store.search_chats(find, MOST + 1) if one.chat in titles]
+    lines = [{"id": one.chat, "title": titles[one.chat], "excerpt": one.excerpt} for one in found[:MOST]]
+    return {"chats": lines, "more": len(found) > MOST}
 
 
 def host_state(host: Host) -> dict[str, Any]:
     """Whether the host is empty, loading or ready, the load's progress, whether answers may be changed, and stamps that
-    change with the model, settings, and what answers tell of it.
+    change with the model, settings, and the answers that an estimate rests on.
     """
     loading, job = host.loader.loading, host.importer.job
     known = {

@@ -11,8 +11,7 @@ from tempfile import gettempprefix
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.server.bodies import UPLOAD
-from app.server.in_flight import InFlight
+from app.server.bodies import UPLOAD, InFlight
 from app.store.private import clear, private_folder
 
 log = logging.getLogger("moestro.app")

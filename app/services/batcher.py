@@ -15,7 +15,7 @@ from app.services.batch.answers_file import Answers
 from app.services.batch.figures import BatchFigures
 from app.services.batch.run import Backend, Progress, Run
 from app.services.engine_protocol import EngineProtocol
-from app.services.jobs import JobRunner, ModelJob
+from app.services.jobs import JobOwner, JobRunner, ModelJob
 from app.services.loading import Loaded
 from app.services.model_manager import ModelManager
 from app.store.private import private_folder
@@ -104,8 +104,10 @@ class BatchJob(ModelJob):
         return super().outcome(error)
 
 
-class Batcher:
+class Batcher(JobOwner[BatchJob]):
     """Answers batches with the loaded model. Methods return at once and may be called from any thread."""
+
+    kind = BatchJob
 
     def __init__(
         self,
@@ -116,13 +118,8 @@ class Batcher:
         on_step: Callable[[StepRecord], None],
     ) -> None:
         """`folder` = where answers go; `sampling()` = what lines do not say; `on_step` gets each pass."""
-        self._folder = folder
-        self._models, self._jobs, self._sampling, self._on_step = models, jobs, sampling, on_step
-
-    @property
-    def job(self) -> BatchJob | None:
-        """The running batch, or the last one."""
-        return self._jobs.last(BatchJob)
+        super().__init__(jobs)
+        self._folder, self._models, self._sampling, self._on_step = folder, models, sampling, on_step
 
     @property
     def stamp(self) -> str:
@@ -149,7 +146,7 @@ class Batcher:
             job.drain.set()
             job.update(text="Stopping after those being written")
         else:
-            self._jobs.cancel(BatchJob)
+            self.cancel()
 
     def _run(self, job: BatchJob, model: Loaded, source: Path, out: Path, form: BatchForm, answerer: Answerer) -> None:
         engine, sampling = model.engine, self._sampling()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from app.services.engine_protocol import EngineProtocol
-from app.services.jobs import JobRunner, ModelJob
+from app.services.jobs import JobOwner, JobRunner, ModelJob
 from app.services.model_manager import ModelManager
 from app.services.profiles import StoredProfiles, save_buddies_in_pack
 from app.store import Store, StoredTrace
@@ -100,8 +100,12 @@ class Calibration(ModelJob):
         self.note = ""
 
 
-class Calibrator:
-    """Calibrates the loaded model. Methods return at once and may be called from any thread."""
+class Calibrator(JobOwner[Calibration]):
+    """Calibrates the loaded model. Methods return at once and may be called from any thread. The profile is unchanged
+    where a calibration is cancelled.
+    """
+
+    kind = Calibration
 
     def __init__(
         self,
@@ -112,17 +116,8 @@ class Calibrator:
         work: Calibrate | None = None,
     ) -> None:
         """`work` defaults to core's own."""
-        self.store, self._models, self._jobs, self._profiles, self._work = store, models, jobs, profiles, work
-
-    @property
-    def job(self) -> Calibration | None:
-        """The running calibration, or the last one."""
-        return self._jobs.last(Calibration)
-
-    @property
-    def busy(self) -> bool:
-        """Whether a calibration is running; it has the engine to itself."""
-        return self._jobs.running(Calibration) is not None
+        super().__init__(jobs)
+        self.store, self._models, self._profiles, self._work = store, models, profiles, work
 
     def start(self, reading: Reading) -> Calibration:
         """Start calibrating the loaded model; no answers are written until it ends. Raises MoestroError for what is
@@ -138,10 +133,6 @@ class Calibrator:
     def problem(self) -> str:
         """Why the loaded model's profile is not used; "" = it is, or there is none."""
         return self._profiles.problem
-
-    def cancel(self) -> None:
-        """Ask the running calibration to stop; the profile is unchanged."""
-        self._jobs.cancel(Calibration)
 
     def delete(self) -> None:
         """Remove the loaded model's profile. Raises MoestroError while a chosen option needs it."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from app.services.answer_queue import AnswerQueue, Request
 from app.services.engine_protocol import AnyPrompt
 from app.services.model_manager import ModelManager
 from app.services.progress import Answer
-from app.services.prompts import prompt_of
 from app.services.remembered import Remembered
 from app.services.writer import Writer
 from app.store import Message, Store
@@ -54,9 +54,9 @@ class Chats:
     def default_system(self, text: str) -> None:
         self._remembered.put(SYSTEM, self._checked_system(text))
 
-    def tell(self, chat_id: int, system: str) -> None:
+    def set_system(self, chat_id: int, system: str) -> None:
         """Change a chat's system prompt, from the next answer on."""
-        self._store.chats.tell(chat_id, self._checked_system(system))
+        self._store.chats.set_system(chat_id, self._checked_system(system))
 
     def ask(self, chat_id: int | None, text: str, system: str | None = None) -> Answer:
         """Ask in a chat; the answer is written whether or not a page watches it. None: in a new chat, with the
@@ -199,6 +199,24 @@ class Chats:
                 return str(error)
             self._remembered.put("sampling", self.sampling.settings)
             return ""
+
+
+def prompt_of(messages: Sequence[Message], system: str, takes_chats: bool) -> AnyPrompt:
+    """The chat so far, after the system prompt. A model without a chat template (`takes_chats` false) continues its
+    text.
+    """
+    if not takes_chats:
+        return text_of(messages)
+    first = [{"role": "system", "content": system}] if system else []
+    return first + [{"role": one.role, "content": one.text} for one in messages]
+
+
+def text_of(messages: Sequence[Message]) -> str:
+    """One text: what the user wrote and how the model went on with it; what the user adds begins a line."""
+    text = ""
+    for one in messages:
+        text += ("\n" if one.role == "user" and text and not text[-1].isspace() else "") + one.text
+    return text
 
 
 def _require_whole(text: str) -> None:

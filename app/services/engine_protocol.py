@@ -74,7 +74,7 @@ class EngineProtocol(Protocol):
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the model's chat template tells it of tools."""
+        """Whether the model's chat template lists tools."""
         ...
 
     @property

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 from app.services.analysis.quality import Evaluate, QualityForm, QualityResult, measure
 from app.services.engine_protocol import EngineProtocol
-from app.services.jobs import JobRunner, ModelJob
+from app.services.jobs import JobOwner, JobRunner, ModelJob
 from app.services.model_manager import ModelManager
-from app.store import Store
-from core.errors import MoestroError
+from app.services.remembered import Remembered
 from core.settings.config import Settings
 
-log = logging.getLogger("moestro.app")
 KEPT = "quality"  # store key of the last result
 
 
@@ -28,22 +24,17 @@ class Evaluation(ModelJob):
         self.settings = settings
 
 
-class Evaluator:
-    """Evaluates the loaded model. Methods return at once and may be called from any thread."""
+class Evaluator(JobOwner[Evaluation]):
+    """Evaluates the loaded model. Methods return at once and may be called from any thread. Rows measured before an
+    evaluation is cancelled are kept.
+    """
 
-    def __init__(self, store: Store, models: ModelManager, jobs: JobRunner, work: Evaluate = measure) -> None:
-        self.store, self._models, self._jobs, self._work = store, models, jobs, work
-        self.answer: QualityResult | None = self._remembered()
+    kind = Evaluation
 
-    @property
-    def job(self) -> Evaluation | None:
-        """The running evaluation, or the last one."""
-        return self._jobs.last(Evaluation)
-
-    @property
-    def busy(self) -> bool:
-        """Whether an evaluation is running; it has the engine to itself."""
-        return self._jobs.running(Evaluation) is not None
+    def __init__(self, remembered: Remembered, models: ModelManager, jobs: JobRunner, work: Evaluate = measure) -> None:
+        super().__init__(jobs)
+        self._remembered, self._models, self._work = remembered, models, work
+        self.answer: QualityResult | None = remembered.result(KEPT, QualityResult.read)
 
     @property
     def stamp(self) -> str:
@@ -61,10 +52,6 @@ class Evaluator:
             job = Evaluation(model.spec.model, model.engine.settings)
             return self._jobs.start(job, lambda: self._run(job, model.engine, form))
 
-    def cancel(self) -> None:
-        """Ask the running evaluation to stop; rows measured so far are kept."""
-        self._jobs.cancel(Evaluation)
-
     def _run(self, job: Evaluation, engine: EngineProtocol, form: QualityForm) -> None:
         def found(answer: QualityResult) -> None:
             self.answer = answer
@@ -72,19 +59,5 @@ class Evaluator:
         try:
             self._work(engine, form, found, job.progress, job.cancelled)
         finally:
-            self._remember()
-
-    def _remember(self) -> None:
-        try:
             if self.answer is not None:
-                self.store.db.put(KEPT, self.answer.dump())
-        except MoestroError as error:
-            log.warning("the evaluation could not be kept for the next start: %s", error)
-
-    def _remembered(self) -> QualityResult | None:
-        kept = self.store.db.get(KEPT)
-        try:
-            return QualityResult.read(kept) if kept else None
-        except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
-            log.warning("forgot an evaluation of an earlier version: %s", error)
-            return None
+                self._remembered.put(KEPT, self.answer.dump())

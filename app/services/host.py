@@ -26,14 +26,13 @@ from app.services.jobs import JobRunner
 from app.services.library import Library
 from app.services.loader import Loader
 from app.services.model_manager import ModelManager
-from app.services.plan_basis import Basis
+from app.services.plan_basis import Basis, RoutedTokens
 from app.services.planner import Planner
 from app.services.predicting import Predicting
 from app.services.profiles import StoredProfiles
 from app.services.regret import Regret
 from app.services.remembered import Remembered
 from app.services.replanner import KEY, Replanner
-from app.services.routed import RoutedTokens
 from app.services.totals import Totals
 from app.services.writer import Writer
 from app.store import Store
@@ -97,7 +96,7 @@ class Host:
             lambda: self.busy,
             kept.get("on") is True,
         )
-        self.evaluator = Evaluator(store, models, jobs, evaluating or measure)
+        self.evaluator = Evaluator(remembered, models, jobs, evaluating or measure)
         self.analyst = Analyst(store, jobs)
         self.batcher = Batcher(store.folder / "batches", models, jobs, lambda: self.chats.sampling, self.totals.add)
 
@@ -142,7 +141,7 @@ class Host:
         self.models.drop()
         self.store.close()
 
-    # -- what the parts tell one another -----------------------------------------------------------------------------
+    # -- from one part to another -------------------------------------------------------------------------------------
 
     def _changed(self, settings: Settings) -> None:
         self.regret.switch(settings.telemetry.regret)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from app.services.jobs import Job, JobRunner
+from app.services.jobs import Job, JobOwner, JobRunner
 from app.services.library import Library
 from app.store.database import Database
 from core.errors import MoestroError
@@ -96,27 +96,22 @@ class ImportJob(Job):
         )
 
 
-class Importer:
-    """Imports models. Methods return at once and may be called from any thread."""
+class Importer(JobOwner[ImportJob]):
+    """Imports models. Methods return at once and may be called from any thread. Finished parts of a cancelled import
+    are kept for resuming.
+    """
+
+    kind = ImportJob
 
     def __init__(self, library: Library, db: Database, jobs: JobRunner, work: ImportModel | None = None) -> None:
         """Packs are written into the library's folder; it is refreshed when an import has ended, before the job's
         state is published. `db` stores the last import, so that one interrupted by a crash or restart can be resumed.
         """
-        self._library, self._db, self._jobs, self._work = library, db, jobs, work
+        super().__init__(jobs)
+        self._library, self._db, self._work = library, db, work
         self._last_forecast: tuple[tuple[str, str, tuple[int, ...]], list[str]] | None = None
         if (broken := self._broken_off()) is not None:
             jobs.recall(broken)
-
-    @property
-    def job(self) -> ImportJob | None:
-        """The running import, or the last one."""
-        return self._jobs.last(ImportJob)
-
-    @property
-    def busy(self) -> bool:
-        """Whether an import is running."""
-        return self._jobs.running(ImportJob) is not None
 
     def start(self, source: str, format: str = "auto", out: str = "", download: bool = False) -> ImportJob:
         """Start an import; "" as `out` stands for a folder among the packs, named as `launch.py import` does.
@@ -171,10 +166,6 @@ class Importer:
                 return []
             self._last_forecast = key, found.lines()
         return self._last_forecast[1]
-
-    def cancel(self) -> None:
-        """Ask the running import to stop; finished parts are kept for resuming."""
-        self._jobs.cancel(ImportJob)
 
     def _remember(self, job: ImportJob) -> None:
         try:

@@ -7,7 +7,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from app.services.progress import Live
 from core.errors import BusyError, ClosingError, MoestroError
@@ -166,6 +166,24 @@ class JobRunner:
             thread.join(max(0.0, until_s - time.monotonic()))
             if thread.is_alive():
                 log.error("%s did not stop within its time", thread.name)
+
+
+class JobOwner(Generic[J]):
+    """What does jobs of one kind, one at a time."""
+
+    kind: type[J]
+
+    def __init__(self, jobs: JobRunner) -> None:
+        self._jobs = jobs
+
+    @property
+    def job(self) -> J | None:
+        """The running job, or the last one."""
+        return self._jobs.last(self.kind)
+
+    def cancel(self) -> None:
+        """Ask the running job to stop; its `state` says when it has."""
+        self._jobs.cancel(self.kind)
 
 
 def _run(job: Job, work: Callable[[], object]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from app.services.engine_protocol import EngineProtocol, Estimate, Profiles
 from app.services.jobs import JobRunner
-from app.services.least_memory import LeastMemory, MemoryFinder
 from app.services.loading import Loaded, Loading
 from app.services.model_manager import ModelManager
 from app.services.own_answers import OwnAnswers
+from app.services.planner import LeastMemory, MemoryFinder
 from app.services.remembered import Remembered
 from app.store import Store
 from app.store.home import PRODUCTS, data_dir

@@ -45,7 +45,7 @@ NARROW, WIDE = 0.05, 0.1  # uncertainty of a measured speed, as a share: at leas
 FEW = 3  # answers, or fewer, whose differences say nothing
 SAME = ("dtype", "dense", "device", "host", "norms", "threads", "blocks")  # with the format: a speed depends on these
 BEFORE = {"blocks": 1, "norms": "exact"}  # of loads that were recorded before this could be chosen
-FREE = ("budget", "slots")  # settings that a pass tells by its number of slots
+FREE = ("budget", "slots")  # settings that the number of slots of a pass shows
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from app.services.loading import Loaded
 from app.services.model_manager import ModelManager
-from app.services.routed import RoutedTokens
 from app.wording import count
 from core.errors import SettingError
 from core.policy.allocation.cache_plan import CachePlan
@@ -22,11 +24,14 @@ from core.policy.allocation.slots import shares
 from core.profile import Profile
 from core.settings.config import Settings
 from core.simulate.curves import routed_hits
+from core.types import StepRecord
 
 NEEDED = (
     "A plan follows from hit curves and measured times. Calibrate the model with “Hit curves” and “Measured times” "
     "ticked, then plan again."
 )
+MOST = 100_000  # decoded tokens kept: the last ones
+MOST_BYTES = 80 << 20  # of their ids, at most
 ENOUGH = 500  # decoded tokens of a session that its own hit curves are taken from
 
 
@@ -70,6 +75,41 @@ class Known:
         rounds = plan.rounds if plan is not None else 0
         slots = [min(size / blocks, float(curves.experts)) for size in sizes]
         return plan_given(curves, self.times, slots, [top / blocks for top in tops], rounds)
+
+
+class RoutedTokens:
+    """The routing of the session's decoded tokens, of one load at a time. `add` is called by the thread that writes
+    answers, and only appends; the rest by any.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._load: int | None = None
+        self._ids: deque[npt.NDArray[np.int16]] = deque()
+        self._tokens = 0  # since the load, those forgotten included
+
+    def add(self, load: int, step: StepRecord) -> None:
+        """A pass of a load: kept if it decoded one token. The first one of another load forgets what was kept."""
+        if step.phase != "decode" or step.tokens != 1 or not step.ids.size:
+            return
+        ids = np.array(step.ids[:, 0], np.int16)
+        with self._lock:
+            if load != self._load or (self._ids and self._ids[0].shape != ids.shape):
+                self._load, self._tokens = load, 0
+                self._ids = deque(maxlen=max(1, min(MOST, MOST_BYTES // ids.nbytes)))
+            self._ids.append(ids)
+            self._tokens += 1
+
+    def tokens(self, load: int | None) -> int:
+        """Tokens decoded since that load, those no longer kept included."""
+        with self._lock:
+            return self._tokens if load == self._load else 0
+
+    def snapshot(self, load: int | None) -> npt.NDArray[Any] | None:
+        """The kept experts [T, L, k] of that load, oldest first; None when there are none."""
+        with self._lock:
+            kept = list(self._ids) if load == self._load else []
+        return np.stack(kept) if kept else None
 
 
 class Basis:

@@ -1,9 +1,13 @@
-"""Plans the loaded model's cache with MoEpic's configurator, puts a plan into force, and takes it back."""
+"""Plans the loaded model's cache with MoEpic's configurator, puts a plan into force, and takes it back.
+
+The inverse, too: the memory that a model needs for a time per token, before it is loaded.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,32 +15,35 @@ import numpy as np
 
 from app.services.model_manager import ModelManager
 from app.services.plan_basis import NEEDED, Basis, Known
-from app.services.plan_edit import edited, table
 from core.errors import ProfileError, SettingError
+from core.memory.link import Link
 from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.configurator import WHOLE, in_whole_blocks, least_budget, plan_adapmoe, plan_even, plans
-from core.profile import profile_path, save
+from core.policy.allocation.expert_split import LayerTimes
+from core.policy.allocation.slot_allocation import prefetch_buffer
+from core.profile import Profile, profile_path, save
+from core.settings.loading import LoadSpec
 from core.settings.param import Value
+from core.types import Fit
 
 TOKENS = 240  # last forward passes that a measurement is taken from
 KEPT = 16  # plans that can be taken back, one after the other
+UNKNOWN = (
+    "There are no hit curves and times of this model yet. Load it, open the Calibrate tab, and measure “Hit curves” "
+    "and “Measured times”."
+)
+REMEMBERED = 8  # answers, as the form asks again with each of its changes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
-    """`plan`, and what the same model expects of other divisions of the same memory; `now` is the one in
-    use. `known`: what it follows from. `by_hand`: the plan was edited."""
+    """`plan`, and what the same model expects of other divisions of the same memory; `now` is the one in use. `known`:
+    what it follows from."""
 
     plan: CachePlan
     now: CachePlan
     others: Mapping[str, CachePlan]
     known: Known
-    by_hand: bool = False
-
-    @property
-    def rows(self) -> list[list[object]]:
-        """The plan as a table."""
-        return table(self.plan, self.known.blocks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,11 +104,6 @@ class Planner:
             others["Even, halves"] = plan_even(curves, times, rest, 0.5)
         others["AdapMoE, whole experts"] = plan_adapmoe(curves, times, rest)
         return Proposal(plan, known.in_force(self._models.settings), others, known)
-
-    def edit(self, proposal: Proposal, rows: Sequence[Sequence[object]]) -> Proposal:
-        """The proposal with the plan that an edited table says, or itself where nothing was edited."""
-        plan = edited(proposal.known, proposal.plan, rows)
-        return proposal if plan is proposal.plan else replace(proposal, plan=plan, by_hand=True)
 
     def least(self, tpot_ms: float) -> tuple[int, int, CachePlan]:
         """The fewest experts, buffer included, that a token is predicted to take no more than `tpot_ms` with, of how
@@ -172,3 +174,49 @@ def least_experts(known: Known, tpot_ms: float) -> tuple[int, int, CachePlan]:
     plan = least_budget(known.curves, known.times, tpot_ms, theta=known.theta, least=known.least)
     total = known.curves.layers * known.curves.experts
     return min(total, math.ceil(plan.budget - 1e-6) + known.buffer), total, plan
+
+
+@dataclass(frozen=True, slots=True)
+class LeastMemory:
+    """`bytes` in all, of which `experts` of `total` experts are resident or the prefetch buffer, are predicted to take
+    `tpot_ms` a token; `model_hash`: of the profile."""
+
+    bytes: int
+    experts: int
+    total: int
+    tpot_ms: float
+    model_hash: str
+
+
+class MemoryFinder:
+    """Remembers the last answers. May be used by any thread."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[object, ...], tuple[int, int, float]] = OrderedDict()
+
+    def least(
+        self, spec: LoadSpec, fit: Fit, tpot_ms: float, profile: Profile | None, link: Link | None
+    ) -> LeastMemory:
+        """The least memory for a token in `tpot_ms`, by MoEpic's latency model. `link` None: as fast as when the
+        profile's times were measured. Raises SettingError when nothing is known or no memory suffices.
+        """
+        curves = profile.curves() if profile is not None else None
+        if profile is None or curves is None or profile.times is None:
+            raise SettingError(UNKNOWN)
+        shape = fit.shape
+        if (curves.layers, curves.experts) != (shape.layers, shape.experts):
+            raise SettingError(UNKNOWN)
+        load_ms = link.copy_ms(shape.expert_bytes) if link is not None else profile.times["load"]
+        buffer = prefetch_buffer(spec.settings.cache.buffer, shape.top_k, spec.blocks)
+        key = (profile.model_hash, profile.created, load_ms, buffer, spec.blocks, tpot_ms)
+        found = self._kept.get(key)
+        if found is None:
+            times = LayerTimes.of({**profile.times, "load": load_ms})
+            known = Known(profile, curves, times, shape.total, buffer, spec.blocks, "from calibration", None)
+            experts, total, plan = least_experts(known, tpot_ms)
+            self._kept[key] = found = experts, total, plan.tpot_ms
+            while len(self._kept) > REMEMBERED:
+                self._kept.popitem(last=False)
+        experts, total, predicted_ms = found
+        needed = fit.dense + fit.kv + fit.workspace + experts * shape.expert_bytes
+        return LeastMemory(needed, experts, total, predicted_ms, profile.model_hash)

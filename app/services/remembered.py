@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from app.store.database import Database
 from core.errors import MoestroError, SettingError
@@ -16,6 +16,7 @@ from core.settings.param import Value, declared
 from core.settings.sampling import Sampling
 
 log = logging.getLogger("moestro.app")
+R = TypeVar("R")
 
 
 class Remembered:
@@ -37,6 +38,15 @@ class Remembered:
                 self._owed = {}
             except MoestroError as error:  # applying it matters more than storing it
                 log.warning("could not remember %s for the next start: %s", ", ".join(self._owed), error)
+
+    def result(self, key: str, read: Callable[[Any], R]) -> R | None:
+        """What `read` makes of a stored value; None where there is none, or one of another version."""
+        kept = self._db.get(key)
+        try:
+            return read(kept) if kept else None
+        except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
+            log.warning("forgot the %s of an earlier version: %s", key, error)
+            return None
 
     def settings(self) -> Settings:
         """The live settings of the last start."""

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.services.model_manager import ModelManager
+from app.services.plan_basis import RoutedTokens
 from app.services.planner import Planner, Proposal
 from app.services.remembered import Remembered
-from app.services.routed import RoutedTokens
 from app.wording import count
 from core.errors import BusyError, MoestroError
 

@@ -1,2 +1,2 @@
-"""What runs before any package is there: the list of commands, their help, and words for a wrong one. Standard library
-only."""
+"""What runs before any package is there: the list of commands, their help, words for a wrong one, and the installation.
+Standard library only."""

@@ -177,7 +177,7 @@ class Chats:
                 raise MoestroError(NO_BRANCH)
             db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (newest, chat))
 
-    def tell(self, chat: int, system: str) -> None:
+    def set_system(self, chat: int, system: str) -> None:
         """Set the system prompt of a chat."""
         with self._db.tx() as db:
             self.require(chat)

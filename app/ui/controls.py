@@ -9,6 +9,7 @@ from gradio.components import Component
 
 from core.settings.param import Param, Value
 
+SORTED = 'import("/ui/jobs.js").then((m) => m.sortable(element, watch));'
 MOST_STEPS = 40_000  # numbers with more steps than this get a text field, not a slider
 WIDE = "wide-range"  # class of a slider that assets/ui/sidebar.js makes logarithmic
 DECADES = 100  # a slider whose ends are further apart than this factor is logarithmic
@@ -66,6 +67,37 @@ def html(value: str = "", elem_id: str | None = None, advanced: bool = False) ->
     """A piece of our own HTML, styled only by app.css."""
     shown_in = ["advanced"] if advanced else []
     return gr.HTML(value, elem_id=elem_id, elem_classes=shown_in, apply_default_css=False, js_on_load=None)
+
+
+def button(label: str, elem_id: str, variant: Any = "secondary", min_width: int = 80, **more: Any) -> gr.Button:
+    """A small button."""
+    return gr.Button(label, variant=variant, size="sm", elem_id=elem_id, min_width=min_width, **more)
+
+
+def number(value: float, label: str, elem_id: str, info: str, **more: Any) -> gr.Number:
+    """A field for a whole number that is no setting."""
+    return gr.Number(value, label=label, elem_id=elem_id, info=info, **{"precision": 0, **more})
+
+
+def plot(elem_id: str, **more: Any) -> gr.Plot:
+    """A figure."""
+    return gr.Plot(show_label=False, elem_id=elem_id, **more)
+
+
+def drawn(figure: Any) -> Any:
+    """The update of a figure, which is hidden where there is none."""
+    return gr.update(value=figure, visible=figure is not None)
+
+
+def sortable(elem_id: str) -> gr.HTML:
+    """A table whose heads sort it."""
+    return gr.HTML(elem_id=elem_id, apply_default_css=False, js_on_load=SORTED)
+
+
+def download(path: str, name: str) -> gr.HTML:
+    """The link to a table of results under /export."""
+    link = f"<a href='/export/{path}' download id='{name}-csv'>Download the table (CSV)</a>"
+    return html(link, elem_id=f"{name}-link")
 
 
 def progress(what: str, elem_id: str) -> gr.HTML:

@@ -9,12 +9,10 @@ import gradio as gr
 from gradio.components import Component
 
 from app.services.jobs import Job
-from app.ui.controls import LIVE, ONCE, html, progress
+from app.ui.controls import LIVE, ONCE, button, html, progress
 from app.ui.event_data import Renewed
 from app.ui.news import Shown, news, noticed
 from app.ui.text import notice
-
-SORTED = 'import("/ui/jobs.js").then((m) => m.sortable(element, watch));'  # of a table whose heads sort it
 
 
 class JobTab:
@@ -42,20 +40,14 @@ class JobTab:
                 progress(doing, elem_id=f"{name}-progress")
                 with gr.Row(elem_classes="buttons"):
                     self.starts = [
-                        gr.Button(
-                            label,
-                            variant="secondary" if at else "primary",
-                            size="sm",
-                            elem_id=element,
-                            min_width=80,
-                        )
+                        button(label, element, variant="secondary" if at else "primary")
                         for at, (label, element) in enumerate(starts)
                     ]
-                    stop = gr.Button(cancel_label, size="sm", elem_id=cancel[0], min_width=80)
+                    stop = button(cancel_label, cancel[0])
             with gr.Column(scale=9, min_width=320, elem_classes="job-answer"):
                 result()
         self.news = gr.HTML(
-            {"stamp": "", "dark": True, "said": ""},
+            {"stamp": "", "dark": True, "notice": ""},
             html_template="",
             elem_classes="job-news",
             apply_default_css=False,
@@ -80,5 +72,5 @@ class JobTab:
             text = notice(job.error)
         elif job is not None and job.state == "cancelled":
             text = notice(cancelled, "info")
-        mark, update = news(now.get("said", ""), job, text)
-        return [{"stamp": event.stamp, "dark": event.dark, "said": mark}, update]
+        mark, update = news(now.get("notice", ""), job, text)
+        return [{"stamp": event.stamp, "dark": event.dark, "notice": mark}, update]

@@ -16,7 +16,7 @@ from app.services.jobs import Job
 from app.ui.text import notice
 from core.errors import MoestroError
 
-# State of a page: the "stamp" of what is shown, the last notice of a redraw ("said"); of a job's tab, "dark" or not.
+# State of a page: the "stamp" of what is shown, the last "notice" of a redraw; of a job's tab, "dark" or not.
 Shown = dict[str, Any]
 
 

@@ -22,6 +22,10 @@ from app.ui.theme import ROOT
 
 OPEN_JS = "(shown) => [{...shown, chat: +new URLSearchParams(location.search).get('chat') || null}]"
 SETTLE_JS = "(redrawn) => window.moestroSettle(redrawn)"  # pulse.js: nothing, if a control has been changed since
+BRAND = (
+    '<div class="brand"><h1>Moestro</h1><button type="button" data-theme-toggle title="Dark or light" '
+    'aria-label="Switch between dark and light">◐</button></div>'
+)
 PAGES = 32  # pages for which Gradio keeps a copy of every component, 0.7 MB each and never freed
 SCRIPT = (ROOT / "assets" / "ui" / "page.js").read_text(encoding="utf-8")
 
@@ -31,21 +35,35 @@ def create_ui(host: Host) -> gr.Blocks:
     with gr.Blocks(
         title="Moestro", fill_width=True, fill_height=True, analytics_enabled=False, delete_cache=AGES_S
     ) as ui:
-        known = gr.HTML(
+        # least recently used pages are dropped; a dropped page starts from initial values
+        ui.state_session_capacity = PAGES
+        page = Page(host)
+        page.wire(ui)
+        # At each event, the browser reports progress to every output, though none shows it: 100 ms and more for some
+        # 200 components. One invisible component gets it instead.
+        for event in ui.fns.values():
+            event.show_progress_on = [page.known]
+    return ui
+
+
+class Page:
+    """Builds the components. `known` holds the page's state: the stamps of the host that it shows."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.known = gr.HTML(
             {"stamp": "", "settings": "", "library": "", "loaded": "", "imported": "", "answers": "0"},
             html_template="",
             elem_id="known",
             apply_default_css=False,
             js_on_load='import("/ui/pulse.js").then((m) => m.know(element, props, trigger));',
         )
-        redrawn = gr.HTML({"values": []}, html_template="", elem_id="redrawn", apply_default_css=False, js_on_load=None)
+        self.redrawn = gr.HTML(
+            {"values": []}, html_template="", elem_id="redrawn", apply_default_css=False, js_on_load=None
+        )
         with gr.Sidebar(width=320, open=True, elem_id="sidebar"):
-            html(
-                '<div class="brand"><h1>Moestro</h1><button type="button" data-theme-toggle title="Dark or light" '
-                'aria-label="Switch between dark and light">◐</button></div>',
-                elem_id="brand",
-            )
-            mode = gr.Radio(
+            html(BRAND, elem_id="brand")
+            self.mode = gr.Radio(
                 ["Simple", "Advanced"],
                 value="Simple",
                 show_label=False,
@@ -53,72 +71,67 @@ def create_ui(host: Host) -> gr.Blocks:
                 label="Detail",
                 elem_id="mode",
             )
-            model = ModelSection(host, known)
-            cache = CacheSection(host, model.form, model.fit, model.refit)
-            substitution = SubstitutionSection(host)
-            sampling = SamplingSection(host)
-        # least recently used pages are dropped; a dropped page starts from initial values
-        ui.state_session_capacity = PAGES
+            self.model = ModelSection(host, self.known)
+            self.cache = CacheSection(host, self.model.form, self.model.fit, self.model.refit)
+            self.substitution = SubstitutionSection(host)
+            self.sampling = SamplingSection(host)
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Chat + Live", id="chat"):
-                chat = ChatLive(host)
-            with gr.Tab("Library", id="library") as models:
-                library = LibraryTab(host, model, tabs)
+                self.chat = ChatLive(host)
+            with gr.Tab("Library", id="library") as self.models:
+                self.library = LibraryTab(host, self.model, tabs)
             with gr.Tab("Calibrate", id="calibrate", elem_id="tab-calibrate"):
                 CalibrateTab(host)
-            with gr.Tab("Analysis", id="analysis") as analysed, gr.Tabs(elem_id="analyses"):
+            with gr.Tab("Analysis", id="analysis") as self.analysed, gr.Tabs(elem_id="analyses"):
                 with gr.Tab("Caches and prefetchers", id="routing"):
-                    analysis = AnalysisTab(host)
+                    self.analysis = AnalysisTab(host)
                 with gr.Tab("Quality", id="quality"):
                     QualityTab(host)
             with gr.Tab("Batch", id="batch"):
                 BatchTab(host)
-            with gr.Tab("Sessions", id="sessions") as past:
-                sessions = Sessions(host, chat, tabs)
+            with gr.Tab("Sessions", id="sessions") as self.past:
+                self.sessions = Sessions(host, self.chat, tabs)
 
-        def model_moved(known: Shown, page: Shown, *form: Any) -> list[Any]:
-            """A model was loaded or unloaded, or a load failed."""
-            return [*model.values(known), *chat.values(page), model.refit(*form)]
-
-        def settings_moved(known: Shown, page: Shown, *form: Any) -> dict[str, list[Any]]:
-            """A setting changed, perhaps in another tab. The page itself puts this in place (`SETTLE_JS`)."""
-            return {
-                "values": [
-                    {**known, "settings": host_state(host)["settings"]},
-                    *cache.values(),
-                    *substitution.values(),
-                    *sampling.values(),
-                    model.refit(*form),
-                ]
-            }
-
-        def answers_moved(known: Shown, *form: Any) -> list[Any]:
-            """Answers have ended: the estimate goes by them."""
-            return [{**known, "answers": host_state(host)["answers"]}, model.refit(*form)]
-
-        def open_page(page: Shown) -> list[Any]:
-            """Show the chat in the URL, and the form as last used; state that depends on the host follows
-            immediately.
-            """
-            return [*chat.open(page.get("chat")), *model.form_values()]
-
+    def wire(self, ui: gr.Blocks) -> None:
+        """Attach the events that redraw several parts."""
+        known, model, chat, library, sessions = self.known, self.model, self.chat, self.library, self.sessions
+        sections = (self.cache, self.substitution, self.sampling)
         now = [known, chat.pulse, *model.form]
-        known.tick(model_moved, now, [*model.outputs, *chat.outputs, model.fit], **LIVE)
-        settled = [*cache.outputs, *substitution.outputs, *sampling.outputs, model.fit]
-        moved = known.apply(settings_moved, now, redrawn, **LIVE)
-        moved.then(None, redrawn, [known, *settled], js=SETTLE_JS, **LIVE)
-        for chosen in cache.chosen:
-            chosen.then(substitution.values, None, substitution.outputs, **LIVE)
-        known.submit(answers_moved, [known, *model.form], [known, model.fit], **LIVE)
+        known.tick(self.model_moved, now, [*model.outputs, *chat.outputs, model.fit], **LIVE)
+        settled = [*(one for section in sections for one in section.outputs), model.fit]
+        moved = known.apply(self.settings_moved, now, self.redrawn, **LIVE)
+        moved.then(None, self.redrawn, [known, *settled], js=SETTLE_JS, **LIVE)
+        for chosen in self.cache.chosen:
+            chosen.then(self.substitution.values, None, self.substitution.outputs, **LIVE)
+        known.submit(self.answers_moved, [known, *model.form], [known, model.fit], **LIVE)
         known.edit(library.values, library.moving, library.moved, **LIVE)
-        ui.load(open_page, chat.pulse, [*chat.page, *model.form_outputs], js=OPEN_JS, **LIVE)
-        ui.load(None, None, mode, js=SCRIPT, **LIVE)
-        mode.input(None, mode, None, js="(mode) => window.moestroMode(mode)", **LIVE)
-        analysed.select(analysis.look, analysis.source, analysis.looked, **LIVE)
-        models.select(library.look, library.looking, library.looked, **LIVE)
-        past.select(lambda shown: sessions.show(shown.get("chat")), chat.pulse, sessions.outputs, **LIVE)
-        # At each event, the browser reports progress to every output, though none shows it: 100 ms and more for some
-        # 200 components. One invisible component gets it instead.
-        for event in ui.fns.values():
-            event.show_progress_on = [known]
-    return ui
+        ui.load(self.open_page, chat.pulse, [*chat.page, *model.form_outputs], js=OPEN_JS, **LIVE)
+        ui.load(None, None, self.mode, js=SCRIPT, **LIVE)
+        self.mode.input(None, self.mode, None, js="(mode) => window.moestroMode(mode)", **LIVE)
+        self.analysed.select(self.analysis.look, self.analysis.source, self.analysis.looked, **LIVE)
+        self.models.select(library.look, library.looking, library.looked, **LIVE)
+        self.past.select(lambda shown: sessions.show(shown.get("chat")), chat.pulse, sessions.outputs, **LIVE)
+
+    def model_moved(self, known: Shown, page: Shown, *form: Any) -> list[Any]:
+        """A model was loaded or unloaded, or a load failed."""
+        return [*self.model.values(known), *self.chat.values(page), self.model.refit(*form)]
+
+    def settings_moved(self, known: Shown, page: Shown, *form: Any) -> dict[str, list[Any]]:
+        """A setting changed, perhaps in another tab. The page itself puts this in place (`SETTLE_JS`)."""
+        return {
+            "values": [
+                {**known, "settings": host_state(self.host)["settings"]},
+                *self.cache.values(),
+                *self.substitution.values(),
+                *self.sampling.values(),
+                self.model.refit(*form),
+            ]
+        }
+
+    def answers_moved(self, known: Shown, *form: Any) -> list[Any]:
+        """Answers have ended: the estimate goes by them."""
+        return [{**known, "answers": host_state(self.host)["answers"]}, self.model.refit(*form)]
+
+    def open_page(self, page: Shown) -> list[Any]:
+        """Show the chat in the URL, and the form as last used; state that depends on the host follows immediately."""
+        return [*self.chat.open(page.get("chat")), *self.model.form_values()]

@@ -129,13 +129,11 @@ def _mount(app: FastAPI, host: Host) -> None:
     uploads = prepare(host.store.folder / "uploads")
     import gradio as gr
 
-    from app.server import live_state
     from app.server.security import gradio_guard
     from app.server.security.events import Events
     from app.ui import theme
     from app.ui.page import create_ui
 
-    app.include_router(live_state.router(host))
     theme.serve_assets(app)
     page = create_ui(host)
     gradio_guard.mark_launched(page)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
-from app.services.least_memory import LeastMemory
+from app.services.planner import LeastMemory
 from app.services.predictions import Prediction, so_far
 from core.system.wording import format_bytes
 from core.types import Fit
@@ -20,6 +20,23 @@ def notice(text: str, kind: str = "error") -> str:
     """
     way = CALIBRATE if PROFILED in text else ""
     return f'<div class="notice {kind}" role="alert">{escape(text)}{way}</div>' if text else ""
+
+
+def table(heads: Iterable[tuple[str, str, str]], body: str) -> str:
+    """A table whose heads sort it: the class, the name and the tooltip of each column, and the rows of `cell`s."""
+    named = ""
+    for key, name, why in heads:
+        tip = f" title='{escape(why)}'" if why else ""
+        named += f"<th scope='col' class='{key}' aria-sort='none'><button type='button'{tip}>{name}</button></th>"
+    return (
+        f"<div class='rows-box'><table class='rows'><thead><tr>{named}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def cell(key: str, value: float | str | None, text: str) -> str:
+    """A cell, sorted by its value."""
+    shown = value if isinstance(value, str) else "" if value is None else f"{value:.9g}"
+    return f"<td class='{key}' data-v='{escape(shown)}'>{escape(text)}</td>"
 
 
 def exactness() -> str:

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("keep", KEEP, type=expanded, metavar="DIR")
     group.add_argument("--small", action="store_true", help="a smoke test, too small for its figures to mean anything")
     option("llama", "a Python interpreter that has llama_cpp (default: this one, if it has)", metavar="PYTHON")
-    option("minutes", "how long (default: 60)", type=count, metavar="N")
+    option("minutes", "how long (default: path 15, soak 60)", type=count, metavar="N")
     option("seed", "random seed (default: 1)", type=count, metavar="N")
     group.add_argument(
         "--picture",

@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         choices=NAMES,
         metavar="NAME",
-        help="run the commands of this paper that have no result yet, or an older one than what they measure, one "
-        "after the other; speeds need a machine that does nothing else",
+        help="run the commands of this paper whose answers have no result with paired data, or a stale one, one after "
+        "the other; speeds need a machine that does nothing else",
     )
     parser.add_argument("--list", action="store_true", help="with --run: print these commands and run none")
     form = parser.add_mutually_exclusive_group()
@@ -64,16 +64,15 @@ def rows(paper: Paper, results: StoredResults) -> list[dict[str, object]]:
             "asks": row.asks,
             "command": row.command,
             **asdict(answer),
-            "before": [one.what for one in row.before(answer)],
         }
         for row, answer in answers(paper, results)
     ]
 
 
 def missing(papers: list[Paper]) -> list[str]:
-    """The commands of rows without a result, or with one from before a repair, each once, in the papers' order."""
+    """The commands of rows that are due for a measurement, each once, in the papers' order."""
     results = StoredResults()
-    found = [row.command for paper in papers for row, answer in answers(paper, results) if row.missing(answer)]
+    found = [row.command for paper in papers for row, answer in answers(paper, results) if row.command and answer.due]
     return list(dict.fromkeys(found))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness.run import LATENCY_US, Run
-from bench.models.generate import FULL, SMALL, Sizes, checkpoint
+from bench.models.generate import FULL, GENERATED, SMALL, Sizes, checkpoint
 from core.engine import Engine
 from core.errors import MoestroError
 from core.importing import import_model
@@ -22,7 +22,6 @@ from core.settings.sampling import Sampling
 from core.types import AnswerStats, Ids, StepRecord
 
 QUESTION = [{"role": "user", "content": "What does heapq.heappush do?"}]
-GENERATED = "generated"  # name of a model that the bench writes itself
 HELD_OUT = 64  # most texts that are asked and that no profile has seen; so many that few come up twice, since a
 # predictor that learns knows a second answer from the first
 READ = 20_000  # tokens of a profile
@@ -34,6 +33,11 @@ def model_of(run: Run, name: str, large: Sizes = FULL) -> str:
     if name != GENERATED:
         return name
     return str(checkpoint(run.folder(), SMALL if run.small else large, say=run.say))
+
+
+def blocks_of(model: str, small: bool) -> int:
+    """Into how many blocks the experts of a model are split."""
+    return 3 if model == "demo" else 2 if small else 4
 
 
 def pack_of(run: Run, model: str, name: str, **options: Any) -> Path:

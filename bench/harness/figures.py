@@ -1,4 +1,4 @@
-"""Figures: medians over rounds, what pairs of the same round say, and bounds.
+"""Figures: medians over rounds, ratios of the same round, and bounds.
 
 A slow hour of the machine affects both sides of a pair. The bounds are those of any cache and any prefetcher: Belady's
 misses on the same tokens, and the link's own speed.
@@ -7,7 +7,6 @@ misses on the same tokens, and the link's own speed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import comb
 from statistics import median
 from typing import Any
 
@@ -17,8 +16,6 @@ import numpy.typing as npt
 from core.memory.link import Pace
 from core.profile.trace import ArrayTrace
 from core.simulate import BELADY, Config, simulate
-
-CONFIDENCE = 0.95
 
 
 def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -37,20 +34,9 @@ def differences(some: Sequence[float], others: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(some, others, strict=True)]
 
 
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    """The median, the least and most, and the interval that holds the true median with a confidence of CONFIDENCE,
-    whatever the distribution; None where there are too few values for one."""
-    return {"median": median(values), "least": min(values), "most": max(values), "interval": interval(values)}
-
-
-def interval(values: Sequence[float]) -> list[float] | None:
-    """Of the median, by order statistics: the number of values below it is binomial."""
-    count, ordered, below = len(values), sorted(values), 0.0
-    for at in range(count // 2 + 1):  # how many values may be cut off at each end
-        if below + comb(count, at) / 2**count > (1 - CONFIDENCE) / 2:
-            return [ordered[at - 1], ordered[count - at]] if at else None
-        below += comb(count, at) / 2**count
-    return None
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """The median, the least and the most."""
+    return {"median": median(values), "least": min(values), "most": max(values)}
 
 
 def belady_misses_per_token(ids: npt.NDArray[Any], experts: int, slots: int) -> float:

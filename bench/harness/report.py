@@ -1,12 +1,10 @@
-"""Results as text: columns as wide as their cells, goals, and whether the orderings that papers claim hold here."""
+"""Results as text: columns as wide as their cells, and goals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
-Rows = Sequence[Sequence[float | None]]
 WORDS = {True: "kept", False: "MISSED", None: "not measured"}
 
 
@@ -47,26 +45,3 @@ def goal(what: str, sign: str, asked: float, found: float | None) -> dict[str, A
 
 def goal_lines(goals: Iterable[Mapping[str, Any]]) -> list[str]:
     return [f"  {g['goal']}: {cell(g['found'], '.3g')} ({g['sign']} {g['asked']:g}) {WORDS[g['kept']]}" for g in goals]
-
-
-def verdict(rows: Rows, lower: bool = False) -> str:
-    """Whether every row falls strictly from first value to last (rises, where lower is better): "yes", "in part" when
-    only some do, or "no". Rows that lack a value are ignored; with no other rows it is "not measured"."""
-    sign = -1.0 if lower else 1.0
-    known = [[sign * value for value in row if value is not None] for row in rows if None not in row]
-    holds = [all(a > b for a, b in pairwise(row)) for row in known]
-    return "not measured" if not holds else "yes" if all(holds) else "in part" if any(holds) else "no"
-
-
-def ordering(claim: str, values: Rows | Mapping[str, Any], lower: bool = False, **more: Any) -> dict[str, Any]:
-    """A claim, the values it compares (best first as claimed; rows, or rows by name), and whether it holds."""
-    rows = list(values.values()) if isinstance(values, Mapping) else values
-    return {"claim": claim, **more, "values": values, "holds": verdict(rows, lower)}
-
-
-def claim_lines(orderings: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What the result says of each claim."""
-    return [
-        f"  {one['holds']:13s} {one.get('holds_waited_for', one.get('figure', '')):13s} {one['claim']}"
-        for one in orderings
-    ]

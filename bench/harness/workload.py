@@ -12,6 +12,7 @@ import torch
 
 from bench.harness.engines import question_of, until_ready
 from bench.harness.figures import overlapped_ms
+from bench.harness.paired import token_ratios
 from core.engine import Engine
 from core.errors import MoestroError
 from core.measure.calibrate.texts import Text
@@ -60,7 +61,8 @@ class Run:
 
     def figures(self) -> dict[str, Any]:
         """Means per decoded token of PER_TOKEN under their names in core.metrics, the hit rate, and whether all was
-        exact; "tpot_ms" is total_ms, and compute_ms (of which predict_ms is a part) + stall_ms + idle_ms."""
+        exact; "tpot_ms" is total_ms, and compute_ms (of which predict_ms is a part) + stall_ms + idle_ms. "hit_blocks":
+        the hit rate by stretches of tokens."""
         decode = [step for step in self.steps if step.phase == "decode"]
         tokens = sum(step.tokens for step in decode)
         found = {name: sum(values(decode, BY_NAME[name])) / tokens for name in PER_TOKEN}
@@ -69,6 +71,7 @@ class Run:
             "tpot_ms": found.pop("total_ms"),
             **found,
             "hit_rate": share(decode, "hits", "requests"),
+            "hit_blocks": token_ratios(values(decode, BY_NAME["hits"]), values(decode, BY_NAME["requests"])),
             "exact": all(values(self.steps, BY_NAME["exact"])),
             "emulated": any(values(self.steps, BY_NAME["emulated"])),
             "tokens": tokens,
@@ -194,7 +197,8 @@ def usual(profile: AllocationProfile) -> tuple[float, ...]:
 
 def median_round(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The figures of the round with the (lower) median time per token; its time to first token is the median over the
-    rounds. `tpot_rounds_ms` has every round's time. A system that could not run has its `problem` alone."""
+    rounds. `tpot_rounds_ms` and `ttft_rounds_ms` have every round's times. A system that
+    could not run has its `problem` alone."""
     ran = sorted((row for row in rows if "tpot_ms" in row), key=lambda row: row["tpot_ms"])
     if not ran:
         return {"problem": next((str(row["problem"]) for row in rows if row.get("problem")), "it was not measured")}
@@ -202,7 +206,10 @@ def median_round(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         **{name: value for name, value in middle.items() if name not in ("round", "budget", "system")},
         "ttft_ms": statistics.median(row["ttft_ms"] for row in ran),
-        "tpot_rounds_ms": [row["tpot_ms"] for row in sorted(ran, key=lambda row: row["round"])],
+        **{
+            f"{name}_rounds_ms": [row[f"{name}_ms"] for row in sorted(ran, key=lambda row: row["round"])]
+            for name in ("tpot", "ttft")
+        },
         "problem": "",
     }
 

@@ -44,6 +44,12 @@ class Sizes:
 FULL = Sizes("qwen3-moe-3g", hidden=1024, layers=16, experts=64, top_k=8, width=512, heads=16, kv_heads=4)
 MIDDLE = Sizes("qwen3-moe-middle", hidden=512, layers=12, experts=64, top_k=8, width=256, heads=8, kv_heads=2)
 SMALL = Sizes("qwen3-moe-small", hidden=256, layers=3, experts=8, top_k=2, width=256, heads=4, kv_heads=2)
+GENERATED = "generated"  # the name of a model that the bench writes itself
+
+
+def is_generated(model: str) -> bool:
+    """Whether a result's model, by its name, has the random weights of one of these."""
+    return model == GENERATED or any(model.startswith(f"{sizes.name}-v") for sizes in (FULL, MIDDLE, SMALL))
 
 
 def checkpoint(folder: Path, sizes: Sizes, seed: int = 0, say: Callable[[str], None] = lambda text: None) -> Path:

@@ -2,51 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from bench.papers.parts import HOLDS, NO, PART, Paper, Part, Row
-from bench.papers.sources import DRAWING, Claims, Reading, Stated, Systems, never
+from bench.papers.parts import DRAWING, PART, Ask, Pair, Paper, Part, Row, Stated, above, chain, never
+from bench.papers.verdicts import STRONG
 
 RIVALS = ("se_moe", "mixtral_offloading", "promoe", "moe_infinity")
 SEARCHED = ("live_searches", "residents")
-BATCH = "No bench lets requests arrive one after the other yet; FineMoE's search follows one sequence."
+SYSTEMS = ("finemoe_eviction", "arrival", "order", "guard", *SEARCHED)
 FREE = 0.02  # of a token's time: what the paper calls negligible is 1 %
+GUARANTEED = 0.99  # share of iterations: what so few as are measured can tell from all
+ONLINE = "No bench lets requests arrive one after the other yet."
+BATCH = "No system of bench systems answers batches, and bench batch has no FineMoE: its search follows one sequence."
 
 
-def searching(result: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What map searches cost the computing thread of a token: their own part of it, and the stall."""
-    one = result["predictors"].get("expert_map")
-    if one is None:
-        return None
-    own, token = one["predict_ms"], one["none_ms"]
-    verdict = HOLDS if own <= FREE * token and not one["stall_ms"] else NO
-    return verdict, (
-        f"Of a token of {token:.2f} ms the computing thread spends {own:.2f} ms on maps ({own / token:.0%}), and "
-        f"waits {one['stall_ms']:.2f} ms for a search; a token takes {one['added_ms']:.2f} ms longer in all. At "
-        f"most {FREE:.0%} would be next to nothing; the model is small."
-    )
+def maps(blocks: str, pairs: tuple[Pair, ...], figure: str, at: tuple[str, ...] = (), controls: str = "") -> Ask:
+    """Figures of recorded maps; blocks are answers."""
+    return Ask("expert_maps", blocks, pairs, figure, at, learned=True, controls=controls)
 
 
-def best_distance(result: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Hits and time per token over prefetch distances: whether the least time is at neither end."""
-    if not (found := result.get("distance")):
-        return None
-    rows = {int(distance): row for distance, row in found["rows"].items()}
-    ordered = sorted(rows)
-    if len(ordered) < 3:
-        return None
-    best = min(ordered, key=lambda distance: float(rows[distance]["tpot_ms"]))
-    text = "; ".join(
-        f"{distance} ahead hits {row['hit_rate']:.1%}, late {row['late_rate']:.1%}, {row['tpot_ms']:.2f} ms"
-        for distance, row in sorted(rows.items())
-    )
-    verdict = HOLDS if best not in (ordered[0], ordered[-1]) else NO
-    return verdict, (
-        f"Layers ahead, with {found['share']} of the experts in slots, behind its own eviction, simulated on "
-        f"searches recorded live: {text}. The least time is {best} ahead; at an end of what was tried it is no best "
-        "distance."
-    )
+def hits(*pairs: Pair) -> Ask:
+    """Predictors ahead of an LRU cache, as the engine itself had them."""
+    return Ask("methods", "prefetchers/{at}/{}/engine/hit_blocks", pairs, "hit_rate", learned=True)
+
+
+def system(figure: str, rivals: tuple[str, ...] = RIVALS) -> Ask:
+    """FineMoE against other systems at every budget; its maps are learnt."""
+    where = "hit_blocks" if figure == "hit_rate" else f"{figure.removesuffix('_ms')}_rounds_ms"
+    return Ask("systems", f"systems/{{}}/{{at}}/{where}", above("finemoe", *rivals), figure, learned=True)
 
 
 PAPER = Paper(
@@ -71,63 +52,54 @@ PAPER = Paper(
         ),
         Part("Eviction by 1 / (probability x use)", "core/policy/eviction/finemoe.py", ("eviction=finemoe",)),
         Part("What predictors tell policies", "core/policy/hints.py"),
-        Part("Prefetch priority: probability over distance", "core/cache/prefetch_priority.py"),
+        Part("Prefetch priority: probability over distance", "core/policy/predict/expert_map.py"),
     ),
     ("finemoe", "moe_infinity", "promoe", "mixtral_offloading", "se_moe"),
     "Batches of requests, and several GPUs.",
+    "not stated",
     (
         Row("Figures 1a, 2, 5-7", "Stages, the design space, the system, maps and their search.", DRAWING),
         Row("Table 1", "The models.", never("A description of their models: nothing was measured.")),
         Row(
             "Figure 3b",
             "Routing summed over a request is harder to predict (higher entropy) than of one token.",
-            Claims("expert_maps", "FineMoE figure 3b: fine-grained entropy below coarse-grained"),
+            maps("entropy/{at}/blocks/{}", (("a token", "an answer"),), "entropy"),
         ),
         Row(
             "Figures 3a, 3c",
             "The more tokens are summed, the harder (3a draws examples).",
-            Claims("expert_maps", "FineMoE figure 3c: entropy rises with the iterations aggregated"),
+            maps("entropy/{at}/together_blocks/{}", chain("1", "2", "3", "5", "10", "20", "40"), "entropy"),
         ),
         Row(
             "Figure 4, distances",
-            "The further ahead, the less is hit; here the recall of searches that are waited for.",
-            Claims("expert_maps", "FineMoE figure 4: recall falls with the distance"),
+            "The further ahead, the less is hit: the nearest distance above each further one.",
+            maps("blocks/distance/{}", above("1", "2", "3", "4", "5", "6"), "recall", controls="Searches waited for."),
         ),
         Row(
             "Figure 4, request counts",
             "Maps name more of what comes than counts of the request, at every distance.",
-            Claims("expert_maps", "FineMoE figure 4: map search above request counts, at every distance"),
+            maps("blocks/distance/{}", tuple((d, "request counts") for d in "123456"), "recall"),
         ),
         Row(
             "Figures 8, 9",
             "The more similar the map found, the more of its experts are hit (Pearson).",
-            Claims("expert_maps", "FineMoE figure 9: semantic and trajectory scores correlate with hits"),
+            maps(
+                "correlation/{}/pearson_blocks",
+                tuple((of, least) for of in ("semantic", "trajectory") for least in (0.0, STRONG)),
+                "correlation",
+                controls=f"Over pairs of iterations; against 0 and against {STRONG:g}, a quarter of the variance.",
+            ),
         ),
         Row(
             "Figures 1b, 10, TPOT",
             "Less time per token than four other systems (SE-MoE stands for fetching whole layers).",
-            Systems("finemoe", RIVALS),
-            ("finemoe_eviction", *SEARCHED),
+            system("tpot_ms"),
+            SYSTEMS,
         ),
-        Row(
-            "Figure 10, TTFT",
-            "Less time to the first token, too.",
-            Systems("finemoe", RIVALS, "ttft_ms"),
-            ("finemoe_eviction", *SEARCHED),
-        ),
-        Row(
-            "Figure 10, hit rate",
-            "More hits than the systems that cache.",
-            Systems("finemoe", RIVALS[1:], "hit_rate"),
-            ("finemoe_eviction", *SEARCHED),
-        ),
-        Row("Figure 11", "Latency of requests that arrive as in a recorded day.", never(BATCH)),
-        Row(
-            "Figure 12",
-            "The same at every limit of the memory.",
-            Systems("finemoe", RIVALS),
-            ("finemoe_eviction", *SEARCHED),
-        ),
+        Row("Figure 10, TTFT", "Less time to the first token, too.", system("ttft_ms"), SYSTEMS),
+        Row("Figure 10, hit rate", "More hits than the systems that cache.", system("hit_rate", RIVALS[1:]), SYSTEMS),
+        Row("Figure 11", "Latency of requests that arrive as in a recorded day.", never(ONLINE)),
+        Row("Figure 12", "The same at every limit of the memory.", system("tpot_ms"), SYSTEMS),
         Row(
             "Figure 13",
             "On a faster GPU the lead is smaller.",
@@ -136,61 +108,91 @@ PAPER = Paper(
         Row(
             "Figure 14a, trajectory",
             "Search by meaning and layers hits more than by layers alone.",
-            Claims(
-                "methods",
-                "FineMoE figure 14a: full map search above trajectory alone",
-                ("full search", "trajectory alone"),
-            ),
+            hits(("expert_map", "expert_map, trajectory alone")),
             SEARCHED,
         ),
         Row(
             "Figure 14a, selection",
             "As many experts as the similarity asks for hit more than always k.",
-            Claims(
-                "methods", "FineMoE figure 14a: dynamic selection above always k", ("dynamic selection", "always k")
-            ),
+            hits(("expert_map", "expert_map, always k")),
             SEARCHED,
         ),
         Row(
             "Figure 14a, hit count",
             "Maps hit more than counts of the request.",
-            Claims("methods", "FineMoE figure 14a: map search above request counts", ("maps", "request counts")),
+            hits(("expert_map", "request")),
             SEARCHED,
         ),
         Row(
             "Figure 14a, speculation",
             "Maps hit more than asking the next layer's gate.",
-            Claims("methods", "FineMoE figure 14a: map search above the next gate", ("maps", "next gate")),
+            hits(("expert_map", "gate")),
             SEARCHED,
         ),
         Row(
-            "Figure 14b, LRU",
-            "Its eviction hits more than LRU behind the same maps.",
-            Claims("methods", "FineMoE figure 14b: its eviction hits more than LRU", ("FineMoE", "LRU")),
-            ("finemoe_eviction", *SEARCHED),
-        ),
-        Row(
-            "Figure 14b, LFU",
-            "Its eviction hits more than LFU behind the same maps.",
-            Claims("methods", "FineMoE figure 14b: its eviction hits more than LFU", ("FineMoE", "LFU")),
-            ("finemoe_eviction", *SEARCHED),
+            "Figure 14b",
+            "Its eviction hits more than LRU and LFU behind the same maps.",
+            Ask(
+                "methods",
+                "behind/{at}/{}/hit_blocks",
+                above("finemoe", "lru", "lfu"),
+                "hit_rate",
+                learned=True,
+                controls="One pool for all layers, without the prefetch guard, replayed.",
+            ),
+            SYSTEMS,
         ),
         Row(
             "Figure 15",
-            "There is a best prefetch distance: nearer hides too little, further hits too little.",
-            Reading("methods", best_distance),
-            ("finemoe_eviction", *SEARCHED),
+            "There is a best prefetch distance, 3 for Mixtral: nearer hides too little, further hits too little.",
+            Ask(
+                "methods",
+                "distance/rows/{}/tpot_blocks",
+                above("3", "1", "5"),
+                "simulated_ms",
+                learned=True,
+                controls="Behind its own eviction, replayed on searches recorded live.",
+            ),
+            SYSTEMS,
+        ),
+        Row(
+            "Section 4.4, 75 %",
+            "2LJ maps guarantee one that is at least 75 % similar to any new iteration.",
+            maps(
+                "blocks/bounds/{}",
+                (("2LJ", GUARANTEED),),
+                "share",
+                controls=f"Share of iterations, above {GUARANTEED:.0%}.",
+            ),
+        ),
+        Row(
+            "Section 4.4, 98 %",
+            "LJ ln(LJ) / 2 maps guarantee one that is at least 98 % similar.",
+            maps(
+                "blocks/bounds/{}",
+                (("LJ ln(LJ) / 2", GUARANTEED),),
+                "share",
+                controls=f"Share of iterations, above {GUARANTEED:.0%}.",
+            ),
         ),
         Row(
             "Figure 16a",
             "The larger the store, the more similar are the maps found (little so above 1000).",
-            Claims("expert_maps", "FineMoE figure 16a: scores rise with the store's capacity"),
+            maps("blocks/capacity/{at}/{}", chain("1000", "300", "100", "30", "10"), "similarity"),
         ),
         Row("Figure 16b", "The lead stays with batches of up to eight.", never(BATCH)),
         Row(
             "Figure 17",
             "Searches run while the model computes and cost a token next to nothing.",
-            Reading("overhead", searching),
+            Ask(
+                "overhead",
+                "predictors/{at}/shares/{}",
+                (("added", FREE), ("stall", FREE)),
+                "share_of_token",
+                ("expert_map",),
+                learned=True,
+                controls=f"At most {FREE:.0%} of a token would be next to nothing; the model is small.",
+            ),
             ("live_searches",),
         ),
         Row(

@@ -2,19 +2,19 @@
 
 Two tables. The first is like BuddyMoE's tables 2 to 4: residencies x modes on the demo model's questions and held-out
 text (core.measure.evaluate). The second is like figures 3, 4, 7 and 8 of Speculating Experts
-(bench.quality.speculating), whose table 1 is the execute modes of the first. Which of the papers' orderings hold is
-computed from the numbers. Measurements are saved as they are made: an interrupted bench continues where it was.
+(bench.quality.speculating), whose table 1 is the execute modes of the first. Measurements are saved
+as they are made: an interrupted bench continues where it was.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.harness.report import cell, claim_lines, grid, ordering
+from bench.harness.report import cell, grid
 from bench.harness.resume import KeptRows
 from bench.harness.run import Result, Run, Suite
 from bench.quality import speculating
@@ -28,80 +28,6 @@ from core.measure.evaluate.summary import about, result
 from core.profile import Profile, load, save
 
 RESIDENCIES = (0.75, 0.5, 0.375)
-LOWER = ("kl", "perplexity", "tpot_ms", "link_bytes")  # figures of which less is better
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """An ordering that a paper, or others, report of their models: the modes, best first, in some figures."""
-
-    text: str
-    modes: tuple[str, ...]
-    figures: tuple[str, ...] = ("exact_match", "kl")
-
-
-CLAIMS = (
-    Claim(
-        "BuddyMoE tables 2-4: exact above buddies with rho 3 above buddies without limit above random",
-        ("exact", "buddy_rho3", "buddy_unlimited", "random"),
-    ),
-    Claim(
-        "BuddyMoE tables 2-4: speed the other way round",
-        ("random", "buddy_unlimited", "buddy_rho3", "exact"),
-        ("tok_s",),
-    ),
-    Claim("BuddyMoE tables 2-4: rho 3 above rho 4", ("buddy_rho3", "buddy_rho4")),
-    Claim(
-        "Expected: the fewer replacements a token, the better", ("buddy_rho1", "buddy_rho2", "buddy_rho3", "buddy_rho4")
-    ),
-    Claim("BuddyMoE section 3.1: leaving peaked tokens alone helps, rho 3", ("buddy_rho3_tae", "buddy_rho3")),
-    Claim("BuddyMoE section 3.1: leaving peaked tokens alone helps, rho 1", ("buddy_rho1_tae", "buddy_rho1")),
-    Claim(
-        "BuddyMoE tables 2-4 in their regime: exact above rho 3 of 6 above no limit above random",
-        ("paper_exact", "paper_95_16_rho3", "paper_95_16", "paper_random"),
-    ),
-    Claim("BuddyMoE tables 2-4 in their regime: rho 3 of 6 above 4 of 6", ("paper_95_16_rho3", "paper_95_16_rho4")),
-    Claim(
-        "BuddyMoE table 2 in its regime: alpha .75 and lists of 4 above .95 and 16",
-        ("paper_75_4", "paper_95_16"),
-    ),
-    Claim(
-        "BuddyMoE table 3 in its regime: alpha .99 and lists of 2 above .95 and 16",
-        ("paper_99_2", "paper_95_16"),
-    ),
-    Claim("Ours: rho 1 spent on the lightest above on the heaviest", ("buddy_rho1", "buddy_rho1_heaviest")),
-    Claim("Ours: the same, with TAE", ("buddy_rho1_tae", "buddy_rho1_tae_heaviest")),
-    Claim("Ours: the same, of one dropped", ("drop_rho1", "drop_rho1_heaviest")),
-    Claim(
-        "BuddyMoE figure 8: fewer link bytes with rho 3 than exact (there by a fifth)",
-        ("buddy_rho3", "exact"),
-        ("link_bytes",),
-    ),
-    Claim("Reported elsewhere: the router's next best above the most alike", ("router_ranked", "similar")),
-    Claim("Reported elsewhere: one buddy a token above one expert dropped", ("buddy_rho1", "drop_rho1")),
-    Claim("Reported elsewhere: renormalising after dropping hurts", ("drop", "drop_renormalised")),
-    Claim(
-        "After Speculating Experts figures 3 and 4: executing default vectors' choice above the next gate's",
-        ("execute_default_vectors", "execute_gate"),
-    ),
-    Claim("The same with the true router's weights", ("execute_default_vectors_true", "execute_gate_true")),
-    Claim(
-        "Speculating Experts table 1: executing the estimator's choice above default vectors'",
-        ("execute_estimator", "execute_default_vectors"),
-    ),
-    Claim(
-        "Speculating Experts table 1: executing the hybrid's choice above default vectors'",
-        ("execute_hybrid", "execute_default_vectors"),
-    ),
-    Claim(
-        "Ours: executing in decoding only above executing in prompts, too",
-        ("execute_default_vectors_true", "execute_prompts"),
-    ),
-    Claim(
-        "Expected: executing with true weights above predicted ones",
-        ("execute_default_vectors_true", "execute_default_vectors"),
-    ),
-)
 
 
 def measure(run: Run, model: str = "demo", questions: int = 64, tokens: int = 512, rounds: int = 3) -> Result:
@@ -132,7 +58,6 @@ def measure(run: Run, model: str = "demo", questions: int = 64, tokens: int = 51
         **found,
         "redundancy": redundancy(profile),
         "speculating": ahead,
-        "orderings": [*orderings(found["rows"]), *speculating.orderings(ahead)],
     }
 
 
@@ -195,17 +120,6 @@ def redundancy(profile: Profile | None) -> list[float] | None:
     ]
 
 
-def orderings(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Which claims hold here, at every residency: each mode's figure, best first as claimed."""
-    by_key = {(row["residency"], row["mode"]): row for row in rows}
-    shares, found = dict.fromkeys(row["residency"] for row in rows), []
-    for claim in CLAIMS:
-        for figure in claim.figures:
-            values = {f"{at:g}": [by_key.get((at, mode), {}).get(figure) for mode in claim.modes] for at in shares}
-            found.append(ordering(claim.text, values, figure in LOWER, figure=figure, modes=claim.modes))
-    return found
-
-
 FORMS = {
     "exact_match": (".1%", "match"),
     "unseen_match": (".1%", "unseen"),
@@ -238,7 +152,7 @@ def table(r: Result) -> list[str]:
     if r["redundancy"]:
         cosines = " ".join(f"{cosine:.2f}" for cosine in r["redundancy"])
         lines.append(f"Cosine with the most similar expert, by layer: {cosines}")
-    return [*lines, *speculating.table(r["speculating"]), "The papers' orderings here:", *claim_lines(r["orderings"])]
+    return [*lines, *speculating.table(r["speculating"])]
 
 
 SUITE = Suite(measure, table, small={"questions": 2, "tokens": 8, "rounds": 1})

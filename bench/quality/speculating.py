@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from bench.harness.report import cell, grid, ordering
+from bench.harness.paired import stretches
+from bench.harness.report import cell, grid
 from bench.harness.run import Run
 from bench.routing.probe import listen
 from core.engine import Engine
@@ -44,22 +45,6 @@ SYSTEMS: dict[str, dict[str, Value]] = {
     "execute, gate": {**preset("speculating_execute").values, "predictor": "gate"},
     "execute, default vectors": preset("speculating_execute").values,
 }
-# Claim -> (figure, the better, the worse).
-CLAIMS: dict[str, tuple[str, str, str]] = {
-    "Speculating Experts figure 3: quasi-hidden states nearer than the states before": ("cosine", "quasi", "before"),
-    "Speculating Experts figure 4: default vectors above the next gate": ("recall", "default_vectors", "gate"),
-    "Speculating Experts figure 4: the hybrid above default vectors": ("recall", "hybrid", "default_vectors"),
-    "Speculating Experts figure 8: prefetching faster than on demand": (
-        "tpot_ms",
-        "prefetch, default vectors",
-        "on demand",
-    ),
-    "Expected: executing faster than prefetching, since nothing is fetched twice": (
-        "tpot_ms",
-        "execute, default vectors",
-        "prefetch, default vectors",
-    ),
-}
 
 
 def measure(run: Run, engine: Engine, questions: Sequence[FactQuestion], rounds: int) -> dict[str, Any]:
@@ -71,10 +56,15 @@ def measure(run: Run, engine: Engine, questions: Sequence[FactQuestion], rounds:
         token for text in held_out(engine.model_name) for token in tokenize(engine.prompt.tokenizer, text).ids.tolist()
     ]
     run.say("cosines")
-    found: dict[str, Any] = {"cosine": cosines(engine, ids[: min(read, engine.context - 1)])}
+    alike = cosines(engine, ids[: min(read, engine.context - 1)])
+    found: dict[str, Any] = {
+        "cosine": {name: [statistics.fmean(row) if row else None for row in rows] for name, rows in alike.items()},
+        "cosine_blocks": {name: by_token(rows) for name, rows in alike.items()},
+    }
     with restored(engine):
         run.say("recall")
-        found["recall"] = recalls(engine, [[{"role": "user", "content": one.text}] for one in questions], probed)
+        asked = [[{"role": "user", "content": one.text}] for one in questions]
+        found["recall"], found["recall_blocks"] = recalls(engine, asked, probed)
         long = list(islice(cycle(ids), max(contexts) + decoded))
         found["tpot"] = {str(length): _timed(run, engine, long, length, decoded, rounds) for length in contexts}
     return {
@@ -92,9 +82,15 @@ def lengths(context: int, decoded: int) -> list[int]:
     return [*(one for one in CONTEXTS if one < longest), longest]
 
 
-def cosines(engine: Engine, ids: Sequence[int]) -> dict[str, list[float | None]]:
-    """|"before" [L - 1]: mean cosine of h_l and h_{l+1}; "quasi" [L - 1]: of q_{l+1} and h_{l+1}, q = Norm(r_l + D_l).
-    None where the layers have another structure, or there are no default vectors."""
+def by_token(rows: Sequence[Sequence[float]]) -> list[float]:
+    """[L - 1][T] -> the mean over the layers that have any, by stretches of tokens."""
+    known = [row for row in rows if row]
+    return stretches([statistics.fmean(token) for token in zip(*known, strict=True)]) if known else []
+
+
+def cosines(engine: Engine, ids: Sequence[int]) -> dict[str, list[list[float]]]:
+    """ "before" [L - 1][T]: cosine of h_l and h_{l+1} of each token; "quasi" [L - 1][T]: of q_{l+1} and h_{l+1}, q =
+    Norm(r_l + D_l). Empty where the layers have another structure, or there are no default vectors."""
     layers = engine.shape.layers
     before: list[list[float]] = [[] for _ in range(layers)]
     quasi: list[list[float]] = [[] for _ in range(layers)]
@@ -124,22 +120,23 @@ def cosines(engine: Engine, ids: Sequence[int]) -> dict[str, list[float | None]]
         cache = bench.kv.fresh()
         for at in range(0, len(ids), bench.chunk):
             bench.run(ids[at : at + bench.chunk], cache)
-    return {
-        name: [statistics.fmean(rows) if rows else None for rows in found[1:]]
-        for name, found in (("before", before), ("quasi", quasi))
-    }
+    return {"before": before[1:], "quasi": quasi[1:]}
 
 
-def recalls(engine: Engine, asked: Sequence[Text], tokens: int) -> dict[str, list[float]]:
-    """Predictor -> [L - 1] recall@k of the layers after the first, on `tokens` decoded tokens of answers."""
-    found = {}
+def recalls(
+    engine: Engine, asked: Sequence[Text], tokens: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Predictor -> [L - 1] recall@k of the layers after the first, on `tokens` decoded tokens of answers; and its mean
+    over them by stretches of tokens."""
+    found, blocks = {}, {}
     for name in PREDICTORS:
         try:
             probe = listen(engine, name, {}, list(asked), tokens, DECODED, patient=True)
         except SettingError:
             continue  # its profile lacks what it needs
         found[name] = probe.recall(engine.shape.layers, engine.shape.top_k)[1:]
-    return found
+        blocks[name] = probe.blocks(engine.shape.layers, engine.shape.top_k)["mean"]
+    return found, blocks
 
 
 def _timed(run: Run, engine: Engine, ids: Sequence[int], length: int, decoded: int, rounds: int) -> dict[str, Any]:
@@ -166,6 +163,16 @@ def _timed(run: Run, engine: Engine, ids: Sequence[int], length: int, decoded: i
                 "tpot_ms": row["total_ms"],
                 **{part: row[part] for part in PARTS[1:]},
                 "gained_ms": demand - row["total_ms"],
+                "tpot_rounds_ms": [one["total_ms"] for one in rows[name]],
+                "copy_shares": [one["copy_ms"] / one["total_ms"] for one in rows[name]],
+                "gained_over_bound": [
+                    (whole["total_ms"] - one["total_ms"]) / whole["bound_ms"] if whole["bound_ms"] else 0.0
+                    for one, whole in zip(rows[name], rows["on demand"], strict=True)
+                ],
+                "gain_shares": [
+                    1 - one["total_ms"] / whole["total_ms"]
+                    for one, whole in zip(rows[name], rows["on demand"], strict=True)
+                ],
             }
             for name, row in found.items()
         },
@@ -181,19 +188,6 @@ def bound_ms(steps: Sequence[StepRecord], layers: int) -> float:
             copying[copy.layer] += (copy.ended_s - copy.started_s) * 1e3
     computing = statistics.fmean(step.compute_ms for step in steps) / layers
     return sum(min(computing, one / len(steps)) for one in copying)
-
-
-def orderings(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Which claims hold: in the mean over layers, or at every context length."""
-    orderings = []
-    for claim, (figure, better, worse) in CLAIMS.items():
-        modes = [better, worse]
-        if figure == "tpot_ms":
-            values = {at: [row["systems"][name][figure] for name in modes] for at, row in found["tpot"].items()}
-        else:
-            values = {"mean over layers": [_mean(found[figure].get(name, ())) for name in modes]}
-        orderings.append(ordering(claim, values, lower=figure == "tpot_ms", figure=figure, modes=modes))
-    return orderings
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
@@ -218,8 +212,3 @@ def table(found: Mapping[str, Any]) -> list[str]:
             *grid(("", *(figure.removesuffix("_ms") for figure in figures)), rows),
         ]
     return lines
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from bench.harness.report import cells, claim_lines, grid, headline, ordering
+from bench.harness.report import cells, grid, headline
 from bench.harness.run import Result, Run, Suite
 from core.engine import Engine
 from core.measure.calibrate.gather import calibrate
@@ -57,7 +57,6 @@ def measure(run: Run, model: str = "demo", questions: int = 24, tokens: int = 25
     out = left_out_rows(engine, profile, asked, material.pieces, rounds, run.say)
     modes = [mode for name in WAYS for mode in modes_of(name, asked, found)]
     rows = evaluate(engine, modes, (RESIDENCY,), material, on_row=lambda row: run.say(f"{row.title}: done"))
-    lossy = [to_json(row) for row in rows]
     return {
         "calibrated_tokens": profile.tokens,
         "questions": len(material.questions),
@@ -69,8 +68,7 @@ def measure(run: Run, model: str = "demo", questions: int = 24, tokens: int = 25
         "median_by_layer": [median([v for v in row.tolist() if v > 0] or [0.0]) for row in profile.peaks],
         "left_out": out,
         "residency": RESIDENCY,
-        "rows": lossy,
-        "orderings": orderings(out, lossy),
+        "rows": [to_json(row) for row in rows],
     }
 
 
@@ -163,19 +161,6 @@ def modes_of(way: str, asked: Sequence[Place], found: Sequence[SuperExpert]) -> 
     ]
 
 
-def orderings(out: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Whether what the paper says of super experts holds of the chosen experts."""
-    [asked] = [row["kl"] for row in out if row["name"] == "asked"]
-    random = [[asked, row["kl"]] for row in out if row["name"] == "random"]
-    by_mode = {row["mode"]: row for row in rows}
-    pairs = [[by_mode[f"{way}_protected"].get("kl"), by_mode[way].get("kl")] for way in WAYS]
-    su = "Su et al. 2025 section 4: leaving these experts out changes more than others at random"
-    return [
-        ordering(su, random, figure="kl"),
-        ordering("Expected: protecting them changes less than not", pairs, lower=True, figure="kl"),
-    ]
-
-
 # ---------------------------------------------------------------------- the result
 
 FORMS = {"exact_match": ".1%", "perplexity": ".2f", "kl": ".4f", "agreement": ".1%", "substituted_rate": ".1%"}
@@ -211,7 +196,6 @@ def table(r: Result) -> list[str]:
         *grid(("", "perpl.", "KL", "agree", "experts (chosen by so many of the tokens)"), out),
         f"Lossy misses at residency {r['residency']:g}, {r['questions']} questions and the same text:",
         *grid(("", *HEADS, ""), [(row["title"], *cells(row, FORMS), row["problem"]) for row in r["rows"]]),
-        *claim_lines(r["orderings"]),
     ]
 
 

@@ -1,23 +1,24 @@
 """bench systems: every preset at several budgets, live on one model, with the bounds that none can beat.
 
 The exact model writes answers; then every system reads the same prompts and draws the same tokens, so that all exact
-systems route alike and Belady's hit rates are of that very routing. Every round takes each system at each budget once;
-the figures of a system are those of the round with its median time per token, so that the parts of that time add up.
-Systems that change answers are evaluated too (core.measure.evaluate). Presets that need a profile get one, calibrated
-once and kept. Measurements are kept as they are made: an interrupted bench continues.
+systems route alike and Belady's hit rates are of that very routing. Each system of the literature runs as in its paper,
+and where its prefetches evict residents once more with our guard, the same for all. Every round takes each system at
+each budget once; the figures of a system are those of the round with its median time per token, so that the parts of
+that time add up. Systems that change answers are evaluated too (core.measure.evaluate). Presets that need a profile get
+one, calibrated once and kept. Measurements are kept as they are made: an interrupted bench continues.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from app.store.results import BOUNDS
-from bench.harness.engines import READ, divided, emulated_link, model_of
+from bench.harness.engines import READ, blocks_of, divided, emulated_link, model_of
 from bench.harness.report import cell, cells, grid, headline
 from bench.harness.resume import KeptRows
 from bench.harness.run import Result, Run, Suite
@@ -44,22 +45,27 @@ from core.measure.evaluate.rows import FIGURES
 from core.measure.evaluate.run import evaluate, gather
 from core.memory.link import Pace
 from core.metrics import BY_NAME
+from core.policy.allocation.configurator import plan_cache
+from core.policy.allocation.expert_split import LayerTimes
+from core.policy.allocation.slot_allocation import prefetch_buffer
 from core.profile import PARTS, Profile, load, profile_path, save
 from core.settings.budget import Budget
+from core.settings.calibration import CalibrationSettings
 from core.settings.config import Settings
-from core.settings.presets import PRESETS, Preset
+from core.settings.presets import PRESETS, Preset, guarded
 
+WHOLE_MOEPIC = "moepic_split"  # the one preset of split experts: others are its ablations (bench split)
 RESIDENT = "resident"  # the run with everything resident, and nothing to predict
 EVERYTHING: dict[str, object] = {"budget": "all", "predictor": "none", "eviction": "lru", "scope": "layer"}
 TEXT = 192  # tokens of held-out text that a lossy system is judged on
-SMALL_PRESETS = ("on_demand", "mixtral_offloading", "speculating_execute")
+SMALL_PRESETS = ("on_demand", "mixtral_offloading", "speculating_execute", WHOLE_MOEPIC)
 
 
 def measure(
     run: Run,
     model: str = "demo",
     budgets: str = "25%,50%,75%",
-    rounds: int = 3,
+    rounds: int = 5,
     tokens: int = 192,
     questions: int = 24,
 ) -> Result:
@@ -68,21 +74,35 @@ def measure(
     asked = [Budget.parse(word) for word in budgets.split(",") if word.strip()]
     if not asked:
         raise SettingError("Name at least one budget, such as 25%,50% or 6.5GB.")
-    presets = [one for one in PRESETS if not one.splits and (not run.small or one.name in SMALL_PRESETS)]
+    chosen = [one for one in PRESETS if not one.splits or one.name == WHOLE_MOEPIC]
+    presets = systems([one for one in chosen if not run.small or one.name in SMALL_PRESETS])
     path = model_of(run, model, MIDDLE)
     largest = max(asked, key=lambda one: (one.share or 0.0, one.bytes or 0))  # what bytes pay for is not known yet
     engine, others = run.engine(path, {"budget": str(largest)}), Others()
-    bench = Bench(run, engine, path != model, [str(one) for one in asked], presets)
+    split = run.engine(path, {"budget": str(largest)}, blocks=blocks_of(path, run.small))
+    bench = Bench(run, engine, split, path != model, [str(one) for one in asked], presets)
     found = bench.all(rounds, tokens, questions)
     return {**found, "model": Path(model).name, "others_cores": others.cores()}
 
 
+def systems(presets: Sequence[Preset]) -> list[Preset]:
+    """Those to compare: each, and behind it the same with our guard where that decides about residents."""
+    found = list[Preset]()
+    for one in presets:
+        values = one.values
+        evicts = values["predictor"] != "none" and values["eviction"] != "none"
+        found += [one, guarded(one)] if evicts and not values["prefetch_guard"] else [one]
+    return found
+
+
 @dataclass
 class Bench:
-    """One run of the bench on a loaded engine. `generated`: its model was written by the bench."""
+    """One run of the bench on a loaded engine, and on one with the same experts in blocks. `generated`: the model was
+    written by the bench."""
 
     run: Run
     engine: Engine
+    split: Engine
     generated: bool
     budgets: Sequence[str]
     presets: Sequence[Preset]
@@ -124,8 +144,12 @@ class Bench:
         engine, small = self.engine, self.run.small
         file = profile_path(self.run.folder(), f"{engine.model_hash}{'-small' if small else ''}")
         old = load(file, model_hash=engine.model_hash) if file.exists() else None
-        parts = {"counts", "times", *(part for one in self.presets for part in one.needs)} & PARTS.keys()
+        parts = {"counts", "times", "curves", *(part for one in self.presets for part in one.needs)} & PARTS.keys()
         lacks = {part for part in parts if old is None or not old.has(part)}
+        papers = {name: value for one in self.presets for name, value in one.calibration.items()}
+        trained = old.settings.get("estimator") if old is not None else None
+        if papers and not (isinstance(trained, dict) and trained.get("quasi")):  # of another kind than the papers'
+            lacks.add("estimator")
         if lacks:
             self.run.say(f"calibrating for {', '.join(sorted(lacks))}")
             new = calibrate(
@@ -134,6 +158,7 @@ class Bench:
                 parts=lacks,
                 source="the bundled prompts",
                 limit=400 if small else READ,
+                settings=CalibrationSettings.checked(**papers),
                 progress=self._calibrating(),
             )
             old = new if old is None else new.over(old)
@@ -178,13 +203,28 @@ class Bench:
                     continue
                 row: dict[str, Any] = {"round": number, "budget": budget, "system": name}
                 try:
-                    found = measured(self.engine, work, base.with_(settings))
+                    engine = self._ready(name, budget, link=base)
+                    found = measured(engine, work, base.with_(settings))
                     row |= found
                     what = f"{found['tpot_ms']:.2f} ms a token, {found['hit_rate'] or 0.0:.1%} hits"
                 except MoestroError as error:
                     row["problem"] = what = str(error)
                 kept.add(row)
                 self.run.say(f"{at} of {len(todo)}: {name} at {budget}: {what}")
+
+    def _ready(self, name: str, budget: str, link: Settings) -> Engine:
+        """The engine that runs a system; that of split experts has its configurator's plan for the budget."""
+        if name != WHOLE_MOEPIC:
+            return self.engine
+        engine, curves, times = self.split, self.profile.curves(), self.profile.times
+        assert curves is not None and times is not None
+        engine.change({**link, "budget": budget, "predictor": "none"})
+        pace = engine.transfers.pace or Pace(engine.parts.memory.link_gbps, 0.0)
+        layer = LayerTimes(times["att"], times["moe"], times["head"], pace.duration_s(self.engine.sizes.blob) * 1e3)
+        buffer = prefetch_buffer(engine.settings.cache.buffer, engine.shape.top_k, engine.sizes.blocks)
+        plan = plan_cache(curves, layer, engine.expert_cache.capacity - buffer)
+        engine.use_profile(replace(self.profile, plan=plan))
+        return engine
 
     def quality(self, kept: KeptRows, base: Settings, questions: int) -> dict[str, Any] | None:
         """Evaluates the systems that change answers at every budget; returns the exact model's own figures, None where

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.harness.engines import READ
-from bench.harness.report import cell, claim_lines, grid, headline
+from bench.harness.report import cell, grid, headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.buddy_figures import BUSY, measured
 from core.errors import SettingError
@@ -82,7 +82,6 @@ def table(r: Result) -> list[str]:
         *grid(("layer", "busiest", f"first {few}", "independent", "cosine", "best"), shares),
         f"Buddy lists by layer and alpha: half of them up to, longest; cut by a limit of {r['k_max']}, covered with it",
         *grid(("layer", *r["lists"]), lists),
-        *claim_lines(r["orderings"]),
     ]
 
 

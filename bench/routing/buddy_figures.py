@@ -1,4 +1,4 @@
-"""What `bench buddies` computes of a profile, and which of BuddyMoE's statements hold. Loads no model, needs no torch.
+"""What `bench buddies` computes of a profile. Loads no model, needs no torch.
 
 The paper draws pictures without a number from which on something is uneven or compact; the bounds here are ours, and
 are in the result. L layers of E experts.
@@ -6,13 +6,11 @@ are in the result. L layers of E experts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bench.harness.report import ordering
 from core.errors import ProfileError
 from core.policy.substitute.buddies import rank
 from core.policy.substitute.list_lengths import COVERAGES, ListRule, by_layer, lengths, percentiles
@@ -25,17 +23,10 @@ OFTEN = 2.0  # ... take at least so many times their share, if a few are active 
 FEW, MOST = 4, 0.75  # 1 / FEW of an expert's peers cover more than MOST of its co-activations, if these are sparse
 COMPACT, COVERED = 4, "0.95"  # half of the lists at this alpha have fewer than 1 / COMPACT of the experts
 SHOWN = (5, 25, 50, 75, 95)  # percentiles
-CLAIMS = {
-    "uneven": "BuddyMoE figure 6: a few experts of a layer are active far more often than the others",
-    "sparse": "BuddyMoE figures 7 and 9: few peers make up most of an expert's co-activations",
-    "beyond": "Ours: they make up more of them than experts chosen independently, each as often, would",
-    "compact": "BuddyMoE section 3.3: buddy lists are compact",
-    "early": "BuddyMoE section 3.2: lists of early layers are longer than those of late ones",
-}
 
 
 def measured(profile: Profile) -> dict[str, Any]:
-    """The figures of a profile, with which of the paper's statements hold. Raises ProfileError where it lacks counts or
+    """The figures of a profile. Raises ProfileError where it lacks counts or
     pairs; without likeness `cosines` is None."""
     if profile.counts is None or profile.pairs is None:
         raise ProfileError(
@@ -62,7 +53,13 @@ def measured(profile: Profile) -> dict[str, Any]:
             for alpha, row in zip(COVERAGES, percentiles(over, SHOWN).T.tolist(), strict=True)
         },
     }
-    return {**found, "orderings": orderings(found, profile.experts)}
+    medians = [row["median"] for row in found["lists"][COVERED]]
+    half, shares = len(medians) // 2, [median / profile.experts for median in medians]
+    return {
+        **found,
+        "halves": {"early": medians[:half], "late": medians[-half:] if half else []},
+        "list_shares": shares,
+    }
 
 
 def busiest(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
@@ -98,18 +95,3 @@ def cosines(likeness: npt.NDArray[np.floating]) -> list[dict[str, float]]:
         }
         for one in likeness.astype(np.float64)
     ]
-
-
-def orderings(found: Mapping[str, Any], experts: int) -> list[dict[str, Any]]:
-    """Which statements hold, by layer where they are of a layer: [what has to be more, than what]."""
-    share = max(1, experts // BUSY) / experts
-    medians = [row["median"] for row in found["lists"][COVERED]]
-    half = len(medians) // 2
-    said = {
-        "uneven": [[one, OFTEN * share] for one in found["busiest"]],
-        "sparse": [[one, MOST] for one in found["few_cover"]],
-        "beyond": [list(one) for one in zip(found["few_cover"], found["few_popular_cover"], strict=True)],
-        "compact": [[experts / COMPACT, one] for one in medians],
-        "early": [[float(np.mean(medians[:half])), float(np.mean(medians[-half:]))]] if half else [],
-    }
-    return [ordering(CLAIMS[name], rows) for name, rows in said.items()]

@@ -51,7 +51,13 @@ def measure(run: Run, model: str = "demo", tokens: int = 512, answer: int = 48) 
     for name in ("gate", "default_vectors"):
         run.say(name)
         untrained[name] = counted(engine, name, held_out, tokens, answer)
-    return {"estimators": rows, "untrained": untrained}
+    named = {f"{row['estimator_input']} {row['estimator_width']} {row['estimator_tokens']}": row for row in rows}
+    best = max(named.values(), key=lambda row: float(row["recall"]))
+    return {
+        "estimators": rows,
+        "untrained": untrained,
+        "blocks": {name: row["blocks"] for name, row in {**named, **untrained, "best estimator": best}.items()},
+    }
 
 
 def cases() -> list[dict[str, Any]]:
@@ -92,7 +98,8 @@ def counted(engine: Engine, predictor: str, texts: Sequence[Text], tokens: int, 
     """Recall@k by layer of the running engine's predictor, and the mean over all layers but the first."""
     probe = listen(engine, predictor, {}, texts, tokens, answer, patient=True)
     by_layer = probe.recall(engine.shape.layers, engine.shape.top_k)
-    return {"recall": fmean(by_layer[1:]), "recall_by_layer": by_layer}
+    blocks = probe.blocks(engine.shape.layers, engine.shape.top_k)
+    return {"recall": fmean(by_layer[1:]), "recall_by_layer": by_layer, "blocks": blocks}
 
 
 def table(r: Result) -> list[str]:

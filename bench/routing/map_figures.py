@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from bench.harness.paired import pseudo_values
 from core.policy.predict.maps import MapStore, best_match
 
 Floats = npt.NDArray[np.floating]
@@ -28,44 +30,84 @@ class Iteration(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What searching for every iteration gave: recall@k by layer, and the mean scores of the maps found."""
+    """What searching for every iteration gave: recall@k by layer, the mean scores of the maps found, and by answer the
+    means of all three."""
 
     recall: list[float]
     semantic: float
     trajectory: float
+    blocks: dict[str, list[float]]
 
 
 def searched(maps: Sequence[Iteration], before: Sequence[tuple[Floats, Floats]], distance: int, capacity: int) -> Found:
     """Searches for every iteration, one after the other, among those before it, as the prefetcher does: layers [0, d)
     by embedding, layer l >= d by the trajectory of layers [0, l - d]. The store starts with `before`, thinned evenly to
     its size."""
-    layers, experts = maps[0].map.shape
-    store = MapStore(capacity, layers, experts, len(maps[0].key))
-    for at in np.linspace(0, len(before) - 1, min(len(before), capacity)).round().astype(int).tolist():
-        key, one = before[at]
-        store.add(key, one, distance, np.zeros(store.count, np.float32))
-    hits, semantic, trajectory = np.zeros((len(maps), layers)), list[float](), list[float]()
+    layers, store = len(maps[0].map), filled(maps, before, capacity)
+    hits, semantic, trajectory = np.zeros((len(maps), layers)), np.full(len(maps), np.nan), np.full(len(maps), np.nan)
     for number, now in enumerate(maps):
         places: dict[int, int] = {}
         if (match := best_match(store.by_embedding(now.key))) is not None:
-            semantic.append(match.score)
+            semantic[number] = match.score
             places |= dict.fromkeys(range(min(distance, layers)), match.place)
-        walk = store.walk()
+        walk, ahead = store.walk(), list[float]()
         for layer in range(layers):
             scores = walk.step(now.map[layer])
             if layer + distance < layers and (match := best_match(scores)) is not None:
-                trajectory.append(match.score)
+                ahead.append(match.score)
                 places[layer + distance] = match.place
+        trajectory[number] = statistics.fmean(ahead) if ahead else np.nan
         for layer, place in places.items():
             k = now.chosen.shape[1]
             named = np.argsort(-store.maps[layer, place], kind="stable")[:k]
             hits[number, layer] = np.isin(now.chosen[layer], named).mean()
         store.add(now.key, now.map, distance, scores)
-    return Found(hits.mean(0).tolist(), _mean(semantic), _mean(trajectory))
+    each = {"recall": hits.mean(1), "semantic": semantic, "trajectory": trajectory}
+    return Found(
+        hits.mean(0).tolist(),
+        float(np.nanmean(semantic)) if np.isfinite(semantic).any() else 0.0,
+        float(np.nanmean(trajectory)) if np.isfinite(trajectory).any() else 0.0,
+        {name: by_answer(maps, values) for name, values in each.items()},
+    )
 
 
-def counted(maps: Sequence[Iteration]) -> list[float]:
-    """[L] recall@k of the answer's own counts so far (MoE-Infinity's activation matrix), which no distance changes."""
+def by_answer(maps: Sequence[Iteration], values: Floats) -> list[float]:
+    """The mean of an iteration's values [N] over each answer, without those that are not finite."""
+    answers = np.array([one.request for one in maps])
+    means = (values[(answers == one) & np.isfinite(values)] for one in dict.fromkeys(answers.tolist()))
+    return [float(some.mean()) for some in means if some.size]
+
+
+def covered(
+    maps: Sequence[Iteration], before: Sequence[tuple[Floats, Floats]], capacity: int, least: float
+) -> list[float]:
+    """By answer, the share of iterations for which a store of `capacity` maps has one that is at least so similar, by
+    the cosine of whole maps: what section 4.4 guarantees of 2LJ and of LJ ln(LJ) / 2 maps. The store is filled and
+    thinned as in `searched`."""
+    store, distance = filled(maps, before, capacity), DISTANCE
+    found = np.zeros(len(maps))
+    for number, now in enumerate(maps):
+        walk = store.walk()
+        for layer in range(len(now.map)):
+            scores = walk.step(now.map[layer])
+        match = best_match(scores)
+        found[number] = match is not None and match.score >= least
+        store.add(now.key, now.map, distance, scores)
+    return by_answer(maps, found)
+
+
+def filled(maps: Sequence[Iteration], before: Sequence[tuple[Floats, Floats]], capacity: int) -> MapStore:
+    """A store that holds `before`, thinned evenly to its size."""
+    layers, experts = maps[0].map.shape
+    store = MapStore(capacity, layers, experts, len(maps[0].key))
+    for at in np.linspace(0, len(before) - 1, min(len(before), capacity)).round().astype(int).tolist():
+        key, one = before[at]
+        store.add(key, one, DISTANCE, np.zeros(store.count, np.float32))
+    return store
+
+
+def counted(maps: Sequence[Iteration]) -> Floats:
+    """[N, L] recall@k of the answer's counts so far (MoE-Infinity's activation matrix), which no distance changes."""
     layers, experts = maps[0].map.shape
     hits, uses, request = np.zeros((len(maps), layers)), np.zeros((layers, experts)), -1
     for number, one in enumerate(maps):
@@ -76,8 +118,7 @@ def counted(maps: Sequence[Iteration]) -> list[float]:
             named = np.argsort(-uses[layer], kind="stable")[:k]
             hits[number, layer] = np.isin(one.chosen[layer], named).mean()
         np.put_along_axis(uses, one.chosen, np.take_along_axis(uses, one.chosen, 1) + 1, 1)
-    found: list[float] = hits.mean(0).tolist()
-    return found
+    return hits
 
 
 def entropies(maps: Sequence[Iteration]) -> dict[str, Any]:
@@ -100,6 +141,15 @@ def entropies(maps: Sequence[Iteration]) -> dict[str, Any]:
                 if n <= longest
             },
             "answers_together": len(enough[longest]) if longest else 0,
+            "blocks": {
+                "a token": [float(entropy(rows).mean()) for rows in of_each],
+                "an answer": [float(entropy(rows.mean(0)).mean()) for rows in of_each],
+            },
+            "together_blocks": {
+                str(n): [float(entropy(rows[:n].mean(0)).mean()) for rows in enough[longest]]
+                for n in TOGETHER
+                if n <= longest
+            },
         }
     return {**found, "answers": len(answers), "most": float(np.log2(maps[0].map.shape[1]))}
 
@@ -113,8 +163,9 @@ def entropy(shares: Floats) -> Floats:
 
 def correlations(maps: Sequence[Iteration]) -> dict[str, Any]:
     """Over all pairs of (evenly chosen) iterations: Pearson's r of the score with the share of experts in common, and
-    the mean share by score (figures 8 and 9). "trajectory": of whole maps, as there; "ahead": of layers [0, l - d] with
-    the experts in common in layer l, as a search has it."""
+    the mean share by score (figures 8 and 9); "pearson_blocks": r's pseudo-values over the answers.
+    "trajectory": of whole maps, as there; "ahead": of layers [0, l - d] with the experts in common in layer l, as a
+    search has it."""
     some = [maps[int(at)] for at in np.unique(np.linspace(0, len(maps) - 1, min(len(maps), PAIRED)).round())]
     layers = len(some[0].map)
     active = np.stack([_activations(one) for one in some])  # [N, L, E]
@@ -130,8 +181,21 @@ def correlations(maps: Sequence[Iteration]) -> dict[str, Any]:
     if layers > DISTANCE:
         ahead = [_cosines(routes[:, : layer + 1].reshape(len(some), -1))[upper] for layer in range(layers - DISTANCE)]
         scores["ahead"] = np.concatenate(ahead), common[DISTANCE:].reshape(-1)
+    answers = np.array([one.request for one in some])
+    groups = [[one] for one in dict.fromkeys(answers.tolist())]
+
+    def of_answers(score: Floats, hit: Floats, kept: Sequence[list[int]]) -> float:
+        inside = np.isin(answers, [number for one in kept for number in one])
+        pairs = np.tile(inside[upper[0]] & inside[upper[1]], len(score) // len(upper[0]))
+        return pearson(score[pairs], hit[pairs]) or 0.0
+
     return {
-        name: {"pearson": pearson(score, hit), "bins": _bins(score, hit), "pairs": len(score)}
+        name: {
+            "pearson": pearson(score, hit),
+            "pearson_blocks": pseudo_values(groups, partial(of_answers, score, hit)),
+            "bins": _bins(score, hit),
+            "pairs": len(score),
+        }
         for name, (score, hit) in scores.items()
     }
 

@@ -11,15 +11,16 @@ that the policy names, and no guard keeps residents. So is FineMoE by prefetch d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from bench.harness.engines import READ, divided, emulated_link
+from bench.harness.paired import ratios, stretches, token_ratios
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.harness.workload import usual
-from bench.routing.methods_result import WAITED, orderings, table
+from bench.routing.methods_result import WAITED, table
 from bench.routing.probe import Predictors, subjects
 from bench.routing.recordings import Recordings
 from core.measure.calibrate.gather import calibrate
@@ -37,7 +38,8 @@ AHEAD = (0.25, 0.5)  # ... where prefetching is compared
 HEEDING = ("lru", "lfu", "plec", "finemoe")  # policies compared with the same predictor
 AHEAD_OF_ALL = "expert_map"  # ... which is this one
 PLEC_BEHIND = ("routing_path", ORACLE)  # PLEC and others are compared behind its own predictor, and behind perfect ones
-BESIDE_PLEC = ("plec", "lru", "lfu")
+BESIDE_PLEC = (("plec", "global"), ("lru", "layer"), ("lfu", "layer"))  # the paper's LRU is each layer's own
+COUNTS = ("hits", "recalled", "requests")  # of a decoded token
 NONE = "none"
 DISTANCES = (1, 2, 3, 5)  # layers ahead that expert maps are recorded with, where the model has as many
 DISTANCE_SHARE = 0.5  # share of the experts in slots then; one of AHEAD, so that the default is recorded once
@@ -66,14 +68,14 @@ def measure(run: Run, model: str = "demo", tokens: int = 1024) -> Result:
     replays = Replays(kept, profile, clocks, blob)
     found = {
         **hit_rates(plain, profile),
-        "lcp_settings": lcp_settings(plain, profile, clocks),
+        "lcp_settings": (settings := lcp_settings(plain, profile, clocks)),
+        "lcp_shares": lcp_shares(settings),
         "distance": replays.by_distance(apart),
         **replays.prefetching(plain, live, waited),
     }
     kept.done()
     return {
         **found,
-        "orderings": orderings(found),
         "profile_tokens": profile.tokens,
         "clock": {f"{share:.1%}": asdict(clock) for share, clock in clocks.items()},
         "simulated": "hit rates, times and bytes are simulated on recorded routing, with predictions where the "
@@ -141,8 +143,8 @@ def at_distances(kept: Recordings, settings: Mapping[str, object], layers: int) 
 
 def hit_rates(trace: FileTrace, profile: Profile) -> dict[str, Any]:
     """Without prefetching. "hit_rate": scope -> slots -> policy -> hit rate; Belady's with bypass where the slots
-    suffice for it, and not in one pool for all layers, where it could not do better. "hit_rate_by_layer": slots ->
-    policy -> [layers], where every layer has as many slots."""
+    suffice for it, and not in one pool for all layers, where it could not do better. "hit_blocks": the same by parts of
+    the routing. "hit_rate_by_layer": slots -> policy -> [layers], where every layer has as many slots."""
     total, counts = trace.layers * trace.experts, usual(profile)
     grid: list[tuple[float, Config]] = []
     for scope in ("layer", "global"):
@@ -153,13 +155,19 @@ def hit_rates(trace: FileTrace, profile: Profile) -> dict[str, Any]:
             if scope == "layer" and slots - trace.top_k >= trace.layers * trace.top_k:
                 grid.append((share, Config(BELADY_BYPASS, slots, scope, usual=counts, transit=trace.top_k)))
     hits: dict[str, dict[str, dict[str, float | None]]] = {}
+    blocks: dict[str, dict[str, dict[str, list[float]]]] = {}
+    asked = trace.layers * trace.top_k  # requests of a token
     by_layer: dict[str, dict[str, tuple[float | None, ...]]] = {}
     results = simulate(trace, [config for _, config in grid], start="filled")
     for (share, config), one in zip(grid, results, strict=True):
         hits.setdefault(config.scope, {}).setdefault(f"{share:.1%}", {})[config.policy] = one.hit_rate
+        tokens = [block.tokens for block in one.blocks if block.tokens]
+        hit = [block.tokens * (asked - block.cost) for block in one.blocks if block.tokens]
+        of = blocks.setdefault(config.scope, {}).setdefault(f"{share:.1%}", {})
+        of[config.policy] = ratios(hit, [asked * one for one in tokens])
         if config.scope == "layer":
             by_layer.setdefault(f"{share:.1%}", {})[config.policy] = one.layer_hit_rate
-    return {"hit_rate": hits, "hit_rate_by_layer": by_layer}
+    return {"hit_rate": hits, "hit_blocks": blocks, "hit_rate_by_layer": by_layer}
 
 
 def lcp_settings(trace: FileTrace, profile: Profile, clocks: Mapping[float, Clock]) -> dict[str, list[dict[str, Any]]]:
@@ -172,9 +180,30 @@ def lcp_settings(trace: FileTrace, profile: Profile, clocks: Mapping[float, Cloc
             for rho, omega in LCP_SETTINGS
         ]
         found[f"{share:.1%}"] = [
-            {**one.config.params, "hit_rate": one.hit_rate, "tpot_ms": one.tpot_ms, "default": at == 0}
+            {
+                **one.config.params,
+                "hit_rate": one.hit_rate,
+                "tpot_ms": one.tpot_ms,
+                "tpot_blocks": [block.cost for block in one.blocks if block.tokens],
+                "default": at == 0,
+            }
             for at, one in enumerate(simulate(trace, configs, start="filled", clock=clocks[share]))
         ]
+    return found
+
+
+def lcp_shares(settings: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, list[float]]]:
+    """Slots -> setting of LCP -> by parts of the routing how far its time is from the default's, either way."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for share, rows in settings.items():
+        default = next(row["tpot_blocks"] for row in rows if row["default"])
+        found[share] = {
+            f"rho {row['rho']:g} omega {row['omega']}": [
+                abs(a / b - 1) for a, b in zip(row["tpot_blocks"], default, strict=True)
+            ]
+            for row in rows
+            if not row["default"]
+        }
     return found
 
 
@@ -238,20 +267,24 @@ class Replays:
                 }
             plec[f"{share:.1%}"] = {
                 f"{policy}, {title}{how}": self.at(
-                    one[title], share, policy, "global", oracle=title == ORACLE, guard=False
+                    one[title], share, policy, scope, oracle=title == ORACLE, guard=False
                 )
                 for title in PLEC_BEHIND
                 for how, one in (("", {**traces, ORACLE: plain}), (WAITED, waited))
                 if title in one
-                for policy in BESIDE_PLEC
+                for policy, scope in BESIDE_PLEC
             }
         return {"prefetchers": ahead, "behind": behind, "behind_predictor": AHEAD_OF_ALL, "plec": plec}
 
 
 def figures(one: TimedResult) -> dict[str, Any]:
-    """A replay's figures, of decoded tokens. Recall counts what was there in time."""
+    """A replay's figures, of decoded tokens, and some by stretches of them. Recall counts what was there in time."""
     recalls = [rate for rate in one.recall_by_layer if rate is not None]
+    hits, recalled, requests = ([getattr(token, name) for token in one.decoded] for name in COUNTS)
     return {
+        "hit_blocks": token_ratios(hits, requests),
+        "recall_blocks": token_ratios(recalled, requests) if recalls else [],
+        "tpot_blocks": stretches([token.ms for token in one.decoded]),
         "hit_rate": one.hit_rate,
         "late_rate": one.rate("late"),
         "tpot_ms": one.tpot_ms,

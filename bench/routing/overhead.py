@@ -4,7 +4,7 @@ Everything is resident and the link is not emulated, so nothing is fetched and n
 changes is its cost: its time on the computing thread (`predict`, which the engine counts), what capturing router inputs
 adds to a pass, and what its background work takes from the computing. Two more rows: recording for the lab, which runs
 several predictors at once, and the live comparison of cache policies. Rounds run in pairs, with the subject and without
-it; what it adds is the median over the pairs of the difference of their medians, with its interval.
+it; what it adds is the median over the pairs of the difference of their medians, with the mean's interval.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 
 from app.services.regret import Regret
 from bench.harness.engines import QUESTION, READ, decode_steps, until_ready
-from bench.harness.figures import differences, medians, spread
+from bench.harness.figures import medians
+from bench.harness.paired import difference
 from bench.harness.report import cells, goal, goal_lines, grid, headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from core.engine import Engine
@@ -105,14 +106,19 @@ def judged(with_it: Sequence[dict[str, float]], without: Sequence[dict[str, floa
     """Medians of the rounds with the subject, and what it adds to a token: in milliseconds, and `beyond` its own time
     as a share of a token without it."""
     of, pairs = medians(with_it), [*zip(with_it, without, strict=True)]
-    total = [[one["total_ms"] for one in rows] for rows in (with_it, without)]
-    added = spread(differences(*total))
+    some, none = ([one["total_ms"] for one in rows] for rows in (with_it, without))
+    added = difference(some, none)
     beyond = median((a["total_ms"] - a["predict_ms"] - a["record_ms"]) / b["total_ms"] - 1.0 for a, b in pairs)
     return {
         **of,
-        "none_ms": median(total[1]),
-        "added_ms": added["median"],
-        "added_interval_ms": added["interval"],
+        "none_ms": median(none),
+        "added_ms": median(a["total_ms"] - b["total_ms"] for a, b in pairs),
+        "added_interval_ms": None if added is None else [added.low, added.high],
+        "shares": {  # of a token without it, in each pair of rounds
+            "added": [a["total_ms"] / b["total_ms"] - 1.0 for a, b in pairs],
+            "own": [a["predict_ms"] / b["total_ms"] for a, b in pairs],
+            "stall": [a["stall_ms"] / b["total_ms"] for a, b in pairs],
+        },
         "beyond": beyond,
         "kept": beyond <= GOAL,
         "blocks": of["stall_ms"] > 0.0,

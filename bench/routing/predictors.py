@@ -36,6 +36,8 @@ def measure(run: Run, model: str = "demo", tokens: int = 256, answer: int = 48) 
                 "recall_at_k": fmean(by_layer),
                 "recall_by_layer": by_layer,
                 "recall_by_rank": patient.recall_by_rank(layers, k),
+                "blocks": patient.blocks(layers, k),
+                "rank_blocks": patient.rank_blocks(layers, k),
                 "recall_of_all_named": fmean(patient.recall(layers)),
                 "recall_in_time": fmean(quick.recall(layers, k)),
                 "named": patient.named(),

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from bench.harness.engines import question_of, until_ready
+from bench.harness.paired import stretches
 from core.engine import Engine
 from core.measure.calibrate.texts import Text
 from core.policy.predict import LayerMap, Prediction, Predictor, View
@@ -112,21 +113,42 @@ class PredictorProbe(Predictor):
     def recall(self, layers: int, width: int = 0) -> list[float]:
         """[layers] share of chosen experts that the last prediction for each layer contained; only its `width`
         likeliest count (0 = all). 0 where nothing was predicted."""
+        return [statistics.fmean(rates) if rates else 0.0 for rates in self._recalled(layers, width)]
+
+    def blocks(self, layers: int, width: int) -> dict[str, list[float]]:
+        """The same by stretches of tokens: "layer 1" ..., and of all layers but the first "mean"."""
+        found = self._recalled(layers, width)
+        mean = [statistics.fmean(rates) for rates in zip(*found[1:], strict=False)]
+        return {**{f"layer {at}": stretches(rates) for at, rates in enumerate(found)}, "mean": stretches(mean)}
+
+    def _recalled(self, layers: int, width: int) -> list[list[float]]:
+        """[layers] recall of every token."""
         found: list[list[float]] = [[] for _ in range(layers)]
         for (number, layer), chosen in self._chosen.items():
             right = self._likeliest(number, layer, width).intersection(chosen)
             found[layer].append(len(right) / len(set(chosen)))
-        return [statistics.fmean(rates) if rates else 0.0 for rates in found]
+        return found
 
     def recall_by_rank(self, layers: int, width: int) -> list[list[float]]:
         """[layers][k] share of the heaviest, second heaviest ... chosen expert, by the router's weight, that was among
         the `width` likeliest of the last prediction for its layer. Only of a patient probe. 0 where nothing was
         predicted."""
+        return [[statistics.fmean(rank) for rank in zip(*rows, strict=True)] for rows in self._ranked(layers, width)]
+
+    def rank_blocks(self, layers: int, width: int) -> dict[str, list[float]]:
+        """The same by rank and by stretches of tokens, mean of the layers but the first."""
+        tokens = [*zip(*self._ranked(layers, width)[1:], strict=False)]  # [T][layers - 1][k]
+        return {
+            str(rank + 1): stretches([statistics.fmean(row[rank] for row in token) for token in tokens])
+            for rank in range(width)
+        }
+
+    def _ranked(self, layers: int, width: int) -> list[list[list[bool]]]:
         found: list[list[list[bool]]] = [[] for _ in range(layers)]
         for (number, layer), chosen in self._heaviest.items():
             right = self._likeliest(number, layer, width)
             found[layer].append([expert in right for expert in chosen])
-        return [[statistics.fmean(rank) for rank in zip(*rows, strict=True)] for rows in found]
+        return found
 
     def _likeliest(self, number: int, layer: int, width: int) -> set[int]:
         """The `width` likeliest experts of the last prediction for a layer of a pass (0 = all)."""

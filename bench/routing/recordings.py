@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.engines import question_of, until_ready
+from bench.harness.paired import token_ratios
 from core.engine import Engine
 from core.measure.calibrate.texts import Text
 from core.measure.evaluate.run import start_mode
@@ -44,7 +45,7 @@ class Recordings:
         self.folder = folder
         self._engine, self._texts, self._tokens, self._say = engine, texts, tokens, say
         self._index, self._profile = folder / "recordings.json", folder / "profile.safetensors"
-        measured = {**measured, "figures": [*LIVED]}
+        measured = {**measured, "figures": [*LIVED, "hit_blocks"]}
         self._found: dict[str, Any] = {"measured": measured, "lived": {}}
         if self._index.exists():
             before = json.loads(self._index.read_text("utf-8"))
@@ -75,13 +76,13 @@ class Recordings:
         if path.name not in self._found["lived"]:
             self._say(f"recording {path.stem}")
             steps = self._record(path, name, params, settings, waited_for)
-            self._found["lived"][path.name] = lived(steps)
+            self._found["lived"][path.name] = {**lived(steps), "hit_blocks": hit_blocks(steps)}
             self._write()
         return FileTrace(path)
 
-    def lived(self, trace: FileTrace) -> dict[str, float]:
-        """What the engine itself did while it was recorded: see `lived`."""
-        figures: dict[str, float] = self._found["lived"][trace.path.name]
+    def lived(self, trace: FileTrace) -> dict[str, Any]:
+        """What the engine itself did while it was recorded: see `lived`, and the hit rate by stretches of tokens."""
+        figures: dict[str, Any] = self._found["lived"][trace.path.name]
         return figures
 
     def done(self) -> None:
@@ -138,6 +139,12 @@ class Recordings:
                         left -= piece.step.phase == "decode"
         engine.keep(probs=False, ranks=False, tokens=False)
         return steps
+
+
+def hit_blocks(steps: Sequence[StepRecord]) -> list[float]:
+    """The hit rate of decoded tokens, by stretches."""
+    decoded = [step for step in steps if step.phase == "decode"]
+    return token_ratios([step.hits for step in decoded], [step.requests for step in decoded])
 
 
 def lived(steps: Sequence[StepRecord]) -> dict[str, float]:

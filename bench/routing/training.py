@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.harness.engines import divided
-from bench.harness.report import claim_lines, grid, headline, ordering
+from bench.harness.report import grid, headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.probe import listen
 from core.measure.calibrate.gather import calibrate
@@ -57,18 +57,7 @@ def measure(run: Run, model: str = "demo", tokens: int = 512, answer: int = 48) 
             by_layer = probe.recall(shape.layers, shape.top_k)
             found[title] = {"recall_at_k": fmean(by_layer), "recall_by_layer": by_layer}
         engine.change({"predictor": "none"})
-    return {"recall": by_tokens, "orderings": orderings(by_tokens)}
-
-
-def orderings(by_tokens: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Whether more tokens always help, predictor by predictor, and the paper's way of training the path."""
-    titles = [title for title in next(iter(by_tokens.values()), {}) if title != "gate"]
-    rows = {title: [one[title]["recall_at_k"] for one in by_tokens.values()][::-1] for title in titles}
-    more = [ordering(f"{title}: the more tokens, the better", [row]) for title, row in rows.items()]
-    if not {PATH, READ_PATH} <= rows.keys():
-        return more
-    pairs = [list(pair) for pair in zip(rows[PATH], rows[READ_PATH], strict=True)][::-1]
-    return [*more, ordering(f"{PATH}: generated texts above those read", pairs)]
+    return {"recall": by_tokens}
 
 
 def table(r: Result) -> list[str]:
@@ -80,7 +69,6 @@ def table(r: Result) -> list[str]:
     return [
         f"{headline(r)}; recall@{r['top_k']} of {r['tokens']} decoded tokens, waited for, by tokens of the profile",
         *grid(("", *found), rows),
-        *claim_lines(r["orderings"]),
     ]
 
 

@@ -14,24 +14,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from statistics import median
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from bench.harness.engines import emulated_link, model_of, pack_of, token_stream
+from bench.harness.engines import READ, emulated_link, model_of, pack_of, token_stream
 from bench.harness.figures import medians
+from bench.harness.paired import ratios
 from bench.harness.report import goal, goal_lines, grid, headline
 from bench.harness.run import Result, Run, Suite
-from bench.speed.batch_accuracy import READ
-from bench.speed.batch_accuracy import measure as accuracies
 from core.engine import Engine
 from core.engine.batch_request import BatchRequest
 from core.engine.loading import own_memory
 from core.hf.cached_pass import cached_pass
 from core.hf.files import model_path
+from core.measure.calibrate.gather import calibrate
 from core.measure.calibrate.texts import bundled
 from core.metrics import reduced
 from core.policy.batching import NoScheduler, RandomScheduler, Scheduler, TokenScheduler
@@ -42,6 +42,7 @@ SIZES = (1, 4, 8, 16, 32)
 PROMPT = 48  # tokens
 SHARES = ("100%", "50%", "25%")
 PLACES = {"link": "over an emulated link of {:.3g} GB/s", "disk": "from disk"}
+PARTS = 8  # of the decode passes, by which hits are compared
 GOAL = 6.0  # tokens a second of 16 at a time over those of one, with half of the experts resident
 PLAIN: dict[str, object] = {
     "eviction": "lru",
@@ -62,15 +63,18 @@ CACHES: dict[str, dict[str, object]] = {  # compared at half of the experts
     "plec": {**PLAIN, "eviction": "plec", "scope": "global", "predictor": "gate", "prefetch_guard": False},
 }
 NETWORK: dict[str, object] = {**CACHES["plec"], "predictor": "routing_path"}
+PIPELINED = "similarity, pipelined"
 Schedulers = Mapping[str, Callable[[], Scheduler] | None]  # None: all of them as one batch
 SCHEDULERS: Schedulers = {
     "one batch": None,
     "none": NoScheduler,
     "random": RandomScheduler,
     "similarity": TokenScheduler,
+    "similarity, quarters": TokenScheduler,  # two batches of a quarter of the prompts each ...
+    PIPELINED: TokenScheduler,  # ... and four, of which two are regrouped while the others are computed
 }
 BY_NETWORK: Schedulers = {"none, network": NoScheduler, "similarity, network": TokenScheduler}
-By = dict[str, dict[str, float]]
+By = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +101,16 @@ class Bench:
                 found[place][share] = self.by_size(engine, {**PLAIN, "budget": share, **own}, f"{place} {share}")
         half = {"budget": "50%", **link}
         found["caches"] = {name: self.by_size(linked, {**one, **half}, name) for name, one in CACHES.items()}
-        found["schedulers"] = self.by_scheduler(linked, {**PLAIN, **half}, SCHEDULERS)
+        found["schedulers"] = schedulers = self.by_scheduler(linked, {**PLAIN, **half}, SCHEDULERS)
+        found["shares"] = shares(schedulers)
         return found
 
     def with_network(self, engine: Engine, link: Mapping[str, object], found: dict[str, Any]) -> None:
-        """Adds what the trained network predicts, and what a cache and schedulers make of it."""
+        """Adds what a cache and schedulers make of the trained network's predictions (`bench path` counts these)."""
         self.run.say("training the network")
-        texts, batches = bundled("demo")[: 8 if self.run.small else None], [n for n in self.sizes if n > 1]
         limit, network = 600 if self.run.small else READ, {"budget": "50%", **link, **NETWORK}
-        found["accuracy"] = accuracies(engine, texts, self.prompts, self.tokens, batches, limit)
+        texts = bundled("demo")[: 8 if self.run.small else None]
+        engine.use_profile(calibrate(engine, texts, parts={"path"}, limit=limit))
         found["caches"]["plec, network"] = self.by_size(engine, network, "plec, network")
         found["schedulers"] |= self.by_scheduler(engine, network, BY_NETWORK)
 
@@ -115,21 +120,25 @@ class Bench:
         _row(engine, self.prompts, self.tokens, self.sizes[-1])  # warm-up
         each = partial(_row, engine, self.prompts, self.tokens)
         found = self.run.by_turns(self.sizes, lambda size, _: each(size), self.rounds, warm=False, what=what)
-        return {str(size): medians(rows) for size, rows in found.items()}
+        return {str(size): of_rounds(rows) for size, rows in found.items()}
 
     def by_scheduler(self, engine: Engine, settings: Mapping[str, object], schedulers: Schedulers) -> By:
         """Two batches of half of the prompts each, by what divides them."""
         engine.change(settings)
-        half = len(self.prompts) // 2
+        count = len(self.prompts)
 
-        def one(name: str, number: int) -> dict[str, float]:
+        def one(name: str, number: int) -> dict[str, Any]:
             make, times = schedulers[name], engine.batching.regrouped
             times.clear()
-            row = _row(engine, self.prompts, self.tokens, half if make else 2 * half, make() if make else None)
+            if make is None:
+                row = _row(engine, self.prompts, self.tokens, count)
+            else:
+                size = count // (4 if name in ("similarity, quarters", PIPELINED) else 2)
+                row = _row(engine, self.prompts, self.tokens, size, make(), pipelined=name == PIPELINED)
             return {**row, "scheduled_ms": median(one.ms for one in times) if times else 0.0}
 
         found = self.run.by_turns([*schedulers], one, self.rounds, what="schedulers")
-        return {name: medians(rows) for name, rows in found.items()}
+        return {name: of_rounds(rows) for name, rows in found.items()}
 
     @torch.inference_mode()
     def by_transformers(self, model: str) -> dict[str, float]:
@@ -142,7 +151,7 @@ class Bench:
         return {str(size): max(size, 4) * self.tokens / median(seconds) for size, seconds in found.items()}
 
 
-def measure(run: Run, model: str = "demo", rounds: int = 3, tokens: int = 32) -> Result:
+def measure(run: Run, model: str = "demo", rounds: int = 5, tokens: int = 32) -> Result:
     """`tokens` = tokens of an answer."""
     sizes, path = SIZES[:2] if run.small else SIZES, model_of(run, model)
     pack = str(pack_of(run, path, "whole1"))
@@ -160,12 +169,45 @@ def measure(run: Run, model: str = "demo", rounds: int = 3, tokens: int = 32) ->
             bench.with_network(linked, link, found)
     return {
         **found,
+        "lost": lost(found),
         **gains(found, str(max(s for s in sizes if s <= 16)), link["link_gbps"]),
         "model": run.about["model"],
         "link_gbps": link["link_gbps"],
         "transformers": bench.by_transformers(path),
         "prompt_tokens": PROMPT,
         "sizes": list(sizes),
+    }
+
+
+def of_rounds(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The medians of figures over rounds, their tokens a second in each, and the hits by parts of the last one."""
+    return {
+        **medians([{name: row[name] for name in row if name != "hit_blocks"} for row in rows]),
+        "tok_s_rounds": [row["tok_s"] for row in rows],
+        "scheduled_shares": [row.get("scheduled_ms", 0.0) / (2 * row["pass_ms"]) for row in rows],
+        "hit_blocks": rows[-1]["hit_blocks"],
+    }
+
+
+def shares(rows: By) -> dict[str, list[float]]:
+    """By round: what regrouping takes of two passes, and how much longer an answer takes where it is pipelined."""
+    quarters, pipelined = rows["similarity, quarters"]["tok_s_rounds"], rows[PIPELINED]["tok_s_rounds"]
+    return {
+        "scheduling": rows["similarity"]["scheduled_shares"],
+        "pipelined": [a / b - 1 for a, b in zip(quarters, pipelined, strict=True)],
+        "speedup": [
+            a / b for a, b in zip(rows["similarity"]["tok_s_rounds"], rows["none"]["tok_s_rounds"], strict=True)
+        ],
+    }
+
+
+def lost(found: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Cache -> the hit rate that it loses from 4 sequences at a time to 16, by parts of the answers."""
+    sizes = {name: (of.get("4"), of.get("16")) for name, of in found["caches"].items()}
+    return {
+        name: [a - b for a, b in zip(few["hit_blocks"], many["hit_blocks"], strict=True)]
+        for name, (few, many) in sizes.items()
+        if few and many
     }
 
 
@@ -192,12 +234,18 @@ def gains(found: Mapping[str, Any], most: str, gbps: float) -> dict[str, Any]:
 
 
 def _row(
-    engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, size: int, scheduler: Scheduler | None = None
-) -> dict[str, float]:
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    size: int,
+    scheduler: Scheduler | None = None,
+    *,
+    pipelined: bool = False,
+) -> dict[str, Any]:
     """The figures of answering prompts, so many at a time: all of them once, or a few one by one; with a `scheduler`
-    two batches of so many."""
-    prompts = prompts[: max(size, 4) if scheduler is None else 2 * size]
-    seconds, steps = _answered(engine, prompts, tokens, size, scheduler)
+    all, in two batches of so many, or four where they are `pipelined`."""
+    prompts = prompts[: max(size, 4)] if scheduler is None else prompts
+    seconds, steps = _answered(engine, prompts, tokens, size, scheduler, pipelined=pipelined)
     decode = [step for step in steps if step.phase == "decode"]
     figures, generated, layers = reduced(steps), len(prompts) * tokens, engine.shape.layers
     copied, experts = (
@@ -213,19 +261,33 @@ def _row(
         "union": experts / layers / len(decode),
         "tokens_per_expert": sum(step.tokens for step in decode) * engine.shape.top_k * layers / experts,
         "hit_rate": float(figures["hit_rate"] or 0.0),
+        "hit_blocks": ratios(*([sum(one[name]) for one in _parts(decode)] for name in ("hits", "requests"))),
         "bytes_per_token": copied / generated,
         "least_bytes_per_token": lacking * engine.sizes.blob / generated,
     }
 
 
+def _parts(steps: Sequence[StepRecord]) -> list[dict[str, list[int]]]:
+    """The hits and requests of passes in PARTS equal parts, whatever their number."""
+    at = [round(part * len(steps) / PARTS) for part in range(PARTS + 1)]
+    rows = [steps[first:last] for first, last in pairwise(at)]
+    return [{"hits": [s.hits for s in one], "requests": [s.requests for s in one]} for one in rows]
+
+
 def _answered(
-    engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, size: int, scheduler: Scheduler | None = None
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    size: int,
+    scheduler: Scheduler | None = None,
+    *,
+    pipelined: bool = False,
 ) -> tuple[float, list[StepRecord]]:
     """Seconds, and the passes that it took."""
     sampling, steps = Sampling(max_new_tokens=tokens, temperature=0.0), dict[int, StepRecord]()
     began_s = time.perf_counter()
     requests = [BatchRequest(n, Ids(ids), sampling) for n, ids in enumerate(prompts)]
-    for one in engine.generate_many(requests, size, scheduler=scheduler):
+    for one in engine.generate_many(requests, size, scheduler=scheduler, pipelined=pipelined):
         if one.piece is not None and one.piece.step is not None:
             steps[one.piece.step.index] = one.piece.step
     return time.perf_counter() - began_s, list(steps.values())
@@ -287,13 +349,6 @@ def table(f: Result) -> list[str]:
         f"{2 * half} prompts as two batches of {half}, regrouped for every token",
         *grid(("", "tok/s", "pass ms", "union", "hits", "MB a token", "scheduling ms"), schedulers),
     ]
-    for size, named in f.get("accuracy", {}).items():
-        rows = [
-            (n, f"{r['accuracy']:.1%}", f"{r['named']:.1f}", f"{r['ms']:.2f}" if "ms" in r else "")
-            for n, r in named.items()
-        ]
-        lines += [f"a batch of {size}: share of the experts needed that were named before, experts named a layer, ms"]
-        lines += grid(("", "", "", ""), rows)
     return [
         *lines,
         *goal_lines([goal("16 at a time over one, half resident", ">=", f["goal"], f["gain"])]),

@@ -12,11 +12,12 @@ import time
 from typing import Any
 from unittest.mock import patch
 
-from bench.harness.engines import GENERATED, model_of, pack_of, random_tokens
+from bench.harness.engines import model_of, pack_of, random_tokens
 from bench.harness.figures import medians, ratio
 from bench.harness.report import grid
 from bench.harness.run import Result, Run, Suite
 from bench.models.fixtures import FORMATS
+from bench.models.generate import GENERATED
 from core.engine import Engine
 from core.engine.settings_controller import SettingsController
 from core.settings.sampling import Sampling

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench.harness.engines import divided, emulated_link, model_of, pack_of
+from bench.harness.engines import blocks_of, divided, emulated_link, model_of, pack_of
 from bench.harness.report import cell, grid, headline
 from bench.harness.run import Result, Run, Suite
 from bench.harness.workload import Workload, median_round, play, workload
@@ -33,7 +33,6 @@ from core.profile import Profile
 from core.settings.config import Settings
 from core.settings.presets import SPECULATIVE, preset
 
-BLOCKS = {"demo": 3}  # of other models 4
 LINKS = {"slow": 2.0, "usual": 1.0, "fast": 0.5}  # times the copy that a layer of the reference machine waits for
 DISK = "disk"
 READ = 4000  # tokens that calibration reads
@@ -60,10 +59,10 @@ class Row(NamedTuple):
     settings: Mapping[str, object]
 
 
-def measure(run: Run, model: str = "demo", budget: str = "20%", rounds: int = 3, tokens: int = 96) -> Result:
+def measure(run: Run, model: str = "demo", budget: str = "20%", rounds: int = 5, tokens: int = 200) -> Result:
     """`budget` is a share of the experts, the buffer included; `tokens` = decoded tokens of a run."""
     path = model_of(run, model)
-    blocks = BLOCKS.get(path, 2 if run.small else 4)
+    blocks = blocks_of(path, run.small)
     counts = {"whole": 1, "split": blocks}
     packs = {name: str(pack_of(run, path, f"{name}{count}", blocks=count)) for name, count in counts.items()}
     found: dict[str, Any] = {}

@@ -1,11 +1,7 @@
-"""The cache mechanism over ids: which expert is in which slots, which are in use, and which one is evicted for another.
+"""The cache mechanism over ids: what requests and prefetches do to the experts in slots (`core.cache.residents`).
 
-An expert consists of equal blocks, and a slot holds one of them, so that any slot of a pool serves any of its experts.
-It is computed with all of them; the part that a layer keeps of it when others need slots is its top, the first of its
-blocks. The core knows no bytes, copies or devices. A slot is any object that its owner puts into the pools: memory in
-the engine (`core.memory.slot.Slot`), a row of host memory in the host tier, a number where the cache is simulated.
-Every decision follows from the requests, so with the same requests all of these hit, miss and evict alike.
-`core.simulate.cache` computes the same for many caches at once.
+Every decision follows from the requests, so with the same requests the caches of the engine, of the host tier and of
+the simulator hit, miss and evict alike. `core.simulate.cache` computes the same for many caches at once.
 
 Without transit slots a missing expert evicts another before it is computed, whatever its score. With them (the setting
 bypass) it is computed in one that its pool borrows. When the leases of the layer have ended, the expert with the lowest
@@ -22,33 +18,20 @@ which is the cache of whole experts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Generic
 
 import numpy as np
+import numpy.typing as npt
 
-from core.cache.block_table import BlockTable
-from core.cache.pool import Pool, S, empty_pools, first
-from core.cache.use_log import UseLog
-from core.policy.eviction import GONE, Eviction, ExpertIndex, MakePolicy, victim
-from core.policy.eviction.base import Ints
+from core.cache.pool import Pool, S
+from core.cache.residents import Residents, accept, ignore
+from core.policy.eviction import GONE, MakePolicy
 from core.policy.hints import Hints
 from core.types import Segment
 
 
-def _ignore(eid: int, kept: int) -> None:
-    pass
-
-
-def _any(eid: int) -> bool:
-    return True
-
-
-class CacheCore(Generic[S]):
-    """One thread at a time. A pass over a layer: `lease` its experts, `admit_requested` those missing, `release` all.
-
-    Changed by its owner between two passes: `now`, the tokens of all passes up to the coming one, and `pinned`,
-    experts that are cut or evicted only if no other can be.
-    """
+class CacheCore(Residents[S]):
+    """One thread at a time. A pass over a layer: `lease` its experts, `admit_requested` those that lack blocks,
+    `release` all."""
 
     def __init__(
         self,
@@ -58,68 +41,35 @@ class CacheCore(Generic[S]):
         pools: list[Pool[S]],
         hints: Hints | None = None,
         blocks: int = 1,
-        on_loss: Callable[[int, int], None] = _ignore,
+        on_loss: Callable[[int, int], None] = ignore,
     ) -> None:
-        """`pools`: one per layer, or one for all. Every expert has `blocks` blocks; `on_loss(eid, kept)` is called
-        before one loses the slots of those after the first `kept`."""
-        self.layers, self.experts, self.blocks = layers, experts, blocks
-        self.pools = pools
-        self.transit: list[S] = []  # slots of no pool that none has borrowed
-        self.held: BlockTable[S] = BlockTable(layers, experts, blocks)
-        self.table = self.held.slots  # eid -> the slots of its blocks: the only such map
-        self.hints = hints or Hints(layers, experts)
-        self._uses = UseLog(make_policy(ExpertIndex(layers, experts, hints=self.hints)), layers * experts)
-        self.pinned: frozenset[int] = frozenset()
+        """As `Residents`; nothing is leased."""
+        super().__init__(layers, experts, make_policy, pools, hints, blocks, on_loss)
         self._leases: list[Sequence[int]] = []  # the experts of each
         self._leased: frozenset[int] | None = None  # all of these, if read since they changed
         self._has_borrowed = False  # a pool may have borrowed transit slots
-        self.now = self.tick = self.layer = 0  # tick: requests and admissions so far; layer: the one being computed
-        self.displaced = -1  # the expert that the last `admit` evicted, or -1
-        self._on_loss = on_loss
-
-    @property
-    def policy(self) -> Eviction:
-        """The eviction policy, with every request so far."""
-        return self._uses.policy
-
-    @property
-    def last_used(self) -> Ints:
-        """By eid, `now` of the last request; -1 = never."""
-        return self._uses.last
-
-    @property
-    def retains(self) -> bool:
-        """Whether the policy keeps experts after the step that used them."""
-        return self._uses.retains
-
-    @property
-    def uses_hints(self) -> bool:
-        """Whether its scores depend on `hints`."""
-        return self._uses.uses_hints
-
-    def keeps(self, layer: int) -> bool:
-        """Whether experts of `layer` may stay after the step that used them."""
-        return self._uses.retains and self.held.tops[layer] > 0
-
-    def pool(self, layer: int) -> Pool[S]:
-        """The pool whose slots `layer` uses."""
-        return self.pools[layer] if len(self.pools) > 1 else self.pools[0]
 
     def capacity_for(self, layer: int) -> int:
-        """Experts that fit into the pool of `layer` with the pinned ones, at least one; with the buffer, if split."""
-        pool = self.pool(layer)
-        slots = pool.capacity
-        if self.held.tops[layer] < self.blocks:
-            slots += len(self.transit) + sum(self.blocks - had for had in self.held.buffered.values())
-        return max(1, slots // self.blocks - sum(eid in pool.eids for eid in self.pinned))
+        """Experts of `layer` to lease at once, at least one: as many as fit into its pool with the pinned ones. Where
+        only their tops stay, as many as the transit slots hold, so that a pass over many experts evicts no other's top
+        to compute them; all slots if the layer keeps nothing."""
+        pool, blocks, slots = self.pool(layer), self.blocks, 0
+        if self.held.tops[layer] < blocks:
+            slots = len(self.transit) + sum(blocks - had for had in self.held.buffered.values())
+            if slots >= blocks and self.keeps(layer):
+                return slots // blocks
+        return max(1, (pool.capacity + slots) // blocks - sum(eid in pool.eids for eid in self.pinned))
 
-    def residents(self, pool: Pool[S]) -> list[int]:
-        """The experts that have slots of `pool`, in ascending order."""
-        return [eid for eid in pool.eids if self.table[eid]]
-
-    def is_resident(self, eid: int) -> bool:
-        """Whether it has slots."""
-        return bool(self.table[eid])
+    def chosen(self, layer: int, ids: npt.ArrayLike) -> None:
+        """The T tokens of a pass choose the experts `ids` [T, k] of `layer`, negative ids none, which are requested
+        next. Only for policies that count tokens; those of a single token are its requests."""
+        if not self._uses.counts_tokens:
+            return
+        of = np.asarray(ids)
+        if len(of) > 1:
+            tokens = np.bincount(of[of >= 0], minlength=self.experts)
+            found = tokens.nonzero()[0]
+            self.policy.chosen(layer * self.experts + found, tokens[found])
 
     def lease(self, layer: int, eids: Sequence[int]) -> list[int]:
         """`layer` requests `eids`, all distinct: none of them can be evicted or cut until `release`, and those with all
@@ -154,7 +104,7 @@ class CacheCore(Generic[S]):
         eid: int,
         *blocked: Collection[int],
         in_transit: bool = False,
-        may_displace: Callable[[int], bool] = _any,
+        may_displace: Callable[[int], bool] = accept,
     ) -> tuple[S, ...] | None:
         """Give a missing expert slots for the blocks it lacks -> these slots: free ones, borrowed transit slots if
         `in_transit`, or those of experts that are cut or that the policy evicts. These are in no container of
@@ -217,21 +167,6 @@ class CacheCore(Generic[S]):
         for eid in [eid for eid in self.held.buffered if low <= eid < high and eid not in eids]:
             self.drop(eid)
 
-    def drop(self, eid: int) -> None:
-        """The buffered blocks of an expert give their slots back; those in the cache stay."""
-        self.transit.extend(self._cut(eid, self.held.buffered[eid]))
-
-    def empty_buffer(self) -> None:
-        """All buffered blocks give their slots back; blocks in the cache stay."""
-        for eid in [*self.held.buffered]:
-            self.drop(eid)
-
-    def split(self, tops: Sequence[int]) -> None:
-        """Keep the first `tops` blocks of experts, by layer, where others need slots: all of them, or a part, or 0 for
-        none. Nothing is cut, evicted or fetched at once. Tops shorter than experts need transit slots for the other
-        blocks of a token's experts. Between two passes."""
-        self.held.split(tops)
-
     def release(self, eids: Sequence[int]) -> None:
         """End a lease of a layer: its experts may be evicted again, and are at once if the policy does not retain any,
         or the layer keeps no part of them. With the last lease, borrowed slots are given back."""
@@ -254,81 +189,6 @@ class CacheCore(Generic[S]):
         for pool in self.pools:
             self._return_borrowed(pool)
 
-    def evict(self, eid: int) -> None:
-        """A resident loses its slots."""
-        assert self.table[eid]
-        if eid in self.held.buffered:
-            self.drop(eid)
-        if self.table[eid]:
-            self.pool(eid // self.experts).free.extend(self._cut(eid, 0))
-            self.policy.left(eid)
-
-    def cut(self, eid: int) -> None:
-        """A resident that is longer than its layer's top loses the slots of the rest."""
-        assert eid in self.held.long
-        layer = eid // self.experts
-        self.pool(layer).free.extend(self._cut(eid, self.held.tops[layer]))
-
-    def evict_all(self) -> None:
-        """Every resident loses its slots."""
-        for pool in self.pools:
-            for eid in self.residents(pool):
-                self.evict(eid)
-
-    def forget(self) -> None:
-        """Evict everything and forget all use, except what the policy remembers."""
-        self.evict_all()
-        self.hints.forget()
-        self.last_used[:] = -1
-
-    def resize(
-        self, capacities: Sequence[int], transit: int, allocate: Callable[[], S], free: Callable[[S], None]
-    ) -> None:
-        """Give each pool its capacity, and `transit` slots to none. Shrinks first, then grows, so that there are never
-        more slots than before or after. When `allocate` raises, the pools are as large as there were slots. Nothing may
-        be leased."""
-        sizes = list(zip(self.pools, capacities, strict=True))
-        self.empty_buffer()
-        while len(self.transit) > transit:
-            free(self.transit.pop())
-        for pool, capacity in sizes:
-            while pool.capacity > capacity:
-                assert self._vacate(pool, 1)
-                pool.capacity -= 1
-                free(pool.free.pop())
-        while len(self.transit) < transit:
-            self.transit.append(allocate())
-        for pool, capacity in sizes:
-            while pool.capacity < capacity:
-                pool.grow(allocate())
-
-    def rebuild(self, make_policy: MakePolicy, capacities: Sequence[int]) -> list[S]:
-        """Start with another policy and other pools: pinned residents stay, then others by last use, as far as they
-        fit. Pools get up to `capacities` of the slots that there are -> the slots left over."""
-        self.empty_buffer()
-        last = self.last_used.tolist()
-        old = sorted(
-            (eid for eid, slots in enumerate(self.table) if slots),
-            key=lambda eid: (eid not in self.pinned, -last[eid], eid),
-        )
-        keep = first(old, capacities, self.experts, lambda eid: len(self.table[eid]))
-        kept = set().union(*keep)
-        for eid in old:
-            if eid not in kept:
-                self.evict(eid)
-        spare = [slot for pool in self.pools for slot in pool.free]
-        self._uses.policy = make_policy(ExpertIndex(self.layers, self.experts, hints=self.hints))
-        self.pools = empty_pools(len(self.table), len(keep))
-        for pool, eids in zip(self.pools, keep, strict=True):
-            pool.capacity = sum(len(self.table[eid]) for eid in eids)
-            for eid in reversed(eids):
-                self.tick += 1
-                self.policy.admitted(eid, self.tick, self.now)
-        for pool, capacity in zip(self.pools, capacities, strict=True):
-            while spare and pool.capacity < capacity:
-                pool.grow(spare.pop())
-        return spare
-
     def over_same_slots(self, make_policy: MakePolicy) -> CacheCore[S]:
         """A second core with a policy, hints, pins and time of its own over the same pools and slots. Only one of the
         two is in use at a time, and the policy of the other does not learn what it evicts. The buffer is emptied."""
@@ -350,43 +210,6 @@ class CacheCore(Generic[S]):
         assert not any(pool.borrowed for pool in self.pools), "a transit slot was not given back"
         assert sorted(sizes) == np.flatnonzero(self.policy.score != GONE).tolist(), "the policy and the map disagree"
         assert {*self.leased} <= sizes.keys(), "a lease without a slot"
-
-    def _vacate(
-        self, pool: Pool[S], slots: int, *blocked: Collection[int], may_displace: Callable[[int], bool] = _any
-    ) -> bool:
-        """Have that many slots of the pool free, cutting or evicting experts if need be."""
-        self.displaced = -1
-        while len(pool.free) < slots:
-            if not self._cut_or_evict(pool, *blocked, may_displace=may_displace):
-                return False
-        return True
-
-    def _cut_or_evict(
-        self, pool: Pool[S], *blocked: Collection[int], may_displace: Callable[[int], bool] = _any
-    ) -> bool:
-        """Of the experts in no container of `blocked`, cut the `long` one with the lowest score, or else evict the next
-        by the policy, pinned ones if there is no other. False when none may be."""
-        spares: tuple[Collection[int], ...] = (self.pinned, ()) if self.pinned else ((),)
-        for spared in spares:
-            if self.held.long and (eid := self._to_cut(pool, *blocked, spared)) is not None:
-                self.cut(eid)
-                return True
-            gone = victim(self.policy, pool.part, self.now, self.layer, *blocked, spared)
-            if gone is not None:
-                if not may_displace(gone):
-                    return False
-                self.evict(gone)
-                self.displaced = gone
-                return True
-        return False
-
-    def _to_cut(self, pool: Pool[S], *blocked: Collection[int]) -> int | None:
-        """Of the experts that can be cut, the one that the policy would evict first; None when there is none."""
-        eids = [eid for eid in self.held.long if eid in pool.eids and not any(eid in some for some in blocked)]
-        if not eids:
-            return None
-        scores = self.policy.scores(pool.part, self.now, self.layer)
-        return min(eids, key=lambda eid: (scores[eid - pool.part.start], eid))
 
     def _borrow(self, pool: Pool[S], slots: int) -> None:
         """A pool borrows that many transit slots, or as many as there are. Buffered experts give theirs up for this,
@@ -416,8 +239,3 @@ class CacheCore(Generic[S]):
         self.tick += 1
         if not had:
             self.policy.admitted(eid, self.tick, self.now)
-
-    def _cut(self, eid: int, kept: int) -> tuple[S, ...]:
-        """An expert loses its blocks but the first `kept` -> their slots."""
-        self._on_loss(eid, kept)
-        return self.held.cut(eid, kept)

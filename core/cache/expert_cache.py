@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from core.cache.copies import CacheMemory, Copies
 from core.cache.core import CacheCore
 from core.cache.counts import Counts
-from core.cache.lease import Lease, LeasedSegment
+from core.cache.lease import Lease, LeasedSegment, in_waves
 from core.cache.pool import Pool, empty_pools
 from core.cache.prefetch_queue import PrefetchQueue
 from core.cache.requests import Requests
@@ -28,6 +30,7 @@ from core.policy.allocation.slot_allocation import Placement
 from core.policy.eviction import Eviction, MakePolicy, policy_maker
 from core.policy.hints import Hints
 from core.policy.predict import LayerMap, Prediction
+from core.policy.predict.base import PriorityFormula, by_score
 from core.settings.cache import CacheSettings
 from core.settings.prefetch import PrefetchSettings
 from core.types import Residence
@@ -82,19 +85,39 @@ class ExpertCache:
         demand."""
         return self.requests.acquire(layer, wanted)
 
+    def in_waves(
+        self,
+        layer: int,
+        ids: npt.ArrayLike,
+        wanted: Sequence[int],
+        release: Callable[[Lease], None],
+        look_ahead: Callable[[], None],
+    ) -> Iterator[Lease]:
+        """`acquire` the experts `wanted` by several tokens, in waves if they are more than fit. `ids` [T, k]: the
+        choice of each token, negative ids none. Each lease is released when the next one is taken; `look_ahead` is
+        called once the last one is acquired."""
+        self.core.chosen(layer, ids)
+        return in_waves(self.core, layer, wanted, partial(self.acquire, layer), release, look_ahead)
+
     def lookup_all_hits(self, layer: int, wanted: Sequence[int]) -> list[LeasedSegment] | None:
         """`wanted` without a lease, if all of them are hits and no prefetch is pending; None otherwise. Compute them
         before the next call to the cache."""
         return self.requests.lookup_all_hits(layer, wanted)
 
-    def prefetch(self, predictions: Sequence[Prediction], at: int, maps: Sequence[LayerMap] = ()) -> None:
-        """Prefetch experts by priority, as long as there is a slot that holds nothing better.
+    def prefetch(
+        self,
+        predictions: Sequence[Prediction],
+        at: int,
+        maps: Sequence[LayerMap] = (),
+        priority: PriorityFormula = by_score,
+    ) -> None:
+        """Prefetch experts by `priority`, as long as there is a slot that holds nothing better.
 
         `at` = the layer in which the predictions are made, -1 before the first. Queued prefetches of earlier
         predictions are ranked again together with the new ones; one loses its slot to a better prediction, or when it
-        would come too late. `maps` go to the eviction policy.
+        would come too late. `maps` go to the eviction policy, too.
         """
-        self.prefetch_queue.issue(predictions, at, maps)
+        self.prefetch_queue.issue(predictions, at, maps, priority)
 
     def release(self, lease: Lease, fence: Any = None) -> None:
         """End a lease: its computation is done, or on CUDA will be at `fence`. Its experts may be evicted again."""

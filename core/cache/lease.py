@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from core.cache.core import CacheCore
 from core.memory.slot import Slot
 from core.memory.ticket import Ticket
 from core.policy.allocation.slots import waves
 from core.types import Outcome, Segment
-
-if TYPE_CHECKING:
-    from core.cache.expert_cache import ExpertCache
 
 L = TypeVar("L")  # a lease, of any cache
 
@@ -59,29 +57,24 @@ class Lease:
 
 
 def in_waves(
-    expert_cache: ExpertCache,
+    core: CacheCore[Any],
     layer: int,
     wanted: Sequence[int],
-    release: Callable[[Lease], None],
-    look_ahead: Callable[[], None],
-) -> Iterator[Lease]:
-    """Lease all of `wanted`, in waves when they do not fit: while one wave is computed, the experts of later ones are
-    copied.
+    acquire: Callable[[Sequence[int]], L],
+    release: Callable[[L], None],
+    look_ahead: Callable[[], None] = lambda: None,
+) -> Iterator[L]:
+    """Lease all of `wanted`, distinct experts of `layer`, in waves when they do not fit: while one wave is computed,
+    the experts of later ones are copied. `acquire` leases those of one wave.
 
     Each lease is released when the next one is taken. `look_ahead` is called once the last one is acquired.
     """
     if not wanted:
         look_ahead()
         return
-    base, is_resident = layer * expert_cache.experts, expert_cache.is_resident
-    capacity = expert_cache.capacity_for(layer)
-    yield from leases(
-        waves(wanted, capacity, lambda expert: is_resident(base + expert)),
-        capacity,
-        lambda group: expert_cache.acquire(layer, group),
-        release,
-        look_ahead,
-    )
+    base, table, blocks, capacity = layer * core.experts, core.table, core.blocks, core.capacity_for(layer)
+    groups = waves(wanted, capacity, lambda expert: blocks - len(table[base + expert]))
+    yield from leases(groups, capacity, acquire, release, look_ahead)
 
 
 def leases(

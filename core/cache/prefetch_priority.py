@@ -1,8 +1,4 @@
-"""Decides the order of prefetches, and which of them would come too late.
-
-A prediction has the priority p / (l - l_now), as in FineMoE: p is the probability that its layer will request the
-expert, l - l_now the number of layers until then, counted across the end of the token.
-"""
+"""Decides the order of prefetches, by the predictor's priority of each, and which of them would come too late."""
 
 from __future__ import annotations
 
@@ -13,8 +9,12 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from core.memory.ticket import Link, Ticket
-from core.policy.predict import Prediction
+from core.policy.predict import LayerMap, Prediction
+from core.policy.predict.base import PriorityFormula, by_score
 from core.settings.prefetch import PrefetchSettings
 
 WINDOW = 33  # layer times kept; odd, so that the median is one of them
@@ -34,7 +34,9 @@ class Rhythm:
         self._phase = ""
 
     def note(self, phase: str, layer: int, now_s: float) -> None:
-        """Record that `layer` is reached now."""
+        """Record that `layer` is reached now. Only the first call in a layer counts."""
+        if self._layers > 1 and self._last is not None and self._last[:2] == (phase, layer):
+            return
         if phase == "prefill" and layer == 0:
             self._spans.pop((phase, False), None)
         if self._last is not None and self._last[0] == phase and (self._last[1] + 1) % self._layers == layer:
@@ -77,10 +79,26 @@ class Schedule:
         self.layers, self.experts = layers, experts
         self.deadline = False
         self.rhythm = Rhythm(layers)
+        self._formula: PriorityFormula = by_score
+        self._maps: dict[int, npt.NDArray[np.float32]] = {}  # layer -> the newest [E]
 
     def configure(self, old: PrefetchSettings | None, new: PrefetchSettings) -> None:
         """Use the deadline, or do not."""
         self.deadline = new.deadline
+
+    def use(self, formula: PriorityFormula, maps: Iterable[LayerMap]) -> None:
+        """Order by `formula`, and by these `maps` of layers where it reads any."""
+        if formula is not self._formula:
+            self._formula, self._maps = formula, {}
+        for layer, distribution in maps:
+            self._maps[layer] = distribution
+
+    def priority(self, eid: int, score: float, at: int) -> float:
+        """Of a prefetch that is requested with probability `score`, seen from layer `at`."""
+        layer, p = eid // self.experts, score
+        if self._maps and (row := self._maps.get(layer)) is not None:
+            p = float(row[eid % self.experts])
+        return self._formula(score, p, (layer - at - 1) % self.layers + 1)  # `distance`: this is called often
 
     def distance(self, at: int, layer: int) -> int:
         """Layers from `at` (-1 = before the first) to `layer`: 1 for the next; `at` itself is a whole token away."""
@@ -88,7 +106,8 @@ class Schedule:
 
     def sort(self, predictions: Iterable[Prediction], at: int) -> list[Prediction]:
         """By descending priority; ties keep their order."""
-        return sorted(predictions, key=lambda prediction: -prediction.score / self.distance(at, prediction.layer))
+        experts, priority = self.experts, self.priority
+        return sorted(predictions, key=lambda one: -priority(one.layer * experts + one.expert, one.score, at))
 
     def rank(
         self,
@@ -110,10 +129,8 @@ class Schedule:
         entries: list[tuple[float, int, Ticket | None]] = []
         for ticket in queued:
             ticket.score = scores.get(ticket.eid, ticket.score)
-            entries.append((ticket.score / self.distance(at, ticket.eid // self.experts), ticket.eid, ticket))
-        entries += [
-            (score / self.distance(at, eid // self.experts), eid, None) for eid, score in scores.items() if absent(eid)
-        ]
+            entries.append((self.priority(ticket.eid, ticket.score, at), ticket.eid, ticket))
+        entries += [(self.priority(eid, score, at), eid, None) for eid, score in scores.items() if absent(eid)]
         entries.sort(key=lambda entry: -entry[0])
         return self._in_time(entries, scores, at, link, size_bytes)
 
@@ -133,7 +150,7 @@ class Schedule:
         for layer, expert, score in predictions if again else ():
             if (ticket := again.get(layer * self.experts + expert)) is not None:
                 ticket.score = score
-                changes.priorities.append((ticket, score / self.distance(at, layer)))
+                changes.priorities.append((ticket, self.priority(ticket.eid, score, at)))
         one_s = link.copy_s(size_bytes)
         busy_s = link.backlog_s() if one_s else 0.0
         until_s = dict[int, float]()  # by distance
@@ -146,7 +163,7 @@ class Schedule:
             if busy_s > until_s[distance]:
                 break
             busy_s += one_s * share / link.lanes
-            changes.issue.append(Planned(eid, score, score / distance))
+            changes.issue.append(Planned(eid, score, self.priority(eid, score, at)))
         return changes
 
     def _in_time(

@@ -18,6 +18,7 @@ from core.cache.prefetch_priority import Planned, QueueChanges, Schedule
 from core.memory.slot import Slot
 from core.memory.ticket import QUEUED, STARTED, Ticket
 from core.policy.predict import LayerMap, Prediction
+from core.policy.predict.base import PriorityFormula, by_score
 from core.policy.prefetch.guard import PrefetchGuard
 from core.settings.prefetch import PrefetchSettings
 from core.types import Segment
@@ -56,14 +57,22 @@ class PrefetchQueue:
             self._sweep()
             core.arrive(layer, [*(low + expert for expert in wanted), *self._unwanted])
 
-    def issue(self, predictions: Sequence[Prediction], at: int, maps: Sequence[LayerMap] = ()) -> None:
-        """Rank `predictions` of layer `at` (-1: before the first) with the queued prefetches, and fetch by priority
-        while there are slots. `maps` go to the eviction policy.
+    def issue(
+        self,
+        predictions: Sequence[Prediction],
+        at: int,
+        maps: Sequence[LayerMap] = (),
+        priority: PriorityFormula = by_score,
+    ) -> None:
+        """Rank `predictions` of layer `at` (-1: before the first) with the queued prefetches, and fetch by `priority`
+        while there are slots. `maps` go to the eviction policy, too.
 
         Into the cache: where only better experts could be evicted, the queued prefetch of the lowest priority is
-        cancelled if it ranks lower. Into the buffer: these predictions replace those that still wait for room.
+        cancelled if it ranks lower. Into the buffer: these predictions replace those for the same layers that still
+        wait for room.
         """
         core, copies, schedule = self._core, self._copies, self.schedule
+        schedule.use(priority, maps)
         if core.uses_hints:
             for one in maps:
                 core.hints.tell(*one)
@@ -72,8 +81,10 @@ class PrefetchQueue:
             schedule.rhythm.note(copies.phase, at, copies.link.now_s())
         queued = [ticket for ticket in self.fresh.values() if ticket.state == QUEUED] if self.fresh else []
         if self.to_buffer:
-            size_bytes = copies.expert_bytes
-            changes = schedule.plan_buffer(predictions, at, queued, self._lacking_share, copies.link, size_bytes)
+            gone = {at, *(prediction.layer for prediction in predictions)}  # layers that nothing waits for any more
+            waiting = [Prediction(*divmod(eid, core.experts), score) for eid, score, _ in self._waiting]
+            wanted = [*predictions, *(one for one in waiting if one.layer not in gone)]
+            changes = schedule.plan_buffer(wanted, at, queued, self._lacking_share, copies.link, copies.expert_bytes)
             self._apply(changes)
             self._waiting = deque(changes.issue)
             self.fill()

@@ -19,7 +19,7 @@ MOST = 8192  # pending requests
 class UseLog:
     """Of one policy over `size` experts. `policy` and `last` include all requests noted so far."""
 
-    __slots__ = ("_eids", "_last", "_layers", "_policy", "retains", "uses_hints")
+    __slots__ = ("_eids", "_last", "_layers", "_policy", "counts_tokens", "retains", "uses_hints")
 
     def __init__(self, policy: Eviction, size: int) -> None:
         self._set(policy)
@@ -59,6 +59,7 @@ class UseLog:
     def _set(self, policy: Eviction) -> None:
         self._policy = policy
         self.retains, self.uses_hints = policy.retains, policy.uses_hints  # constants: read without a flush
+        self.counts_tokens = policy.counts_tokens
 
     @property
     def last(self) -> Ints:

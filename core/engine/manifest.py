@@ -8,6 +8,7 @@ from importlib.metadata import version
 import torch
 
 from core.capacity.plan import Plan
+from core.memory.codec.native.choice import VERSION as ARITHMETIC
 from core.memory.link import Pace
 from core.settings.config import Settings
 
@@ -16,8 +17,9 @@ PACKAGES = ("torch", "transformers", "numpy", "safetensors")
 
 
 def versions() -> dict[str, str]:
-    """Python and the packages whose version can change a figure."""
-    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+    """Python, the packages whose version can change a figure, and our own arithmetic of products, which can as well."""
+    packages = {name: version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **packages, "arithmetic": str(ARITHMETIC)}
 
 
 def device_name(device: torch.device) -> str:

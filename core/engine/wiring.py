@@ -36,9 +36,10 @@ from core.runtime.kv_pool import KVPool
 from core.runtime.measurement import MeasurementSession, PassLimits
 from core.runtime.miss import MissPolicy
 from core.runtime.moe_step import MoEStep
-from core.runtime.pipeline import HookedModel, Pipeline
+from core.runtime.pipeline import Pipeline
 from core.runtime.prediction.predictor_host import PredictorHost
 from core.runtime.prefetcher import Prefetcher
+from core.runtime.program.experts import FastMath
 from core.runtime.recorder import Recorder
 from core.runtime.telemetry import Telemetry
 from core.runtime.token_graph import TokenGraphs
@@ -138,7 +139,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     passes.expert_cache.pin(controller.placed.pinned)
     passes.fill(loaded)
     passes = with_tried_program(passes, loaded, memory.pool.chat)
-    threads = _timed(loaded, passes.hooked, memory, recorder)
+    threads = _timed(loaded, passes, memory, recorder)
     device_decode = DeviceDecode(
         step,
         loaded.store,
@@ -184,12 +185,18 @@ def _memory(
     return MemoryParts(passes.arena, passes.expert_cache, transfers, link, pool, kept, ledger, link_gbps)
 
 
-def _timed(loaded: LoadedModel, hooked: HookedModel, memory: MemoryParts, recorder: Recorder) -> Threads:
+def _timed(loaded: LoadedModel, passes: PassWiring, memory: MemoryParts, recorder: Recorder) -> Threads:
     """Choose, by timing, the products of this CPU and the number of threads, and the pace of the demo model's link."""
     plan, model, device = loaded.plan, loaded.model, loaded.device
+    hooked, math = passes.hooked, passes.math
     whole = [plan.codec.whole[0]] if plan.codec.whole is not None else []
-    for codec in (plan.codec, *whole, *dense_codecs(model)) if device.type == "cpu" else ():
-        choose(codec)
+    if hooked.program is None:
+        for codec in (plan.codec, *whole, *dense_codecs(model)) if device.type == "cpu" else ():
+            choose(codec)
+    else:
+        kernels = {one.kernels for one in math if isinstance(one, FastMath)}
+        for products in (*hooked.program.products(), *[p for one in kernels for p in (one.up, one.down)]):
+            products.choose(torch.get_num_threads())
 
     def time_one() -> float:
         return time_pass(hooked.compute, device, memory.pool.chat.fresh(), recorder, plan.context)

@@ -47,6 +47,11 @@ class Seen:
         return states.reshape(-1, states.shape[-1])
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether its tensors are on a GPU."""
+        return self._output[0].device.type == "cuda"
+
+    @property
     def output(self) -> RouterOutput:
         """The router's output: logits [T, E], weights [T, k], ids [T, k]."""
         found = read_router(self._site, self._output)

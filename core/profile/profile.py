@@ -44,7 +44,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "counts": ("counts",),
     "pairs": ("pairs", "pairs_weighted"),
     "defaults": ("defaults",),
-    "gate_recall": ("gate_recall", "similarity"),
+    "gate_recall": ("gate_recall", "similarity", "default_recall"),
     "tae": ("tae", "tae_tempered"),
     "maps": ("maps", "map_keys"),
     "likeness": ("likeness",),
@@ -64,6 +64,7 @@ ARRAYS: dict[str, tuple[str, str]] = {
     "defaults": ("float16", "LEH"),
     "gate_recall": ("float32", "L"),
     "similarity": ("float32", "l"),
+    "default_recall": ("float32", "L"),
     "tae": ("float32", "LP"),
     "tae_tempered": ("float32", "LTP"),
     "maps": ("float16", "-LE"),
@@ -98,6 +99,7 @@ class Profile:
     defaults: Floats | None = None  # float16 [L, E, H] mean output of the expert, unweighted; 0 if unused
     gate_recall: Floats | None = None  # float32 [L] recall@k of router l asked with h_{l-1}; [0] is NaN
     similarity: Floats | None = None  # float32 [L-1] mean cosine of h_l and h_{l+1}
+    default_recall: Floats | None = None  # float32 [L] as gate_recall, with quasi-hidden states in place of h
     tae: Floats | None = None  # float32 [L, 101] percentiles of the tokens' gate entropy ...
     tae_tempered: Floats | None = None  # float32 [L, 5, 101] ... and at TEMPERATURES; None in older profiles
     likeness: Floats | None = None  # float16 [L, E, E] mean cosine of two experts' outputs; diagonal 1

@@ -18,6 +18,7 @@ TOGETHER = (
     ("first_tokens", "first_experts"),
     ("curve_hit", "curve_chosen", "curve_cached"),
 )  # arrays of one part
+UNPREDICTED = ("gate_recall", "default_recall")  # their first is NaN: no layer comes before it
 
 
 def check_head(head: Mapping[str, Any]) -> None:
@@ -42,17 +43,16 @@ def check_arrays(arrays: Mapping[str, Any], experts: int) -> None:
     for names in TOGETHER[1:]:
         if len({name in arrays for name in names}) > 1:
             raise ValueError(f"it does not have all of {' and '.join(names)}")
-    if "pairs_weighted" in arrays and "pairs" not in arrays:
-        raise ValueError("it has only one of pairs and pairs_weighted")
-    if "tae_tempered" in arrays and "tae" not in arrays:
-        raise ValueError("it has only one of tae and tae_tempered")
+    for more, one in (("pairs_weighted", "pairs"), ("tae_tempered", "tae"), ("default_recall", "gate_recall")):
+        if more in arrays and one not in arrays:
+            raise ValueError(f"it has only one of {one} and {more}")
     for one, other in (("maps", "map_keys"), ("first_tokens", "first_experts")):
         if one in arrays and len(arrays[one]) != len(arrays[other]):
             raise ValueError(f"{one} and {other} are not equally many")
     for name, array in arrays.items():
         kind = array.dtype.kind
         bad = np.isnan(array) if name == "defaults" else ~np.isfinite(array) if kind == "f" else None
-        if bad is not None and (bad[1:] if name == "gate_recall" else bad).any():  # its first is NaN
+        if bad is not None and (bad[1:] if name in UNPREDICTED else bad).any():
             raise ValueError(f"{name} has numbers that are infinite or none")
     if "counts" in arrays and (arrays["counts"] < 0).any():
         raise ValueError("it counts fewer than no tokens")

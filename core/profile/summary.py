@@ -57,9 +57,11 @@ def _defaults(profile: Profile) -> str:
 
 def _gate(profile: Profile) -> str:
     assert profile.gate_recall is not None and profile.similarity is not None
+    recall = profile.default_recall
+    quasi = "" if recall is None else f", and {np.nanmean(recall):.1%} on quasi-hidden states"
     return (
-        f"names {np.nanmean(profile.gate_recall):.1%} of the next layer's experts; states of neighbouring layers "
-        f"have a cosine of {np.nanmean(profile.similarity):.2f}"
+        f"names {np.nanmean(profile.gate_recall):.1%} of the next layer's experts{quasi}; states of neighbouring "
+        f"layers have a cosine of {np.nanmean(profile.similarity):.2f}"
     )
 
 

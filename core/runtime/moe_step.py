@@ -7,12 +7,12 @@ own router and returns [T, H].
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import Lease, LeasedSegment, in_waves
+from core.cache.lease import Lease, LeasedSegment
 from core.memory.codec.native.threads import MOST
 from core.memory.transfer import TransferEngine
 from core.runtime.batch import Batch
@@ -43,6 +43,7 @@ class MoEStep:
         self.prefetcher, self.miss = prefetcher, miss
         self._on_gpu = math[0].codec.device.type == "cuda"  # which computes while this thread goes on
         self._tap: Tap | None = None
+        self._hearing: Prefetcher | None = None
         self.end()
 
     def begin(self, batch: Batch) -> None:
@@ -50,18 +51,26 @@ class MoEStep:
         prefetcher, miss = self.prefetcher, self.miss
         self._by_row = batch.phase == "decode" and (batch.by_row or len(batch.shares) > 1)
         self._prefetcher = prefetcher if prefetcher is not None and prefetcher.active else None
+        self._hearing = self._prefetcher if self._prefetcher is not None and self._prefetcher.hears else None
         self._miss = miss if miss is not None and miss.active else None
         self._looks_up = not (self._on_gpu or self._by_row or self._prefetcher is not None or self._miss is not None)
+        if self._hearing is not None:
+            self._hearing.leave_cache(-1)
 
     def end(self) -> None:
         """The pass is over, or was aborted. Layers of no pass are computed in the general way."""
         self._prefetcher, self._miss = self.prefetcher, self.miss
         self._by_row = False  # the pass computes one token of each sequence, each row by itself
         self._looks_up = False  # a token's experts may all be hits, and then nothing else is to be done
+        hearing, self._hearing = self._hearing, None  # the prefetcher, in a pass in which a worker's answers prefetch
+        if hearing is not None:
+            hearing.take_cache()
 
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Compute resident experts first, then each missing one as it lands; [T, H]."""
         asked: list[list[int]] = ids.tolist()  # the layer's only synchronisation with the device
+        if self._hearing is not None:
+            self._hearing.take_cache()
         if self._looks_up and len(asked) == 1:
             segments = self.expert_cache.lookup_all_hits(layer, asked[0])
             if segments is not None:
@@ -124,8 +133,8 @@ class MoEStep:
         """Lease and compute the wanted experts of several tokens, in waves where they need more than there are slots.
         Later layers' experts are prefetched once nothing more has to be fetched for this one."""
         requests: list[LeasedSegment] = []
-        for lease in in_waves(
-            self.expert_cache, layer, routed.wanted, self._release, lambda: self._prefetch(layer, routed)
+        for lease in self.expert_cache.in_waves(
+            layer, routed.chosen, routed.wanted, self._release, lambda: self._prefetch(layer, routed)
         ):
             for batch in rows.batches(lease.segments):
                 self._compute(rows, batch)
@@ -143,7 +152,10 @@ class MoEStep:
     def _prefetch(self, layer: int, routed: Routed) -> None:
         if self._prefetcher is not None:
             self._prefetcher.look_ahead(layer, *routed.shown)
+        if self._hearing is not None:
+            self._hearing.leave_cache(layer)
 
     def _release(self, lease: Lease) -> None:
         """End a lease: on a GPU, once it has computed all that was launched so far."""
-        self.expert_cache.release(lease, self.transfers.fence() if self._on_gpu else None)
+        with nullcontext() if self._hearing is None else self._hearing.cache_lock:
+            self.expert_cache.release(lease, self.transfers.fence() if self._on_gpu else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 
@@ -18,7 +19,12 @@ from core.runtime.trace_capture import TraceCapture
 
 class Prefetcher:
     """For one model. Predictions are made within a pass, on the compute thread; while `throttle` pauses prefetching,
-    only those that will be executed are made."""
+    only those that will be executed are made.
+
+    Answers of the predictor's worker prefetch as they arrive, on the thread that hears of them, while the compute
+    thread leaves the cache alone: from `leave_cache` to `take_cache`. Between the two it holds `cache_lock` whenever it
+    uses the cache. Answers that arrive at other times wait for the next `leave_cache`, or call of the predictor.
+    """
 
     def __init__(
         self,
@@ -35,6 +41,10 @@ class Prefetcher:
         self._sink, self._capture, self._first = sink, capture, first
         self._several = self._idle = False  # the running pass: of several sequences; nothing is predicted in it
         self.active = True  # something is predicted layer by layer in it
+        self.cache_lock = threading.Lock()
+        self._at: int | None = None  # the layer that is computed while the compute thread leaves the cache alone
+        self._failure: Exception | None = None  # of a prefetch on the other thread
+        predictor_host.on_answer = self._on_answer
 
     def announce(self, shares: Sequence[Share]) -> None:
         """Coming passes will be over these tokens of some requests: what is predicted from them alone is begun at
@@ -81,10 +91,51 @@ class Prefetcher:
         if self._capture.shadows.on and not self._several:
             self._capture.shadows.look(layer, chosen, weights)
 
-    def _fetch(self, predictions: Sequence[Prediction], at: int) -> None:
+    @property
+    def hears(self) -> bool:
+        """Whether a worker's answers may arrive within a pass."""
+        return self._predictor_host.predictor.worker is not None or self._capture.shadows.on
+
+    def leave_cache(self, at: int) -> None:
+        """The compute thread does not use the cache until `take_cache`; it computes layer `at` (-1: what is before the
+        first)."""
+        began_s = time.perf_counter()
+        with self.cache_lock:
+            self._fetch_arrived(at)
+            self._at = at
+        if self._predictor_host.predictor.worker is not None:
+            self._sink.predicted(time.perf_counter() - began_s)
+
+    def take_cache(self) -> None:
+        """The compute thread uses the cache again. Raises what a prefetch raised on the other thread."""
+        with self.cache_lock:
+            at, self._at = self._at, None
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        if at is not None and self._capture.shadows.on and not self._several:
+            self._capture.shadows.arrived(at)
+
+    def _on_answer(self) -> None:
+        with self.cache_lock:
+            if self._at is not None and self._failure is None:
+                try:
+                    self._fetch_arrived(self._at)
+                except Exception as error:
+                    self._failure = error
+
+    def _fetch_arrived(self, at: int) -> None:
+        host = self._predictor_host
+        if host.predictor.worker is not None and not self._throttle.paused:
+            self._fetch(host.arrived(at - self._first if at >= 0 else at), at, again=True)
+
+    def _fetch(self, predictions: Sequence[Prediction], at: int, *, again: bool = False) -> None:
+        """`again`: nothing is to be done unless something new is known in this layer."""
         predictor = self._predictor_host.predictor
         maps = predictor.take_maps()
+        if again and not predictions and not maps:
+            return
         if self._first:
             predictions = [one._replace(layer=one.layer + self._first) for one in predictions]
         self._capture.name(at, predictions, maps if predictor.maps else None)
-        self._expert_cache.prefetch(predictions, at, maps)
+        self._expert_cache.prefetch(predictions, at, maps, predictor.priority)

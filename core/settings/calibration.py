@@ -29,9 +29,10 @@ class CalibrationSettings:
         int,
         Param(
             "Width of the estimator's inner layers. Wider ones learn more from many tokens, and take longer to train "
-            "and to ask. The paper's 17 million parameters for Qwen3-30B-A3B are a width of about 2400.",
+            "and to run. 0 = in proportion to the model's hidden size as the paper's 17 million parameters for "
+            "Qwen3-30B-A3B, which are a width of 2400.",
             title="Estimator: width",
-            low=8,
+            low=0,
             high=8192,
             step=8,
         ),
@@ -48,6 +49,10 @@ class CalibrationSettings:
             unit="tokens",
         ),
     ] = 8192
+
+    def width_for(self, hidden: int) -> int:
+        """The estimator's width, for a model of so wide hidden states."""
+        return self.estimator_width or max(8, round(hidden * 2400 / 2048))
 
     def training_bytes(self, shape: ModelShape, tokens: int) -> int:
         """Bytes on disk of the estimator's training data, when `tokens` tokens are read: a 16-bit state and router

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from core.errors import SettingError
 from core.settings.cache import CacheSettings
@@ -14,6 +14,7 @@ from core.settings.prefetch import PrefetchSettings
 from core.settings.registry import NEEDS_PROFILE, variant
 from core.system.command import COMMAND
 
+CALIBRATED = f"{COMMAND} calibrate --preset {{}} trains what it needs as the paper does."
 NEEDS_BLOCKS = "Needs a model loaded with several blocks per expert."
 _GOVERNED = tuple(
     name
@@ -39,6 +40,7 @@ class Preset:
     about: str
     source: str
     settings: Mapping[str, Value]
+    calibration: Mapping[str, Value] = field(default_factory=dict)  # how its paper trains what the profile holds
 
     @property
     def values(self) -> dict[str, Value]:
@@ -67,19 +69,46 @@ class Preset:
     @property
     def help(self) -> str:
         """Its description, and whether it needs a profile or experts in blocks."""
-        needs = [NEEDS_PROFILE] * bool(self.needs) + [NEEDS_BLOCKS] * self.splits
+        trained = CALIBRATED.format(self.name) if self.calibration else ""
+        needs = [NEEDS_PROFILE] * bool(self.needs) + [trained] * bool(trained) + [NEEDS_BLOCKS] * self.splits
         return " ".join((self.about, *needs))
 
 
+PAPER_ESTIMATOR: Mapping[str, Value] = {
+    "estimator_input": "quasi",
+    "estimator_width": 0,
+    "estimator_tokens": 4_000_000,
+}
+"""Speculating Experts section 6.2: trained on quasi-hidden states, on 4 million tokens for Qwen3-30B-A3B."""
+
+
+def _published(
+    name: str,
+    title: str,
+    about: str,
+    source: str,
+    settings: Mapping[str, Value],
+    calibration: Mapping[str, Value] | None = None,
+) -> Preset:
+    """A system of the literature. A prefetch evicts whatever the cache policy says: no paper has a guard against it."""
+    return Preset(name, title, about, source, {"prefetch_guard": False, **settings}, calibration or {})
+
+
+def guarded(one: Preset) -> Preset:
+    """The same system, whose prefetches evict only what is less likely to be needed."""
+    settings = {**one.settings, "prefetch_guard": True}
+    return replace(one, name=f"{one.name}_guarded", title=f"{one.title}, guarded", settings=settings)
+
+
 PRESETS: tuple[Preset, ...] = (
-    Preset(
+    _published(
         "on_demand",
         "On-demand",
         "Every expert is fetched each time it is needed, and nothing is kept. What all others have to beat.",
         "the baseline of all five papers",
         {"eviction": "none"},
     ),
-    Preset(
+    _published(
         "mixtral_offloading",
         "Mixtral-offloading",
         "A cache in every layer that evicts what is unused for longest, "
@@ -87,7 +116,7 @@ PRESETS: tuple[Preset, ...] = (
         "Eliseev and Mazur 2023",
         {"eviction": "lru", "predictor": "gate"},
     ),
-    Preset(
+    _published(
         "adapmoe",
         "AdapMoE",
         "Mixtral-offloading with slots moved to the layers that gain most from them, by "
@@ -96,7 +125,7 @@ PRESETS: tuple[Preset, ...] = (
         "Zhong et al. 2024; layer 0 as in MoEpic section 3.2, which follows it",
         {"eviction": "lru", "predictor": "gate", "predictor.gate.last_state": True, "layer_slots": "adapmoe"},
     ),
-    Preset(
+    _published(
         "moe_infinity",
         "MoE-Infinity",
         "One cache for all layers that evicts what is used least, and prefetches "
@@ -105,7 +134,7 @@ PRESETS: tuple[Preset, ...] = (
         "Xue et al. 2024",
         {"eviction": "lfu", "scope": "global", "predictor": "request"},
     ),
-    Preset(
+    _published(
         "pre_gated",
         "Pre-gated MoE",
         "The next layer's experts are fetched while this one is computed, and none is "
@@ -113,14 +142,14 @@ PRESETS: tuple[Preset, ...] = (
         "Hwang et al. 2023",
         {"eviction": "none", "predictor": "gate"},
     ),
-    Preset(
+    _published(
         "se_moe",
         "SE-MoE",
         "All experts of the next layer are fetched, and none is kept.",
         "Shen et al. 2022",
         {"eviction": "none", "predictor": "all_next"},
     ),
-    Preset(
+    _published(
         "promoe",
         "ProMoE",
         "Experts are fetched a stride of four layers ahead. The paper trains a network for each "
@@ -128,13 +157,14 @@ PRESETS: tuple[Preset, ...] = (
         "Song et al. 2024",
         {"eviction": "lru", "predictor": "stride"},
     ),
-    Preset(
+    _published(
         "buddymoe",
         "BuddyMoE",
         "The experts used most stay, the next layer's are fetched while this one is "
         "computed, and in the place of one that is missing all the same a buddy is computed that is often active "
-        "with it: for at most three experts of a token, and for none whose routing is peaked. Changes answers.",
-        "BuddyMoE sections 3 and 4, and table 2",
+        "with it: for at most three experts of a token, for none whose routing is peaked, and not where nearly all of "
+        "a layer's experts are missing. Changes answers.",
+        "BuddyMoE sections 3 and 4, and table 2; its beta has no value there",
         {
             "eviction": "lfu",
             "predictor": "gate",
@@ -142,9 +172,12 @@ PRESETS: tuple[Preset, ...] = (
             "substitute": "buddy",
             "rho": 3,
             "gate": "percentile",
+            "batch_gate": "fixed",
+            "beta": 0.9,
+            "protect_super": False,
         },
     ),
-    Preset(
+    _published(
         "moepic",
         "MoEpic",
         "Its LCP cache and its speculative prefetch. The paper also splits every expert in two and divides "
@@ -152,7 +185,7 @@ PRESETS: tuple[Preset, ...] = (
         "MoEpic section 3",
         {"eviction": "lcp", "predictor": "gate", "predictor.gate.last_state": True},
     ),
-    Preset(
+    _published(
         "moepic_split",
         "MoEpic, split",
         "The whole system: of every cached expert a part stays, as large as its configurator found best for the layer, "
@@ -161,65 +194,82 @@ PRESETS: tuple[Preset, ...] = (
         "MoEpic section 3",
         {**SPECULATIVE, "eviction": "lcp", "split": "moepic", "layer_slots": "moepic"},
     ),
-    Preset(
+    _published(
         "moepic_half",
         "MoEpic, halves",
         "The same without its configurator: all layers have as many slots, and half of every cached expert stays.",
         "MoEpic section 4.3, uniform division",
         {**SPECULATIVE, "eviction": "lcp", "split": "uniform"},
     ),
-    Preset(
+    _published(
         "moepic_random_prefetch",
         "MoEpic, random prefetch",
         "The same as MoEpic, split, with random experts fetched in place of the predicted ones.",
         "MoEpic section 4.3, without speculation",
         {"predictor": "random", "eviction": "lcp", "split": "moepic", "layer_slots": "moepic"},
     ),
-    Preset(
+    _published(
         "moepic_random_eviction",
         "MoEpic, random eviction",
         "The same as MoEpic, split, with a random expert evicted in place of the one of the lowest priority.",
         "MoEpic section 4.3, without LCP",
         {**SPECULATIVE, "eviction": "random", "split": "moepic", "layer_slots": "moepic"},
     ),
-    Preset(
+    _published(
         "moepic_none_kept",
         "MoEpic, nothing kept",
         "No expert stays: all there is of the budget beside the buffer is left unused.",
         "MoEpic section 4.3, theta = 0",
         {**SPECULATIVE, "eviction": "lcp", "split": "uniform", "split.uniform.theta": 0.0},
     ),
-    Preset(
+    _published(
         "finemoe",
         "FineMoE",
         "Maps of what the routers said for earlier tokens are searched for what comes next, "
         "and one cache for all layers evicts what is seldom used and unlikely now, for whatever is prefetched.",
         "FineMoE section 4",
-        {"eviction": "finemoe", "scope": "global", "predictor": "expert_map", "prefetch_guard": False},
+        {"eviction": "finemoe", "scope": "global", "predictor": "expert_map"},
     ),
-    Preset(
+    _published(
         "expertflow",
         "ExpertFlow",
         "A trained network tells the experts of all layers before a pass begins, and "
         "one cache for all layers keeps what is ahead, in the place of what is passed. The paper also "
         f"regroups the tokens of a batch by the experts they need: {COMMAND} batch --scheduler similarity.",
         "ExpertFlow section 3",
-        {"eviction": "plec", "scope": "global", "predictor": "routing_path", "prefetch_guard": False},
+        {"eviction": "plec", "scope": "global", "predictor": "routing_path"},
     ),
-    Preset(
+    _published(
         "speculating",
         "Speculating Experts",
         "The next layer's experts, told by default vectors, are fetched while this one is computed, and none is kept.",
         "Speculating Experts section 3",
         {"eviction": "none", "predictor": "default_vectors"},
     ),
-    Preset(
+    _published(
         "speculating_execute",
         "Speculating Experts, executed",
         "The same, and what was predicted is computed, "
         "right or wrong, so that nothing is fetched twice. Changes answers.",
         "Speculating Experts section 4",
         {"eviction": "none", "predictor": "default_vectors", "execute": "always"},
+    ),
+    _published(
+        "speculating_estimator",
+        "Speculating Experts, estimator",
+        "A small network predicts the next layer's experts from the state that default vectors make, and what it "
+        "predicts is computed, right or wrong. Changes answers.",
+        "Speculating Experts section 6.3, Est-PF",
+        {"eviction": "none", "predictor": "estimator", "execute": "always"},
+        PAPER_ESTIMATOR,
+    ),
+    _published(
+        "speculating_hybrid",
+        "Speculating Experts, hybrid",
+        "The same, with the network only in the layers whose routers predict badly on that state. Changes answers.",
+        "Speculating Experts section 6.3, Hybrid-PF",
+        {"eviction": "none", "predictor": "hybrid", "execute": "always"},
+        PAPER_ESTIMATOR,
     ),
     Preset(
         "auto",

@@ -128,7 +128,7 @@ class Cache:
                 self._take_back(lane, 1, now, layer)
 
         score, room = self.policy.score, max(1, int(self.room[lane]))
-        groups = waves(wanted, room, lambda eid: bool(score[eid] != GONE))
+        groups = waves(wanted, room, lambda eid: bool(score[eid] == GONE))
         for _ in leases(groups, room, acquire, release):
             pass
         self._some_free = bool(self.free.any())

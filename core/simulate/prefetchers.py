@@ -23,7 +23,7 @@ from core.simulate.clock import Clock
 from core.simulate.processes import run as run_jobs
 from core.simulate.replayed import Replayed
 from core.simulate.run import Config
-from core.simulate.timed_replay import Sums, TimedReplay, passes
+from core.simulate.timed_replay import DecodedToken, Sums, TimedReplay, passes
 
 ORACLE = "oracle"
 SMALL = 2000  # tokens x configurations; fewer are finished before a second process would have started
@@ -54,7 +54,7 @@ class TimedResult:
     layer's requests that were among the first k of its last prediction. `replayed`: the predictions are those recorded
     with the trace, each in the layer in which it was there. `waited_for`: the predictor's worker, which in the engine
     nothing waits for, was; so what this predictor does here is a bound. `blocks`: milliseconds per token in each part
-    of the trace.
+    of the trace; `decoded`: every decoded token.
     """
 
     timed: TimedConfig
@@ -63,6 +63,7 @@ class TimedResult:
     replayed: bool = False
     waited_for: bool = False
     blocks: tuple[Block, ...] = ()
+    decoded: tuple[DecodedToken, ...] = ()
 
     def per_token(self, name: str) -> float | None:
         """A figure per decoded token; None = there were none."""
@@ -159,10 +160,10 @@ def predictor_for(config: TimedConfig, trace: Trace, *, waited_for: bool = False
     beside = list(trace.beside) if isinstance(trace, FileTrace) else []
     in_use = any(_is(config, one) for one in own)
     if in_use and (predictor.asks or (has_worker(type(predictor)) and not waited_for)):
-        return Replayed(maps=predictor.maps)
+        return Replayed(predictor.maps, None, predictor.priority)
     by = next((at for at, one in enumerate(beside) if _is(config, one)), None)
     if by is not None:
-        return Replayed(maps=predictor.maps, by=by)
+        return Replayed(predictor.maps, by, predictor.priority)
     if not predictor.asks:
         predictor.patient = True
         return predictor
@@ -221,7 +222,7 @@ def follow(
 def _result(config: TimedConfig, sums: Sums, replay: TimedReplay, replayed: bool) -> TimedResult:
     recalls = tuple(_ratio(*pair) for pair in replay.recalled.T.tolist())
     waited_for = not replayed and has_worker(type(replay.predictor))
-    return TimedResult(config, sums.figures(), recalls, replayed, waited_for, replay.blocks())
+    return TimedResult(config, sums.figures(), recalls, replayed, waited_for, replay.blocks(), tuple(replay.decoded))
 
 
 def _ratio(number: float, of: float) -> float | None:

@@ -132,8 +132,12 @@ class Replay:
         single = len(ids) == 1
         for layer in range(expert_index.layers):
             for row in range(layer, len(misses), expert_index.layers):
-                distinct = list(dict.fromkeys(ids[:, row].ravel().tolist()))
-                wanted = distinct if single else sorted(distinct)
+                if single:
+                    wanted = list(dict.fromkeys(ids[0, row].tolist()))
+                else:
+                    distinct, tokens = np.unique(ids[:, row], return_counts=True)
+                    wanted = distinct.tolist()
+                    cache.policy.chosen(distinct, tokens)
                 requests[row] = len(wanted)
                 misses[row] = cache.alone(wanted[0] // cache.width, wanted, self._now, layer)
 

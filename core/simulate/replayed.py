@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.policy.predict import LayerMap, Prediction, Predictor, View
+from core.policy.predict.base import PriorityFormula, by_score
 from core.profile.trace import Chunk
 from core.profile.trace.chunk import RANKED
 
@@ -21,11 +22,11 @@ class Replayed(Predictor):
 
     starts: ClassVar[bool] = True
 
-    def __init__(self, maps: bool = False, by: int | None = None) -> None:
+    def __init__(self, maps: bool = False, by: int | None = None, priority: PriorityFormula = by_score) -> None:
         """`maps`: the predictions come from maps of whole layers. Where a trace does not hold those, they are made up
-        again from the predictions. `by`: the place, among the predictors that were asked beside the one in use, of the
-        one to replay; None = the one in use."""
-        self._maps, self._by = maps, by
+        again from the predictions. `by`: the place, among the predictors that were recorded besides the one in use, of
+        the one to replay; None = the one in use. `priority`: the predictor's order."""
+        self._maps, self._by, self.priority = maps, by, priority
         self._chunk: Chunk | None = None  # that the following are of
         self._rows: tuple[Rows | None, Rows | None] = None, None  # its predictions and its maps
         self._predicted: dict[int, list[Prediction]] = {}

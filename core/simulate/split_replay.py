@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from core.cache.core import CacheCore
-from core.cache.lease import leases
+from core.cache.lease import in_waves
 from core.cache.pool import numbered_pools
 from core.policy.allocation.cache_plan import LayerBlocks
 from core.policy.allocation.expert_split import LayerTimes
-from core.policy.allocation.slots import waves
 from core.policy.eviction import MakePolicy
 from core.profile.trace import Trace
 from core.profile.trace.ranking import NONE, rankings
@@ -155,13 +154,14 @@ class SplitReplay:
         core.empty_buffer()
         self._landing_ms.clear()
         for layer in range(self.trace.layers):
-            wanted = [layer * core.experts + expert for expert in np.unique(ids[:, layer]).tolist()]
+            core.chosen(layer, ids[:, layer])
+            wanted = np.unique(ids[:, layer]).tolist()
 
             def acquire(group: Sequence[int], layer: int = layer) -> Sequence[int]:
-                for eid in core.lease(layer, group):
+                eids = [layer * core.experts + expert for expert in group]
+                for eid in core.lease(layer, eids):
                     assert core.admit_requested(eid) is not None
-                return group
+                return eids
 
-            room = core.capacity_for(layer)
-            for _ in leases(waves(wanted, room, core.is_resident), room, acquire, core.release):
+            for _ in in_waves(core, layer, wanted, acquire, core.release):
                 pass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,8 @@ import numpy.typing as npt
 from core.cache.copies import CacheMemory
 from core.cache.counts import Counts, PrefetchCost
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import Lease, in_waves
-from core.metrics import METRICS
+from core.cache.lease import Lease
+from core.metrics import BY_NAME, METRICS
 from core.policy.predict import Prediction, Predictor
 from core.policy.predict.base import PredictorProfile
 from core.profile.trace import Chunk, Trace
@@ -61,6 +61,16 @@ class Sums:
         return {one.name: counted[one.name] for one in METRICS if one.name in counted}
 
 
+class DecodedToken(NamedTuple):
+    """What a decoded token cost, and what was there for it."""
+
+    at: int  # its number in the trace
+    ms: float
+    requests: int
+    hits: int
+    recalled: int  # requests among the first k of the layer's last prediction
+
+
 class TimedReplay:
     """`clock` gives the durations. Of `prefetch`, the predictor and prefetch_auto have no effect."""
 
@@ -89,7 +99,7 @@ class TimedReplay:
         self.link.restart()
         self.link.load_s = clock.load_ms / 1e3
         self.sums: dict[Phase, Sums] = {"prefill": Sums(), "decode": Sums()}
-        self.pass_ms = list[tuple[int, float]]()  # (its number in the trace, milliseconds) of every decoded token
+        self.decoded = list[DecodedToken]()
         self._token = 0  # the number of the next one
         self.recalled = np.zeros((2, trace.layers))  # [predicted and chosen, chosen] of decoded tokens by layer
         self._layer_s = clock.layer_ms(trace.layers, trace.top_k) / 1e3
@@ -109,9 +119,9 @@ class TimedReplay:
     def blocks(self) -> tuple[Block, ...]:
         """Milliseconds per decoded token in each part of the trace."""
         tokens, took_ms = np.zeros(BLOCKS, np.int64), np.zeros(BLOCKS)
-        at = block_of(np.array([token for token, _ in self.pass_ms], np.int64), self.trace.tokens)
+        at = block_of(np.array([one.at for one in self.decoded], np.int64), self.trace.tokens)
         np.add.at(tokens, at, 1)
-        np.add.at(took_ms, at, [ms for _, ms in self.pass_ms])
+        np.add.at(took_ms, at, [one.ms for one in self.decoded])
         return tuple(Block(n, ms / max(1, n)) for n, ms in zip(tokens.tolist(), took_ms.tolist(), strict=True))
 
     def _pass(self, wanted: list[list[list[int]]], ids: Ints, view: TraceView, phase: Phase) -> None:
@@ -119,6 +129,7 @@ class TimedReplay:
         expert_cache.begin_pass(phase, len(ids))
         self._prefetch_cost.begin()
         began_s, stalled_s = link.now_s(), sums.stall_s
+        before, recalled = list(sums.outcomes), self.recalled[0].sum()
         if self.predictor.starts:
             self._prefetch(self.predictor.begin(view), -1)
         for layer in range(self.trace.layers):
@@ -134,13 +145,24 @@ class TimedReplay:
                 self._compute(lease, sums)
                 expert_cache.release(lease)
             else:
-                for lease in in_waves(expert_cache, layer, asked, expert_cache.release, lambda: self._look(view)):
+                for lease in expert_cache.in_waves(
+                    layer, ids[:, layer], asked, expert_cache.release, lambda: self._look(view)
+                ):
                     self._compute(lease, sums)
         link.advance(self.clock.head_ms / 1e3)
         sums.passes, sums.tokens = sums.passes + 1, sums.tokens + len(ids)
         sums.compute_s += link.now_s() - began_s - (sums.stall_s - stalled_s)
         if phase == "decode" and len(ids) == 1:
-            self.pass_ms.append((self._token, (link.now_s() - began_s) * 1e3))
+            new = [now - then for now, then in zip(sums.outcomes, before, strict=True)]
+            self.decoded.append(
+                DecodedToken(
+                    self._token,
+                    (link.now_s() - began_s) * 1e3,
+                    sum(new),
+                    sum(new[each] for each in BY_NAME["hits"].outcomes),
+                    int(self.recalled[0].sum() - recalled),
+                )
+            )
         self._token += len(ids)
         counts = expert_cache.take_counts()
         sums.counts.add(counts)
@@ -155,7 +177,7 @@ class TimedReplay:
             self.link.advance(self.clock.predict_ms / 1e3)
 
     def _prefetch(self, predictions: Sequence[Prediction], at: int) -> None:
-        self.expert_cache.prefetch(predictions, at, self.predictor.take_maps())
+        self.expert_cache.prefetch(predictions, at, self.predictor.take_maps(), self.predictor.priority)
         for layer in dict.fromkeys(prediction.layer for prediction in predictions):
             named = [prediction for prediction in predictions if prediction.layer == layer]
             self._predicted[layer] = [

@@ -28,7 +28,8 @@ class WorkerProcess:
     """A process that runs `work(pipe, *arguments)` and ends when that returns or finds its pipe closed.
 
     `work` is a function of a module, which the process imports; the arguments are small (larger ones go through the
-    pipe) and, like messages, are pickled. `pipe` may be used by one thread at a time; everything else by any.
+    pipe) and, like messages, are pickled. `pipe` may be used by one thread at a time to send, and by one to receive;
+    everything else by any.
     """
 
     def __init__(self, work: Callable[..., object], *arguments: Any, niceness: int = 19) -> None:

@@ -87,7 +87,7 @@ def test_every_line_is_answered_and_can_be_downloaded(host: Host, tmp_path: Path
     assert {*tmp_path.iterdir()} == {file, host.store.folder}, "nothing is written beside the prompts"
     reply = download(host)
     assert reply.content == place(job).read_bytes() and reply.headers["content-length"] == str(len(reply.content))
-    assert reply.headers["content-disposition"] == f"attachment; filename*=utf-8''{place(job).name}"
+    assert reply.headers["content-disposition"] == f'attachment; filename="{place(job).name}"'
     assert jobs_state(host)["batch"]["stamp"] != stamp and not host.busy
     shown = batch_views.cards(job)
     assert "21 of 21" in shown and "1 with an error" in shown and "12.0 → 9.5" in shown

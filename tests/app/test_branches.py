@@ -185,7 +185,7 @@ def test_the_next_answer_is_asked_along_the_shown_branch(tmp_path: Path) -> None
     first = host.chats.messages(chat)[1]
     ended(host.chats.regenerate(chat, first.id))
     host.chats.show(chat, first.id)
-    host.chats.tell(chat, " In Latin. ")
+    host.chats.set_system(chat, " In Latin. ")
     ended(host.chats.ask(chat, "two", "not for a chat that there is"))
     assert [m["role"] for m in seen[0]] == ["system", "user"]
     assert seen[2] == [

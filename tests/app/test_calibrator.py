@@ -111,7 +111,7 @@ def test_it_waits_for_no_answer(tmp_path: Path, gated: type[GatedEngine]) -> Non
 def test_a_form_that_lacks_something_is_refused(host: Host, change: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingError, match=said):
         host.calibrator.start(replace(TEXT, **change))
-    assert not host.calibrator.busy
+    assert host.jobs.exclusive is None
 
 
 def test_without_a_model_there_is_nothing_to_calibrate(tmp_path: Path) -> None:

@@ -9,10 +9,8 @@ from typing import Any
 
 import gradio as gr
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app.server import live_state
 from app.server.api import build_app
 from app.services.host import Host
 from app.services.importer import ImportJob
@@ -151,7 +149,7 @@ def test_closing_stops_an_import_and_the_next_start_goes_on_with_it(tmp_path: Pa
     assert (job.state, job.can_resume) == ("cancelled", True)
     host = Host(Store(tmp_path), QuickEngine, fake_estimate, steered)  # the next start offers to go on
     assert host.importer.job is not None
-    assert (host.importer.job.source, host.importer.busy) == ("models/Qwen3-Tiny", False)
+    assert (host.importer.job.source, host.importer.job.finished) == ("models/Qwen3-Tiny", True)
     steered.go.set()
     assert over(host.importer.resume()).state == "done"
     assert steered.starts == [0, 20 * MB]
@@ -177,10 +175,7 @@ def test_speed_and_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_tab_is_told_of_it(host: Host, steered: Steered) -> None:
-    def ui(app: FastAPI) -> None:
-        app.include_router(live_state.router(host))
-
-    client = TestClient(build_app(host, ui), base_url="http://127.0.0.1:7860")
+    client = TestClient(build_app(host), base_url="http://127.0.0.1:7860")
     before = client.get("/live/state").json()
     assert before["import"] is None
     job = host.importer.start("models/Qwen3-Tiny")

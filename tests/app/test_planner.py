@@ -9,8 +9,7 @@ import pytest
 
 from app.services.engine_protocol import EngineProtocol
 from app.services.host import Host
-from app.ui.tabs.calibrate_plan import PlanPanel
-from app.ui.tabs.calibrate_plan_views import drawing
+from app.ui.tabs.calibrate_plan import PlanPanel, drawing
 from core.errors import SettingError
 from core.policy.allocation.slots import shares
 from core.profile import Profile, load, profile_path
@@ -75,14 +74,17 @@ def test_a_plan_of_another_load_is_refused(host: Host) -> None:
 def test_the_panel_says_what_is_predicted_and_measured(host: Host) -> None:
     engine_of(host).use_profile(measured())
     panel, now = built(host), {"dark": True}
-    _, _, said, figure, edit, rows, *_ = panel._plan(now)
-    assert "Predicted by MoEpic" in said and "In use" in said and figure["visible"] and edit["visible"]
-    assert "Hit curves from calibration" in said and len(rows) == SHAPE.layers
-    use, undo, said, *_ = panel._use(now, rows)
+    _, _, said, figure, *_ = panel._plan(now)
+    assert "Predicted by MoEpic" in said and "In use" in said and figure["visible"]
+    assert "Hit curves from calibration" in said
+    use, undo, said, *_ = panel._use(now)
     assert not use["visible"] and undo["visible"] and "Measured waiting a token" in said
+    assert panel._proposal is not None
+    kept = profile_path(host.store.folder, "fake")
+    assert load(kept, model_hash="fake").plan == panel._proposal.plan
     use, undo, *_ = panel._undo(now)
     assert use["visible"] and not undo["visible"]
-    assert panel._proposal is not None
+    assert load(kept, model_hash="fake").plan is None
     assert len(drawing(panel._proposal, False).data) == 4
 
 

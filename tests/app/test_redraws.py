@@ -110,7 +110,7 @@ def test_the_end_of_a_job_is_said_once_and_taken_back_by_the_next_one(host: Host
         now, said, *_ = made._renew(now, NEWS)
         return said
 
-    now: dict[str, Any] = {"stamp": "", "dark": True, "said": ""}
+    now: dict[str, Any] = {"stamp": "", "dark": True, "notice": ""}
     assert host.jobs.start(Evaluation("demo", host.models.settings), fail).join(WAIT_S)
     assert "No luck." in redraw()
     assert redraw() == gr.skip(), "the form may have said something since"
@@ -128,7 +128,7 @@ def test_a_press_comes_with_the_page_s_state_of_when_it_was_made() -> None:
         if fails:
             raise MoestroError("No luck.")
 
-    now = {"stamp": "before", "said": ""}
+    now = {"stamp": "before", "notice": ""}
     assert noticed(act)(now, False) == [now, ""]
     state, said = noticed(act)(now, True)
     assert state is now and "No luck." in said

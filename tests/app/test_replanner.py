@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from app.server.live_state import jobs_state
-from app.services import plan_basis, planner, replanner, routed
+from app.services import plan_basis, planner, replanner
 from app.services.host import Host
+from app.services.plan_basis import RoutedTokens
 from app.services.progress import Answer
-from app.services.routed import RoutedTokens
 from app.ui.tabs.calibrate_plan import PlanPanel
 from core.metrics import StepRecord
 from core.policy.allocation.configurator import plans
@@ -83,7 +83,7 @@ def step(ids: Any, phase: str = "decode") -> StepRecord:
 def test_routing_is_kept_of_one_load_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, rng = RoutedTokens(), np.random.default_rng(0)
     ids = rng.integers(0, 16, (9, 3, 1, 2)).astype(np.int16)
-    monkeypatch.setattr(routed, "MOST", 5)
+    monkeypatch.setattr(plan_basis, "MOST", 5)
     for one in ids:
         kept.add(1, step(one))
         kept.add(1, step(one.repeat(2, 1), "prefill"))
@@ -91,7 +91,7 @@ def test_routing_is_kept_of_one_load_in_bounds(monkeypatch: pytest.MonkeyPatch) 
     assert np.array_equal(kept.snapshot(1), ids[4:, :, 0])  # type: ignore[arg-type]
     kept.add(2, step(ids[0]))
     assert kept.tokens(1) == 0 and kept.tokens(2) == 1
-    monkeypatch.setattr(routed, "MOST_BYTES", 3 * ids[0].nbytes)
+    monkeypatch.setattr(plan_basis, "MOST_BYTES", 3 * ids[0].nbytes)
     for one in ids:
         kept.add(3, step(one))
     assert len(kept.snapshot(3)) == 3  # type: ignore[arg-type]
@@ -139,8 +139,8 @@ def test_a_better_plan_is_used_while_idle_and_taken_back(slow: Host, monkeypatch
     assert done is not None and f"After {AGAIN} tokens: a new plan was put into use" in done.text
     assert slow.models.settings["layer_slots"] == "moepic" and slow.planner.used is not None
     assert jobs_state(slow)["calibration"]["stamp"] != before
-    use, undo, said, _, _, rows, on, told = panel.values({"dark": True})
-    assert not use["visible"] and undo["visible"] and "of this session" in said and len(rows) == SHAPE.layers
+    use, undo, said, _, on, told = panel.values({"dark": True})
+    assert not use["visible"] and undo["visible"] and "of this session" in said
     assert on and "Undo takes it back" in told
     panel._plan({"dark": True})
     mine = panel._proposal

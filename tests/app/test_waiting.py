@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from app.server.api import build_app
-from app.services.answer_times import MOST_WAITING, QueueFullError, Turns, span
+from app.services.answer_queue import MOST_WAITING, QueueFullError, Turns, span
 from app.services.host import Host
 from tests.app.conftest import WAIT_S, open_host
 from tests.app.served import EndlessEngine, ask, eventually, post, serving
@@ -96,7 +96,7 @@ def test_a_full_queue_holds_no_thread_and_refuses_the_next(port: int, busy_host:
 
 def test_the_expected_wait_is_that_of_answers_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("app.services.answer_times.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("app.services.answer_queue.time.monotonic", lambda: now[0])
     turns = Turns()
     turns.require_place(MOST_WAITING - 1)
     with pytest.raises(QueueFullError, match="not known yet"):

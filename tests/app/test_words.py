@@ -43,8 +43,8 @@ def test_the_deck_is_told_in_these_words() -> None:
     frame = engine.frame()
     assert frame is not None
     told, _ = frames.decode(frames.encode(frame))
-    assert len(told["said"]) == len(told["marks"])
-    assert all(said == describe_change(text) for said, (_, text) in zip(told["said"], told["marks"], strict=True))
+    assert len(told["mark_texts"]) == len(told["marks"])
+    assert all(said == describe_change(text) for said, (_, text) in zip(told["mark_texts"], told["marks"], strict=True))
 
 
 def test_a_queued_answer_knows_how_many_come_before_it() -> None:

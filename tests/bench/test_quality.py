@@ -21,7 +21,6 @@ from bench.harness.workload import NAMES, PER_TOKEN, bounds, median_round
 from bench.quality import lossy, speculating, super_experts, systems
 from core.engine import Engine
 from core.errors import SettingError
-from core.measure.evaluate.modes import modes_of
 from core.measure.evaluate.passages import reference
 from core.measure.evaluate.rows import EvaluationRow
 from core.memory.link import Pace
@@ -116,23 +115,6 @@ def test_a_wrong_budget_is_refused_before_a_model_is_loaded(budgets: str, why: s
         systems.SUITE.run(budgets=budgets)
 
 
-def test_claims_are_held_against_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        lossy, "CLAIMS", (lossy.Claim("says", ("exact", "drop")), lossy.Claim("speed", ("drop", "exact"), ("tok_s",)))
-    )
-    rows = [
-        {"mode": "exact", "residency": 0.75, "exact_match": 1.0, "kl": 0.0, "tok_s": 9.0},
-        {"mode": "drop", "residency": 0.75, "exact_match": 0.5, "kl": 0.2, "tok_s": 8.0},
-        {"mode": "exact", "residency": 0.5, "exact_match": 1.0, "kl": 0.0, "tok_s": 7.0},
-        {"mode": "drop", "residency": 0.5, "exact_match": 1.0, "kl": 0.3, "tok_s": 8.0},
-    ]
-    found = {(one["claim"], one["figure"]): one["holds"] for one in lossy.orderings(rows)}
-    assert found == {("says", "exact_match"): "in part", ("says", "kl"): "yes", ("speed", "tok_s"): "in part"}
-    known = {mode.name for mode in modes_of()}
-    monkeypatch.undo()
-    assert all(set(claim.modes) <= known for claim in lossy.CLAIMS)
-
-
 def test_the_bound_is_what_computing_and_copying_have_in_common() -> None:
     def copy(layer: int, ms: float) -> Any:
         return SimpleNamespace(layer=layer, started_s=1.0, ended_s=1.0 + ms / 1e3)
@@ -188,24 +170,6 @@ def test_protection_is_the_setting_where_there_are_super_experts_else_by_name() 
     without, protected = (mode.over(Settings()).lossy for mode in super_experts.modes_of("buddy", [(1, 6)], []))
     assert without.substitutes and not str(without.protect) and str(protected.protect) == "1:6"
     assert not protected.protect_super and protected.rho == without.rho
-
-
-def test_claims_on_super_experts_are_held_against_the_rows() -> None:
-    def out(*random: float) -> list[dict[str, Any]]:
-        return [{"name": "asked", "kl": 0.5}, *({"name": "random", "kl": kl} for kl in random)]
-
-    def rows(*better: bool) -> list[dict[str, Any]]:
-        pairs = zip(super_experts.WAYS, better, strict=True)
-        return [
-            {"mode": name, "kl": kl}
-            for way, good in pairs
-            for name, kl in ((way, 0.2), (f"{way}_protected", 0.1 if good else 0.3))
-        ]
-
-    held = [one["holds"] for one in super_experts.orderings(out(0.1, 0.2), rows(True, True, True))]
-    assert held == ["yes", "yes"]
-    held = [one["holds"] for one in super_experts.orderings(out(0.1, 0.7), rows(False, False, False))]
-    assert held == ["in part", "no"]
 
 
 def test_an_expert_left_out_counts_nothing_and_afterwards_it_does_again(tmp_path: Path) -> None:

@@ -13,19 +13,15 @@ import pytest
 
 from app import cli
 from bench.harness.engines import divided
-from bench.papers import buddymoe
 from bench.routing import (
     buddies,
     buddy_figures,
     estimator,
     map_figures,
     methods,
-    methods_result,
     overhead,
-    training,
 )
 from bench.routing.map_figures import Iteration
-from bench.routing.methods_result import WAITED
 from bench.routing.probe import PredictorProbe, subjects
 from bench.routing.skeleton import TINY, measure
 from core.errors import ProfileError, SettingError
@@ -130,47 +126,6 @@ def test_held_out_texts_are_in_no_profile(count: int, asked: int) -> None:
     assert len(known) >= count * 0.74 and int(held_out[-1]) - int(held_out[0]) >= count // 3
 
 
-def row(hit: float, recall: float, lived: float | None = None) -> dict[str, Any]:
-    """`lived` = what the engine itself hit."""
-    return {"hit_rate": hit, "recall_at_k": recall, "engine": {"hit_rate": hit if lived is None else lived}}
-
-
-def test_an_ordering_holds_everywhere_in_part_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        methods_result,
-        "ORDERINGS",
-        {
-            "always": ("policy", "lcp", "lru"),
-            "sometimes": ("hit", "gate", "request"),
-            "never": ("recall", "gate", "request"),
-            "a tie is no more": ("heed", "plec", "lru"),
-        },
-    )
-    found = {
-        "hit_rate": {"layer": {"25%": {"lcp": 0.5, "lru": 0.4}, "50%": {"lcp": 0.8, "lru": 0.7}}},
-        "prefetchers": {
-            "25%": {"gate": row(0.3, 0.2), "request": row(0.2, 0.4)},
-            "50%": {"gate": row(0.6, 0.2), "request": row(0.7, 0.4)},
-        },
-        "behind": {"25%": {"plec": row(0.5, 0.1), "lru": row(0.5, 0.1)}},
-    }
-    said = {one["claim"]: one["holds"] for one in methods_result.orderings(found)}
-    assert said == {"always": "yes", "sometimes": "in part", "never": "no", "a tie is no more": "no"}
-
-
-def test_an_ordering_that_waiting_changes_has_both_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods_result, "ORDERINGS", {"map": ("hit", "map", "gate"), "heed": ("heed", "plec", "lru")})
-    found = {
-        "hit_rate": {},
-        "prefetchers": {"25%": {"map": row(0.3, 0.2, 0.2), "gate": row(0.4, 0.4), "map" + WAITED: row(0.5, 0.6)}},
-        "behind": {"25%": {"plec": row(0.5, 0.1), "lru": row(0.4, 0.1)}},
-    }
-    by_map, heeding = methods_result.orderings(found)
-    assert by_map["pairs"] == {"25%": [0.2, 0.4]} and by_map["holds"] == "no", "as the engine hit, not the replay"
-    assert by_map["pairs_waited_for"] == {"25%": [0.5, 0.4]} and by_map["holds_waited_for"] == "yes"
-    assert heeding["holds"] == "yes" and "holds_waited_for" not in heeding
-
-
 def test_a_miss_costs_the_replay_what_it_costs_the_engine() -> None:
     clock = Clock(compute_ms=5.0, load_ms=0.5, expert_ms=0.1)
     lived = {"busy_ms": 8.0, "misses": 6.0}
@@ -266,7 +221,7 @@ def test_what_is_found_is_what_the_prefetcher_finds(distance: int, capacity: int
         answers = [search.work(opened(number, 1) + one.key.tobytes())]
         answers += [search.work(followed(number, at) + row.tobytes()) for at, row in enumerate(one.map)]
         for match in (match for answer in answers for match in read(answer)):
-            named = [prediction.expert for _, prediction in match.predictions]
+            named = [prediction.expert for prediction in match.predictions]
             hits[number, match.layer] = np.isin(one.chosen[match.layer], named).mean()
     found = map_figures.searched(maps, [(one.key, one.map) for one in before], distance, capacity)
     assert found.recall == pytest.approx(hits.mean(0).tolist()) and min(found.recall) > 0
@@ -275,8 +230,8 @@ def test_what_is_found_is_what_the_prefetcher_finds(distance: int, capacity: int
 
 def test_request_counts_begin_anew_with_every_answer() -> None:
     same, other = chosen(0, 1), chosen(2, 3)
-    assert map_figures.counted([same, same, other]) == [pytest.approx(1 / 3)]
-    assert map_figures.counted([same, same._replace(request=1)]) == [0.0]
+    assert map_figures.counted([same, same, other]).mean(0) == [pytest.approx(1 / 3)]
+    assert map_figures.counted([same, same._replace(request=1)]).tolist() == [[0.0], [0.0]]
 
 
 DEEP, WIDE = 2, 16
@@ -352,27 +307,6 @@ def test_lists_are_counted_at_the_paper_s_coverages_and_over_all() -> None:
     assert found["length_percentiles"]["0.95"]["50"] == np.median(every)
 
 
-def test_statements_hold_or_not_by_layer() -> None:
-    lists = {"0.95": [{"median": 3.0}, {"median": 5.0}, {"median": 2.0}]}
-    found = {
-        "busiest": [0.3, 0.24, 0.5],
-        "few_cover": [0.8, 0.9, 0.76],
-        "few_popular_cover": [0.9, 0.95, 0.8],
-        "lists": lists,
-    }
-    said = {one["claim"]: one["holds"] for one in buddy_figures.orderings(found, WIDE)}
-    holds = {name: said[claim] for name, claim in buddy_figures.CLAIMS.items()}
-    assert holds == {"uneven": "in part", "sparse": "yes", "beyond": "no", "compact": "in part", "early": "yes"}
-    one = {
-        **found,
-        "busiest": [0.3],
-        "few_cover": [0.8],
-        "few_popular_cover": [0.9],
-        "lists": {"0.95": lists["0.95"][:1]},
-    }
-    assert buddy_figures.orderings(one, WIDE)[-1]["holds"] == "not measured", "one layer is neither early nor late"
-
-
 def test_any_profile_is_read_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known, file = profile(), tmp_path / "profile"
     save(known, file)
@@ -383,11 +317,10 @@ def test_any_profile_is_read_on_the_command_line(tmp_path: Path, capsys: pytest.
     assert result == json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert {name: result[name] for name in buddy_figures.measured(known)} == buddy_figures.measured(known)
     assert (result["model"], result["profile_tokens"], result["experts"]) == ("tiny", 900, WIDE)
-    assert all(one["claim"] in "\n".join(lines) for one in result["orderings"])
-    for reading in (buddymoe.uneven, buddymoe.sparse, buddymoe.compact, buddymoe.early):
-        answer = reading(result)
-        assert answer is not None and answer[1].endswith(".")
-    assert f"{100 * result['busiest'][0]:.0f} %, " in buddymoe.uneven(result)[1]
+    assert result["list_shares"] == [
+        row["median"] / WIDE for row in result["lists"]["0.95"]
+    ] and "Buddy lists" in "\n".join(lines)
+    assert [*result["halves"]["early"], *result["halves"]["late"]] == [row["median"] for row in result["lists"]["0.95"]]
     again = [*words[:-1], str(tmp_path / "another.json"), "--model", "demo"]
     assert cli.main(again) == 2
     assert "not both" in capsys.readouterr().err
@@ -444,15 +377,3 @@ def test_more_than_its_own_time_and_waiting_are_in_the_result() -> None:
     told = overhead.judged([pair(11.0, 0.25, stall_ms=0.125)], [pair(10.0, 0.0)])
     assert told["beyond"] == pytest.approx(0.075)
     assert not told["kept"] and told["blocks"]
-
-
-def test_more_is_better_only_if_it_always_is() -> None:
-    def at(path: float, maps: float) -> dict[str, Any]:
-        rates = {"gate": 0.5, "routing_path": path, "maps": maps}
-        return {title: {"recall_at_k": rate} for title, rate in rates.items()}
-
-    said = training.orderings({"500": at(0.1, 0.3), "1000": at(0.2, 0.2), "2000": at(0.4, 0.6)})
-    assert [(one["claim"], one["holds"]) for one in said] == [
-        ("routing_path: the more tokens, the better", "yes"),
-        ("maps: the more tokens, the better", "no"),
-    ]

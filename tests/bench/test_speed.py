@@ -15,8 +15,10 @@ import torch
 
 from bench.models import fixtures
 from bench.models.generate import Sizes, checkpoint
-from bench.papers.moepic import coarser, inner_optimum, without_configurator
+from bench.papers import moepic
+from bench.papers.document import StoredResults
 from bench.papers.parts import HOLDS, NO, PART
+from bench.papers.verdicts import answer
 from bench.speed import busy, dispatch, prefill, turns
 from bench.speed.dispatch import passes, stubbed, without_step
 from bench.speed.prefill import Seen
@@ -202,18 +204,27 @@ def test_what_pays_is_judged_against_the_best_plain_cache() -> None:
     assert nothing["gain"] is None and nothing["best_theta"] is None and nothing["predicted_over_measured"] == {}
 
 
-def link(best: str, full: float, zeta: float) -> dict[str, Any]:
-    times = {"lru": 5.0, "theta 0.00": 9.0, "theta 0.50": 6.0, "theta 1.00": 7.0, "moepic_split": full}
-    return {"rows": rows({**times, best: 3.0}), "best_plain": "lru", "zeta": {"0.01": 4.0, "0.1": zeta}}
+def link(best: str, full: float) -> dict[str, Any]:
+    times = {"theta 0.00": 9.0, "theta 0.50": 6.0, "theta 1.00": 7.0, "moepic_split": full, best: 3.0}
+    rows = {name: {"tpot_rounds_ms": [ms + drift for drift in (0.0, 2.0, 0.5)]} for name, ms in times.items()}
+    return {"rows": rows, "load_ms": 1.0}
 
 
 def test_the_papers_claims_are_read_off_it() -> None:
-    good, bad = link("theta 0.50", 2.5, 4.5), link("theta 1.00", 8.0, 3.5)
-    for links, wanted in (({"a": good}, HOLDS), ({"a": bad}, NO), ({"a": good, "b": bad}, PART)):
-        result = {"links": links, "budget": "20%"}
-        for read in (inner_optimum, without_configurator, coarser):
-            said = read(result)
-            assert said is not None and said[0] == wanted and "ms" in said[1]
+    good, bad = link("theta 0.50", 2.5), link("theta 1.00", 8.0)
+    by_name = {row.where: row for row in moepic.PAPER.rows}
+    for links, split, plan in (
+        ({"a": good}, HOLDS, HOLDS),
+        ({"a": bad}, PART, NO),
+        ({"a": good, "b": bad}, PART, PART),
+    ):
+        sizes = {"top_k": 2, "layers": 4, "resident_ms": {"whole": 4.0}}
+        result = {"links": links, "budget": "20%", "model": "demo", "date": "2026-11-26T00:00:00+00:00", **sizes}
+        results = StoredResults()
+        results.newest = lambda bench, result=result: [("split.json", result)]  # type: ignore[method-assign,misc]
+        for where, wanted in (("Figure 4b", split), ("Table 3, without its configurator", plan)):
+            found = answer(by_name[where], results)
+            assert found.verdict == wanted and "copy/compute a 2" in found.text
 
 
 def test_the_best_variant_is_compared_round_by_round() -> None:

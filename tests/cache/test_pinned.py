@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import leases
+from core.cache.lease import in_waves
 from core.policy.allocation.slot_allocation import Placement
-from core.policy.allocation.slots import waves
 from core.policy.eviction import GONE
 from core.policy.hints import Hints
 from core.policy.predict import Prediction
@@ -123,11 +122,9 @@ def test_slots_move_between_layers_without_a_copy() -> None:
 
 def replayed(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> int:
     """A layer of a prompt as the engine computes it -> misses."""
-    base = layer * EXPERTS
-    groups = waves(wanted, expert_cache.capacity_for(layer), lambda e: expert_cache.is_resident(base + e))
     misses = 0
-    for lease in leases(
-        groups, expert_cache.capacity_for(layer), lambda group: hold(expert_cache, layer, group), expert_cache.release
+    for lease in in_waves(
+        expert_cache.core, layer, wanted, lambda group: hold(expert_cache, layer, [*group]), expert_cache.release
     ):
         misses += sum(h.outcome == Outcome.MISS for h in lease.segments)
     return misses
@@ -152,6 +149,7 @@ def test_the_simulator_keeps_pins_and_sizes_as_the_engine_does(name: str, seed: 
         for layer in range(LAYERS):
             rows = ids[at : at + size, layer].tolist()
             wanted = rows[0] if size == 1 else sorted({e for row in rows for e in row})
+            real.core.chosen(layer, rows)
             misses[int(size == 1), layer] += replayed(real, layer, wanted)
         at += size
         assert all(real.is_resident(eid) for eid in PINS)

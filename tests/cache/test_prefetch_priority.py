@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from core.cache.prefetch_priority import Rhythm, Schedule
 from core.memory.slot import Slot
 from core.memory.ticket import Link, Ticket
-from core.policy.predict import Prediction
+from core.policy.predict import LayerMap, Prediction
+from core.settings.registry import variant
 from core.simulate.virtual_clock import VirtualLink
 from core.types import Segment
 
@@ -43,11 +45,60 @@ def test_layers_are_counted_on_into_the_next_token() -> None:
     assert schedule.distance(3, 0) == 1
 
 
-def test_priority_is_probability_over_distance() -> None:
+def test_by_default_priority_is_probability_over_distance() -> None:
     # Made in layer 1: .9 for layer 3 is .9 / 2 = .45, .5 for layer 2 is .5, .96 for layer 0 of the next token .96 / 3.
     predictions = [Prediction(3, 0, 0.9), Prediction(2, 1, 0.5), Prediction(0, 2, 0.96), Prediction(2, 3, 0.45)]
     best = Schedule(LAYERS, EXPERTS).sort(predictions, 1)
     assert [(g.layer, g.expert) for g in best] == [(2, 1), (3, 0), (2, 3), (0, 2)]
+
+
+def test_an_order_is_its_predictor_s() -> None:
+    """FineMoE section 4.5: by p of the map over the distance; ExpertFlow section 3.2: layer by layer, as they are used.
+    The same predictions of layer 1: p = .9 and .1 in layer 3, .4 in layer 2; k T = 4 experts are drawn by it."""
+    p = {(3, 0): 0.9, (2, 1): 0.4, (3, 2): 0.1}
+    predictions = [Prediction(layer, expert, 1 - (1 - share) ** 4) for (layer, expert), share in p.items()]
+    maps = [LayerMap(layer, np.zeros(EXPERTS, np.float32)) for layer in (2, 3)]
+    for (layer, expert), share in p.items():
+        maps[layer - 2].distribution[expert] = share
+
+    def order(name: str) -> list[tuple[tuple[int, int], float]]:
+        schedule = Schedule(LAYERS, EXPERTS)
+        schedule.use(variant("predictor", name).make.priority, maps)
+        ranked = schedule.rank(predictions, 1, [], lambda eid: True, VirtualLink(0.5), 1).issue
+        assert [one.eid for one in ranked] == [g.layer * EXPERTS + g.expert for g in schedule.sort(predictions, 1)]
+        return [(divmod(one.eid, EXPERTS), one.priority) for one in ranked]
+
+    assert order("expert_map") == [
+        ((3, 0), pytest.approx(0.45)),
+        ((2, 1), pytest.approx(0.4)),
+        ((3, 2), pytest.approx(0.05)),
+    ]
+    assert order("routing_path") == [
+        ((2, 1), pytest.approx(-0.1296)),
+        ((3, 0), pytest.approx(-1.0001)),
+        ((3, 2), pytest.approx(-1.6561)),
+    ]
+    assert [at for at, _ in order("gate")] == [(2, 1), (3, 0), (3, 2)]
+    predictions = [Prediction(0, 0, 0.2), Prediction(1, 1, 0.9), Prediction(2, 2, 0.9)]
+    assert [eid // EXPERTS for eid in submitted("routing_path", predictions)] == [0, 1, 2]
+    assert [eid // EXPERTS for eid in submitted("gate", predictions)] == [1, 2, 0]
+
+
+def submitted(name: str, predictions: list[Prediction]) -> list[int]:
+    """In which order a predictor's prefetches are, before the first layer."""
+    schedule = Schedule(LAYERS, EXPERTS)
+    schedule.use(variant("predictor", name).make.priority, ())
+    return [g.layer * EXPERTS + g.expert for g in schedule.sort(predictions, -1)]
+
+
+def test_a_queued_prefetch_takes_the_order_of_newer_maps() -> None:
+    schedule, ticket = Schedule(LAYERS, EXPERTS), queued(17, 0.9)
+    for distribution, priority in ((0.5, 0.25), (0.25, 0.125)):
+        schedule.use(
+            variant("predictor", "expert_map").make.priority, [LayerMap(2, np.full(EXPERTS, distribution, np.float32))]
+        )
+        ranked = schedule.rank([], 0, [ticket], lambda eid: False, VirtualLink(0.5), 1)
+        assert ranked.priorities == [(ticket, priority)]
 
 
 @given(

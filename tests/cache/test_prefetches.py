@@ -123,6 +123,8 @@ def test_a_prefetch_waits_for_room_in_the_buffer() -> None:
     landed(cache)
     cache.release(hold(cache, 0, [0]))
     assert [*cache.prefetch_queue.fresh] == [EXPERTS + 4]
+    cache.prefetch([], 0)  # nothing new is known: what waits still waits
+    assert [*cache.prefetch_queue.fresh] == [EXPERTS + 4]
     cache.release(hold(cache, 1, [0]))  # wasted; the prefetch that still waits for layer 1 is forgotten
     assert [*cache.prefetch_queue.fresh] == [2 * EXPERTS + 4]
     cache.check_integrity()

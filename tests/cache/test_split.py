@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.cache.core import CacheCore
+from core.cache.lease import in_waves
 from core.cache.pool import numbered_pools
 from core.policy.eviction import MakePolicy
 from core.settings.registry import create, variants
@@ -68,6 +69,23 @@ def token(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> list[Segme
     return copied
 
 
+def prompt(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> list[Segment]:
+    """A layer of many tokens, in waves if need be -> the segments that had to be copied."""
+    copied: list[Segment] = []
+
+    def acquire(group: Sequence[int]) -> Sequence[int]:
+        eids = [layer * core.experts + expert for expert in group]
+        for eid in core.lease(layer, eids):
+            copied.append(core.held.lacking(eid))
+            assert core.admit_requested(eid) is not None
+        return eids
+
+    for eids in in_waves(core, layer, wanted, acquire, core.release):
+        assert all(len(core.table[eid]) == core.blocks for eid in eids), "an expert is computed whole"
+    core.check_integrity()
+    return copied
+
+
 def lengths(core: CacheCore[int]) -> dict[int, int]:
     return {eid: len(slots) for eid, slots in enumerate(core.table) if slots}
 
@@ -96,6 +114,30 @@ def test_scores_decide_which_tops_stay() -> None:
         token(core, 0, [expert])
     token(core, 0, [2])
     assert lengths(core) == {0: 2, 1: 2}
+
+
+def test_a_prompt_copies_what_is_missing_once_and_leaves_tops() -> None:
+    """Four blocks and a buffer of two experts; all eight experts are requested: none but tops lose their slots."""
+    lost: list[tuple[int, int]] = []
+    core = split_core([4], [1], experts=8, buffer=8, lost=lost)
+    for expert in range(4):
+        token(core, 0, [expert])
+    token(core, 0, [6])
+    assert lengths(core) == {1: 1, 2: 1, 3: 1, 6: 1}
+    lost.clear()
+    copied = prompt(core, 0, range(8))
+    assert copied == [Segment(eid, range(eid in (1, 2, 3, 6), 4)) for eid in (1, 2, 3, 6, 0, 4, 5, 7)]
+    assert lengths(core) == {0: 1, 4: 1, 5: 1, 7: 1}, "the most recently used: residents come first"
+    assert lost.count((6, 0)) == 1 and sum(not kept for _, kept in lost) == 4, "four were evicted for four"
+
+
+def test_whole_residents_of_a_layer_are_used_before_they_are_cut() -> None:
+    core = split_core([12], [1], experts=8, buffer=8)
+    prompt(core, 0, [5, 6, 7])
+    prompt(core, 0, [0, 1])
+    assert lengths(core) == {0: 4, 1: 4, 5: 1, 6: 1, 7: 1}
+    bottoms = [Segment(eid, range(1, 4)) for eid in (5, 6, 7)]
+    assert prompt(core, 0, [5, 6, 7, 0, 1, 2]) == [*bottoms, Segment(2, range(4))]
 
 
 def test_the_buffer_is_no_part_of_the_cache() -> None:
@@ -216,6 +258,29 @@ def check(core: CacheCore[int], capacities: Sequence[int], buffer: int) -> None:
     slots = [slot for held in core.table for slot in held]
     slots += [slot for pool in core.pools for slot in pool.free] + core.transit
     assert len(slots) == len(set(slots)) == sum(capacities) + buffer
+
+
+@examples(100)
+@given(
+    name=st.sampled_from([name for name in NAMES if name != "none"]),
+    capacities=st.lists(st.integers(0, EXPERTS * BLOCKS), min_size=LAYERS, max_size=LAYERS),
+    tops=st.lists(st.integers(1, BLOCKS), min_size=LAYERS, max_size=LAYERS),
+    more=st.integers(0, BLOCKS),
+    made=st.lists(
+        st.tuples(st.integers(0, LAYERS - 1), st.lists(st.integers(0, EXPERTS - 1), min_size=1, unique=True)),
+        max_size=20,
+    ),
+)
+def test_tokens_and_prompts_leave_the_tops_of_as_many_experts_as_there_is_room_for(
+    name: str, capacities: list[int], tops: list[int], more: int, made: Sequence[tuple[int, list[int]]]
+) -> None:
+    core, seen = split_core(capacities, tops, name, buffer=K * BLOCKS + more), [set[int]() for _ in range(LAYERS)]
+    for layer, wanted in made:
+        core.now += len(wanted)
+        (token if len(wanted) <= K else prompt)(core, layer, wanted)
+        seen[layer] |= {*wanted}
+        kept = [eid for eid in lengths(core) if eid // EXPERTS == layer]
+        assert len(kept) >= min(len(seen[layer]), capacities[layer] // tops[layer])
 
 
 @examples(150)

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-import launch
 from app import cli
 from app.cli import browser, test
+from app.start import installer
 from tests import selection
 
 SHELL, FFMPEG = "chrome-headless-shell-linux64/chrome-headless-shell", "ffmpeg-linux"  # as Playwright's archives have
@@ -94,7 +94,7 @@ def test_one_that_is_there_comes_before_a_download_and_that_before_a_package(
 
     monkeypatch.setattr(browser, "find", lambda: found[0] if found else None)
     monkeypatch.setattr(browser, "download", downloads)
-    monkeypatch.setattr(launch, "debian", installs)
+    monkeypatch.setattr(installer, "debian", installs)
     assert browser.provide(said.append) == (found[0] if found else None)
     assert did == steps
     assert said[-1] == f"Browser: {found[0] if found else browser.WITHOUT}"

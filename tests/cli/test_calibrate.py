@@ -13,7 +13,7 @@ import pytest
 
 from app import cli
 from app.cli import chat
-from app.cli.bar import Bar
+from app.cli.terminal import Bar
 from app.services.profiles import stored_profile
 from core.engine import Engine
 from core.measure.calibrate import gather as gathering
@@ -77,6 +77,20 @@ def test_a_profile_is_kept_and_completed(model: Path, home: Path, capsys: pytest
     assert found["gate_recall"][0] is None and len(found["gate_recall"]) == 3
     kept = stored_profile(found["model_hash"])
     assert kept is not None and kept.counts is not None and kept.counts[0].sum() == 44 * 4
+
+
+@pytest.mark.usefixtures("once")
+def test_a_preset_says_how_its_paper_trains_and_an_option_overrides_it(
+    model: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a profile it needs nothing yet, though the predictor that it sets does."""
+    words = "--parts", "estimator", "--preset", "speculating_estimator", "--json"
+    assert profile(model, home, *words) == 0
+    found, _ = result(capsys)
+    hidden = found["estimator"]["hidden"]
+    assert (found["estimator"]["quasi"], found["estimator"]["width"]) == (1, round(hidden * 2400 / 2048))
+    assert profile(model, home, *words, "--estimator-width", "8") == 0
+    assert result(capsys)[0]["estimator"]["width"] == 8
 
 
 @pytest.mark.usefixtures("once")

@@ -151,7 +151,7 @@ def test_doctor_replaces_torch_before_any_of_it_is_imported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
     did: list[str] = []
-    monkeypatch.setattr(doctor.launch, "replace_torch", lambda: did.append("replaced") or done)
+    monkeypatch.setattr(doctor.installer, "replace_torch", lambda: did.append("replaced") or done)
     monkeypatch.setattr(doctor, "examine", lambda folder: did.append("examined") or {"problems": []})
     monkeypatch.setattr(doctor, "report", lambda found: "the report")
     assert cli.main(["doctor", "--mend"]) == (0 if done else 1)
@@ -167,7 +167,7 @@ def test_doctor_replaces_torch_before_any_of_it_is_imported(
 def test_a_version_out_of_bounds_is_a_problem(
     version: str, problems: int, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(doctor.launch, "installed", lambda name: version if name == "torch" else "")
+    monkeypatch.setattr(doctor.installer, "installed", lambda name: version if name == "torch" else "")
     monkeypatch.setattr(probes, "gpus", list)
     found: dict[str, Any] = doctor.examine(tmp_path)
     assert len(found["problems"]) == problems

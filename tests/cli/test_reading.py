@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from app.cli import reading
+from app.cli import terminal
 from core.types import Piece
 
 
 def test_it_is_written_over_and_wiped_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(reading, "FIRST_S", 0.0)
-    monkeypatch.setattr(reading, "AGAIN_S", 0.0)
-    line = reading.Reading()
+    monkeypatch.setattr(terminal, "FIRST_S", 0.0)
+    monkeypatch.setattr(terminal, "AGAIN_S", 0.0)
+    line = terminal.Reading()
     line(Piece("prefill", done=300, total=1200))
     line(Piece("prefill", done=1199, total=1200))
     line.end()
@@ -24,16 +24,16 @@ def test_it_is_written_over_and_wiped_out(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_a_short_prompt_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    line = reading.Reading()
+    line = terminal.Reading()
     line(Piece("prefill", done=1, total=10))
     line.end()
     assert capsys.readouterr().err == ""
 
 
 def test_speed_is_that_of_what_was_read_now() -> None:
-    assert reading.describe(Piece("prefill", done=600, total=1000, cached=200), 4.0) == (
+    assert terminal.describe_reading(Piece("prefill", done=600, total=1000, cached=200), 4.0) == (
         "Reading the prompt: 60% of 1000 tokens, 100 tok/s, 4 s left"
     )
-    assert reading.describe(Piece("prefill", done=200, total=1000, cached=200), 4.0) == (
+    assert terminal.describe_reading(Piece("prefill", done=200, total=1000, cached=200), 4.0) == (
         "Reading the prompt: 20% of 1000 tokens"
     )

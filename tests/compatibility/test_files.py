@@ -3,9 +3,10 @@
 `files/` was written by commit b6ea62f (November 2026): a database with two chats of the demo model and settings of
 every group, a profile and a trace of the same chats, a pack of a tiny qwen3_moe checkpoint, and `simulate`'s figures
 for that trace. They are never written anew: where a format or a name changes, this shows that old ones are still read.
-Two kinds of figures are later ones: those of prefetchers, since a prefetch that landed in vain gives up its slot (and
-one of the oracle's, since ever more residents of a prompt are computed at a time), and those of random eviction and of
-Belady, since a prompt's missing experts take a slot each as it falls free, not half a layer's at a time.
+Three kinds of figures are later ones: those of prefetchers, since a prefetch that landed in vain gives up its slot (and
+one of the oracle's, since ever more residents of a prompt are computed at a time), those of random eviction and of
+Belady, since a prompt's missing experts take a slot each as it falls free, not half a layer's at a time, and those of
+LCP, since it counts the tokens of a prompt.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from demo import train
+from demo import stages
 from demo.corpus import build
 from demo.model import FULL_SIZE, SEED_SIZE, make_model, padded_experts, sorted_experts, upcycle
 from demo.traces import Trace, belady, lfu, lru
@@ -38,23 +38,23 @@ def test_upcycling_clones_every_expert() -> None:
 
 
 def test_rate_rises_holds_and_falls() -> None:
-    plan = train.Plan(steps=1000, decay_from=400)
+    plan = stages.Plan(steps=1000, decay_from=400)
     rates = [plan.rate(step) for step in range(1000)]
-    assert max(rates) == train.PEAK_RATE == rates[399]
+    assert max(rates) == stages.PEAK_RATE == rates[399]
     assert rates[0] < rates[30] < rates[59]
     assert all(a >= b for a, b in itertools.pairwise(rates[400:]))
-    assert rates[-1] <= 0.01 * train.PEAK_RATE
+    assert rates[-1] <= 0.01 * stages.PEAK_RATE
 
 
 @pytest.mark.long(0.1)
 def test_a_resumed_run_goes_on_as_if_never_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(train.TOKENS_PER_STEP, "seed", 256)
+    monkeypatch.setitem(stages.TOKENS_PER_STEP, "seed", 256)
     build(tmp_path, facts_wanted=60, seed=1)
-    plan = train.Plan(10, 10)
-    straight = train.Stage("seed", SEED_SIZE, tmp_path, plan, seed=3)
+    plan = stages.Plan(10, 10)
+    straight = stages.Stage("seed", SEED_SIZE, tmp_path, plan, seed=3)
     straight.update()
     straight.save()
-    resumed = train.Stage("seed", SEED_SIZE, tmp_path, plan, seed=4)
+    resumed = stages.Stage("seed", SEED_SIZE, tmp_path, plan, seed=4)
     assert resumed.resume() and resumed.step == 1
     resumed.batches.seed = straight.batches.seed
     resumed.batches.names.rng = straight.batches.names.rng

@@ -16,7 +16,7 @@ from core.cache.lease import Lease
 from core.engine import Engine
 from core.policy.predict.path_reader import answer, needed, question
 from core.policy.prefetch.wait_bound import WaitBound
-from core.runtime.batch import Batch
+from core.runtime.batch import Batch, Share
 from core.runtime.prediction.answer_wait import AnswerWait
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -145,8 +145,8 @@ def test_as_many_experts_are_fetched_before_the_pass_as_there_are_slots(
     resident: list[int] = []
     prefetch = cache.prefetch
 
-    def spied(predictions: Any, at: int, maps: Any = ()) -> None:
-        prefetch(predictions, at, maps)
+    def spied(predictions: Any, at: int, *rest: Any) -> None:
+        prefetch(predictions, at, *rest)
         if at == -1:  # not later: what is still queued when its layer is reached, and not wanted there, is cancelled
             predicted = np.flatnonzero(cache.hints.predicted)
             resident.append(sum(cache.is_resident(eid) for eid in predicted.tolist()))
@@ -158,6 +158,29 @@ def test_as_many_experts_are_fetched_before_the_pass_as_there_are_slots(
     monkeypatch.setattr(cache, "prefetch", spied)
     passes(engine, land)
     assert resident[1:] == [min(cache.slots, shape.layers * shape.top_k)] * (len(resident) - 1)
+
+
+def test_slots_fill_in_the_order_of_use_however_likely_later_layers_are(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, _ = scripted(engine, takes_s=0.0)
+    shape, cache = engine.shape, engine.expert_cache
+    submitted, submit, prefetch = list[int](), cache.copies.link.submit, cache.prefetch
+    for layer in range(shape.layers):  # what is absent is needed, least likely in layer 0
+        absent = [not cache.is_resident(layer * shape.experts + expert) for expert in range(shape.experts)]
+        worker.said[layer] = np.where(absent, 0.9 if layer else 0.2, 0.01)
+
+    def spied(predictions: Any, at: int, *rest: Any) -> None:
+        monkeypatch.setattr(
+            cache.copies.link, "submit", lambda one: (submitted.append(one.eid // shape.experts), submit(one))[1]
+        )
+        prefetch(predictions, at, *rest)
+        monkeypatch.setattr(cache.copies.link, "submit", submit)
+
+    monkeypatch.setattr(cache, "prefetch", spied)
+    worth(engine, saves_s=5 * TICK_S, search_s=2 * TICK_S)
+    engine.wiring.answering.step.prefetcher.begin(Batch("decode", (Share([5], request=1),)))
+    assert submitted == sorted(submitted) and {0, 1, 2} <= {*submitted}
 
 
 def test_a_predictor_that_is_held_back_holds_a_pass_up_no_longer_than_it_would_save(

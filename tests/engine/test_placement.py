@@ -21,7 +21,7 @@ from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.simulate import Config, Replay
 from core.simulate.run import maker
-from core.types import StepRecord
+from core.types import Ids, StepRecord
 from tests.selection import layered
 
 CHAT = [{"role": "user", "content": "What does json.dumps do?"}]
@@ -250,6 +250,22 @@ def test_static_keeps_what_the_profile_saw_used_most(engine: Engine) -> None:
         best = np.argsort(-counts[layer])[: capacity - shape.top_k] + layer * shape.experts
         kept.append(np.mean([engine.expert_cache.is_resident(int(eid)) for eid in best]))
     assert np.mean(kept) > 0.9
+
+
+def test_lcp_counts_each_token_of_a_prompt(engine: Engine) -> None:
+    """mu is the number of tokens that chose an expert (MoEpic section 3.3), in waves, too; nu counts tokens anyway."""
+    engine.change({"eviction": "lcp", "budget": "25%"})
+    refill(engine)
+    shape, prompt = engine.shape, Ids([7 * at for at in range(60)])
+    step = next(piece.step for piece in engine.generate(prompt, Sampling(max_new_tokens=1)) if piece.step is not None)
+    assert (step.phase, step.tokens) == ("prefill", 60)
+    mu = np.stack([np.bincount(ids.ravel(), minlength=shape.experts) for ids in step.ids])
+    assert mu.sum() == shape.layers * 60 * shape.top_k and mu.max() > 30, "some experts are chosen by most tokens"
+    policy = engine.expert_cache.policy
+    kept = np.flatnonzero((policy.score != GONE) & (mu.ravel() > 0))
+    assert len(kept) > shape.layers
+    assert policy.score[kept] == pytest.approx(np.log2(mu.ravel()[kept]) + 60 * 2 / 128)
+    assert ((mu > 0).sum(1) > capacities(engine)).all(), "every layer takes its experts in waves"
 
 
 @pytest.mark.parametrize(

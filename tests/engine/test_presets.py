@@ -82,7 +82,6 @@ def profiled(engine: Engine, answer: str, one: Preset) -> Iterator[Engine]:
 def test_a_preset_that_needs_a_profile_answers_with_one(profiled: Engine, answer: str, one: Preset) -> None:
     profiled.change(one.values)
     assert matching(profiled.settings) is one
-    profiled.change({"prefetch_guard": False})  # which may let nothing be fetched ahead in so short an answer
     list(profiled.generate(CHAT, Sampling(max_new_tokens=1)))  # from here on the predictor is the preset's
     profiled.predictor_host.predictor.patient = True
     text, steps = lived(profiled)
@@ -97,4 +96,12 @@ def test_a_preset_that_needs_a_profile_answers_with_one(profiled: Engine, answer
 
 
 def test_every_preset_is_tried_with_what_it_needs() -> None:
-    assert {one.name for one in NEEDY} == {"adapmoe", "buddymoe", "expertflow", "speculating", "speculating_execute"}
+    assert {one.name for one in NEEDY} == {
+        "adapmoe",
+        "buddymoe",
+        "expertflow",
+        "speculating",
+        "speculating_estimator",
+        "speculating_execute",
+        "speculating_hybrid",
+    }

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.registry import variants
 from core.settings.sampling import Sampling
-from core.types import Outcome, StepRecord
+from core.types import Asked, Ids, Outcome, StepRecord
 from tests.checkpoints import make_checkpoint
 from tests.engine.test_packs import CHAT, logits
 from tests.selection import layered
@@ -53,8 +54,8 @@ def engine(model: Path) -> Iterator[Engine]:
     engine.unload()
 
 
-def steps_of(engine: Engine, tokens: int = 24) -> list[StepRecord]:
-    pieces = list(engine.generate(CHAT, Sampling(temperature=0, max_new_tokens=tokens)))
+def steps_of(engine: Engine, tokens: int = 24, prompt: Asked = CHAT) -> list[StepRecord]:
+    pieces = list(engine.generate(prompt, Sampling(temperature=0, max_new_tokens=tokens)))
     found = {piece.step.index: piece.step for piece in pieces if piece.step is not None}
     return list(found.values())
 
@@ -72,6 +73,24 @@ def test_tops_are_kept_and_the_rest_is_fetched(engine: Engine) -> None:
     assert {copy.bytes for copy in copied} == {whole, whole // blocks}, "whole experts, and bottoms alone"
     requests = sum(len(step.outcome) for step in steps)
     assert requests == len(steps) * engine.shape.layers * engine.shape.top_k, "one outcome for each expert"
+
+
+def test_a_prompt_leaves_as_many_tops_as_there_were() -> None:
+    """One that uses more experts than are cached whole is computed in the slots of the buffer and of whole experts."""
+    engine = load(Path("demo"), **HALF, budget="50%", eviction="lcp")
+    cache, shape = engine.expert_cache, engine.shape
+
+    def tops() -> list[int]:
+        return np.array([bool(slots) for slots in cache.core.table]).reshape(shape.layers, -1).sum(1).tolist()
+
+    before = [cache.pool(layer).capacity for layer in range(shape.layers)]
+    assert tops() == before, "a slot for the top of an expert, which is one block"
+    for length in (51, 90):
+        (step,) = steps_of(engine, 1, Ids([7 * at for at in range(length)]))
+        assert step.phase == "prefill" and np.bincount(step.layer).min() > max(before) // cache.core.blocks
+        assert tops() == before
+        cache.check_integrity()
+    engine.unload()
 
 
 def test_without_blocks_no_part_can_stay(model: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app import cli
-from app.cli import bar, import_
+from app.cli import import_, terminal
 from core import importing
 from core.importing.download import Remote
 from core.memory.pack import check
@@ -82,15 +82,15 @@ def test_experts_are_imported_whole(source: Path, tmp_path: Path, capsys: pytest
 def test_ctrl_c_says_how_to_go_on(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = bar.Bar.show
+    real = terminal.Bar.show
 
-    def interrupt(self: bar.Bar, text: str, share: float, done: int, total: int) -> None:
+    def interrupt(self: terminal.Bar, text: str, share: float, done: int, total: int) -> None:
         real(self, text, share, done, total)
         if share > 0.8:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(bar.Bar, "show", interrupt)
+        patch.setattr(terminal.Bar, "show", interrupt)
         assert cli.main(["import", str(source)]) == 130
     partial = tmp_path / "home" / "packs" / "olmoe-checkpoint.partial"
     assert f"finished is kept in {partial}. Run the same command to continue." in capsys.readouterr().err
@@ -118,7 +118,7 @@ def test_the_bar_shows_speed_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("COLUMNS", "100")
-    shown = bar.Bar()
+    shown = terminal.Bar()
     for at, text, done in (
         (1.0, "Reading", 0),
         (3.0, "Reading", 100_000_000),
@@ -136,7 +136,7 @@ def test_the_bar_shows_speed_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("COLUMNS", "40")
     shown.show("On", 1.0, 400_000_000, 400_000_000)
     assert len(screen.getvalue().split("\r")[-1].rstrip()) <= 39
-    assert [bar.clock(s) for s in (0.4, 61, 3725)] == ["0:00", "1:01", "1:02:05"]
+    assert [terminal.clock(s) for s in (0.4, 61, 3725)] == ["0:00", "1:01", "1:02:05"]
 
 
 def test_doctor_reads_a_pack_to_its_last_byte(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+import pytest
+
 from core.policy.eviction import GONE, Eviction, victim
 from core.policy.hints import UNLIKELY, Hints
 from tests.policy.test_eviction import EXPERTS, LAYERS, SIZE, make, replay
@@ -46,6 +49,19 @@ def test_lcp_by_hand() -> None:
     policy.used(1, 6, 8)
     policy.used(2, 7, 9)
     assert order(policy) == [0, 1, 2]
+
+
+def test_lcp_counts_the_tokens_of_a_prompt() -> None:
+    # A prompt of 100 tokens: 98 choose expert 0, one each 1 and 2. Then a token uses 1, and another one 2.
+    policy = make("lcp", rho=0.25, omega=128)
+    ids = np.arange(3)
+    policy.chosen(ids, np.array([98, 1, 1]))
+    policy.admitted(ids, ids, 100)
+    policy.used(ids, ids, 100)
+    assert policy.score[0] - policy.score[1] == pytest.approx(np.log2(98)), "mu = 98, not 1"
+    policy.used(1, 3, 101)
+    policy.used(2, 4, 102)
+    assert order(policy) == [1, 2, 0]
 
 
 def test_lfru_by_hand() -> None:

@@ -82,9 +82,16 @@ def test_default_vectors_ask_the_next_router_on_the_quasi_hidden_state() -> None
     assert view.asked == [(1, "default")]
 
 
-@pytest.mark.parametrize(("defaults", "else_"), [(None, "hidden"), (np.zeros((3, 4, 2)), "default")])
-def test_the_network_is_asked_only_where_the_router_guesses_badly(defaults: object, else_: str) -> None:
-    known = Known(gate_recall=np.array([np.nan, 0.79, 0.8]), defaults=defaults)
+@pytest.mark.parametrize(
+    ("gate", "default", "else_"),
+    [((0.79, 0.8), None, "hidden"), ((0.9, 0.7), (0.79, 0.8), "default"), ((0.7, 0.7), (0.79, 0.8), "default")],
+)
+def test_the_network_is_asked_only_where_the_router_that_would_be_asked_guesses_badly(
+    gate: tuple[float, ...], default: tuple[float, ...] | None, else_: str
+) -> None:
+    """Its recall on the state that it is given: a profile may have default vectors, and not what they are worth."""
+    known = Known(gate_recall=np.array([np.nan, *gate]), defaults=np.zeros((3, 4, 2)))
+    known.default_recall = None if default is None else np.array([np.nan, *default])
     predictor, chances = make("hybrid", threshold=0.8), {1: [0.4, 0.3, 0.2, 0.1], 2: [0.1, 0.2, 0.3, 0.4]}
     views = [Fixed(layer, [3, 1], chances, known) for layer in range(3)]
     assert named(predictor.predict(views[0])) == [(1, 0), (1, 1)]

@@ -62,6 +62,18 @@ class Told(Looking):
         return Later(lambda: self._vector.astype(np.float32))
 
 
+class Other(Told):
+    """Of other tokens."""
+
+    @property
+    def tokens(self) -> Sequence[int]:  # type: ignore[override]
+        return [9999]
+
+    @tokens.setter
+    def tokens(self, value: Sequence[int]) -> None:
+        return
+
+
 def walk(
     predictor: Any,
     distributions: npt.NDArray[Any],
@@ -120,12 +132,11 @@ def test_more_experts_are_named_the_less_alike_the_map_is() -> None:
         predictor.close()
 
 
-def test_guesses_come_by_probability_over_distance_and_score_the_chance_of_being_asked() -> None:
+def test_guesses_come_likeliest_first_and_score_the_chance_of_being_asked() -> None:
     keys, maps = drawn(1)
     maps[0] = np.tile([0.05, 0.5, 0.3, 0.1, 0.03, 0.02], (LAYERS, 1))
     predictor = make("expert_map", distance=2, dynamic=False)
     begun = walk(predictor, maps[0], keys[0], Known(maps=maps, map_keys=keys))[0]
-    # Layer 0 is one away: .5, .3; layer 1 two: .25, .15.
     assert [(g.layer, g.expert) for g in begun] == [(0, 1), (0, 2), (1, 1), (1, 2)]
     assert [g.score for g in begun[:2]] == pytest.approx([1 - 0.5**2, 1 - 0.7**2])
     predictor.close()
@@ -183,6 +194,55 @@ def test_no_layer_waits_for_a_search_and_what_comes_too_late_is_not_used() -> No
     assert not late  # ... and is of no use to the next one
     slow.work()
     assert {g.layer for g in predictor.predict(Told(0, maps[0], keys[0], known))} == {1}  # layer 0 is reached already
+
+
+def test_an_announced_pass_is_searched_for_while_another_one_runs() -> None:
+    """Both are told apart: the one that runs is searched for and learnt to its end."""
+    keys, maps = drawn(4)
+    known = Known(maps=maps[:2], map_keys=keys[:2])
+    predictor: Any = create("predictor", "expert_map", {"distance": 1, "dynamic": False})
+    predictor.worker = worker = InlineWorker(MapSearch(predictor.task(Told(-1, maps[0], keys[0], known))))
+    given: list[bytes] = []
+    give = worker.give
+    worker.give = lambda message: (given.append(message), give(message))[1]  # type: ignore[method-assign]
+    predictor.begin(Told(-1, maps[3], keys[3], known))
+    for layer in range(LAYERS):
+        if layer == 2:
+            predictor.announce(Told(-1, maps[0], keys[0], known))
+        predictions = predictor.predict(Told(layer, maps[3], keys[3], known))
+        assert {g.layer for g in predictions} == ({layer + 1} if layer + 1 < LAYERS else set())
+    assert worker._worker.store.count == 3  # type: ignore[attr-defined]
+    count = len(given)
+    begun = predictor.begin(Told(-1, maps[0], keys[0], known))
+    assert len(given) == count and [g.expert for g in begun] == np.argsort(-maps[0][0])[:K].tolist()
+    assert {g.layer for g in predictor.predict(Told(0, maps[0], keys[0], known))} == {1}
+
+
+def test_an_announced_pass_that_never_comes_is_not_predicted_by() -> None:
+    keys, maps = drawn(2)
+    known = Known(maps=maps, map_keys=keys)
+    predictor = make("expert_map", distance=1, dynamic=False)
+    predictor.announce(Told(-1, maps[0], keys[0], known))
+    begun = predictor.begin(Other(-1, maps[1], keys[1], known))
+    assert [g.expert for g in begun] == np.argsort(-maps[1][0])[:K].tolist()
+    predictor.close()
+
+
+def test_what_arrives_while_a_layer_is_computed_is_for_later_layers() -> None:
+    keys, maps = drawn(2)
+    known = Known(maps=maps, map_keys=keys)
+    predictor: Any = create("predictor", "expert_map", {"distance": 1})
+    predictor.worker = slow = Slow(MapSearch(predictor.task(Told(-1, maps[0], keys[0], known))))
+    assert predictor.begin(Told(-1, maps[0], keys[0], known)) == ()
+    slow.work()
+    assert {g.layer for g in predictor.arrived(-1)} == {0} and predictor.arrived(-1) == ()
+    assert predictor.predict(Told(0, maps[0], keys[0], known)) == ()
+    slow.work()
+    assert {g.layer for g in predictor.arrived(0)} == {1}
+    assert predictor.predict(Told(1, maps[0], keys[0], known)) == ()
+    slow.work()
+    assert not predictor.arrived(2) and [one.layer for one in predictor.take_maps()] == [0, 1, 2]  # 2 is reached
+    assert predictor.arrived(3) == ()
 
 
 def test_a_search_that_falls_behind_leaves_passes_out() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
@@ -265,6 +265,37 @@ def test_training_can_be_cancelled() -> None:
     assert estimator.train(Held(*drawn(600)), **SIZES, epochs=50, progress=progress, cancel=cancel) is None
     assert path.train(passages(20), experts=EXPERTS, epochs=50, progress=progress, cancel=cancel) is None
     assert len(seen) == 1 and seen[0] < 0.1
+
+
+class Kept:
+    """A training's state in memory."""
+
+    tensors: Mapping[str, torch.Tensor] | None = None
+
+    def read(self) -> Mapping[str, torch.Tensor] | None:
+        return self.tensors
+
+    def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def drop(self) -> None:
+        self.tensors = None
+
+
+def test_a_cancelled_training_goes_on_to_the_same_net() -> None:
+    state, data, cancel = Kept(), passages(20), threading.Event()
+    whole = path.train(data, experts=EXPERTS, epochs=6)
+
+    def progress(text: str, share: float) -> None:
+        if share > 0.4:
+            cancel.set()
+
+    assert path.train(data, experts=EXPERTS, epochs=6, progress=progress, cancel=cancel, state=state) is None
+    assert state.tensors, "what was learnt is kept"
+    seen: list[float] = []
+    again = path.train(data, experts=EXPERTS, epochs=6, progress=lambda text, share: seen.append(share), state=state)
+    assert whole is not None and again is not None and equal(whole, again)
+    assert min(seen) > 0.4 and state.tensors is None
 
 
 def test_training_works_where_gradients_are_switched_off() -> None:

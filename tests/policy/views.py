@@ -29,6 +29,7 @@ class Known:
     """A profile, as far as predictors read it."""
 
     gate_recall: Any = None
+    default_recall: Any = None
     defaults: Any = None
     maps: Any = None
     map_keys: Any = None
@@ -41,6 +42,7 @@ def random_known(layers: int, experts: int, k: int, tokens: int = 50) -> Known:
     table = random.random((tokens, experts)).argsort(-1)[:, :k].astype(np.int16)
     return Known(
         np.array([np.nan, *random.random(layers - 1)]),
+        None,
         np.ones((layers, experts, HIDDEN), np.float16),
         random.dirichlet(np.ones(experts), (7, layers)).astype(np.float16),
         random.standard_normal((7, HIDDEN)).astype(np.float16),

@@ -56,7 +56,7 @@ def held_until(layer: int) -> Iterator[None]:
         return predict(self, at, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(predictor_host, "ProcessWorker", lambda task: HeldWorker(task, let_go))
+        patch.setattr(predictor_host, "ProcessWorker", lambda task, on_answer: HeldWorker(task, let_go))
         patch.setattr(PredictorHost, "predict_first", begun)
         patch.setattr(PredictorHost, "predict", reached)
         yield

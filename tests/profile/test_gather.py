@@ -185,6 +185,10 @@ def test_gate_recall_and_similarity(gathered: tuple[Profile, list[list[int]], li
         cosine = torch.cosine_similarity(before, now, dim=-1).mean()
         assert profile.similarity[layer - 1] == pytest.approx(float(cosine), rel=1e-4)
     assert 0 < profile.gate_recall[1:].min() < 1
+    assert profile.default_recall is not None and np.isnan(profile.default_recall[0])
+    assert profile.default_recall[1:].min() > 0 and not np.array_equal(
+        profile.default_recall[1:], profile.gate_recall[1:]
+    )
 
 
 def test_entropy_percentiles(gathered: tuple[Profile, list[list[int]], list[Passed]]) -> None:

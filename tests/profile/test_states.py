@@ -291,7 +291,7 @@ def test_it_is_trained_on_what_it_will_be_fed(
 
 def test_values_out_of_bounds_are_refused() -> None:
     for values, said in (
-        ({"estimator_width": 0}, "between 8 and 8192"),
+        ({"estimator_width": -1}, "between 0 and 8192"),
         ({"estimator_tokens": 1}, "between 16 and"),
         ({"estimator_input": "luck"}, "hidden, quasi"),
         ({"luck": 1}, "no calibration setting called"),

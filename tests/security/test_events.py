@@ -137,24 +137,6 @@ def test_every_input_refuses_values_of_other_types(
     assert quiet()
 
 
-def test_a_table_is_rows_of_numbers_and_short_texts(events: Events, client: TestClient) -> None:
-    body = next(
-        one for one in sent(client) if any(isinstance(value, dict) and "headers" in value for value in one["data"])
-    )
-    at = next(at for at, value in enumerate(body["data"]) if isinstance(value, dict) and "headers" in value)
-    good = {"headers": ["Layer", "Memory (experts)", "Part kept"], "data": [[0, 1.5, "2/3"], ["1", None, ""]]}
-
-    def told(table: object) -> str:
-        return events.wrong({**body, "data": [*body["data"][:at], table, *body["data"][at + 1 :]]})
-
-    assert told(good) == told({**good, "metadata": None}) == ""
-    rows: list[Any]
-    for rows in ([[0, 1]], [[0, 1, 2, 3]], [0], {"0": []}, [[0, [1], 2]], [[0, 1, "x" * 300]], [[0, 1e300, 1]]):
-        assert "a table of 3 columns" in told({**good, "data": rows})
-    assert "a table" in told({**good, "data": [[0, 1, "1"]] * 5000}) and "a table" in told({**good, "more": 1})
-    assert "a table" in told({**good, "headers": [1, 2, 3]}) and "a table" in told({**good, "metadata": {"a": [[]]}})
-
-
 def test_inputs_that_are_empty_are_told_or_refused(client: TestClient, quiet: Callable[[], bool]) -> None:
     for body in sent(client):
         if body["data"]:

@@ -7,8 +7,10 @@ from itertools import combinations, pairwise
 import pytest
 
 from core.errors import SettingError
+from core.policy.predict.nets.estimator import Estimator
+from core.settings.calibration import CalibrationSettings
 from core.settings.config import KINDS, Settings, params
-from core.settings.presets import NEEDS_BLOCKS, PRESETS, Preset, matching, preset
+from core.settings.presets import NEEDS_BLOCKS, PRESETS, Preset, guarded, matching, preset
 from core.settings.registry import NEEDS_PROFILE, variant
 from tests.selection import layered
 
@@ -31,6 +33,8 @@ SYSTEMS = (
     "ExpertFlow",
     "Speculating Experts",
     "Speculating Experts, executed",
+    "Speculating Experts, estimator",
+    "Speculating Experts, hybrid",
     "Auto",
     "Many answers",
 )
@@ -75,6 +79,33 @@ def test_moving_any_knob_of_a_preset_makes_it_the_users_own(one: Preset) -> None
         param = params()[name]
         if "." in name and param.type in ("int", "float"):
             assert matching(settings.with_({name: param.high if value != param.high else param.low})) is not one
+
+
+@each
+def test_no_system_of_the_literature_has_our_guard_and_each_has_it_in_a_second_form(one: Preset) -> None:
+    ours = one.source == "ours"
+    assert one.values["prefetch_guard"] == ours
+    if not ours:
+        second = guarded(one)
+        assert second.values == {**one.values, "prefetch_guard": True} and second.name != one.name
+
+
+def test_buddymoe_has_its_paper_s_gates_and_protects_nothing() -> None:
+    lossy = Settings(preset("buddymoe").values).lossy
+    assert (lossy.rho, lossy.gate, lossy.batch_gate, lossy.beta) == (3, "percentile", "fixed", 0.9)
+    assert not lossy.protect_super and not str(lossy.protect)
+
+
+def test_the_estimator_of_its_paper_is_as_wide_and_learns_as_much() -> None:
+    """Speculating Experts section 6.2: for Qwen3-30B-A3B (H = 2048, E = 128, L = 48) 17 million parameters, 4 million
+    tokens; fed quasi-hidden states."""
+    for name in ("speculating_estimator", "speculating_hybrid"):
+        calibration = CalibrationSettings.checked(**preset(name).calibration)
+        assert (calibration.estimator_input, calibration.estimator_tokens) == ("quasi", 4_000_000)
+        assert f"calibrate --preset {name}" in preset(name).help
+        net = Estimator(48, 128, 2048, calibration.width_for(2048))
+        assert round(sum(one.numel() for one in net.parameters()) / 1e6) == 17
+    assert all(not one.calibration for one in PRESETS if not {"estimator"} & {*one.needs})
 
 
 def test_no_two_presets_are_alike() -> None:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.cache.core import CacheCore
-from core.cache.lease import leases
+from core.cache.lease import in_waves
 from core.cache.pool import numbered_pools
-from core.policy.allocation.slots import shares, waves
+from core.policy.allocation.slots import shares
 from core.policy.eviction import GONE
 from core.policy.hints import Hints
 from core.profile.trace import ArrayTrace, Chunk
@@ -44,18 +44,19 @@ def scalar(name: str, scope: str, slots: int, usual: list[int], pinned: Sequence
 
 
 def request(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> int:
-    """`layer` requests ids, in waves if they do not fit -> misses."""
-    misses, room = 0, core.capacity_for(layer)
+    """`layer` requests experts, in waves if they do not fit -> misses."""
+    misses = 0
 
     def acquire(group: Sequence[int]) -> Sequence[int]:
         nonlocal misses
-        missing = core.lease(layer, group)
+        eids = [layer * core.experts + expert for expert in group]
+        missing = core.lease(layer, eids)
         for eid in missing:
             assert core.admit_requested(eid) is not None
         misses += len(missing)
-        return group
+        return eids
 
-    for _ in leases(waves(wanted, room, core.is_resident), room, acquire, core.release):
+    for _ in in_waves(core, layer, wanted, acquire, core.release):
         assert all(core.is_resident(eid) for eid in core.leased)
     core.check_integrity()
     return misses
@@ -91,8 +92,9 @@ def test_caches_side_by_side_do_what_the_scalar_core_does_for_each(
         for core in cores:
             core.now = at + size
             for layer in range(LAYERS):
+                core.chosen(layer, rows[:, layer])
                 wanted = rows[0, layer].tolist() if size == 1 else np.unique(rows[:, layer]).tolist()
-                expected.append(request(core, layer, [layer * EXPERTS + expert for expert in wanted]))
+                expected.append(request(core, layer, wanted))
         assert missed[0].tolist() == expected
         resident = [core.is_resident(eid) for core in cores for eid in range(TOTAL)]
         assert (replay.cache.policy.score != GONE).tolist() == resident

@@ -125,11 +125,12 @@ def test_curves_are_those_of_one_cache_for_each_size(policy: str, seed: int, pas
             wanted = ids[0].tolist() if size == 1 else np.unique(ids).tolist()
             for slots, core in cores.items():
                 core.now += size if layer == 0 else 0
+                core.chosen(layer, ids)
                 if size == 1:
                     for rank, expert in enumerate(found[layer]):
                         cached[layer, slots, rank] += core.is_resident(layer * EXPERTS + expert)
                     hit[layer, slots] += sum(core.is_resident(layer * EXPERTS + e) for e in wanted) / K
-                request(core, layer, [layer * EXPERTS + e for e in wanted])
+                request(core, layer, wanted)
             if size == 1:
                 for rank, expert in enumerate(found[layer]):
                     chosen[layer, rank] += expert in wanted

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import leases
+from core.cache.lease import in_waves
 from core.engine import Engine
-from core.policy.allocation.slots import waves
 from core.policy.eviction import GONE
 from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceHead, TraceWriter
 from core.settings.config import Settings
@@ -101,10 +100,10 @@ def test_hits_and_victims_are_the_engines_own(name: str, scope: str, seed: int, 
 
 def prefill(expert_cache: ExpertCache, layer: int, wanted: Sequence[int]) -> list[bool]:
     """A layer of a prompt as the engine computes it: in waves, later ones fetched beside the present one."""
-    capacity, base = expert_cache.pool(layer).capacity, layer * EXPERTS
-    groups = waves(wanted, capacity, lambda e: expert_cache.is_resident(base + e))
     missed: list[bool] = []
-    for lease in leases(groups, capacity, lambda group: hold(expert_cache, layer, group), expert_cache.release):
+    for lease in in_waves(
+        expert_cache.core, layer, wanted, lambda group: hold(expert_cache, layer, [*group]), expert_cache.release
+    ):
         missed += [h.outcome == Outcome.MISS for h in lease.segments]
     return missed
 
@@ -124,6 +123,7 @@ def test_prompts_larger_than_the_cache_pass_through_it_alike(name: str, scope: s
         for layer in range(LAYERS):
             rows = ids[at : at + size, layer].tolist()
             wanted = rows[0] if size == 1 else sorted({e for row in rows for e in row})
+            real.core.chosen(layer, rows)
             misses[int(size == 1), layer] += sum(prefill(real, layer, wanted))
         at += size
     assert replay.tally.misses[:, 0].tolist() == misses.tolist()

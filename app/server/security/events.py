@@ -8,23 +8,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import gradio as gr
 from gradio.components import Component
 from gradio.data_classes import FileData
+from gradio.utils import get_upload_folder
 from gradio_client.utils import is_valid_file
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from app.server.security.gradio_guard import NO_EVENT, uploaded
-
+NO_EVENT = "This is not an event of the dashboard."
 FIELDS = {"data", "event_data", "fn_index", "trigger_id", "session_hash"}
 SESSION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 TOO_LARGE = 2.0**63  # for any number of the page
 CHOICES = (gr.Dropdown, gr.Radio, gr.CheckboxGroup)
-KNOWN = (gr.Number, gr.Slider, gr.Checkbox, gr.Textbox, gr.File, gr.HTML, gr.Dataframe, *CHOICES)
-TABLE = {"headers", "data", "metadata"}
-ROWS, CELL = 4096, 256  # of a table, and characters of a cell, at most
+KNOWN = (gr.Number, gr.Slider, gr.Checkbox, gr.Textbox, gr.File, gr.HTML, *CHOICES)
 
 
 class Events:
@@ -124,8 +123,6 @@ def _check_value(one: Component, value: Any, initial: Any, name: str, label: str
         several = isinstance(one, gr.CheckboxGroup) or bool(getattr(one, "multiselect", False))
         _need(isinstance(value, list) == several, f"{name} has to be {'a list' if several else 'one'} of its choices.")
         _check_choices(one, value if several else [value], name, label)
-    elif isinstance(one, gr.Dataframe):
-        _need(_is_table(value, len(one.headers)), f"{name} has to be a table of {len(one.headers)} columns.")
     elif isinstance(one, gr.File):
         _check_file(one, value, name, label)
     else:
@@ -152,26 +149,13 @@ def _check_file(one: gr.File, value: object, name: str, label: str) -> None:
         raise ValueError(f"“{label}” takes only files of the kinds {', '.join(one.file_types)}.")
 
 
-def _is_table(value: object, columns: int) -> bool:
-    """Whether the value is rows of numbers, short texts and empty cells, as the page sends a table."""
-    if not isinstance(value, dict) or not {"headers", "data"} <= value.keys() <= TABLE:
+def uploaded(path: str, there: bool = False) -> bool:
+    """Whether the path is in the upload folder and (with `there`) exists as a file. Links are followed."""
+    try:
+        inside = Path(path).resolve().is_relative_to(Path(get_upload_folder()).resolve())
+        return inside and (not there or Path(path).is_file())
+    except (OSError, ValueError, RuntimeError):  # too long, contains NUL, circular links
         return False
-    headers, rows, metadata = value["headers"], value["data"], value.get("metadata")
-    if not isinstance(headers, list) or not all(isinstance(head, str) for head in headers):
-        return False
-    return (
-        (metadata is None or metadata == {})
-        and isinstance(rows, list)
-        and len(rows) <= ROWS
-        and all(isinstance(row, list) and len(row) == len(headers) == columns for row in rows)
-        and all(_is_cell(cell) for row in rows for cell in row)
-    )
-
-
-def _is_cell(value: object) -> bool:
-    if isinstance(value, str):
-        return len(value) <= CELL
-    return value is None or (type(value) in (int, float) and abs(float(value)) < TOO_LARGE)  # type: ignore[arg-type]
 
 
 def _alike(value: object, initial: object) -> bool:

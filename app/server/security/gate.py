@@ -15,10 +15,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.server.errors import API, ApiError, refusal
+from app.server.errors import API, ApiError, of_api, refusal
 from app.server.security.access import Access
 from app.server.security.hosts import named_host
 
@@ -80,11 +80,8 @@ class Gate:
         named = headers.getlist("host")
         if len(named) == 1 and named_host(named[0]) in self.trusted:
             return None
-        return refused_request(
-            scope,
-            400,
-            "Moestro does not answer to the name in this address. If it should, start it with --allow-host NAME.",
-        )
+        text = "Moestro does not answer to the name in this address. If it should, start it with --allow-host NAME."
+        return refusal(scope, ApiError(text), plain=True)
 
     def guest(self, headers: Headers, scope: Scope) -> str:
         """The origin of a page that may use the API and now does; else ""."""
@@ -153,19 +150,8 @@ def foreign(headers: Headers, scope: Scope) -> Response | None:
         return None
     log.warning("refused a request of another site's page for %s", scope["path"])
     other = " Start it with --cors-origin ORIGIN to let that site's pages use the API."
-    return refused_request(
-        scope, 403, "This request came from a page that is not Moestro's." + (other if of_api(scope) else "")
-    )
-
-
-def refused_request(scope: Scope, status: int, text: str) -> Response:
-    """A refusal, for the API in its own form."""
-    return refusal(scope, ApiError(text, status=status)) if of_api(scope) else PlainTextResponse(text, status)
-
-
-def of_api(scope: Scope) -> bool:
-    """Whether the request is to the API."""
-    return bool(scope["type"] == "http" and scope["path"].startswith(API))
+    text = "This request came from a page that is not Moestro's." + (other if of_api(scope) else "")
+    return refusal(scope, ApiError(text, status=403), plain=True)
 
 
 def origin_host(origin: str) -> str | None:
@@ -182,8 +168,6 @@ def without_token(headers: Headers, scope: Scope, url: str) -> Response:
     if scope["path"] == "/healthz" and scope.get("method") in ("GET", "HEAD"):
         return JSONResponse({"status": "ok"})
     challenge = {"www-authenticate": 'Bearer realm="Moestro"', "cache-control": "no-store"}
-    if of_api(scope):
-        return refusal(scope, ApiError(NO_TOKEN, code="invalid_api_key", status=401), challenge)
-    if "text/html" in headers.get("accept", ""):
+    if not of_api(scope) and "text/html" in headers.get("accept", ""):
         return HTMLResponse(REFUSED.format(url=escape(url)), 401, challenge)
-    return PlainTextResponse(NO_TOKEN, 401, challenge)
+    return refusal(scope, ApiError(NO_TOKEN, code="invalid_api_key", status=401), challenge, plain=True)

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.server.bodies import UPLOAD, replayed
-
-if TYPE_CHECKING:
-    from app.server.security.events import Events
+from app.server.errors import ApiError, refusal
+from app.server.security.events import NO_EVENT, Events, uploaded
 
 EVENTS = "/gradio_api/run/predict"
 ROUTES = {
@@ -41,7 +39,6 @@ ROUTES = {
 FOLDERS = ("/assets/", "/static/")
 LONGEST = 255  # characters of the path of a file in them; file systems fail on far longer ones
 FILE = "/gradio_api/file="
-NO_EVENT = "This is not an event of the dashboard."
 IDLE_S = 60.0
 
 
@@ -91,7 +88,8 @@ class GradioGuard:
     async def _event(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on an event that the page could have sent, written anew: Gradio reads the very values checked here."""
         if not is_json(Headers(scope=scope).get("content-type", "")):
-            await JSONResponse({"error": f"{NO_EVENT} It is sent as application/json."}, 415)(scope, receive, send)
+            error = ApiError(f"{NO_EVENT} It is sent as application/json.", status=415)
+            await refusal(scope, error)(scope, receive, send)
             return
         try:
             event = json.loads(await Request(scope, receive).body(), parse_constant=_refuse)
@@ -99,7 +97,7 @@ class GradioGuard:
         except (ValueError, RecursionError):
             wrong = NO_EVENT
         if wrong:
-            await JSONResponse({"error": wrong}, 400)(scope, receive, send)
+            await refusal(scope, ApiError(wrong))(scope, receive, send)
             return
         await self.app(scope, replayed(json.dumps(event).encode(), receive), send)
 
@@ -137,14 +135,3 @@ def named_files(value: object) -> Iterator[str]:
                 rest += entries.values()
             case list() as entries:
                 rest += entries
-
-
-def uploaded(path: str, there: bool = False) -> bool:
-    """Whether the path is in the upload folder and (with `there`) exists as a file. Links are followed."""
-    from gradio.utils import get_upload_folder
-
-    try:
-        inside = Path(path).resolve().is_relative_to(Path(get_upload_folder()).resolve())
-        return inside and (not there or Path(path).is_file())
-    except (OSError, ValueError, RuntimeError):  # too long, contains NUL, circular links
-        return False

@@ -14,9 +14,9 @@ from app.server.errors import ApiError
 from app.server.v1.contents import ChatMessage, chat_of
 from app.server.v1.fields import Body, longest, with_schema, with_stop
 from app.server.v1.parts import Call, Part, Parts, schemas
-from app.server.v1.reply import Reply, data
+from app.server.v1.reply import Form, Reply, data
 from app.server.v1.result import Result, Usage
-from app.server.v1.tools import offered, require_known, with_tools
+from app.server.v1.tools import Offer, offered, with_tools
 from app.services.host import Host
 from core.settings.sampling import Sampling
 from core.types import Chat, TokenLogprob
@@ -29,25 +29,43 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class ChatBody(Body):
-    """A request for a chat completion."""
+class OpenAIBody(Body):
+    """The fields that chat completions and completions share."""
 
-    messages: list[ChatMessage] = Field(max_length=MOST_MESSAGES)
     max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
     stop: Any = None
+    stream_options: StreamOptions | None = None
+    response_format: Any = None
+
+    @property
+    def usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampled(self, base: Sampling, field: str, limit: int | None) -> Sampling:
+        """The host's sampling settings, overridden by those of the request. `limit` = the longest answer in tokens,
+        which `field` gives. Raises ApiError."""
+        names = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
+        given: dict[str, tuple[str, Any]] = {name: (name, getattr(self, name)) for name in names}
+        given["max_new_tokens"] = longest(field, limit)
+        return with_stop(self.drawn(base, given), "stop", self.stop)
+
+
+class ChatBody(OpenAIBody):
+    """A request for a chat completion."""
+
+    messages: list[ChatMessage] = Field(max_length=MOST_MESSAGES)
+    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
-    stream_options: StreamOptions | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    response_format: Any = None
 
     @property
     def limit(self) -> int | None:
@@ -55,40 +73,47 @@ class ChatBody(Body):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def sampling(self, base: Sampling) -> Sampling:
-        """The host's sampling settings, overridden by those of the request. Raises ApiError."""
+        """As `sampled`, with the field that limits this request. Raises ApiError."""
         field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        names = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
-        given: dict[str, tuple[str, Any]] = {name: (name, getattr(self, name)) for name in names}
-        given["max_new_tokens"] = longest(field, self.limit)
         if self.top_logprobs and not self.logprobs:
             raise ApiError("top_logprobs: set logprobs to true as well.", "top_logprobs")
-        return replace(
-            with_stop(self.drawn(base, given), "stop", self.stop),
-            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-        )
+        drawn = self.sampled(base, field, self.limit)
+        return replace(drawn, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
 
 
 def reply(host: Host, body: ChatBody) -> Reply:
     """The answer to a request. Raises MoestroError."""
     body.take(host)
     sampling, messages = body.sampling(host.chats.sampling), chat_of(body.messages)
-    require_known(host, messages, "messages")
-    offer = offered(host, body.tools, body.tool_choice)
+    offer = offered(host, messages, "messages", body.tools, body.tool_choice)
     sampling = with_schema(sampling, "response_format", body.response_format)
     sampling = with_tools(sampling, offer, body.limit, body.parallel_tool_calls)
+    form = ChatForm(host.models.model_id, sampling.logprobs is not None, body.usage)
+    return chat_reply(host, messages, offer, sampling, form, stream=bool(body.stream))
+
+
+def chat_reply(
+    host: Host, messages: list[dict[str, Any]], offer: Offer, sampling: Sampling, form: Form, *, stream: bool
+) -> Reply:
+    """Queue a chat's answer; its reasoning, content and calls are found in the text. Raises MoestroError."""
     answer = host.chats.complete(Chat(messages, offer.tools) if offer.tools else messages, sampling)
-    usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    form = ChatForm(host.models.model_id, sampling.logprobs is not None, usage)
-    return Reply(host, answer, form, chat_parts(host, offer.tools), bool(body.stream))
-
-
-def chat_parts(host: Host, tools: Sequence[dict[str, Any]]) -> Parts:
-    """What finds reasoning, content and calls in an answer of the loaded model."""
     loaded = host.models.loaded
-    return Parts(opened=loaded is not None and loaded.engine.opens_reasoning, tools=schemas(tools))
+    opened = loaded is not None and loaded.engine.opens_reasoning
+    return Reply(host, answer, form, Parts(opened=opened, tools=schemas(offer.tools)), stream)
 
 
-class ChatForm:
+class OpenAIForm:
+    """What the streams of chat completions and completions share."""
+
+    def reading(self, usage: Usage) -> Iterable[str]:
+        return ()
+
+    def failing(self, error: ApiError) -> Iterable[str]:
+        yield data({"error": error.openai()})
+        yield DONE
+
+
+class ChatForm(OpenAIForm):
     """A chat completion, whole or in chunks."""
 
     def __init__(self, model: str | None, logprobs: bool, usage: bool) -> None:
@@ -97,9 +122,6 @@ class ChatForm:
 
     def opening(self) -> Iterable[str]:
         yield self._chunk({"role": "assistant", "content": ""})
-
-    def reading(self, usage: Usage) -> Iterable[str]:
-        return ()
 
     def part(self, part: Part, logprobs: Sequence[TokenLogprob]) -> Iterable[str]:
         if part.call is not None:
@@ -114,10 +136,6 @@ class ChatForm:
         yield self._chunk({}, result.finish, seed=result.seed, moestro=result.facts)
         if self._usage:
             yield self._chunk(None, usage=result.usage)
-        yield DONE
-
-    def failing(self, error: ApiError) -> Iterable[str]:
-        yield data({"error": error.openai()})
         yield DONE
 
     def whole(self, result: Result) -> dict[str, Any]:

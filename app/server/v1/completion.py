@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from app.server.errors import ApiError
-from app.server.v1.chat import DONE, StreamOptions
-from app.server.v1.fields import REFUSED, Body, longest, with_schema, with_stop
+from app.server.v1.chat import DONE, OpenAIBody, OpenAIForm
+from app.server.v1.fields import REFUSED, with_schema
 from app.server.v1.parts import Part
 from app.server.v1.reply import Reply, data
-from app.server.v1.result import Result, Usage
+from app.server.v1.result import Result
 from app.services.host import Host
 from core.settings.sampling import Sampling
 from core.types import TokenLogprob
@@ -23,7 +23,7 @@ from core.types import TokenLogprob
 MOST_LOGPROBS = 5
 
 
-class CompletionBody(Body):
+class CompletionBody(OpenAIBody):
     """A request for the continuation of a text."""
 
     refused: ClassVar[Mapping[str, tuple[str, Sequence[Any]]]] = {
@@ -32,16 +32,7 @@ class CompletionBody(Body):
         "suffix": ("a text is continued, not filled in; put the model's own fill-in tokens into the prompt", ()),
     }
     prompt: Any = None
-    max_tokens: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    stop: Any = None
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
-    stream_options: StreamOptions | None = None
-    response_format: Any = None
 
     def text(self) -> str:
         """The prompt, which may stand in a list of one. Raises ApiError."""
@@ -51,12 +42,9 @@ class CompletionBody(Body):
         raise ApiError("prompt: give one text; several prompts, and token ids, are not taken.", "prompt")
 
     def sampling(self, base: Sampling) -> Sampling:
-        """The host's sampling settings, overridden by those of the request. Raises ApiError."""
-        names = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
-        given: dict[str, tuple[str, Any]] = {name: (name, getattr(self, name)) for name in names}
-        given["max_new_tokens"] = longest("max_tokens", self.max_tokens)
-        drawn = with_schema(self.drawn(base, given), "response_format", self.response_format)
-        return replace(with_stop(drawn, "stop", self.stop), logprobs=self.logprobs)
+        """As `sampled`. Raises ApiError."""
+        drawn = self.sampled(base, "max_tokens", self.max_tokens)
+        return replace(with_schema(drawn, "response_format", self.response_format), logprobs=self.logprobs)
 
 
 def reply(host: Host, body: CompletionBody) -> Reply:
@@ -64,12 +52,11 @@ def reply(host: Host, body: CompletionBody) -> Reply:
     body.take(host)
     sampling = body.sampling(host.chats.sampling)
     answer = host.chats.complete(body.text(), sampling)
-    usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    form = CompletionForm(host.models.model_id, sampling.logprobs is not None, usage)
+    form = CompletionForm(host.models.model_id, sampling.logprobs is not None, body.usage)
     return Reply(host, answer, form, None, bool(body.stream))
 
 
-class CompletionForm:
+class CompletionForm(OpenAIForm):
     """A completion, whole or in chunks."""
 
     def __init__(self, model: str | None, logprobs: bool, usage: bool) -> None:
@@ -84,9 +71,6 @@ class CompletionForm:
     def opening(self) -> Iterable[str]:
         return ()
 
-    def reading(self, usage: Usage) -> Iterable[str]:
-        return ()
-
     def part(self, part: Part, logprobs: Sequence[TokenLogprob]) -> Iterable[str]:
         yield data({**self._chunk(), "choices": [self._choice(part.text, None, logprobs)]})
 
@@ -95,10 +79,6 @@ class CompletionForm:
         yield data({**self._chunk(), **more, "choices": [self._choice("", result.finish, ())]})
         if self._usage:
             yield data({**self._chunk(), "choices": [], "usage": result.usage.openai()})
-        yield DONE
-
-    def failing(self, error: ApiError) -> Iterable[str]:
-        yield data({"error": error.openai()})
         yield DONE
 
     def whole(self, result: Result) -> dict[str, Any]:

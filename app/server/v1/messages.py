@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.server.errors import ApiError
-from app.server.v1.chat import MOST_MESSAGES, chat_parts
+from app.server.v1.chat import MOST_MESSAGES, chat_reply
 from app.server.v1.contents import called, part_text, text_of
 from app.server.v1.fields import REFUSED, Body, longest, with_schema, with_stop
 from app.server.v1.parts import Call, Part
 from app.server.v1.reply import Reply, data
 from app.server.v1.result import Result, Usage
-from app.server.v1.tools import Offer, offered, require_known, with_tools
+from app.server.v1.tools import Offer, offered, with_tools
 from app.services.host import Host
 from core.settings.sampling import Sampling
 from core.types import Chat, TokenLogprob
@@ -69,8 +69,7 @@ def prompt(host: Host, body: MessagesBody) -> tuple[list[dict[str, Any]], Offer]
     """Messages and tools as templates take them. Raises ApiError."""
     body.take(host)
     messages = body.chat()
-    require_known(host, messages, "messages")
-    return messages, offered(host, body.tools, body.tool_choice)
+    return messages, offered(host, messages, "messages", body.tools, body.tool_choice)
 
 
 def reply(host: Host, body: MessagesBody) -> Reply:
@@ -82,8 +81,7 @@ def reply(host: Host, body: MessagesBody) -> Reply:
     choice = body.tool_choice if isinstance(body.tool_choice, Mapping) else {}
     single = choice.get("disable_parallel_tool_use")
     sampling = with_tools(sampling, offer, body.max_tokens, None if single is None else not single)
-    answer = host.chats.complete(Chat(messages, offer.tools) if offer.tools else messages, sampling)
-    return Reply(host, answer, form, chat_parts(host, offer.tools), bool(body.stream))
+    return chat_reply(host, messages, offer, sampling, form, stream=bool(body.stream))
 
 
 def count(host: Host, body: MessagesBody) -> dict[str, int]:

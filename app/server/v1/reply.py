@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -14,11 +16,10 @@ from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from app.server.errors import ApiError, refusal
-from app.server.following import client_gone, news_of
 from app.server.v1.parts import Part, Parts
 from app.server.v1.result import Result, Usage, failed, failure, result
 from app.services.host import Host
-from app.services.progress import Answer
+from app.services.progress import Answer, Live
 from core.types import TokenLogprob
 
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
@@ -133,8 +134,27 @@ class Reply(Response):
 
 
 async def _cancel_when_gone(receive: Receive, scope: CancelScope) -> None:
-    await client_gone(receive)
+    """The client has closed the connection. The request's body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
     scope.cancel()
+
+
+@contextmanager
+def news_of(live: Live) -> Iterator[asyncio.Event]:
+    """An event of the running loop that every update of `live` sets. Clear it, read the fields, then wait for it."""
+    loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake() -> None:
+        if not news.is_set():  # if set, its reader has yet to read the fields
+            with suppress(RuntimeError):  # the loop is closed: the server has ended
+                loop.call_soon_threadsafe(news.set)
+
+    live.watch(wake)
+    try:
+        yield news
+    finally:
+        live.unwatch(wake)
 
 
 async def news(answer: Answer) -> AsyncIterator[tuple[str | None, str]]:

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from app.server.errors import ApiError
-from app.server.v1.chat import MOST_MESSAGES, chat_parts
+from app.server.v1.chat import MOST_MESSAGES, chat_reply
 from app.server.v1.contents import ROLES, called, text_of
 from app.server.v1.fields import REFUSED, Body, longest, with_schema
 from app.server.v1.reply import Reply
 from app.server.v1.response_form import ResponseForm
-from app.server.v1.tools import offered, require_known, with_tools
+from app.server.v1.tools import offered, with_tools
 from app.services.host import Host
 from core.settings.sampling import Sampling
-from core.types import Chat
 
 STATELESS = "nothing is stored; send the whole conversation as input"
 
@@ -59,12 +58,10 @@ def reply(host: Host, body: ResponsesBody) -> Reply:
     """The answer to a request. Raises MoestroError."""
     body.take(host)
     sampling, messages = body.sampling(host.chats.sampling), body.chat()
-    require_known(host, messages, "input")
-    offer = offered(host, body.tools, body.tool_choice)
+    offer = offered(host, messages, "input", body.tools, body.tool_choice)
     form = (body.text or {}).get("format")
     sampling = with_schema(sampling, "text.format", form)
     sampling = with_tools(sampling, offer, body.max_output_tokens, body.parallel_tool_calls)
-    answer = host.chats.complete(Chat(messages, offer.tools) if offer.tools else messages, sampling)
     request_fields = {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -75,13 +72,8 @@ def reply(host: Host, body: ResponsesBody) -> Reply:
         "tools": body.tools or [],
         "text": {"format": form or {"type": "text"}},
     }
-    return Reply(
-        host,
-        answer,
-        ResponseForm(host.models.model_id, request_fields),
-        chat_parts(host, offer.tools),
-        bool(body.stream),
-    )
+    response = ResponseForm(host.models.model_id, request_fields)
+    return chat_reply(host, messages, offer, sampling, response, stream=bool(body.stream))
 
 
 def _add(chat: list[dict[str, Any]], item: Any, where: str) -> None:

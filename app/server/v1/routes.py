@@ -28,32 +28,14 @@ def router(host: Host) -> APIRouter:
     routes = APIRouter(prefix=API)
     began_s = int(time.time())
 
-    def described() -> list[dict[str, object]]:
-        """The loaded model, if there is one."""
-        loaded = host.models.loaded
-        if loaded is None:
-            return []
-        context = loaded.engine.context
-        return [
-            {
-                "id": model_id(loaded.spec.model),
-                "object": "model",
-                "created": began_s,
-                "owned_by": "local",
-                "context_length": context,
-                "max_model_len": context,
-                "aliases": names(host)[1:],
-            }
-        ]
-
     @routes.get("/models")
     async def models() -> dict[str, object]:
-        return {"object": "list", "data": described()}
+        return {"object": "list", "data": described(host, began_s)}
 
     @routes.get("/models/{name:path}")
     async def model(name: str) -> dict[str, object]:
         require_model(host, name)
-        if not (found := described()):
+        if not (found := described(host, began_s)):
             raise ApiError("No model is loaded.", "model", "model_not_found", 404)
         return found[0]
 
@@ -89,3 +71,22 @@ def router(host: Host) -> APIRouter:
         raise ApiError(f"There is no {request.method} {API}/{rest[:80]}. There are {', '.join(ROUTES)}.", status=404)
 
     return routes
+
+
+def described(host: Host, began_s: int) -> list[dict[str, object]]:
+    """The loaded model, if there is one."""
+    loaded = host.models.loaded
+    if loaded is None:
+        return []
+    context = loaded.engine.context
+    return [
+        {
+            "id": model_id(loaded.spec.model),
+            "object": "model",
+            "created": began_s,
+            "owned_by": "local",
+            "context_length": context,
+            "max_model_len": context,
+            "aliases": names(host)[1:],
+        }
+    ]

@@ -28,21 +28,29 @@ class Offer:
     forced: tuple[dict[str, Any], ...] = ()
 
 
-def offered(host: Host, tools: Sequence[Mapping[str, Any]] | None, choice: Any, field: str = "tools") -> Offer:
+def offered(
+    host: Host,
+    messages: Sequence[Mapping[str, Any]],
+    where: str,
+    tools: Sequence[Mapping[str, Any]] | None,
+    choice: Any,
+) -> Offer:
     """The functions among `tools`: those of OpenAI's chat completions and responses, and of Anthropic's messages. Tools
-    that the server itself would have to run are left out, and logged.
+    that the server itself would have to run are left out, and logged. `where` = the field that the messages come from.
 
-    Raises ApiError for a tool that is damaged, for a model whose template takes none, and for a choice of what is not
-    offered.
+    Raises ApiError for a tool that is damaged, for a choice of what is not offered, and for tools, or earlier calls in
+    the messages, when the model's template would leave them out.
     """
+    if any("tool_calls" in one for one in messages):
+        _require(host, where)
     kind = choice.get("type") if isinstance(choice, Mapping) else choice
     if kind == "none":
         return Offer()
-    found = tuple([one for number, tool in enumerate(tools or ()) if (one := _function(tool, f"{field}.{number}"))])
+    found = tuple([one for number, tool in enumerate(tools or ()) if (one := _function(tool, f"tools.{number}"))])
     if tools and len(found) < len(tools):
         log.info("%d tools of a request are none that a model is offered here", len(tools) - len(found))
     if found:
-        _require(host, field)
+        _require(host, "tools")
     if kind == "allowed_tools":  # OpenAI's subset of the tools
         inner = choice.get("allowed_tools", choice)
         found = _named(found, inner.get("tools") if isinstance(inner, Mapping) else None)
@@ -74,12 +82,6 @@ def _named(tools: Sequence[dict[str, Any]], wanted: Any) -> tuple[dict[str, Any]
 def _name(choice: Any) -> Any:
     inner = choice.get("function", choice) if isinstance(choice, Mapping) else None
     return inner.get("name") if isinstance(inner, Mapping) else None
-
-
-def require_known(host: Host, messages: Sequence[Mapping[str, Any]], field: str) -> None:
-    """Raises ApiError for tool calls in messages when the model's template would leave them out."""
-    if any("tool_calls" in one for one in messages):
-        _require(host, field)
 
 
 def _require(host: Host, field: str) -> None:

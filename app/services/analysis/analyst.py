@@ -4,8 +4,7 @@ results.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from app.services.analysis import sources
@@ -14,7 +13,8 @@ from app.services.analysis.lab import Lab
 from app.services.analysis.question import Question
 from app.services.analysis.sources import Routing, RoutingSource
 from app.services.analysis.whatif import Table
-from app.services.jobs import Job, JobRunner
+from app.services.jobs import Job, JobOwner, JobRunner
+from app.services.remembered import Remembered
 from app.store import Store
 from app.store.private import clear
 from app.wording import count
@@ -27,7 +27,6 @@ from core.system.tasks import Task, here, run
 SMALL = 3000
 SMALL_BYTES = 200_000  # of a trace file; smaller ones are read in this process
 FILES = ("routing.trace", "session.trace")  # temporary, in the folder of analyses
-log = logging.getLogger("moestro.app")
 KEPT = {"whatif": "whatif", "lab": "predictor_lab"}  # store keys of the last results
 
 
@@ -44,20 +43,20 @@ class Analysis(Job):
         self.kind = kind
 
 
-class Analyst:
-    """Analyses recorded routing. Methods return at once and may be called from any thread."""
+class Analyst(JobOwner[Analysis]):
+    """Analyses recorded routing. Methods return at once and may be called from any thread. The last result is kept
+    where an analysis is cancelled.
+    """
+
+    kind = Analysis
 
     def __init__(self, store: Store, jobs: JobRunner, processes: int = 0) -> None:
         """`processes` = simulations that run at once, 0 = one per CPU core."""
-        self.store, self.processes, self._jobs = store, processes, jobs
-        self.table: Table | None = self._remembered(KEPT["whatif"], Table.read)
-        self.lab: Lab | None = self._remembered(KEPT["lab"], Lab.read)
+        super().__init__(jobs)
+        self.store, self.processes, self._remembered = store, processes, Remembered(store.db)
+        self.table: Table | None = self._remembered.result(KEPT["whatif"], Table.read)
+        self.lab: Lab | None = self._remembered.result(KEPT["lab"], Lab.read)
         self._folder = store.folder / "analysis"
-
-    @property
-    def job(self) -> Analysis | None:
-        """The running analysis, or the last one."""
-        return self._jobs.last(Analysis)
 
     @property
     def stamp(self) -> str:
@@ -80,10 +79,6 @@ class Analyst:
         job = Analysis(question.kind)
         return self._jobs.start(job, lambda: self._run(job, question))
 
-    def cancel(self) -> None:
-        """Stop the running analysis; the last result is kept."""
-        self._jobs.cancel(Analysis)
-
     def _run(self, job: Analysis, question: Question) -> None:
         try:
             self._answer(job, question)
@@ -100,10 +95,10 @@ class Analyst:
 
         if question.kind == "whatif":
             self.table = compare(question, routing, work)
-            self._remember("whatif", self.table.dump())
+            self._remembered.put(KEPT["whatif"], self.table.dump())
         else:
             self.lab = test(question, routing, work)
-            self._remember("lab", self.lab.dump())
+            self._remembered.put(KEPT["lab"], self.lab.dump())
 
     def _work(self, job: Analysis, tasks: Sequence[Task], tokens: int) -> list[Any]:
         """All results, in the order of the tasks."""
@@ -130,17 +125,3 @@ class Analyst:
             except MoestroError:
                 pass  # the session recorded nothing to take over
         return sources.known(read, session)
-
-    def _remember(self, kind: str, dumped: Any) -> None:
-        try:
-            self.store.db.put(KEPT[kind], dumped)
-        except MoestroError as error:
-            log.warning("the analysis could not be kept for the next start: %s", error)
-
-    def _remembered(self, key: str, read: Callable[[Any], Any]) -> Any:
-        kept = self.store.db.get(key)
-        try:
-            return read(kept) if kept else None
-        except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
-            log.warning("forgot an analysis of an earlier version: %s", error)
-            return None

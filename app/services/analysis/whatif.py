@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
+from app.store import results
 from core.errors import SettingError
 from core.settings.registry import variant
 from core.simulate import BELADY, BELADY_BYPASS, Clock, Result
@@ -19,7 +20,7 @@ STEP = 10  # percent between the budgets that "auto" stands for
 BEND = 2.0  # ratio of the LRU curve's slopes below and above the cliff, at least
 STEEP = 0.15  # hit rate lost below the cliff for every tenth of all experts, at least
 NONE = "none"
-BOUNDS = {BELADY: "Belady (forced admission)", BELADY_BYPASS: "Belady with bypass"}  # both know the future
+BOUNDS = {name: results.BOUNDS[name] for name in (BELADY, BELADY_BYPASS)}  # both know the future
 SHOWN = ("total_ms", "stall_ms", "wasted_bytes")  # metrics that a Row has under another name or in other units
 
 

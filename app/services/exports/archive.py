@@ -8,7 +8,8 @@ import platform
 import sqlite3
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
@@ -22,7 +23,7 @@ from app.store.private import open_private, private_folder
 from app.store.row_checks import InvalidRow
 from app.wording import model_id
 from core import __version__
-from core.errors import MoestroError
+from core.errors import MoestroError, TraceError
 
 FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG}
 Opener = Callable[[Path], IO[bytes]]
@@ -48,25 +49,38 @@ def write(
 
     Raises NothingThere, or ExportError when it cannot be written.
     """
+    with (
+        fresh(path, "export") as part,
+        opener(part) as file,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for name, text in contents(store, chat, load).items():
+            archive.writestr(zipfile.ZipInfo(name, _stamp()), text, zipfile.ZIP_DEFLATED)
+    return path
+
+
+@contextmanager
+def fresh(path: Path, what: str) -> Iterator[Path]:
+    """A file to write, which takes the place of `path` when it is complete, and is deleted where it will not be.
+    Raises ExportError, which says `what` could not be written."""
     part = path.with_name(path.name + ".part")
     try:
         private_folder(path.parent)
         part.unlink(missing_ok=True)
         try:
-            with opener(part) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-                for name, text in contents(store, chat, load).items():
-                    archive.writestr(zipfile.ZipInfo(name, _stamp()), text, zipfile.ZIP_DEFLATED)
+            yield part
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
-    except OSError as error:
-        if error.errno in FULL:
+    except (OSError, TraceError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__ or error
+        if getattr(cause, "errno", None) in FULL:
             raise ExportError(
-                "The disk is full: the export was not written to the data folder. Free some space, then "
-                "export again. Your chats are as they were."
+                f"The disk is full: the {what} was not written to the data folder. Free some space, then try again. "
+                "Your chats are as they were."
             ) from error
-        raise ExportError(f"The export could not be written in the data folder: {error.strerror or error}.") from error
-    return path
+        reason = getattr(cause, "strerror", None) or error
+        raise ExportError(f"The {what} could not be written in the data folder: {reason}.") from error
 
 
 def contents(store: Store, chat: int | None, load: int | None) -> dict[str, str]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from app.services.exports.archive import FULL, ExportError, NothingThere
+from app.services.exports.archive import NothingThere, fresh
 from app.store import Store, StoredTrace, StoreError
-from app.store.private import private_folder
 from app.wording import model_id
-from core.errors import TraceError
 from core.profile.trace import TraceHead, TraceWriter
 
 NOTHING = "No routing was recorded there. It is recorded while Telemetry is on."
@@ -24,39 +22,22 @@ def write(trace: StoredTrace, path: Path) -> Path:
 
     Raises ExportError when it cannot be written, StoreError when the routing cannot be read.
     """
-    part = path.with_name(path.name + ".part")
+    head = TraceHead(
+        trace.layers,
+        trace.experts,
+        trace.top_k,
+        model=model_id(trace.model),
+        model_hash=trace.model_hash,
+        beside=trace.beside,
+    )
     try:
-        private_folder(path.parent)
-        try:
-            with TraceWriter(
-                part,
-                TraceHead(
-                    trace.layers,
-                    trace.experts,
-                    trace.top_k,
-                    model=model_id(trace.model),
-                    model_hash=trace.model_hash,
-                    beside=trace.beside,
-                ),
-            ) as writer:
-                for chunk in trace.chunks():
-                    writer.write(chunk)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        with fresh(path, "trace") as part, TraceWriter(part, head) as writer:
+            for chunk in trace.chunks():
+                writer.write(chunk)
     except sqlite3.Error as error:
         raise StoreError(f"The routing on disk could not be read: {error}.") from error
     except (TypeError, ValueError, OverflowError) as error:  # malformed rows
         raise StoreError(DAMAGED) from error
-    except (OSError, TraceError) as error:
-        number = getattr(error, "errno", None) or getattr(error.__cause__, "errno", None)
-        if number in FULL:
-            raise ExportError(
-                "The disk is full: the trace was not written to the data folder. Free some space, then "
-                "try again. Your chats are as they were."
-            ) from error
-        reason = getattr(error.__cause__ or error, "strerror", None) or error
-        raise ExportError(f"The trace could not be written in the data folder: {reason}.") from error
     return path
 
 

@@ -94,7 +94,7 @@ class CacheSection:
     def _choose_preset(self, name: str) -> list[Any]:
         """Apply all of a preset's values or none; CUSTOM stands for the current settings."""
         problem = self.preset.choose(name)
-        return [self.setting_controls.tell(problem), *self.values()[1:]]
+        return [self.setting_controls.notice(problem), *self.values()[1:]]
 
     def _reset_preset(self) -> list[Any]:
         base = self.preset.base()
@@ -112,11 +112,11 @@ class CacheSection:
 
     def _budget(self, text: str) -> list[Any]:
         if problem := self.host.models.change("budget", text):
-            return [str(self.host.models.settings.cache.budget), self.setting_controls.tell(problem), gr.skip()]
+            return [str(self.host.models.settings.cache.budget), self.setting_controls.notice(problem), gr.skip()]
         percent = self._percent()
         return [
             str(self.host.models.settings.cache.budget),
-            self.setting_controls.tell(""),
+            self.setting_controls.notice(""),
             gr.skip() if percent is None else percent,
         ]
 

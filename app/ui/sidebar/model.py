@@ -13,7 +13,7 @@ from app.server.live_state import host_state
 from app.services.candidates import MANIFEST, is_pack
 from app.services.host import Host
 from app.services.predictions import read_predictions
-from app.ui.controls import LIVE, ONCE, WIDE, change_events, control, html, progress
+from app.ui.controls import LIVE, ONCE, WIDE, button, change_events, control, html, progress
 from app.ui.news import Shown, news
 from app.ui.text import exactness, fit_card, fit_error, least_memory, notice
 from app.wording import name_of
@@ -88,9 +88,9 @@ class ModelSection:
             self.alert = html(elem_id="model-alert")
             progress("Loading the model", elem_id="load-progress")
             with gr.Row(elem_classes="buttons"):
-                self.load = gr.Button("Load", variant="primary", size="sm", elem_id="load", min_width=80)
-                self.cancel = gr.Button("Cancel loading", size="sm", elem_id="cancel-load", min_width=80)
-                self.unload = gr.Button("Unload", size="sm", elem_id="unload", min_width=80)
+                self.load = button("Load", "load", variant="primary")
+                self.cancel = button("Cancel loading", "cancel-load")
+                self.unload = button("Unload", "unload")
             html(IMPORTING, elem_id="import-line")
         self.form = [self.model, *self.choices]
         self.form_outputs = [*self.form, self.limits]

@@ -77,12 +77,12 @@ class SettingControls:
             problem = self.host.models.change(name, value)
             after = self.host.models.settings
             shown = after[name] if problem else gr.skip()
-            message = self.tell(problem) if problem else self.tell(instead(before, after), "info")
+            message = self.notice(problem) if problem else self.notice(instead(before, after), "info")
             return [shown, message, *(look() for look in looks)]
 
         return turned_to
 
-    def tell(self, problem: str, kind: str = "error") -> str:
+    def notice(self, problem: str, kind: str = "error") -> str:
         """The notice that a change was refused, or what else it changed; "" as `problem` clears it."""
         self._refused = self._state() if problem else None
         return notice(problem, kind)

@@ -41,4 +41,4 @@ class SubstitutionSection:
 
     def _exact(self) -> list[Any]:
         problem = self.host.models.change_many(EXACT)
-        return [self.setting_controls.tell(problem), *self.setting_controls.values()]
+        return [self.setting_controls.notice(problem), *self.setting_controls.values()]

@@ -13,7 +13,7 @@ from app.services.analysis import sources, whatif
 from app.services.analysis.question import TIMES, Question, numbers
 from app.services.analysis.sources import FILE, RoutingSource
 from app.services.host import Host
-from app.ui.controls import LIVE, ONCE, html, whole
+from app.ui.controls import LIVE, ONCE, html, number, whole
 from app.ui.event_data import Renewed
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
@@ -56,43 +56,8 @@ class AnalysisTab:
                 self.systems = SystemsAnswer()
 
     def _build_form(self) -> list[Component]:
-        self.source = gr.Dropdown(
-            [],
-            label="Routing of",
-            filterable=False,
-            elem_id="whatif-source",
-            info="The recorded tokens to replay.",
-        )
-        with gr.Column(visible=False, elem_id="whatif-file") as self.file_group:
-            self.path = gr.Textbox(
-                "",
-                label="Path",
-                max_lines=1,
-                elem_id="whatif-path",
-                info="A recorded trace, an "
-                ".npz with `experts` [layers, tokens, k], or a CSV or JSON list of token, layer, "
-                "ids.",
-            )
-            html("<p class='minor'>Or a file of this browser's machine, at most 64 MB:</p>")
-            self.upload = gr.File(
-                label="A trace file", show_label=False, file_types=KINDS, height=118, elem_id="whatif-upload"
-            )
-            self.experts = gr.Number(
-                0,
-                label="Experts in a layer",
-                precision=0,
-                elem_id="whatif-experts",
-                info="For files that do not say. 0 = the largest id plus one.",
-            )
-        self.limit = gr.Number(
-            TOKENS,
-            label="At most (tokens)",
-            precision=0,
-            elem_id="whatif-limit",
-            info="Only the last ones; 0 = all. A prefetcher takes a second per few thousand tokens.",
-        )
+        self._build_source()
         policies = [(v.title, v.name) for v in variants("eviction")]
-        predictors = [(v.title, v.name) for v in variants("predictor")]
         self.policies = gr.CheckboxGroup(
             policies,
             value=[name for _, name in policies],
@@ -101,7 +66,7 @@ class AnalysisTab:
             info="With their parameters from the sidebar. LRU and the policy in use are always included.",
         )
         self.predictors = gr.Dropdown(
-            predictors,
+            [(v.title, v.name) for v in variants("predictor")],
             value=[whatif.NONE],
             multiselect=True,
             label="Prefetchers",
@@ -117,54 +82,72 @@ class AnalysisTab:
             "in the lab the budget in use.",
         )
         with gr.Accordion("Caches, link and times", open=False, elem_id="whatif-clock"):
-            self.scope = gr.Radio(
-                [("One per layer", "layer"), ("One for all layers", "global")],
-                value="layer",
-                label="Slots",
-                elem_id="whatif-scope",
-            )
-            self.begin = gr.Radio(
-                [("Filled, as after a load", "filled"), ("Empty", "empty")],
-                value="filled",
-                label="Caches start",
-                elem_id="whatif-start",
-            )
-            self.most = gr.Number(
-                0,
-                label="m of recall@m",
-                precision=0,
-                elem_id="whatif-most",
-                info="For the predictor lab, besides recall@k. 0 = 2 k.",
-            )
-            html(
-                "<p class='minor'>Times per token. 0 = as measured with the routing; for a file without times, "
-                "those of this session if the model has the same shape.</p>"
-            )
-            with gr.Row(elem_classes="pair"):
-                self.compute = number("Computing (ms)", "whatif-compute", "With everything resident.")
-                self.load = number("One copy (ms)", "whatif-load", "One expert over the link.")
-            with gr.Row(elem_classes="pair"):
-                self.product = number("One expert (ms)", "whatif-product", "Its compute time.")
-                self.miss = number("A miss (ms)", "whatif-miss", "What a miss costs besides the copy.")
-            self.size = number("Size of one expert (MB)", "whatif-size", "For the bytes over the link.")
+            times = self._build_times()
         return [
-            self.source,
-            self.path,
-            self.upload,
-            self.experts,
-            self.limit,
-            self.policies,
-            self.predictors,
-            self.budgets,
-            self.scope,
-            self.begin,
-            self.most,
-            self.size,
-            self.compute,
-            self.load,
-            self.product,
-            self.miss,
+            *(self.source, self.path, self.upload, self.experts, self.limit),
+            *(self.policies, self.predictors, self.budgets, self.scope, self.begin, self.most, self.size),
+            *times,
         ]
+
+    def _build_source(self) -> None:
+        """What is replayed, and how much of it."""
+        self.source = gr.Dropdown(
+            [],
+            label="Routing of",
+            filterable=False,
+            elem_id="whatif-source",
+            info="The recorded tokens to replay.",
+        )
+        with gr.Column(visible=False, elem_id="whatif-file") as self.file_group:
+            self.path = gr.Textbox(
+                "",
+                label="Path",
+                max_lines=1,
+                elem_id="whatif-path",
+                info="A recorded trace, an .npz with `experts` [layers, tokens, k], or a CSV or JSON list of token, "
+                "layer, ids.",
+            )
+            html("<p class='minor'>Or a file of this browser's machine, at most 64 MB:</p>")
+            self.upload = gr.File(
+                label="A trace file", show_label=False, file_types=KINDS, height=118, elem_id="whatif-upload"
+            )
+            self.experts = number(
+                0, "Experts in a layer", "whatif-experts", "For files that do not say. 0 = the largest id plus one."
+            )
+        self.limit = number(
+            TOKENS,
+            "At most (tokens)",
+            "whatif-limit",
+            "Only the last ones; 0 = all. A prefetcher takes a second per few thousand tokens.",
+        )
+
+    def _build_times(self) -> list[Component]:
+        """The caches and the clock; returns the fields of `TIMES`."""
+        self.scope = gr.Radio(
+            [("One per layer", "layer"), ("One for all layers", "global")],
+            value="layer",
+            label="Slots",
+            elem_id="whatif-scope",
+        )
+        self.begin = gr.Radio(
+            [("Filled, as after a load", "filled"), ("Empty", "empty")],
+            value="filled",
+            label="Caches start",
+            elem_id="whatif-start",
+        )
+        self.most = number(0, "m of recall@m", "whatif-most", "For the predictor lab, besides recall@k. 0 = 2 k.")
+        html(
+            "<p class='minor'>Times per token. 0 = as measured with the routing; for a file without times, "
+            "those of this session if the model has the same shape.</p>"
+        )
+        with gr.Row(elem_classes="pair"):
+            compute = fraction("Computing (ms)", "whatif-compute", "With everything resident.")
+            load = fraction("One copy (ms)", "whatif-load", "One expert over the link.")
+        with gr.Row(elem_classes="pair"):
+            product = fraction("One expert (ms)", "whatif-product", "Its compute time.")
+            miss = fraction("A miss (ms)", "whatif-miss", "What a miss costs besides the copy.")
+        self.size = fraction("Size of one expert (MB)", "whatif-size", "For the bytes over the link.")
+        return [compute, load, product, miss]
 
     def look(self, chosen: str | None) -> list[Any]:
         """Refresh the routing sources when the tab is opened. Outputs: `looked`."""
@@ -250,6 +233,6 @@ class AnalysisTab:
         ]
 
 
-def number(label: str, element: str, info: str) -> gr.Number:
-    """A number field that may stay 0."""
-    return gr.Number(0, label=label, info=info, elem_id=element, min_width=110)
+def fraction(label: str, elem_id: str, info: str) -> gr.Number:
+    """A number field that may have a fraction, and may stay 0."""
+    return number(0, label, elem_id, info, precision=None, min_width=110)

@@ -13,8 +13,7 @@ from app.services.analysis.whatif import Table
 from app.services.host import Host
 from app.store import results
 from app.ui.best import BestLine
-from app.ui.controls import LIVE, html
-from app.ui.job_tab import SORTED
+from app.ui.controls import LIVE, download, drawn, html, plot, sortable
 from app.ui.tabs import lab_views
 from app.ui.tabs.analysis_figures import budget_curve, compared
 from app.ui.tabs.analysis_views import EMPTY, budgets, legend, listing, nearest, summary
@@ -38,18 +37,15 @@ class WhatIfAnswer:
             self.best = BestLine(host, "whatif-best", lambda: of_table(analyst.table) if analyst.table else None)
             self.legend = html(elem_id="whatif-legend")
             with gr.Row(elem_classes="plots"):
-                self.hits = gr.Plot(show_label=False, elem_id="whatif-hits", min_width=320)
-                self.tpot = gr.Plot(show_label=False, elem_id="whatif-tpot", min_width=320)
+                self.hits = plot("whatif-hits", min_width=320)
+                self.tpot = plot("whatif-tpot", min_width=320)
             with gr.Row(elem_classes="head-row"):
                 self.budget = gr.Dropdown(
                     [], label="At a budget of", filterable=False, elem_id="whatif-budget", min_width=180, scale=0
                 )
-                html(
-                    "<a href='/export/whatif.csv' download id='whatif-csv'>Download the table (CSV)</a>",
-                    elem_id="whatif-link",
-                )
-            self.bars = gr.Plot(show_label=False, elem_id="whatif-bars")
-            self.table = gr.HTML(elem_id="whatif-table", apply_default_css=False, js_on_load=SORTED)
+                download("whatif.csv", "whatif")
+            self.bars = plot("whatif-bars")
+            self.table = sortable("whatif-table")
         self.outputs = [
             self.empty,
             self.answer,
@@ -113,16 +109,13 @@ class LabAnswer:
         with gr.Column(visible=False, elem_id="lab-answer") as self.answer:
             self.head = html(elem_id="lab-head")
             self.best = BestLine(host, "lab-best", lambda: of_lab(analyst.lab) if analyst.lab else None)
-            self.recall = gr.Plot(show_label=False, elem_id="lab-recall")
-            self.most = gr.Plot(show_label=False, elem_id="lab-most")
+            self.recall = plot("lab-recall")
+            self.most = plot("lab-most")
             with gr.Row(elem_classes="plots"):
-                self.worth = gr.Plot(show_label=False, elem_id="lab-worth", min_width=320)
-                self.bars = gr.Plot(show_label=False, elem_id="lab-bars", min_width=320)
-            html(
-                "<a href='/export/predictors.csv' download id='lab-csv'>Download the table (CSV)</a>",
-                elem_id="lab-link",
-            )
-            self.table = gr.HTML(elem_id="lab-table", apply_default_css=False, js_on_load=SORTED)
+                self.worth = plot("lab-worth", min_width=320)
+                self.bars = plot("lab-bars", min_width=320)
+            download("predictors.csv", "lab")
+            self.table = sortable("lab-table")
         self.outputs = [
             self.empty,
             self.answer,
@@ -151,7 +144,7 @@ class LabAnswer:
             gr.update(visible=True),
             lab_views.summary(lab),
             self.best.value(),
-            *(gr.update(value=plot, visible=plot is not None) for plot in plots),
+            *map(drawn, plots),
             lab_views.listing(lab),
         ]
 
@@ -163,7 +156,7 @@ class SystemsAnswer:
         self.empty = html(SYSTEMS_EMPTY, elem_id="systems-empty")
         with gr.Column(visible=False, elem_id="systems-answer") as self.answer:
             self.head = html(elem_id="systems-head")
-            self.tpot = gr.Plot(show_label=False, elem_id="systems-tpot")
+            self.tpot = plot("systems-tpot")
         self.outputs = [self.empty, self.answer, self.head, self.tpot]
 
     def values(self, dark: bool) -> list[Any]:

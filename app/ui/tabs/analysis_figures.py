@@ -80,6 +80,13 @@ def budget_curve(table: Table, metric: str, dark: bool) -> Any:
             )
         )
     made = figure(traces, dark, f"{name} over budgets (simulated)", "experts resident", f"{name} ({unit})")
+    _mark(made, table, metric, dark)
+    made.update_xaxes(ticksuffix=" %", range=[0, 102])
+    return made
+
+
+def _mark(made: Any, table: Table, metric: str, dark: bool) -> None:
+    """Add what everything resident takes, the budget in use, and LRU's cliff to a figure over budgets."""
     if metric == "tpot_ms" and table.resident_ms is not None:
         made.add_hline(
             y=table.resident_ms,
@@ -104,8 +111,6 @@ def budget_curve(table: Table, metric: str, dark: bool) -> Any:
             annotation=annotation("LRU cliff", CLIFF),
             annotation_position="top left",
         )
-    made.update_xaxes(ticksuffix=" %", range=[0, 102])
-    return made
 
 
 def colours(table: Table, dark: bool) -> dict[str, str]:

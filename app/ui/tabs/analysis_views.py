@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from app.services.analysis.whatif import BOUNDS, NONE, Row, Table, less, lru_cliff, times, title
+from app.ui import text
 from app.ui.tabs.analysis_figures import colours
 from app.wording import count, name_of
 from core.engine.quality.interval import surely_more
@@ -50,11 +51,7 @@ def summary(table: Table) -> str:
         f"caches start {about.start}",
         escape(about.link),
     ]
-    notes = "".join(f"<p class='minor'>{escape(note)}</p>" for note in about.notes)
-    return (
-        f"<div class='whatif-head'><p><span class='tag'>simulated</span> {' · '.join(facts)}.</p>{notes}"
-        f"<div class='figures'>{''.join(cards(table))}</div></div>"
-    )
+    return head("simulated", facts, [*map(escape, about.notes)], cards(table))
 
 
 def _ahead(row: Row, other: Row, of: int) -> bool:
@@ -117,6 +114,15 @@ def legend(table: Table, dark: bool) -> str:
             f"<li><i style='border-top: 2px {style} {colour}'></i>{escape(name)}</li>" for name, colour, style in lines
         )
         + ("</ul>")
+    )
+
+
+def head(tag: str, facts: Sequence[str], notes: Sequence[str], cards: Sequence[str]) -> str:
+    """What figures apply to, and the key figures; all in HTML."""
+    lines = "".join(f"<p class='minor'>{note}</p>" for note in notes)
+    return (
+        f"<div class='whatif-head'><p><span class='tag'>{tag}</span> {' · '.join(facts)}.</p>{lines}"
+        f"<div class='figures'>{''.join(cards)}</div></div>"
     )
 
 
@@ -190,15 +196,7 @@ def listing(table: Table, slots: int) -> str:
             )
     if table.resident_ms is not None:
         body.append(_cells(("Everything resident", "", 1.0, 1.0, table.resident_ms, 0.0, None, None, 0.0), "bound"))
-    heads = "".join(
-        f"<th scope='col' class='{key}' aria-sort='none'><button type='button' "
-        f"title='{HELP.get(key, name)}'>{name}</button></th>"
-        for key, name in HEADS
-    )
-    return (
-        f"<div class='rows-box'><table class='rows'><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody>"
-        "</table></div>"
-    )
+    return text.table([(key, name, HELP.get(key, name)) for key, name in HEADS], "".join(body))
 
 
 def _line(table: Table, row: Row) -> str:
@@ -223,13 +221,8 @@ def _line(table: Table, row: Row) -> str:
 def _cells(values: Sequence[str | float | None], kind: str) -> str:
     shown = []
     for (key, _), value in zip(HEADS, values, strict=True):
-        text = (
-            value
-            if isinstance(value, str)
-            else {"budget": percent, "hit": rate, "bytes": volume, "belady": points}.get(key, ms)(value)
-        )
-        sort = value if isinstance(value, str) else "" if value is None else f"{value:.9g}"
-        shown.append(f"<td class='{key}' data-v='{escape(sort, quote=True)}'>{escape(text)}</td>")
+        write = {"budget": percent, "hit": rate, "bytes": volume, "belady": points}.get(key, ms)
+        shown.append(text.cell(key, value, value if isinstance(value, str) else write(value)))
     return f"<tr class='{kind}'>{''.join(shown)}</tr>"
 
 

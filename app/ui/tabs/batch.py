@@ -10,7 +10,7 @@ from gradio.components import Component
 from app.server.v1.batch import ByEngine
 from app.services.batcher import MOST, BatchForm
 from app.services.host import Host
-from app.ui.controls import html, whole
+from app.ui.controls import drawn, html, number, plot, whole
 from app.ui.event_data import Renewed
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
@@ -56,15 +56,14 @@ class BatchTab:
             False, label="Ask lines that ended with an error again", elem_id="batch-retry", container=False
         )
         with gr.Accordion("How many at a time", open=False, elem_id="batch-how"):
-            self.at_once = gr.Number(
+            self.at_once = number(
                 BATCH,
-                label="At a time",
-                precision=0,
+                "At a time",
+                "batch-at-once",
+                "Prompts that are answered together, as far as the KV memory has room: more of it with a longer "
+                "context or more texts at once when the model is loaded.",
                 minimum=1,
                 maximum=MOST,
-                elem_id="batch-at-once",
-                info="Prompts that are answered together, as far as the KV memory has room: more of it with a longer "
-                "context or more texts at once when the model is loaded.",
             )
             known = variants("scheduler")
             self.scheduler = gr.Dropdown(
@@ -93,7 +92,7 @@ class BatchTab:
                 "<a href='/export/batch.jsonl' download id='batch-answers'>Download the answers</a>",
                 elem_id="batch-link",
             )
-            self.plot = gr.Plot(show_label=False, elem_id="batch-plot")
+            self.plot = plot("batch-plot")
             self.latest = html(elem_id="batch-latest")
 
     def _start(self, upload: str | None, at_once: float | None, scheduler: str, pipelined: bool, retry: bool) -> None:
@@ -107,13 +106,12 @@ class BatchTab:
         ready = gr.update(interactive=self.host.models.model is not None)
         if job is None or job.answered is None:
             return [*head, gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 4, ready]
-        plot = views.plot(job, event.dark)
         return [
             *head,
             gr.update(visible=False),
             gr.update(visible=True),
             views.cards(job),
-            gr.update(value=plot, visible=plot is not None),
+            drawn(views.plot(job, event.dark)),
             views.latest(job),
             views.about(job),
             ready,

@@ -14,7 +14,7 @@ from app.services.analysis.best import of_profile
 from app.services.calibrator import Reading
 from app.services.host import Host
 from app.ui.best import BestLine
-from app.ui.controls import LIVE, ONCE, change_events, control, html, whole
+from app.ui.controls import LIVE, ONCE, button, change_events, control, drawn, html, number, plot, whole
 from app.ui.event_data import Renewed
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
@@ -83,12 +83,11 @@ class CalibrateTab:
             elem_id="calibration-path",
             info="A text file, a .jsonl of texts or chats, a folder that is searched for them, or a trace.",
         )
-        self.limit = gr.Number(
+        self.limit = number(
             TOKENS,
-            label="At most (tokens)",
-            precision=0,
-            elem_id="calibration-limit",
-            info="0 = everything. More tokens give more reliable figures and take longer.",
+            "At most (tokens)",
+            "calibration-limit",
+            "0 = everything. More tokens give more reliable figures and take longer.",
         )
         self.parts = gr.CheckboxGroup(
             part_choices(),
@@ -114,25 +113,23 @@ class CalibrateTab:
                 self.host, "calibration-best", lambda: of_profile(models.profile) if models.profile else None
             )
             with gr.Row(elem_classes="buttons"):
-                self.delete = gr.Button("Delete…", size="sm", elem_id="profile-delete", min_width=80, scale=0)
+                self.delete = button("Delete…", "profile-delete", scale=0)
             with gr.Row(visible=False, elem_classes="confirm", elem_id="profile-confirm") as self.confirm:
                 self.question = html()
-                self.yes = gr.Button(
-                    "Delete", variant="stop", size="sm", elem_id="profile-delete-yes", min_width=80, scale=0
-                )
-                self.no = gr.Button("Keep", size="sm", elem_id="profile-delete-no", min_width=80, scale=0)
+                self.yes = button("Delete", "profile-delete-yes", variant="stop", scale=0)
+                self.no = button("Keep", "profile-delete-no", scale=0)
             self.plan = PlanPanel(self.host)
-            self.counts = gr.Plot(show_label=False, elem_id="profile-counts")
+            self.counts = plot("profile-counts")
             with gr.Row(elem_classes="plots"):
                 with gr.Column(min_width=320, elem_classes="with-slider"):
                     self.layer = gr.Slider(0, 1, value=0, step=1, label="Layer", elem_id="profile-layer", buttons=[])
-                    self.pairs = gr.Plot(show_label=False, elem_id="profile-pairs")
+                    self.pairs = plot("profile-pairs")
                 with gr.Column(min_width=320):
                     self.buddies.build_similarity()
             self.buddies.build_lists()
             with gr.Row(elem_classes="plots"):
-                self.recall = gr.Plot(show_label=False, elem_id="profile-recall", min_width=320)
-                self.entropy = gr.Plot(show_label=False, elem_id="profile-entropy", min_width=320)
+                self.recall = plot("profile-recall", min_width=320)
+                self.entropy = plot("profile-entropy", min_width=320)
 
     def _wire(self) -> None:
         ticked = (self.kinds.change, self.parts.change)
@@ -230,7 +227,7 @@ class CalibrateTab:
             figures.entropy(profile, dark),
             figures.recall(profile, dark),
         ]
-        drawn = [gr.update(value=plot, visible=plot is not None) for plot in plots]
+        shown = [*map(drawn, plots)]
         layered = profile.pairs is not None or profile.likeness is not None
         return [
             *head,
@@ -240,9 +237,9 @@ class CalibrateTab:
             self.best.value(),
             gr.update(visible=False),
             "",
-            drawn[0],
+            shown[0],
             gr.update(maximum=max(1, profile.layers - 1), value=at, visible=layered),
-            *drawn[1:],
+            *shown[1:],
             *self.buddies.values(profile, at, measure, alpha, dark),
             *self.plan.values({"dark": dark}),
             ready,

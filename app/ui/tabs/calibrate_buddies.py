@@ -10,8 +10,7 @@ from typing import Any
 import gradio as gr
 
 from app.services.host import Host
-from app.ui.controls import html
-from app.ui.job_tab import SORTED
+from app.ui.controls import drawn, html, plot, sortable
 from app.ui.tabs import calibrate_figures as figures
 from app.ui.tabs.calibrate_views import lists_summary, lists_table
 from app.ui.text import notice
@@ -37,7 +36,7 @@ class BuddyAnswer:
             filterable=False,
             elem_id="profile-measure",
         )
-        self.similarity = gr.Plot(show_label=False, elem_id="profile-similarity")
+        self.similarity = plot("profile-similarity")
 
     def build_lists(self) -> None:
         """The lengths of lists: at one coverage, over all, and as a table."""
@@ -54,11 +53,11 @@ class BuddyAnswer:
                         elem_id="profile-alpha",
                         buttons=[],
                     )
-                    self.lengths = gr.Plot(show_label=False, elem_id="profile-lengths")
+                    self.lengths = plot("profile-lengths")
                 with gr.Column(min_width=320):
-                    self.curve = gr.Plot(show_label=False, elem_id="profile-coverage")
+                    self.curve = plot("profile-coverage")
             self.summary = html(elem_id="profile-lists-said")
-            self.table = gr.HTML(elem_id="profile-lists-table", apply_default_css=False, js_on_load=SORTED)
+            self.table = sortable("profile-lists-table")
 
     @property
     def outputs(self) -> list[Any]:
@@ -74,10 +73,9 @@ class BuddyAnswer:
         """Everything, for a profile."""
         rule = ListRule.of(self.host.models.settings)
         both = profile.likeness is not None and rule.pairs(profile) is not None
-        drawn = figures.similarity(profile, layer, measure, rule, dark)
         return [
             gr.update(visible=both),
-            gr.update(value=drawn, visible=drawn is not None),
+            drawn(figures.similarity(profile, layer, measure, rule, dark)),
             gr.update(visible=profile.pairs is not None),
             *self.lists(profile, layer, alpha, dark),
         ]
@@ -101,7 +99,7 @@ class BuddyAnswer:
         return [
             "",
             gr.update(value=lengths, visible=True),
-            gr.update(value=curve, visible=curve is not None),
+            drawn(curve),
             lists_summary(rows, rule.k_max, rule.weighted),
             lists_table(rows),
         ]

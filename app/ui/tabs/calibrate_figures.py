@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.ui.tabs.figures import PALETTE, accent, figure, heatmap, quiet, text_colour
+from app.ui.tabs.figures import PALETTE, accent, figure, heatmap, legend, quiet, text_colour
 from core.policy.substitute.list_lengths import COVERAGES, ListRule, conditional, lengths, percentiles
 from core.profile import Profile
 
@@ -137,7 +137,7 @@ def list_lengths(profile: Profile, layer: int, rule: ListRule, alpha: float, dar
         )
     ]
     heading = f"Lengths of buddy lists at alpha {spoken(alphas)}"
-    made = figure(traces, dark, heading, "buddies", "experts (%)", 340, **_legend(dark))
+    made = figure(traces, dark, heading, "buddies", "experts (%)", 340, **legend(dark))
     if limit:
         made.add_vline(x=limit + 0.5, **_mark(f"at most {limit}", dark, yanchor="bottom"))
     made.update_xaxes(range=[-0.6, max(longest, limit) + 1.4])
@@ -179,7 +179,7 @@ def lengths_by_alpha(profile: Profile, layer: int, rule: ListRule, alpha: float,
         )
         for at, (name, values, middle, where) in enumerate(curves)
     ]
-    made = figure(traces, dark, "Length of buddy lists over coverage", "alpha", "buddies", 340, **_legend(dark))
+    made = figure(traces, dark, "Length of buddy lists over coverage", "alpha", "buddies", 340, **legend(dark))
     own = float(rule.alphas(profile.layers)[layer])
     made.add_vline(x=own, **_mark("set", dark, yanchor="bottom"))
     if alpha and alpha != own:
@@ -232,7 +232,7 @@ def entropy(profile: Profile, dark: bool) -> Any:
                 hovertemplate=f"layer %{{x}}: {percentile} % of tokens are below %{{y:.3f}}<extra></extra>",
             )
         )
-    made = figure(traces, dark, "Gate entropy (TAE): percentiles of tokens", "layer", "TAE", 340, **_legend(dark))
+    made = figure(traces, dark, "Gate entropy (TAE): percentiles of tokens", "layer", "TAE", 340, **legend(dark))
     made.update_yaxes(range=[0, 1.02])
     made.update_xaxes(dtick=whole(profile.layers))
     return made
@@ -268,7 +268,7 @@ def recall(profile: Profile, dark: bool) -> Any:
             )
         )
     heading = f"Recall@{profile.top_k} of the next layer's gate, by layer"
-    made = figure(traces, dark, heading, "layer", "recall (%)", 340, **_legend(dark) if len(traces) > 1 else {})
+    made = figure(traces, dark, heading, "layer", "recall (%)", 340, **legend(dark) if len(traces) > 1 else {})
     made.update_yaxes(range=[0, 102])
     made.update_xaxes(dtick=whole(profile.layers))
     return made
@@ -277,9 +277,3 @@ def recall(profile: Profile, dark: bool) -> Any:
 def whole(layers: int) -> int:
     """Interval between ticks for this number of layers."""
     return max(1, -(-layers // 12))
-
-
-def _legend(dark: bool) -> dict[str, Any]:
-    return dict(
-        showlegend=True, legend=dict(orientation="h", y=-0.2, yanchor="top", x=0, font=dict(size=11, color=quiet(dark)))
-    )

@@ -1,33 +1,31 @@
-"""Calibrate: the cache as MoEpic's configurator would divide and split it, edited, put into use and taken back."""
+"""Calibrate: the cache as MoEpic's configurator would divide and split it, put into use and taken back."""
 
 from __future__ import annotations
 
+import time
+from html import escape
 from typing import Any
 
 import gradio as gr
 from gradio.components import Component
 
 from app.services.host import Host
-from app.services.planner import Proposal, Used
+from app.services.planner import Planner, Proposal, Used
 from app.services.predictions import read_predictions, so_far
-from app.services.replanner import AGAIN, MARGIN
-from app.ui.controls import LIVE, ONCE, html
+from app.services.replanner import AGAIN, MARGIN, Renewal
+from app.ui.controls import LIVE, ONCE, button, html, plot
 from app.ui.news import Shown
-from app.ui.tabs.calibrate_plan_views import drawing, predicted, renewed
+from app.ui.tabs.figures import PALETTE, figure
 from app.ui.text import notice
 from app.wording import count
 from core.errors import MoestroError
+from core.policy.allocation.cache_plan import CachePlan
 
 ABOUT = (
     "<h4>Plan the cache</h4><p class='minor'>MoEpic's configurator divides the budget among layers, and finds which "
     "part of how many experts each should keep, by the waiting that measured times and hit curves let expect. Experts "
     "can be kept in part where the model was loaded with several blocks per expert.</p>"
 )
-EDIT = (
-    "<p class='minor'>The plan can be edited: memory in whole experts, and the part of each cached expert that stays, "
-    "such as 2/3. What the layers' sum leaves of the budget is divided among them in the same proportions.</p>"
-)
-Rows = list[list[object]]
 
 
 class PlanPanel:
@@ -39,9 +37,9 @@ class PlanPanel:
         self._adopted: Used | None = None  # the last one that is shown without a press of Plan
         html(ABOUT, elem_id="plan-about")
         with gr.Row(elem_classes="buttons"):
-            self.plan = gr.Button("Plan", size="sm", elem_id="plan-go", min_width=80, scale=0)
-            self.use = gr.Button("Use this plan", size="sm", elem_id="plan-use", min_width=110, scale=0, visible=False)
-            self.undo = gr.Button("Undo", size="sm", elem_id="plan-undo", min_width=80, scale=0, visible=False)
+            self.plan = button("Plan", "plan-go", scale=0)
+            self.use = button("Use this plan", "plan-use", min_width=110, scale=0, visible=False)
+            self.undo = button("Undo", "plan-undo", scale=0, visible=False)
         self.idle = gr.Checkbox(
             host.replanner.on,
             label="Plan again while idle",
@@ -59,34 +57,18 @@ class PlanPanel:
                 elem_id="plan-target",
                 info="The least memory that a token is predicted to take no longer with.",
             )
-            self.least = gr.Button("Find the least budget", size="sm", elem_id="plan-least", min_width=150, scale=0)
+            self.least = button("Find the least budget", "plan-least", min_width=150, scale=0)
         self.found = html(elem_id="plan-found")
         self.summary = html(elem_id="plan-said")
-        with gr.Column(visible=False, elem_id="plan-edit") as self.edit:
-            html(EDIT)
-            self.table = gr.Dataframe(
-                headers=["Layer", "Memory (experts)", "Part kept"],
-                datatype=["number", "number", "str"],
-                type="array",
-                column_count=3,
-                static_columns=[0],
-                interactive=True,
-                max_height=260,
-                show_label=False,
-                buttons=[],
-                elem_id="plan-table",
-            )
-        self.drawn = gr.Plot(show_label=False, elem_id="plan-figure", visible=False)
-        self._answer: list[Any] = [self.use, self.undo, self.summary, self.drawn]
-        self.outputs: list[Any] = [*self._answer, self.edit, self.table, self.idle, self.done]
+        self.drawn = plot("plan-figure", visible=False)
+        self.outputs: list[Any] = [self.use, self.undo, self.summary, self.drawn, self.idle, self.done]
 
     def wire(self, news: Component) -> None:
         """Attach the events."""
         self.plan.click(self._plan, news, self.outputs, **ONCE)
         self.least.click(self._least, self.target, self.found, **ONCE)
-        self.use.click(self._use, [news, self.table], self.outputs, **ONCE)
+        self.use.click(self._use, news, self.outputs, **ONCE)
         self.undo.click(self._undo, news, self.outputs, **ONCE)
-        self.table.input(self._edit, [news, self.table], self._answer, **LIVE)
         self.idle.input(self.host.replanner.switch, self.idle, None, **LIVE)
 
     def values(self, now: Shown) -> list[Any]:
@@ -119,20 +101,9 @@ class PlanPanel:
             "info",
         )
 
-    def _edit(self, now: Shown, rows: Rows) -> list[Any]:
-        """The table was edited: its prediction, or why it cannot be."""
-        if self._proposal is None:
-            return [gr.skip()] * len(self._answer)
-        try:
-            self._proposal = self.host.planner.edit(self._proposal, rows)
-        except MoestroError as error:
-            return [gr.skip(), gr.skip(), notice(str(error)), gr.skip()]
-        return self._answered(now)
-
-    def _use(self, now: Shown, rows: Rows) -> list[Any]:
+    def _use(self, now: Shown) -> list[Any]:
         try:
             if self._proposal is not None:
-                self._proposal = self.host.planner.edit(self._proposal, rows)
                 self.host.planner.use(self._proposal)
         except MoestroError as error:
             skipped = [gr.skip()] * (len(self.outputs) - 3)
@@ -146,9 +117,8 @@ class PlanPanel:
             return self._values(now, str(error))
         return self._values(now)
 
-    def _answered(self, now: Shown, problem: str = "") -> list[Any]:
-        """Buttons, words and figure."""
-        proposal, used = self._proposal, self.host.planner.used
+    def _values(self, now: Shown, problem: str = "") -> list[Any]:
+        proposal, used, replanner = self._proposal, self.host.planner.used, self.host.replanner
         in_use = used is not None and proposal is used.proposal
         shown = proposal is not None and not problem
         summary = predicted(proposal, self.host.planner, self._earlier(proposal)) if proposal is not None else ""
@@ -157,18 +127,79 @@ class PlanPanel:
             gr.update(visible=used is not None),
             notice(problem) if problem else summary,
             gr.update(value=drawing(proposal, bool(now["dark"])) if shown and proposal else None, visible=shown),
+            replanner.on,
+            renewed(replanner.last),
         ]
 
     def _earlier(self, proposal: Proposal) -> str:
         return so_far(read_predictions(self.host.store.folder, proposal.known.profile.model_hash))
 
-    def _values(self, now: Shown, problem: str = "") -> list[Any]:
-        proposal, replanner = self._proposal, self.host.replanner
-        shown = proposal is not None and not problem
+
+def predicted(proposal: Proposal, planner: Planner, earlier: str) -> str:
+    """What is expected of the plan and of others, and what was measured since it is in use. `earlier`: how well
+    predictions did."""
+    known, in_use = proposal.known, planner.used is not None
+    rows = {"Before" if in_use else "In use": proposal.now, "The plan": proposal.plan} | dict(proposal.others)
+    table = "".join(
+        f"<tr><td>{escape(name)}</td><td>{sum(one.exposed_ms):.3g} ms</td><td>{one.tpot_ms:.3g} ms</td></tr>"
+        for name, one in rows.items()
+    )
+    aside = f", {known.buffer} of them the prefetch buffer" if known.buffer else ""
+    blocks = f", each in {known.blocks} blocks" if known.blocks > 1 else ""
+    parts = [
+        f"<p class='minor'>Room for {known.experts} experts{aside}{blocks}. Hit curves "
+        f"{escape(known.basis)}, times from calibration. Predicted by MoEpic's latency model, not measured:</p>",
+        f"<table class='plan'><tr><th></th><th>Waiting a token</th><th>Time a token</th></tr>{table}</table>",
+    ]
+    if earlier:
+        parts.append(f"<p class='minor'>{escape(earlier)}</p>")
+    if in_use:
+        before, after = (("–" if ms is None else f"{ms:.3g} ms") for ms in planner.waited_ms())
+        parts.append(
+            f"<p class='minor'>In use. Measured waiting a token: {before} before, {after} since. Press Plan again "
+            "for later tokens.</p>"
+        )
+    return "".join(parts)
+
+
+def renewed(last: Renewal | None) -> str:
+    """What was done while idle, and when."""
+    if last is None:
+        return ""
+    return f"<p class='minor'>{time.strftime('%H:%M', time.localtime(last.at_s))}: {escape(last.text)}</p>"
+
+
+def drawing(proposal: Proposal, dark: bool) -> Any:
+    """Budget and resident part of each layer, now and by the plan."""
+    import plotly.graph_objects as go  # imported here: it takes as long as the rest of the page
+
+    def bars(name: str, plan: CachePlan, colour: str) -> list[Any]:
+        layers = list(range(len(plan.slots)))
+        part = [f"{theta:.0%} of {cached} experts" for theta, cached in zip(plan.theta, plan.cached, strict=True)]
+        hover = "layer %{x}: %{y:.1f} experts' memory, %{customdata}<extra></extra>"
+        theta = "layer %{x}: theta %{y:.2f}<extra></extra>"
         return [
-            *self._answered(now, problem),
-            gr.update(visible=shown),
-            proposal.rows if proposal is not None and shown else gr.skip(),
-            replanner.on,
-            renewed(replanner.last),
+            go.Bar(x=layers, y=plan.slots, name=name, marker_color=colour, customdata=part, hovertemplate=hover),
+            go.Scatter(
+                x=layers,
+                y=plan.theta,
+                name=f"{name}: theta",
+                yaxis="y2",
+                mode="lines+markers",
+                line=dict(color=colour, dash="dot"),
+                hovertemplate=theta,
+            ),
         ]
+
+    traces = [*bars("now", proposal.now, PALETTE[0]), *bars("plan", proposal.plan, PALETTE[1])]
+    return figure(
+        traces,
+        dark,
+        "Memory of each layer (experts) and the part of an expert that stays (theta, right)",
+        "layer",
+        "experts",
+        barmode="group",
+        showlegend=True,
+        legend=dict(orientation="h", y=-0.25),
+        yaxis2=dict(overlaying="y", side="right", range=[0, 1.05], showgrid=False),
+    )

@@ -7,6 +7,7 @@ from datetime import datetime
 from html import escape
 
 from app.services.calibrator import CHOICES
+from app.ui.text import cell, table
 from app.wording import count, name_of, percent
 from core.policy.substitute.list_lengths import LayerLists
 from core.profile import PARTS, Profile
@@ -145,10 +146,6 @@ def lists_summary(rows: Sequence[LayerLists], most: int, weighted: bool) -> str:
 
 def lists_table(rows: Sequence[LayerLists]) -> str:
     """The lists of every layer."""
-    heads = "".join(
-        f"<th scope='col' class='{key}' aria-sort='none'><button type='button'>{name}</button></th>"
-        for key, name in LIST_HEADS
-    )
     body = []
     for layer, row in enumerate(rows):
         cells = (
@@ -160,18 +157,8 @@ def lists_table(rows: Sequence[LayerLists]) -> str:
             (row.limited, percent(row.limited)),
             (row.covered, percent(row.covered)),
         )
-        body.append(
-            "<tr>"
-            + "".join(
-                f"<td class='{key}' data-v='{value:.9g}'>{text}</td>"
-                for (key, _), (value, text) in zip(LIST_HEADS, cells, strict=True)
-            )
-            + "</tr>"
-        )
-    return (
-        f"<div class='rows-box'><table class='rows'><thead><tr>{heads}</tr></thead>"
-        f"<tbody>{''.join(body)}</tbody></table></div>"
-    )
+        body.append(f"<tr>{''.join(cell(key, *one) for (key, _), one in zip(LIST_HEADS, cells, strict=True))}</tr>")
+    return table([(key, name, "") for key, name in LIST_HEADS], "".join(body))
 
 
 def _users(part: str) -> str:

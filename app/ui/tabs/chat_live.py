@@ -15,7 +15,7 @@ from app.services.crash import log_crash
 from app.services.host import Host
 from app.services.progress import Answer
 from app.store import Chat, Message
-from app.ui.controls import EACH, LIVE, ONCE, html
+from app.ui.controls import EACH, LIVE, ONCE, button, html
 from app.ui.deck import deck
 from app.ui.event_data import ChatAction, MessageAction, PolicyPicked
 from app.ui.tabs.chat_views import (
@@ -83,7 +83,7 @@ class ChatLive:
                     self.title = html(title(host, None), elem_id="chat-title")
                     self.model = html(model(host), elem_id="chat-model")
                     html(MORE, elem_id="chat-more")
-                    self.new = gr.Button("New chat", size="sm", elem_id="new-chat", min_width=90, scale=0)
+                    self.new = button("New chat", "new-chat", min_width=90, scale=0)
                 with gr.Column(elem_id="system-panel"):
                     self.system = gr.Textbox(
                         host.chats.default_system,
@@ -94,9 +94,7 @@ class ChatLive:
                         elem_id="system",
                     )
                     with gr.Row(elem_classes="buttons"):
-                        self.default = gr.Button(
-                            "Use for new chats", size="sm", elem_id="system-default", min_width=140
-                        )
+                        self.default = button("Use for new chats", "system-default", min_width=140)
                         self.system_notice = html(elem_id="system-said")
                 with gr.Column(elem_id="talk"):
                     self.chat = _drawn("chat", MESSAGES, "view", {"messages": []})
@@ -167,8 +165,8 @@ class ChatLive:
         self.chat.select(self._act, now, self.page, **ONCE)
         self.empty.select(self._act, now, self.page, **ONCE)
         self.list.select(self._pick, self.pulse, self.page, **EACH)
-        self.system.blur(self._tell, now, self.system_notice, **ONCE)
-        self.default.click(self._tell_new_chats, self.system, self.system_notice, **ONCE)
+        self.system.blur(self._system_left, now, self.system_notice, **ONCE)
+        self.default.click(self._set_default_system, self.system, self.system_notice, **ONCE)
         self.deck.select(self._use_policy, None, self.alert, **ONCE)
         self.pulse.end(self._refresh, [self.pulse, self.text], self.page, **LIVE)
 
@@ -176,7 +174,7 @@ class ChatLive:
     def _send(self, text: str, now: Shown, system: str) -> list[Any]:
         chat = now.get("chat")
         try:
-            self._tell_chat(now, system)
+            self._set_system(now, system)
             answer = self.host.chats.ask(chat, text, system if now["open"] else None)
         except MoestroError as error:
             return self._refused(error)
@@ -194,7 +192,7 @@ class ChatLive:
             if message is not None and action.do == "show":
                 self.host.chats.show(chat, message)
                 return [*self.open(chat)[:SYSTEM], gr.skip()]
-            self._tell_chat(now, system)
+            self._set_system(now, system)
             if message is not None and action.do == "edit":
                 return self._begun(self.host.chats.edit(chat, message, text), text)
             return self._begun(self.host.chats.regenerate(chat, message), "")
@@ -216,22 +214,22 @@ class ChatLive:
             page[ALERT] = notice(str(error))
         return page
 
-    def _tell(self, now: Shown, system: str) -> Any:
+    def _system_left(self, now: Shown, system: str) -> Any:
         """The system prompt's field was left."""
         try:
-            self._tell_chat(now, system)
+            self._set_system(now, system)
         except MoestroError as error:
             return notice(str(error))
         return gr.skip()  # a button that was pressed instead may have shown a notice
 
-    def _tell_chat(self, now: Shown, system: str) -> None:
+    def _set_system(self, now: Shown, system: str) -> None:
         """What this page shows as the chat's system prompt is so from now on."""
         chat = now.get("chat")
         found = self.host.store.chats.find(chat) if chat is not None and now["open"] else None
         if found is not None and found.system != system.strip():
-            self.host.chats.tell(found.id, system)
+            self.host.chats.set_system(found.id, system)
 
-    def _tell_new_chats(self, system: str) -> str:
+    def _set_default_system(self, system: str) -> str:
         try:
             self.host.chats.default_system = system
         except MoestroError as error:

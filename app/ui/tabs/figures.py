@@ -24,6 +24,7 @@ RAMPS = {
     True: [[0.0, "#101a2e"], [0.4, "#1f4e8c"], [0.75, "#2a9d9d"], [1.0, "#f5dc5a"]],
     False: [[0.0, "#eef2f8"], [0.4, "#9cc4e6"], [0.75, "#3a7dbf"], [1.0, "#0b2a66"]],
 }  # the live deck's
+PLACES = ("top center", "bottom center", "middle right", "middle left")  # label positions of neighbouring points
 
 
 def text_colour(dark: bool) -> str:
@@ -37,6 +38,12 @@ def quiet(dark: bool) -> str:
 
 def accent(dark: bool) -> str:
     return "#818cf8" if dark else "#4f46e5"
+
+
+def legend(dark: bool, y: float = -0.2, **more: Any) -> dict[str, Any]:
+    """The layout of a legend below a figure; `y`: how far, as a share of its height."""
+    small = dict(size=11, color=quiet(dark))
+    return dict(showlegend=True, legend=dict(orientation="h", y=y, yanchor="top", x=0, font=small, **more))
 
 
 def figure(

@@ -8,8 +8,9 @@ from typing import Any
 
 from app.services.analysis.lab import Lab, Run, named
 from app.services.analysis.whatif import NONE, mean, title
-from app.ui.tabs.analysis_views import card, milliseconds, ms, rate, volume
-from app.ui.tabs.figures import PALETTE, accent, figure, heatmap, quiet
+from app.ui.tabs.analysis_views import card, head, milliseconds, ms, rate, volume
+from app.ui.tabs.figures import PALETTE, PLACES, accent, figure, heatmap, legend, quiet
+from app.ui.text import cell, table
 from app.wording import count, name_of
 from core.simulate.prefetchers import ORACLE
 
@@ -28,9 +29,6 @@ HEADS = (
     ("bytes", "Prefetched"),
     ("bytes", "Wasted"),
 )
-
-
-PLACES = ("top center", "bottom center", "middle right", "middle left")  # label positions of neighbouring points
 
 
 def tested(lab: Lab) -> list[Run]:
@@ -123,11 +121,8 @@ def bars(lab: Lab, dark: bool) -> Any:
         dark,
         "Mean recall (simulated)",
         height=340,
-        showlegend=True,
         barmode="group",
-        legend=dict(
-            orientation="h", y=-0.12, yanchor="top", x=0, traceorder="reversed", font=dict(size=11, color=quiet(dark))
-        ),
+        **legend(dark, -0.12, traceorder="reversed"),
     )
     made.update_xaxes(range=[0, 102], ticksuffix=" %")
     return made
@@ -144,11 +139,7 @@ def summary(lab: Lab) -> str:
         f"caches start {about.start}",
         escape(about.link),
     ]
-    notes = "".join(f"<p class='minor'>{escape(note)}</p>" for note in about.notes)
-    return (
-        f"<div class='whatif-head'><p><span class='tag'>simulated</span> {' · '.join(facts)}.</p>{notes}"
-        f"<div class='figures'>{''.join(_cards(lab))}</div></div>"
-    )
+    return head("simulated", facts, [*map(escape, about.notes)], _cards(lab))
 
 
 def _cards(lab: Lab) -> list[str]:
@@ -167,19 +158,12 @@ def _cards(lab: Lab) -> list[str]:
 
 def listing(lab: Lab) -> str:
     """The prefetchers that could be run, then the others with the reason."""
-    heads = "".join(
-        f"<th scope='col' class='{key}' aria-sort='none'><button type='button'>"
-        f"{name.format(k=lab.about.top_k, m=lab.most)}</button></th>"
-        for key, name in HEADS
-    )
+    heads = [(key, name.format(k=lab.about.top_k, m=lab.most), "") for key, name in HEADS]
     runs = sorted(lab.ran(), key=lambda run: (-(run.saved_ms or 0.0), -(mean(run.recall) or 0.0)))
     out = [run for run in lab.runs if run.problem]
     reasons = "".join(f"<dt>{escape(named(run.predictor))}</dt><dd>{escape(run.problem)}</dd>" for run in out)
     more = f"<h3>Not run on this routing</h3><dl class='reasons'>{reasons}</dl>" if out else ""
-    return (
-        f"<div class='rows-box'><table class='rows'><thead><tr>{heads}</tr></thead><tbody>"
-        f"{''.join(_line(lab, run) for run in runs)}</tbody></table></div>{more}"
-    )
+    return table(heads, "".join(_line(lab, run) for run in runs)) + more
 
 
 def _line(lab: Lab, run: Run) -> str:
@@ -192,11 +176,8 @@ def _line(lab: Lab, run: Run) -> str:
         (run.prefetch_bytes, volume(run.prefetch_bytes)),
         (run.wasted_bytes, volume(run.wasted_bytes)),
     ]
-    cells = "".join(
-        f"<td class='{key}' data-v='{'' if value is None else f'{value:.9g}'}'>{escape(text)}</td>"
-        for (key, _), (value, text) in zip(HEADS[1:], values, strict=True)
-    )
+    cells = "".join(cell(key, *one) for (key, _), one in zip(HEADS[1:], values, strict=True))
     how = ", as recorded" if run.replayed else ", waited for" if run.waited_for else ""
-    name = escape(named(run.predictor) + how)
+    name = named(run.predictor) + how
     kind = "chosen" if run.predictor == lab.about.chosen[1] else "bound" if run.predictor == ORACLE else ""
-    return f"<tr class='{kind}'><td class='policy' data-v='{name}'>{name}</td>{cells}</tr>"
+    return f"<tr class='{kind}'>{cell('policy', name, name)}{cells}</tr>"

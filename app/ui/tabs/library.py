@@ -11,7 +11,7 @@ from app.server.live_state import host_state
 from app.services.deletion import inspect
 from app.services.host import Host
 from app.services.importer import AUTO, CHOICES
-from app.ui.controls import LIVE, ONCE, change_events, html, progress
+from app.ui.controls import LIVE, ONCE, button, change_events, html, progress
 from app.ui.event_data import RowPicked
 from app.ui.news import Shown, news, noticed
 from app.ui.sidebar import ModelSection
@@ -35,7 +35,7 @@ class LibraryTab:
             with gr.Column(scale=7, min_width=320, elem_id="library-list"):
                 with gr.Row(elem_classes="head-row"):
                     html("<h2>Models on this machine</h2>")
-                    self.refresh = gr.Button("Refresh", size="sm", elem_id="library-refresh", min_width=90, scale=0)
+                    self.refresh = button("Refresh", "library-refresh", min_width=90, scale=0)
                 self.list = gr.HTML(
                     {"html": "", "chosen": "", "sort": "used"},
                     html_template="${value.html}",
@@ -73,14 +73,14 @@ class LibraryTab:
         with gr.Column(visible=False, elem_id="model-card") as self.card:
             self.about = html(elem_id="model-about")
             with gr.Row(elem_classes="buttons"):
-                self.open = gr.Button("Open", variant="primary", size="sm", elem_id="open-model", min_width=80)
-                self.take = gr.Button("Import…", size="sm", elem_id="import-this", min_width=80)
-                self.delete = gr.Button("Delete…", size="sm", elem_id="delete-model", min_width=80)
+                self.open = button("Open", "open-model", variant="primary")
+                self.take = button("Import…", "import-this")
+                self.delete = button("Delete…", "delete-model")
             with gr.Row(visible=False, elem_classes="confirm", elem_id="confirm-model") as self.confirm:
                 self.question = html()
                 self.sure = gr.Checkbox(label="Delete it from the Hugging Face cache", elem_id="delete-cached")
-                self.yes = gr.Button("Delete", variant="stop", size="sm", elem_id="delete-model-yes", min_width=80)
-                self.no = gr.Button("Keep", size="sm", elem_id="delete-model-no", min_width=80)
+                self.yes = button("Delete", "delete-model-yes", variant="stop")
+                self.no = button("Keep", "delete-model-no")
         self.alert = html(elem_id="library-alert")
 
     def _build_form(self) -> None:
@@ -122,10 +122,10 @@ class LibraryTab:
             self.failed = html(elem_id="import-alert")
             progress("Importing the model", elem_id="import-progress")
             with gr.Row(elem_classes="buttons"):
-                self.start = gr.Button("Import", variant="primary", size="sm", elem_id="import-start", min_width=80)
-                self.cancel = gr.Button("Cancel", size="sm", elem_id="import-cancel", min_width=80)
-                self.resume = gr.Button("Resume", size="sm", elem_id="import-resume", min_width=80)
-                self.opened = gr.Button("Open it", size="sm", elem_id="import-open", min_width=80)
+                self.start = button("Import", "import-start", variant="primary")
+                self.cancel = button("Cancel", "import-cancel")
+                self.resume = button("Resume", "import-resume")
+                self.opened = button("Open it", "import-open")
 
     def show(self, now: List, confirmation: str | None = None, message: str = "") -> list[Any]:
         """The list as last found, and the chosen entry, if it still exists.

@@ -108,5 +108,5 @@ def question(entry: Entry, what: Contents) -> str:
 
 
 def when(seconds: float) -> str:
-    """Local date and time of the last use."""
+    """Local date and time."""
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M") if seconds else "never"

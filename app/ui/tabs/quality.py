@@ -11,9 +11,9 @@ from app.services.analysis.best import of_quality
 from app.services.analysis.quality import MODES, QUESTIONS, RESIDENCIES, TOKENS, QualityForm
 from app.services.host import Host
 from app.ui.best import BestLine
-from app.ui.controls import ONCE, html, whole
+from app.ui.controls import ONCE, button, download, drawn, html, number, plot, sortable, whole
 from app.ui.event_data import Renewed
-from app.ui.job_tab import SORTED, JobTab
+from app.ui.job_tab import JobTab
 from app.ui.news import Shown
 from app.ui.tabs import quality_views as views
 from core.measure.evaluate.modes import modes_of
@@ -55,7 +55,7 @@ class QualityTab:
             elem_id="evaluation-modes",
             info="Lists of settings; all others are as in the sidebar. Exact is the reference for the others.",
         )
-        self.every = gr.Button("All modes", size="sm", elem_id="evaluation-all", min_width=80)
+        self.every = button("All modes", "evaluation-all")
         self.residencies = gr.Textbox(
             RESIDENCIES,
             label="Residencies",
@@ -64,22 +64,10 @@ class QualityTab:
             info="Shares of the experts in slots: .75, .5 or 75%, 50%.",
         )
         with gr.Row(elem_classes="pair"):
-            self.questions = gr.Number(
-                QUESTIONS,
-                label="Questions",
-                precision=0,
-                elem_id="evaluation-questions",
-                info="From the demo model's own set.",
-                min_width=110,
+            self.questions = number(
+                QUESTIONS, "Questions", "evaluation-questions", "From the demo model's own set.", min_width=110
             )
-            self.tokens = gr.Number(
-                TOKENS,
-                label="Text (tokens)",
-                precision=0,
-                elem_id="evaluation-tokens",
-                info="For perplexity.",
-                min_width=110,
-            )
+            self.tokens = number(TOKENS, "Text (tokens)", "evaluation-tokens", "For perplexity.", min_width=110)
         return [self.modes, self.residencies, self.questions, self.tokens]
 
     def _build_answer(self) -> None:
@@ -90,12 +78,9 @@ class QualityTab:
             self.best = BestLine(
                 self.host, "evaluation-best", lambda: of_quality(evaluator.answer) if evaluator.answer else None
             )
-            self.plot = gr.Plot(show_label=False, elem_id="evaluation-plot")
-            html(
-                "<a href='/export/quality.csv' download id='evaluation-csv'>Download the table (CSV)</a>",
-                elem_id="evaluation-link",
-            )
-            self.table = gr.HTML(elem_id="evaluation-table", apply_default_css=False, js_on_load=SORTED)
+            self.plot = plot("evaluation-plot")
+            download("quality.csv", "evaluation")
+            self.table = sortable("evaluation-table")
 
     def _start(self, modes: list[str], residencies: str, questions: float | None, tokens: float | None) -> None:
         self.host.evaluator.start(QualityForm(tuple(modes), residencies or "", whole(questions), whole(tokens)))
@@ -108,14 +93,13 @@ class QualityTab:
         ready = gr.update(interactive=self.host.models.model is not None)
         if answer is None:
             return [*head, gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 4, ready]
-        plot = views.plot(answer, event.dark)
         return [
             *head,
             gr.update(visible=False),
             gr.update(visible=True),
             views.summary(answer),
             self.best.value(),
-            gr.update(value=plot, visible=plot is not None),
+            drawn(views.plot(answer, event.dark)),
             views.listing(answer),
             ready,
         ]

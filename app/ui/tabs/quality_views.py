@@ -7,8 +7,9 @@ from html import escape
 from typing import Any
 
 from app.services.analysis.quality import QualityResult, accuracy_of
-from app.ui.tabs.analysis_views import card, percent, rate, volume
-from app.ui.tabs.figures import PALETTE, accent, figure, quiet
+from app.ui.tabs.analysis_views import card, head, percent, rate, volume
+from app.ui.tabs.figures import PALETTE, PLACES, accent, figure, legend
+from app.ui.text import cell, table
 from app.wording import count, name_of
 from core.engine.quality.interval import share_of
 from core.measure.evaluate.others import MUCH
@@ -33,7 +34,6 @@ HEADS = (
 RATES = ("exact_match", "unseen_match", "agreement", "substituted_rate", "saved")
 NAMES = {"exact_match": "Exact match", "agreement": "Agreement with the exact model"}
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "cross")
-PLACES = ("top center", "bottom center", "middle right", "middle left")  # label positions of neighbouring points
 
 
 def fronts(answer: QualityResult) -> dict[float, list[EvaluationRow]]:
@@ -98,8 +98,7 @@ def plot(answer: QualityResult, dark: bool) -> Any:
         "tokens per second",
         f"{NAMES[figure_of]} (%)",
         height=420,
-        showlegend=True,
-        legend=dict(orientation="h", y=-0.14, yanchor="top", x=0, font=dict(size=11, color=quiet(dark))),
+        **legend(dark, -0.14),
     )
     made.update_yaxes(range=[-4, 106])
     return made
@@ -129,11 +128,7 @@ def summary(answer: QualityResult) -> str:
     busiest = max((row.others_cores or 0.0 for row in rows), default=0.0)
     if busiest > MUCH:
         notes.append(f"Other programs used up to {busiest:.1f} CPU cores during the runs: compare speeds with care.")
-    more = "".join(f"<p class='minor'>{note}</p>" for note in notes)
-    return (
-        f"<div class='whatif-head'><p><span class='tag'>{tag}</span> {' · '.join(facts)}.</p>{more}"
-        f"<div class='figures'>{''.join(_cards(rows, questions['seen'] or about['text']['tokens']))}</div></div>"
-    )
+    return head(tag, facts, notes, _cards(rows, questions["seen"] or about["text"]["tokens"]))
 
 
 def _cards(rows: Sequence[EvaluationRow], n: int) -> list[str]:
@@ -173,40 +168,31 @@ def listing(answer: QualityResult) -> str:
     questions, text = answer.about["questions"], answer.about["text"]["tokens"]
     of = {"exact_match": questions["seen"], "unseen_match": questions["unseen"], "agreement": text}
     front = {row.key for rows in fronts(answer).values() for row in rows}
-    heads = "".join(
-        f"<th scope='col' class='{key}' aria-sort='none'><button type='button' title='{escape(why, True)}'>"
-        f"{name}</button></th>"
-        for key, name, why in [
-            ("policy", "Mode", "A list of settings"),
-            ("budget", "Resident", "Share of the experts"),
-            *((key, name, FIGURES[key][1]) for key, name in HEADS),
-        ]
-    )
+    heads = [
+        ("policy", "Mode", "A list of settings"),
+        ("budget", "Resident", "Share of the experts"),
+        *((key, name, FIGURES[key][1]) for key, name in HEADS),
+    ]
     body = "".join(_line(row, row.key in front, of) for row in answer.rows if not row.problem)
     reasons = dict.fromkeys((row.title, row.problem) for row in answer.rows if row.problem)
     out = "".join(f"<dt>{escape(title)}</dt><dd>{escape(problem)}</dd>" for title, problem in reasons)
     more = f"<h3>Could not be run</h3><dl class='reasons'>{out}</dl>" if out else ""
     return (
-        f"<div class='rows-box'><table class='rows'><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
-        "</div><p class='minor'>Marked: Pareto-optimal at its residency, no other mode is better in both "
-        "accuracy and speed. In brackets: the 95 % interval.</p>"
-        f"{more}"
+        f"{table(heads, body)}<p class='minor'>Marked: Pareto-optimal at its residency, no other mode is better in "
+        f"both accuracy and speed. In brackets: the 95 % interval.</p>{more}"
     )
 
 
 def _line(row: EvaluationRow, marked: bool, of: Mapping[str, int]) -> str:
     """`of`: how many questions or tokens a share is of."""
-    cells = [
-        f"<td class='policy' data-v='{escape(row.title, True)}'>{escape(row.title)}</td>",
-        f"<td class='budget' data-v='{row.residency:.9g}'>{percent(row.residency)}</td>",
-    ]
+    cells = [cell("policy", row.title, row.title), cell("budget", row.residency, percent(row.residency))]
     for key, _ in HEADS:
         value, share = getattr(row, key), None
         text = formatted(key, value)
         if value is not None and key in of:
             share = share_of(round(value * of[key]), of[key])
         text += f" ({100 * share.low:.0f}–{100 * share.high:.0f})" if share is not None else ""
-        cells.append(f"<td class='{key}' data-v='{'' if value is None else f'{value:.9g}'}'>{escape(text)}</td>")
+        cells.append(cell(key, value, text))
     return f"<tr class='{'chosen' if marked else ''}'>{''.join(cells)}</tr>"
 
 

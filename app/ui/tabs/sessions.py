@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from html import escape
 from typing import Any
 
@@ -11,8 +10,9 @@ import gradio as gr
 
 from app.services.host import Host
 from app.store import Chat, StoredTrace
-from app.ui.controls import LIVE, ONCE, html
+from app.ui.controls import LIVE, ONCE, button, html
 from app.ui.tabs.chat_live import ChatLive
+from app.ui.tabs.library_views import when
 from app.ui.text import notice
 from app.wording import name_of
 from core.errors import MoestroError
@@ -49,20 +49,18 @@ class Sessions:
                     "", label="Name", info="Shown in the list. Press Enter or Rename.", max_lines=1, elem_id="chat-name"
                 )
                 with gr.Row(elem_classes="buttons"):
-                    self.open = gr.Button("Open", variant="primary", size="sm", elem_id="open-chat", min_width=80)
-                    self.rename = gr.Button("Rename", size="sm", elem_id="rename-chat", min_width=80)
-                    self.delete = gr.Button("Delete…", size="sm", elem_id="delete-chat", min_width=80)
-                    self.strip = gr.Button("Delete recording…", size="sm", elem_id="delete-recording", min_width=140)
+                    self.open = button("Open", "open-chat", variant="primary")
+                    self.rename = button("Rename", "rename-chat")
+                    self.delete = button("Delete…", "delete-chat")
+                    self.strip = button("Delete recording…", "delete-recording", min_width=140)
                 with gr.Row(visible=False, elem_classes="confirm", elem_id="confirm") as self.confirm:
                     html("<p>Delete this chat and its measurements for good?</p>")
-                    self.yes = gr.Button("Delete", variant="stop", size="sm", elem_id="delete-yes", min_width=80)
-                    self.no = gr.Button("Keep", size="sm", elem_id="delete-no", min_width=80)
+                    self.yes = button("Delete", "delete-yes", variant="stop")
+                    self.no = button("Keep", "delete-no")
                 with gr.Row(visible=False, elem_classes="confirm", elem_id="confirm-recording") as self.confirm_strip:
                     html("<p>Delete the measurements and the routing of this chat for good, and keep its text?</p>")
-                    self.strip_yes = gr.Button(
-                        "Delete", variant="stop", size="sm", elem_id="recording-yes", min_width=80
-                    )
-                    self.strip_no = gr.Button("Keep", size="sm", elem_id="recording-no", min_width=80)
+                    self.strip_yes = button("Delete", "recording-yes", variant="stop")
+                    self.strip_no = button("Keep", "recording-no")
                 self.alert = html(elem_id="sessions-alert")
         self.outputs = [
             self.search,
@@ -161,8 +159,3 @@ def link(chat: Chat, trace: StoredTrace, several: bool) -> str:
         f"title='The experts of every token, for {COMMAND} simulate'>Download routing{of} (trace)</a> "
         f"<span class='minor'>{trace.tokens} tokens, prompts included, {format_bytes(trace.size)}</span></p>"
     )
-
-
-def when(seconds: float) -> str:
-    """Local date and time."""
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

@@ -291,6 +291,7 @@ def _results(seen: Observer, wanted: set[str]) -> dict[str, Any]:
         found["peaks"] = seen.peaks.most()
     if seen.ahead is not None:
         found |= {"gate_recall": seen.ahead.recall(), "similarity": seen.ahead.similarity()}
+        found["default_recall"] = seen.ahead.default_recall()
     if seen.hits is not None:
         found |= seen.hits.arrays()
     if seen.maps is not None:

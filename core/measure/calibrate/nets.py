@@ -31,7 +31,7 @@ def _estimator(
         layers=seen.layers,
         experts=seen.experts,
         hidden=states.hidden,
-        width=settings.estimator_width,
+        width=settings.width_for(states.hidden),
         quasi=settings.estimator_input == "quasi",
         progress=progress,
         cancel=cancel,

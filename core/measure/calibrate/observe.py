@@ -53,7 +53,7 @@ class Observer:
         self.norms = Norms(layers, experts) if "norms" in parts else None
         self.peaks = Peaks(layers, experts) if "peaks" in parts else None
         self.likeness = Likeness(layers, experts, hidden) if "likeness" in parts else None
-        self.ahead = GateAhead(bench.sites) if "gate_recall" in parts else None
+        self.ahead = GateAhead(bench.sites, self.outputs) if "gate_recall" in parts else None
         self.hits = HitCurves(bench.sites, bench.shape) if "curves" in parts else None
         self.maps = MapCollection(layers, experts, hidden) if "maps" in parts else None
         self.states = states
@@ -126,12 +126,12 @@ class Observer:
         ids = run.ids.cpu().numpy()
         self._ids.append(ids)
         self._routed(run.seen.layer, ids, run.weights.float().cpu().numpy())
-        for outputs in (self.outputs, self.norms, self.peaks):
-            if outputs is not None:
-                outputs.add(run.seen.layer, run.ids, run.outs)
         for each in (self.ahead, self.hits, self.states, self.likeness):
             if each is not None:
                 each.add(run)
+        for outputs in (self.outputs, self.norms, self.peaks):
+            if outputs is not None:
+                outputs.add(run.seen.layer, run.ids, run.outs)
         if self.maps is not None:
             self._probs.append(run.seen.probs.cpu().numpy())
 

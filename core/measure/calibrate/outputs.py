@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 LARGEST = 65504.0  # of a float16
 
@@ -24,6 +25,13 @@ class Outputs:
         sums = torch.zeros(experts, hidden, device=outs.device).index_add_(0, flat, outs.float())
         self._sums[layer] += sums.cpu()
         self._counts[layer] += torch.bincount(flat, minlength=experts).cpu()
+
+    def mixed(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """[T, H] fp32 on the ids' device: the layer's default output D_l so far, for choices [T, k] with their
+        weights."""
+        means = self._sums[layer] / self._counts[layer].clamp_min(1)[:, None]
+        mixed = functional.embedding_bag(ids.cpu(), means, per_sample_weights=weights.float().cpu(), mode="sum")
+        return mixed.to(ids.device)
 
     def means(self) -> npt.NDArray[np.float16]:
         """d_{l,e} [L, E, H]; zeros for an expert that no token chose."""

@@ -89,6 +89,18 @@ def _of_the_paper() -> Iterable[Mode]:
         )
 
 
+def _low_beta() -> Mode:
+    """The same as the paper's best row, with a batch gate that acts earlier (section 3.1)."""
+    best = next(mode for mode in _of_the_paper() if mode.name == "paper_95_16_rho3")
+    return replace(
+        best,
+        name=f"{best.name}_beta",
+        title=f"{best.title}, beta .5",
+        help=best.help.replace("nine tenths", "half"),
+        settings={**best.settings, "beta": 0.5},
+    )
+
+
 def _heaviest() -> Iterable[Mode]:
     """The control of how rho is spent: as the modes of the same names, but on the experts of most weight first."""
     settings: dict[str, Value] = {"miss": "substitute", "substitute": "buddy"}
@@ -161,6 +173,7 @@ PLAIN: tuple[Mode, ...] = (
     *_buddies(),
     *_heaviest(),
     *_of_the_paper(),
+    _low_beta(),
     Mode(
         "verify",
         "Verify: default vectors",

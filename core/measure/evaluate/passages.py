@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from core.measure.evaluate.questions import spread
 from core.memory.store import Cancelled
 from core.types import StepRecord
 
+STRETCH = 16  # positions that are one draw of a figure: neighbours are alike
 WINDOW = 128  # tokens predicted in one run, each seeing those before it in the window
 
 
@@ -79,7 +80,19 @@ class Heard:
     nll: float = 0.0  # nats
     nll_squares: float = 0.0
     agreed: int = 0  # positions with the exact model's likeliest token
-    kl: float = 0.0  # nats, from the exact distribution to this one
+    kls: list[float] = field(default_factory=list)  # of each position: nats, from the exact distribution to this one
+    copied: list[float] = field(default_factory=list)  # of each decode pass: bytes, on demand and ahead
+
+    @property
+    def kl(self) -> float:
+        return sum(self.kls)
+
+    def blocks(self) -> dict[str, list[float]]:
+        """Means over consecutive stretches of STRETCH positions: what two modes are compared by."""
+        return {
+            name: [sum(one[at : at + STRETCH]) / STRETCH for at in range(0, len(one) - STRETCH + 1, STRETCH)]
+            for name, one in (("kl", self.kls), ("link_bytes", self.copied))
+        }
 
     def add(self, target: int, logits: torch.Tensor, exact: torch.Tensor) -> None:
         """Adds one position: logits [V], and the exact model's log-probabilities [V]."""
@@ -90,7 +103,7 @@ class Heard:
         self.nll_squares += nll * nll
         self.agreed += int(mine.argmax()) == int(exact.argmax())
         p = exact.exp()
-        self.kl += float(torch.where(p > 0, p * (exact - mine), 0.0).sum())
+        self.kls.append(float(torch.where(p > 0, p * (exact - mine), 0.0).sum()))
 
 
 def listen(
@@ -103,8 +116,14 @@ def listen(
 ) -> Heard:
     """Reads the pieces with the settings in force; `progress` is called with the positions so far."""
     heard = Heard()
+
+    def stepped(step: StepRecord) -> None:
+        passed(step)
+        if step.phase == "decode":
+            heard.copied.append(float(step.demand_bytes + step.prefetch_bytes))
+
     for ids, rows in zip(pieces, exact, strict=True):
-        for at, logits in follow(engine, ids, 1, cancel, passed):
+        for at, logits in follow(engine, ids, 1, cancel, stepped):
             heard.add(ids[at], logits, rows[at - 1])
             progress(heard.tokens)
     return heard

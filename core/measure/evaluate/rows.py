@@ -84,6 +84,7 @@ class EvaluationRow:
     link_bytes_total: int = 0
     emulated: bool = False  # whether the link was
     settings: Mapping[str, Value] = field(default_factory=dict)  # of the mode
+    blocks: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by question, or by stretch of the text
 
     @property
     def key(self) -> tuple[str, float]:
@@ -146,6 +147,7 @@ def row(
         link_bytes_total=tally.link_bytes,
         emulated=tally.emulated,
         settings=dict(settings),
+        blocks={"exact_match": [*map(float, seen)], "unseen_match": [*map(float, unseen)], **heard.blocks()},
     )
 
 
@@ -200,11 +202,15 @@ def pareto(rows: Sequence[EvaluationRow], accuracy: str = "exact_match", speed: 
 
 
 def to_json(one: EvaluationRow) -> dict[str, Any]:
-    """The row for JSON; an infinite perplexity becomes None."""
+    """The row for JSON; an infinite perplexity becomes None, and so does an infinite divergence of a stretch."""
     return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in asdict(one).items()
+        **{name: _finite(value) for name, value in asdict(one).items()},
+        "blocks": {name: [_finite(value) for value in values] for name, values in one.blocks.items()},
     }
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def to_csv(rows: Sequence[EvaluationRow], about: Mapping[str, object]) -> str:
@@ -214,7 +220,7 @@ def to_csv(rows: Sequence[EvaluationRow], about: Mapping[str, object]) -> str:
         out.write(f"# {name}: {value}\n")
     for name, (unit, what) in FIGURES.items():
         out.write(f"# {name} [{unit}]: {what}\n")
-    names = [one.name for one in fields(EvaluationRow)]
+    names = [one.name for one in fields(EvaluationRow) if one.name != "blocks"]
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
     for one in rows:

@@ -28,18 +28,20 @@ def proportional(wanted: Sequence[float], slots: int, least: Sequence[int], most
     return sizes
 
 
-def waves(wanted: Sequence[int], capacity: int, is_resident: Callable[[int], bool]) -> list[list[int]]:
+def waves(wanted: Sequence[int], capacity: int, lacks: Callable[[int], int]) -> list[list[int]]:
     """Split experts of one layer into groups that fit a pool: while one group is computed, later ones are copied.
+    `lacks`: the blocks of an expert that are missing, or just whether it is.
 
-    One group when all fit. Else residents come first, so that none is evicted before its use: a small group, whose
-    slots are soon there for the first copies, then as many as were computed before, while as many are copied. The
-    missing ones come in small groups, so that each is computed and leaves its slot soon after it has landed.
+    One group when all fit. Else residents come first, and then those that lack least, so that nothing is evicted before
+    its use: a small group of residents, whose slots are soon there for the first copies, then as many as were computed
+    before, while as many are copied. The missing ones come in small groups, so that each is computed and leaves its
+    slot soon after it has landed.
     """
     if len(wanted) <= capacity:
         return [list(wanted)]
     size = max(1, capacity // WAVES)
-    resident = [expert for expert in wanted if is_resident(expert)]
-    missing = [expert for expert in wanted if not is_resident(expert)]
+    resident = [expert for expert in wanted if not lacks(expert)]
+    missing = sorted((expert for expert in wanted if lacks(expert)), key=lacks)
     groups, at = [resident[:size]] if resident else [], size
     while at < len(resident):
         groups.append(resident[at : min(2 * at, at + capacity)])

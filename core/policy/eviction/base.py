@@ -56,12 +56,14 @@ class Eviction:
 
     `tick` increases with every request of a pool, `now` counts the tokens of all passes, this one's included, `layer`
     is the one being computed. The cache calls `admitted` when an expert gets a slot, `used` for every request of a
-    resident (if it was missing, after `admitted`), and `left` when it is evicted.
+    resident (if it was missing, after `admitted`), and `left` when it is evicted. All tokens of a pass that
+    choose an expert make one request; a policy that `counts_tokens` gets their number with `chosen` before it.
     """
 
     retains: ClassVar[bool] = True  # False: an expert is evicted as soon as the step that used it is over
     time_dependent: ClassVar[bool] = False  # True: scores also change with time, so `scores` recomputes them
     uses_hints: ClassVar[bool] = False  # True: scores depend on what predictors write to expert_index.hints
+    counts_tokens: ClassVar[bool] = False  # True: `chosen` is called before the requests of several tokens
 
     def __init__(self, expert_index: ExpertIndex) -> None:
         self.expert_index = expert_index
@@ -71,6 +73,9 @@ class Eviction:
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         """These experts got slots. Sets a finite score: a prefetched expert may not be used for long."""
         self.score[ids] = tick
+
+    def chosen(self, ids: Ids, tokens: Ids) -> None:
+        """So many tokens of a pass choose each of `ids`, which are then requested once."""
 
     def used(self, ids: Ids, tick: Ids, now: int) -> None:
         """The residents `ids` were requested."""

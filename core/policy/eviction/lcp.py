@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,19 @@ from core.settings.registry import register
     "lcp",
     title="LCP",
     help="Uses count, and fade while an expert is unused: its priority is its "
-    "uses x rho^(tokens unused / window), and the smallest leaves. Between LFU (rho near 1) and LRU (near 0).",
+    "uses x rho^(tokens unused / window), and the smallest is evicted. Every token that chooses an expert is a use. "
+    "Between LFU (rho near 1) and LRU (near 0).",
     source="MoEpic section 3.3, equation 4",
 )
 class LCP(Eviction):
-    """P = mu x rho^(nu / omega), mu = uses, nu = tokens since the last one: a prompt of T tokens counts T.
+    """P = mu x rho^(nu / omega), mu = tokens that activated the expert, nu = tokens since the last one did: each token
+    of a prompt counts in both.
 
     Score: log2 P + now / omega x log2(1 / rho). It orders experts at any time as P does, since it omits only a term
     that all share; and it stays constant while an expert is unused: log2 mu + last use x log2(1 / rho) / omega.
     """
+
+    counts_tokens: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -50,6 +54,9 @@ class LCP(Eviction):
 
     def admitted(self, ids: Ids, tick: Ids, now: int) -> None:
         self.score[ids] = self._priority[ids]
+
+    def chosen(self, ids: Ids, tokens: Ids) -> None:
+        self._uses[ids] += tokens - 1  # the request adds the last one
 
     def used(self, ids: Ids, tick: Ids, now: int) -> None:
         uses = self._uses[ids] + 1

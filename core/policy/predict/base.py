@@ -18,8 +18,7 @@ State = Literal["hidden", "default", "last"]
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Values that the device may still be computing: calling it waits for them, and `ready` says whether they are
-    there."""
+    """Values that the device may still be computing: a call waits for them, and `ready` says whether they are there."""
 
     get: Callable[[], npt.NDArray[np.float32]]
     ready: Callable[[], bool] = lambda: True
@@ -44,12 +43,27 @@ class LayerMap(NamedTuple):
     distribution: npt.NDArray[np.float32]
 
 
+PriorityFormula = Callable[[float, float, int], float]
+"""(score, p, distance) -> the priority of a prefetch, the highest first. `score` as in Prediction; `p`: the probability
+that a map of the layer gives the expert, in [0, 1], or the score where there is no map; `distance`: layers until the
+expert's own, at least 1, counted on into the next token."""
+
+
+def by_score(score: float, p: float, distance: int) -> float:
+    """For predictors whose source gives no order: FineMoE's, with the probability that the expert is requested."""
+    return score / distance
+
+
 class PredictorProfile(Protocol):
     """The parts of a profile (core.profile.Profile) that predictors read; None where not measured."""
 
     @property
     def gate_recall(self) -> Floats | None:
         """[L] recall@k of each layer's router given the router input of the layer before; [0] is NaN."""
+
+    @property
+    def default_recall(self) -> Floats | None:
+        """[L] the same given the quasi-hidden state of the layer before."""
 
     @property
     def defaults(self) -> Floats | None:
@@ -145,6 +159,7 @@ class Predictor(Protocol):
     batches: ClassVar[bool] = False  # True: it can be asked about a pass over tokens of several sequences
     executes: ClassVar[bool] = False  # True: it always predicts the next layer's whole routing, by `ask` or `estimate`
     needs: ClassVar[tuple[str, ...]] = ()  # parts of the profile (core.profile.PARTS) that it requires
+    priority: PriorityFormula = staticmethod(by_score)  # the order of its prefetches
     patient: bool = False  # True in replays: it waits for its worker
     worker: AsyncWorker | None = None  # the worker of its task; None: runs inline
     wait: AnswerWait | None = None  # lets a pass wait for its worker; None: nothing waits, unless it is `patient`
@@ -164,6 +179,12 @@ class Predictor(Protocol):
 
     def predict(self, view: View) -> Sequence[Prediction]:
         """Experts of later layers (or at the last layers, of the first layers of the next token), best first."""
+
+    def arrived(self, at: int) -> Sequence[Prediction]:
+        """The predictions of its worker's answers since the last call of this or another method, best first. Called
+        when answers may have come while layer `at` (-1: before the first) is computed; maybe on another thread, but
+        never during another call."""
+        return ()
 
     def expected(self, request: int) -> npt.NDArray[np.bool_] | None:
         """[L * E] the experts that the next token of a request is predicted to need; None while that is not known."""

@@ -48,13 +48,13 @@ class Estimated(Predictor):
     "predictor",
     "hybrid",
     title="Estimator where needed",
-    help="The trained network tells a layer's experts "
-    "where the layer's own router, asked early, guesses badly; elsewhere that router does, on the state that "
-    "default vectors make if the profile has them.",
+    help="The trained network predicts a layer's experts where the layer's own router, run early, predicts them badly; "
+    "elsewhere that router does, on the state that default vectors make if the profile has its recall there.",
     source="Speculating Experts section 6.3, Hybrid-PF",
 )
 class Hybrid(Estimated):
-    """Layer l + 1 by the network if its gate_recall is below the threshold, else R_{l+1}(q_{l+1}) or R_{l+1}(h_l)."""
+    """Layer l + 1 by the network if its router's recall is below the threshold, else by that router: R_{l+1}(q_{l+1})
+    where a profile has its recall, as in the paper, else R_{l+1}(h_l)."""
 
     defaults: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("estimator", "gate_recall")
@@ -64,8 +64,8 @@ class Hybrid(Estimated):
         threshold: Annotated[
             float,
             Param(
-                "The network is asked in layers where the share of experts that "
-                "the router, asked early, guessed right in the profile is below this.",
+                "The network predicts in layers where the share of experts that the router, run early, predicted "
+                "right in the profile is below this.",
                 title="Least recall",
                 low=0.0,
                 high=1.0,
@@ -81,7 +81,10 @@ class Hybrid(Estimated):
     def _scores(self, view: View, ahead: int) -> Floats:
         known = view.profile
         assert known is not None and known.gate_recall is not None
-        if known.gate_recall[ahead] < self._threshold:
+        quasi = known.defaults is not None and known.default_recall is not None
+        recall = known.default_recall if quasi else known.gate_recall
+        assert recall is not None
+        if recall[ahead] < self._threshold:
             return view.estimate(ahead)
-        predicted: Floats = view.ask((ahead,), "hidden" if known.defaults is None else "default")[0]
+        predicted: Floats = view.ask((ahead,), "default" if quasi else "hidden")[0]
         return predicted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,16 +18,16 @@ HEAD = struct.Struct("<4i")  # of a message: OPEN, pass, tokens, 0, then the emb
 # or FOLLOW, pass, layer, 0, then the router's distribution [E] float32
 FOUND = struct.Struct("<4i")  # of each part of an answer: pass, layer, n, E, then n of PREDICTED, then the map's
 # distribution [E] float32 of the layer
-PREDICTED = np.dtype([("share", "<f8"), ("score", "<f8"), ("expert", "<i8")])
+PREDICTED = np.dtype([("score", "<f8"), ("expert", "<i8")])
 
 
 class MapMatch(NamedTuple):
-    """The search result for one layer of a pass: of each selected expert its softmax probability in the map and its
-    prediction, and the map's whole `distribution` [E] of the layer."""
+    """The search result for one layer of a pass: the predictions, likeliest first, and the map's whole `distribution`
+    [E] of the layer."""
 
     number: int
     layer: int
-    predictions: list[tuple[float, Prediction]]
+    predictions: list[Prediction]
     distribution: Singles
 
 
@@ -49,8 +50,17 @@ def read(answer: bytes) -> Iterator[MapMatch]:
         at += FOUND.size + count * PREDICTED.itemsize
         distribution: Singles = np.frombuffer(answer, "<f4", experts, at)
         at += distribution.nbytes
-        named = [(share, Prediction(layer, expert, score)) for share, score, expert in rows]
-        yield MapMatch(number, layer, named, distribution)
+        yield MapMatch(number, layer, [Prediction(layer, expert, score) for score, expert in rows], distribution)
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A pass: its number, how many tokens it has, their embedding [H], and how it compares with the stored ones."""
+
+    number: int = 0
+    tokens: int = 0
+    key: Floats | None = None
+    walk: Walk | None = None
 
 
 class MapSearch:
@@ -64,54 +74,54 @@ class MapSearch:
         self._semantic, self._dynamic, self._learn = sizes["semantic"], sizes["dynamic"], sizes["learn"]
         self._known = task.arrays
         self.store: MapStore | None = None
-        self._number = self._tokens = 0
-        self._key: Floats | None = None
-        self._walk: Walk | None = None
+        self._pass = self._coming = _Pass()  # the one in progress; the last that was opened
 
     def work(self, message: bytes) -> bytes:
         kind, number, at, _ = HEAD.unpack_from(message)
         values = np.frombuffer(message, "<f4", offset=HEAD.size)
-        if kind == OPEN:
-            self._number, self._tokens, self._walk = number, at, None
-            self._key = values if len(values) else None
-            return self._begin() if len(values) else b""
-        return self._step(at, values) if number == self._number else b""
+        if kind == OPEN:  # maybe while another pass is in progress
+            self._coming = _Pass(number, at, values if len(values) else None)
+            return self._begin(self._coming)
+        if number == self._coming.number:
+            self._pass = self._coming
+        return self._step(self._pass, at, values) if number == self._pass.number else b""
 
-    def _begin(self) -> bytes:
-        assert self._key is not None
-        store = self.store = self.store or self._fill(len(self._key))
-        match = best_match(store.by_embedding(self._key)) if self._semantic else None
+    def _begin(self, one: _Pass) -> bytes:
+        if one.key is None:
+            return b""
+        store = self.store = self.store or self._fill(len(one.key))
+        match = best_match(store.by_embedding(one.key)) if self._semantic else None
         ahead = range(min(self._distance, self._layers))
-        return b"".join(self._found(match, layer) for layer in ahead) if match is not None else b""
+        return b"".join(self._found(one, match, layer) for layer in ahead) if match is not None else b""
 
-    def _step(self, layer: int, distribution: Floats) -> bytes:
+    def _step(self, one: _Pass, layer: int, distribution: Floats) -> bytes:
         store = self.store
         if store is None:
             return b""  # no embedding has come yet, so its size is unknown
-        walk = self._walk = self._walk or store.walk()
+        walk = one.walk = one.walk or store.walk()
         if layer != len(walk.seen):
             return b""  # an earlier layer is missing
         scores = walk.step(distribution)
         if layer + 1 == self._layers:
-            if self._learn and self._key is not None:
-                store.add(self._key, np.stack(walk.seen), self._distance, scores)
+            if self._learn and one.key is not None:
+                store.add(one.key, np.stack(walk.seen), self._distance, scores)
             return b""
         ahead = layer + self._distance
         match = best_match(scores) if ahead < self._layers else None
-        return self._found(match, ahead) if match is not None else b""
+        return self._found(one, match, ahead) if match is not None else b""
 
-    def _found(self, match: Match, layer: int) -> bytes:
+    def _found(self, one: _Pass, match: Match, layer: int) -> bytes:
         assert self.store is not None
         distribution = self.store.maps[layer, match.place]
         chosen = select(
-            distribution, match.score if self._dynamic else None, min(self._top_k * self._tokens, self._experts)
+            distribution, match.score if self._dynamic else None, min(self._top_k * one.tokens, self._experts)
         )
         p = distribution[chosen].astype(np.float64)
         rows = np.empty(len(chosen), PREDICTED)
         with np.errstate(divide="ignore"):
-            rows["score"] = union(self._tokens * np.log1p(-np.minimum(p, 1.0)), self._top_k)
-        rows["share"], rows["expert"] = p, chosen
-        head = FOUND.pack(self._number, layer, len(rows), self._experts)
+            rows["score"] = union(one.tokens * np.log1p(-np.minimum(p, 1.0)), self._top_k)
+        rows["expert"] = chosen
+        head = FOUND.pack(one.number, layer, len(rows), self._experts)
         whole: bytes = distribution.astype("<f4", copy=False).tobytes()
         return head + rows.tobytes() + whole
 

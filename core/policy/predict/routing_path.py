@@ -49,12 +49,13 @@ class RoutingPath(Predictor):
     """Predicts all layers before a pass begins, from the tokens it was announced with.
 
     All layers are named at once, nearest first, so that slots fill in the order of use, as far as there are any
-    (ExpertFlow section 3.2): before layer 0, or where the pass did not wait long enough, in the layer that is reached
-    when the answer is there. As each layer is reached, the next `distance` layers are named again, for slots that have
-    come free. A pass over several sequences needs what each of them does; what is known of a sequence tells a scheduler
-    which others it fits to (`expected`).
+    (ExpertFlow section 3.2): before layer 0, or where the pass did not wait long enough, as soon as the answer is
+    there. As each layer is reached, the next `distance` layers are named again, for slots that have come free. A pass
+    over several sequences needs what each of them does; what is known of a sequence tells a scheduler which others it
+    fits to (`expected`).
     """
 
+    priority = staticmethod(lambda score, p, distance: score - distance)  # layer by layer: scores are at most 1
     asks: ClassVar[bool] = False
     starts: ClassVar[bool] = True
     batches: ClassVar[bool] = True
@@ -83,7 +84,7 @@ class RoutingPath(Predictor):
         self._coming: dict[int, _Coming] = {}  # by request: announced, and not begun
         self._pass: tuple[int, ...] = ()  # the requests of the pass that runs ...
         self._numbers: tuple[int, ...] = ()  # ... the search for each ...
-        self._tokens = 0  # ... and its tokens
+        self._shape = 0, 0  # ... and (L, E)
         self._told: dict[int, _Told] = {}  # by request, the newest
         self._plan: list[list[Prediction]] = []  # by layer, for that pass; empty before all of it was told
 
@@ -99,17 +100,20 @@ class RoutingPath(Predictor):
         coming = shares_of(view)
         self._pass = tuple(request for request, _ in coming)
         self._numbers = tuple(self._coming.pop(request).number for request in self._pass)
-        self._tokens, self._plan = sum(len(tokens) for _, tokens in coming), []
+        self._shape, self._plan = (view.layers, view.experts), []
         if self.patient and self.worker is not None:
             self._hear(self.worker.wait())
         if self.wait is not None and self._numbers:
-            self.wait.wait(max(self._numbers), self._tokens, self._there)
-        return self._name(view)
+            self.wait.wait(max(self._numbers), sum(len(tokens) for _, tokens in coming), self._there)
+        return self._name(view.layer)
 
     def predict(self, view: View) -> Sequence[Prediction]:
         if view.layer == 0 and not view.tokens:  # the model was called directly, not by the engine
             self._pass, self._numbers, self._plan = (), (), []
-        return self._name(view)
+        return self._name(view.layer)
+
+    def arrived(self, at: int) -> Sequence[Prediction]:
+        return () if self._plan else self._name(at)
 
     def expected(self, request: int) -> Bools | None:
         """[L * E] the experts that the next token of a request is predicted to need; None while that is not known."""
@@ -168,17 +172,17 @@ class RoutingPath(Predictor):
                 if request in self._followed:
                     self._told[request] = _Told(number, *told)
 
-    def _name(self, view: View) -> list[Prediction]:
+    def _name(self, at: int) -> list[Prediction]:
         ahead = self._distance
         if not self._plan:
             if not self._there():
                 return []
-            told, shape = [self._told[request] for request in self._pass], (view.layers, view.experts)
-            chances = -np.expm1(sum(one.idle for one in told)).reshape(shape)
-            active = np.any([one.active for one in told], 0).reshape(shape)
+            told = [self._told[request] for request in self._pass]
+            chances = -np.expm1(sum(one.idle for one in told)).reshape(self._shape)
+            active = np.any([one.active for one in told], 0).reshape(self._shape)
             self._plan = [
                 best(layer, np.where(needed, row, 0.0), int(needed.sum()), self._floor)
                 for layer, (row, needed) in enumerate(zip(chances, active, strict=True))
             ]
-            ahead = view.layers
-        return [prediction for named in self._plan[view.layer + 1 :][:ahead] for prediction in named]
+            ahead = len(self._plan)
+        return [prediction for named in self._plan[at + 1 :][:ahead] for prediction in named]

@@ -5,7 +5,7 @@ Device work is done on the compute thread, in the pass's own stream, and never w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from core.hf.watch import Seen, Watch, answer, watch
 from core.hf.weighing import Rule, rules_of
 from core.memory.to_device import to_device
 from core.policy.predict import Prediction, Predictor
+from core.policy.predict.base import Later
 from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.none import NoPrediction
 from core.profile import Profile
@@ -26,7 +27,7 @@ from core.runtime.prediction.answer_wait import AnswerWait
 from core.runtime.prediction.nets import estimator_of
 from core.runtime.prediction.predicted import PredictedScores
 from core.runtime.prediction.speculation import PredictedRouting
-from core.runtime.prediction.view import EngineView
+from core.runtime.prediction.view import EngineView, mean_distribution
 from core.runtime.prediction.worker.process_worker import ProcessWorker
 from core.settings.param import Value
 from core.settings.prefetch import PrefetchSettings
@@ -48,9 +49,11 @@ class PredictorHost:
         self.profile: Profile | None = None
         self.predictor: Predictor = NoPrediction()
         self.answer_wait = AnswerWait()  # of the predictor
+        self.on_answer: Callable[[], None] = lambda: None  # called, on another thread, for each answer of its worker
         self._model, self._sites = model, tuple(sites)
         self._watch: Watch | None = None
         self._seen: Seen | None = None
+        self._distribution: tuple[int, Later] | None = None  # (layer, its router's), begun before it was asked for
         self._begun = False  # `begin` was called for the coming pass
         self._keeps_outputs = False  # router outputs are needed by others than the predictor
         self._output: tuple[int, RouterOutput] | None = None  # (layer, its router's output) while `_keeps_outputs`
@@ -84,7 +87,7 @@ class PredictorHost:
         """Start the worker of a predictor that sees the profile installed, if it has one."""
         task = predictor.task(EngineView(self, -1, (), None, None))
         if task is not None:
-            predictor.worker = ProcessWorker(task)
+            predictor.worker = ProcessWorker(task, on_answer=self.on_answer)
 
     def close(self) -> None:
         """Stop the predictor and remove its hooks from the model; nothing is predicted until the next `use`."""
@@ -92,7 +95,7 @@ class PredictorHost:
         self.predictor = NoPrediction()
         if self._watch is not None:
             self._watch.remove()
-        self._watch = self._seen = self._output = self._predicted = None
+        self._watch = self._seen = self._output = self._predicted = self._distribution = None
         for name in ("estimator", "_defaults"):
             vars(self).pop(name, None)
 
@@ -166,6 +169,10 @@ class PredictorHost:
             predictions = self._predicted.first(predictions, certain=self._certain)
         return self._noted(predictions)
 
+    def arrived(self, at: int) -> Sequence[Prediction]:
+        """Predictions that have come from the predictor's worker while layer `at` is computed, best first."""
+        return self._noted(self.predictor.arrived(at))
+
     def _noted(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         if self._named is not None:
             self._named.note(predictions)
@@ -174,6 +181,8 @@ class PredictorHost:
     def _keep(self, seen: Seen) -> None:
         if self.predictor.asks:
             self._seen = seen
+        if self.predictor.maps and seen.on_gpu:  # ready when the routing is on the host, which comes after it
+            self._distribution = seen.layer, mean_distribution(seen)
         if self._keeps_outputs:
             self._output = seen.layer, seen.output
 
@@ -212,6 +221,11 @@ class PredictorHost:
 
     # ------------------------------------------------------------------ for views
 
+    def distribution(self, seen: Seen) -> Later:
+        """[E] softmax of the router's logits, mean over the pass's tokens."""
+        early, self._distribution = self._distribution, None
+        return early[1] if early is not None and early[0] == seen.layer else mean_distribution(seen)
+
     def ask(self, of: int, seen: Seen, hidden: torch.Tensor) -> RouterOutput:
         """The output that the router of layer `of` would have for `hidden` [T, H]."""
         return answer(self._sites[of], hidden, seen)
@@ -235,6 +249,7 @@ class PredictorHost:
         vectors = to_device(self._defaults[layer, named], seen.residual.device)  # [n, H]
         return quasi_hidden(site, following, seen.residual, share @ vectors.float())
 
+    @torch.no_grad()
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         """[T, H] the embedding layer's output; fires no hooks."""
         layer = self._model.get_input_embeddings()

@@ -82,6 +82,11 @@ class Shadows:
         with self._timed():
             self._host.predict(layer, chosen, weights)
 
+    def arrived(self, at: int) -> None:
+        """Answers of their workers have had until now to come while layer `at` was computed."""
+        with self._timed():
+            self._together.arrived(at)
+
     def take(self) -> tuple[Beside, float]:
         """What each named in the pass that ends, and the seconds that asking them took."""
         seconds, self._seconds = self._seconds, 0.0
@@ -114,10 +119,13 @@ class Together(Predictor):
             predictor.announce(view)
 
     def begin(self, view: View) -> Sequence[Prediction]:
-        return self._ask(view, lambda predictor: predictor.begin(view) if predictor.starts else ())
+        return self._ask(view.layer, lambda predictor: predictor.begin(view) if predictor.starts else ())
 
     def predict(self, view: View) -> Sequence[Prediction]:
-        return self._ask(view, lambda predictor: predictor.predict(view))
+        return self._ask(view.layer, lambda predictor: predictor.predict(view))
+
+    def arrived(self, at: int) -> Sequence[Prediction]:
+        return self._ask(at, lambda predictor: predictor.arrived(at))
 
     def close(self) -> None:
         for predictor in self.predictors:
@@ -132,10 +140,10 @@ class Together(Predictor):
         """What they named since `clear`; `experts` = of one layer."""
         return Beside(self._of, np.array(self._ranked, BESIDE), np.array(self._maps, beside_map_type(experts)))
 
-    def _ask(self, view: View, ask: Callable[[Predictor], Sequence[Prediction]]) -> Sequence[Prediction]:
+    def _ask(self, at: int, ask: Callable[[Predictor], Sequence[Prediction]]) -> Sequence[Prediction]:
         for by, predictor in enumerate(self.predictors):
-            self._ranked += [(by, 0, view.layer, *prediction) for prediction in ask(predictor)]
-            self._maps += [(by, 0, view.layer, *found) for found in predictor.take_maps()]
+            self._ranked += [(by, 0, at, *prediction) for prediction in ask(predictor)]
+            self._maps += [(by, 0, at, *found) for found in predictor.take_maps()]
         return ()
 
 

@@ -69,8 +69,7 @@ class EngineView:
         return predicted
 
     def distribution(self) -> Later:
-        probs = self.seen.probs
-        return _later(probs[0] if len(probs) == 1 else probs.mean(0))
+        return self._predictor_host.distribution(self.seen)
 
     def embedding(self) -> Later:
         return _later(self._predictor_host.embed(self.tokens).float().mean(0))
@@ -140,6 +139,12 @@ def _asked(logits: npt.NDArray[np.float64], ids: npt.NDArray[np.int64], top_k: i
     p[row, ids] = np.maximum(p[row, ids], least)
     with np.errstate(divide="ignore"):
         return union(np.log1p(-np.minimum(p, 1.0)), top_k)
+
+
+def mean_distribution(seen: Seen) -> Later:
+    """[E] softmax of a router's logits, mean over the pass's tokens."""
+    probs = seen.probs
+    return _later(probs[0] if len(probs) == 1 else probs.mean(0))
 
 
 def _later(values: torch.Tensor) -> Later:

@@ -7,7 +7,7 @@ a router, on routers and on experts are called as in a pass of transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 
 from core.hf.discover import ExpertsSite
 from core.memory.codec.fast import plain
-from core.memory.codec.fast.products import numbered
+from core.memory.codec.fast.products import CanonicalProducts, numbered
 from core.memory.codec.fast.steps import Steps, Work, named
 from core.memory.codec.native.threads import LINE, acquire_team
 from core.runtime.batch import Batch
@@ -134,6 +134,15 @@ class Program:
         if site.module._forward_hooks:
             _after(site.module, given, output)
         return output
+
+    def products(self) -> Iterator[CanonicalProducts]:
+        """Of the model's dense layers."""
+        for layer in self.form.layers:
+            attention, dense = layer.attention, layer.dense
+            weights = [attention.q, attention.k, attention.v, attention.o]
+            for weight in (*weights, *((dense.gate, dense.up, dense.down) if dense is not None else ())):
+                yield weight.products
+        yield self.form.head.products
 
     # ------------------------------------------------------------------ steps
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from core.memory.codec import Numbers, PartSpec, make_codec
 from core.memory.codec.base import Base
 from core.memory.codec.fast import portable
-from core.memory.codec.fast.products import CanonicalProducts, serves
+from core.memory.codec.fast.products import LONGEST, ROWS, TILED, CanonicalProducts, serves
 from core.memory.codec.matrix import Matrix, matrix
+from core.memory.codec.native.choice import TILES, Timed, choice_of
 from core.memory.codec.native.threads import share, shared_by
 from core.system.native.compile import widths
 from tests.kernel_cases import CODED
@@ -143,6 +144,36 @@ def test_odd_numbers_stay_in_their_row(format: str, value: float) -> None:
     others = [0, 1, 3, 4]
     assert torch.equal(got[others], products.many(slots[0].data_ptr(), x[others]))
     assert got[2].isnan().all() or got[2].isfinite().all() or value == 3e38 or format == "bfloat16"
+
+
+@needs_kernels
+def test_the_way_is_the_one_that_was_faster_and_changes_no_bit() -> None:
+    """For as few rows as tiles were timed to be faster for."""
+    found, slots, _ = case("int4-g64", 24, 768)
+    products, x = CanonicalProducts(found, torch.bfloat16), rows(20, found.inputs)
+    choice, wanted = choice_of(products.kind, ROWS), products.many(slots[0].data_ptr(), x)
+    assert products.tiled == TILED
+    try:
+        for tiles, first in ((1.0, 2), (8.0, 8), (1e9, LONGEST)):  # tiles take as long for any number of rows
+            choice.use(Timed({ROWS: (4.0, 16.0, 64.0), TILES: (tiles - 0.5,) * 3}))
+            assert products.tiled == first
+            assert torch.equal(products.many(slots[0].data_ptr(), x), wanted)
+    finally:
+        choice.use(None)
+
+
+@needs_kernels
+def test_both_ways_are_timed_once() -> None:
+    found, _, _ = case("int4-g64", 1024, 512)
+    products = CanonicalProducts(found, torch.float32)
+    products.choose(1)
+    timed = choice_of(products.kind, ROWS).timed
+    try:
+        assert timed is not None and set(timed.seconds) == {ROWS, TILES}
+        products.choose(1)
+        assert choice_of(products.kind, ROWS).timed is timed
+    finally:
+        choice_of(products.kind, ROWS).use(None)
 
 
 def test_fma_rounds_once() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +75,9 @@ def searching() -> Iterator[ProcessWorker]:
 
 def process_of(apart: ProcessWorker) -> psutil.Process:
     """Its process, while it runs."""
-    apart._thread.join(WAIT_S)
+    end_s = time.monotonic() + WAIT_S
+    while apart.pid is None and time.monotonic() < end_s:
+        time.sleep(0.01)
     assert apart.pid is not None
     return psutil.Process(apart.pid)
 
@@ -126,13 +130,42 @@ def test_closing_ends_it_at_once_and_twice_is_once(caplog: pytest.LogCaptureFixt
     ProcessWorker(maps()[0]).close()  # before it has started, too
 
 
+def test_every_answer_is_announced_once_it_can_be_taken() -> None:
+    """On a thread that hears of nothing else; what has no answer is not announced."""
+    task, heard = maps()
+    answers, threads, news = list[bytes](), set[threading.Thread](), threading.Condition()
+
+    def on_answer() -> None:
+        with news:
+            answers.extend(apart.take())
+            threads.add(threading.current_thread())
+            news.notify_all()
+
+    apart, here = ProcessWorker(task, on_answer=on_answer), InlineWorker(make_worker(task))
+    try:
+        for message in heard:
+            apart.give(message)
+            here.give(message)
+        expected = here.wait()
+        with news:
+            assert news.wait_for(lambda: len(answers) == len(expected), WAIT_S)
+        assert answers == expected and threads == {apart._thread}
+    finally:
+        apart.close()
+    assert not apart._thread.is_alive()
+
+
 def test_it_ends_with_whoever_started_it() -> None:
-    apart = ProcessWorker(maps()[0])
-    process = process_of(apart)
-    assert apart._process is not None
-    apart._process.pipe.close()  # as when the application is killed
-    assert process.wait(WAIT_S) == 0
-    apart.close()
+    code = (
+        "import os, sys; from tests.prediction.worker.test_apart import *\n"
+        "apart = ProcessWorker(maps()[0]); print(process_of(apart).pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True)
+    pid = int(done.stdout)
+    end_s = time.monotonic() + WAIT_S
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("executable", [sys.executable, "no/such/python"])

@@ -61,7 +61,7 @@ export class Timeline {
     this.markAt = new Map();
     this.frame.marks.forEach(([index], i) => {
       const k = Math.min(index - start, this.count);
-      if (k >= 0) this.markAt.set(k, [...(this.markAt.get(k) ?? []), this.frame.said[i]]);
+      if (k >= 0) this.markAt.set(k, [...(this.markAt.get(k) ?? []), this.frame.mark_texts[i]]);
     });
     for (const k of this.markAt.keys()) {
       const x = box.x + k * width;

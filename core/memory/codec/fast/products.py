@@ -13,15 +13,19 @@ from core.memory.codec.fast import plain, rows, states, tiles
 from core.memory.codec.fast.layout import LANES, Blocks
 from core.memory.codec.fast.steps import Steps, Work
 from core.memory.codec.matrix import Matrix
+from core.memory.codec.native.choice import ROWS as TIMED_ROWS
+from core.memory.codec.native.choice import TILES, Timed, choice_of, choose
 from core.memory.codec.native.products import Runs
 from core.memory.codec.native.threads import PART, WORTH_IT, acquire_team
 from core.system.native.compile import address, compiled, widths
 from core.system.native.ir import Code
 
-TILED = 3  # rows of x from which on codes are unpacked for all of them
+TILED = 3  # rows of x from which on codes are unpacked for all of them, until that was timed
 MOST_BYTES = 1 << 20  # of unpacked codes on a thread's stack
 TOGETHER = 8  # rows of x that a thread prepares at a time
 GIVEN = 5  # numbers for each slot: those of `rows.Given`
+ROWS = "rows"  # the way that multiplies one row of x at a time
+LONGEST = TIMED_ROWS[-1]
 NUMBERED = 1 << 16  # rows of x that are multiplied at once, at most
 
 
@@ -33,12 +37,14 @@ def serves(matrix: Matrix) -> bool:
 class CanonicalProducts:
     """Of one matrix. Thread-safe. A result depends on nothing but its row of x and the weights."""
 
-    def __init__(self, matrix: Matrix, dtype: torch.dtype, out: torch.dtype | None = None) -> None:
-        """`dtype`: of x; `out`: of results, x's where None."""
+    def __init__(self, matrix: Matrix, dtype: torch.dtype, out: torch.dtype | None = None, *, tiled: int = 0) -> None:
+        """`dtype`: of x; `out`: of results, x's where None. `tiled`: as the property; 0 = as timed."""
         self.matrix, self._dtype, self._out = matrix, dtype, out or dtype
         self._row_bytes = matrix.inputs * (matrix.bits or 8 * matrix.codes.dtype.itemsize) // 8
         self._rows = max(LANES * tiles.SIDES, PART // self._row_bytes & -LANES)  # that a thread takes at a time
         self._parts = -(-matrix.outputs // self._rows)
+        self._fixed, self._tiled = tiled > 0, tiled or TILED
+        self._timed: Timed | None = None
 
     @functools.cached_property
     def prepared_bytes(self) -> int:
@@ -60,8 +66,40 @@ class CanonicalProducts:
             some = units  # others would join too late
         else:
             some = 1
-        arguments = steps.put(given), slots, self._parts, self._rows
+        arguments = steps.put(given), slots, self._parts, self._rows, self.tiled
         return Work(_multiply(self.matrix, out), arguments, units, some)
+
+    # ------------------------------------------------------------------ a choice that changes no bit
+
+    @property
+    def kind(self) -> str:
+        """What products that take the same time have in common."""
+        one = self.matrix
+        zero = " with zeros" if one.zero is not None else ""
+        return f"fast, {one.bits} bits {one.table} {one.group}{zero}, {one.outputs} x {one.inputs}"
+
+    @property
+    def tiled(self) -> int:
+        """Rows of x from which on codes are unpacked for all of them."""
+        timed = None if self._fixed else choice_of(self.kind, ROWS).timed
+        if timed is not self._timed:
+            self._timed = timed
+            self._tiled = TILED if timed is None else _threshold(timed)
+        return self._tiled
+
+    def choose(self, threads: int) -> None:
+        """Time both ways on this machine, unless that is known."""
+        if self.matrix.bits and self._row_bytes * self.matrix.outputs >= WORTH_IT:
+            slot, x = torch.zeros(_slot_bytes(self.matrix), dtype=torch.uint8), torch.ones(LONGEST, self.matrix.inputs)
+            ways = {
+                ROWS: CanonicalProducts(self.matrix, torch.float32, tiled=LONGEST + 1),
+                TILES: CanonicalProducts(self.matrix, torch.float32, tiled=1),
+            }
+            times = {
+                name: lambda rows, way=way: way.many(slot.data_ptr(), x[:rows])
+                for name, way in ways.items()
+            }
+            choose(self.kind, times, threads)
 
     # ------------------------------------------------------------------ products of tensors
 
@@ -118,6 +156,17 @@ def numbered(first: int) -> int:
     return _numbers().data_ptr() + 8 * first
 
 
+def _slot_bytes(matrix: Matrix) -> int:
+    """Bytes that a slot with this matrix has at most."""
+    parts = [part for part in (matrix.codes, matrix.high, matrix.scale, matrix.zero) if part is not None]
+    return max(part.at for part in parts) + matrix.outputs * matrix.inputs * 4
+
+
+def _threshold(timed: Timed) -> int:
+    """Rows of x from which on tiles are the fastest way."""
+    return next((rows for rows in range(2, LONGEST) if timed.fastest(rows) == TILES), LONGEST)
+
+
 class _Own(threading.local):
     def __init__(self) -> None:
         self.steps = Steps()
@@ -149,8 +198,8 @@ def _prepare(matrix: Matrix, dtype: torch.dtype) -> int:
 @functools.cache
 def _multiply(matrix: Matrix, out: torch.dtype) -> int:
     """The address of a kernel whose units are some rows of the matrix of a slot: (GIVEN numbers for each slot, the
-    slots' addresses, units of a slot, rows of a unit)."""
-    code = Code("void @some(ptr %given, ptr noalias %slot, i64 %from, i64 %to)")
+    slots' addresses, units of a slot, rows of a unit, rows of x from which on codes are unpacked)."""
+    code = Code("void @some(ptr %given, ptr noalias %slot, i64 %from, i64 %to, i64 %tiled)")
     kinds = "ptr", "ptr", "i64", "ptr", "i64"
     given = rows.Given(*[code.load(kind, code.at("%given", 8 * i), 8) for i, kind in enumerate(kinds)])
     if not matrix.bits:
@@ -158,7 +207,7 @@ def _multiply(matrix: Matrix, out: torch.dtype) -> int:
     else:
         blocks = Blocks(matrix)
         if matrix.inputs * tiles.SIDES * LANES <= MOST_BYTES and tiles.serves(matrix, blocks):
-            many = code.let(f"icmp sge i64 {given.count}, {TILED}")
+            many = code.let(f"icmp sge i64 {given.count}, %tiled")
             few, tiled = (
                 code.let(f"select i1 {many}, {which}")
                 for which in (f"i64 0, i64 {given.count}", f"i64 {given.count}, i64 0")
@@ -168,8 +217,8 @@ def _multiply(matrix: Matrix, out: torch.dtype) -> int:
         else:
             rows.multiply(code, matrix, blocks, out, given)
     every = Code("void @multiply(ptr %arguments, i64 %from, i64 %to)")
-    headers, slots, parts, some = (
-        every.load(kind, every.at("%arguments", 8 * i), 8) for i, kind in enumerate(("ptr", "ptr", "i64", "i64"))
+    headers, slots, parts, some, tiled = (
+        every.load(kind, every.at("%arguments", 8 * i), 8) for i, kind in enumerate(("ptr", "ptr", "i64", "i64", "i64"))
     )
     with every.loop("%from", "%to") as unit:
         one, part = (every.let(f"{name} i64 {unit.index}, {parts}") for name in ("udiv", "urem"))
@@ -179,5 +228,5 @@ def _multiply(matrix: Matrix, out: torch.dtype) -> int:
         )
         slot = every.load("ptr", every.at(slots, one, 8), 8)
         header = every.at(headers, one, 8 * GIVEN)
-        every.do(f"call void @some(ptr {header}, ptr {slot}, i64 {first}, i64 {last})")
+        every.do(f"call void @some(ptr {header}, ptr {slot}, i64 {first}, i64 {last}, i64 {tiled})")
     return address(compiled(code, every, width=32)["multiply"])

@@ -101,6 +101,9 @@ class _Tiles:
         block_bytes = blocks.size * plane.bits // 8
         for i in range(size // VECTOR):
             rows = [code.load(BYTES, code.at(begin, r * stride + i * VECTOR)) for r in range(LANES)]
+            for r in range(LANES):  # of the rows that are unpacked once these are multiplied
+                near = code.at(begin, (SIDES * LANES + r) * stride + i * VECTOR)
+                code.run("llvm.prefetch.p0", ("ptr", near), ("i32", "0"), ("i32", "2"), ("i32", "1"))
             shifted = [integers(code, self._meaning, plane, row) for row in rows]
             for shift in range(plane.per_byte):
                 dwords = [code.let(f"bitcast {BYTES} {one[shift]} to {INTS}") for one in shifted]

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from core.policy.predict.nets.t5 import Bias, KeysValues, RMSNorm, T5Block, start_weights
-from core.policy.predict.nets.training import Progress, batches, descend, packed, seeded, unpacked
+from core.policy.predict.nets.training import Progress, TrainingState, batches, descend, packed, seeded, unpacked
 from core.policy.predict.path_reader import WINDOW
 
 NAME = "path"
@@ -126,10 +126,11 @@ def train(
     seed: int = 0,
     progress: Progress = lambda text, share: None,
     cancel: threading.Event | None = None,
+    state: TrainingState | None = None,
 ) -> RoutingPathNet | None:
     """Learn the routing of `data`: binary cross-entropy per layer and expert, Adam with weight decay .01, cosine
     schedule. Long passages are cut into pieces of WINDOW tokens. `epochs` = 0: as many as make STEPS steps, between
-    EPOCHS and MOST.
+    EPOCHS and MOST. `state`: from which a cancelled or interrupted training of the same data continues.
 
     Deterministic for the same data and seed. None when cancelled. Raises ValueError when there are no tokens.
     """
@@ -169,6 +170,7 @@ def train(
             decay=0.01,
             progress=progress,
             cancel=cancel,
+            state=state,
         )
     return None if done is None else net
 

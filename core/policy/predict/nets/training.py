@@ -1,16 +1,33 @@
-"""Shared training code of the small networks: seed, schedule, progress and cancellation."""
+"""Shared training code of the small networks: seed, schedule, progress, cancellation, and going on after a stop."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import nn
 
+SAVED = 200  # steps between two saved states of a training that can go on
+
 Progress = Callable[[str, float], None]
 """(what is being done, share of it in [0, 1])"""
+
+
+class TrainingState(Protocol):
+    """Where a training's tensors stay, so that it can go on in another process."""
+
+    def read(self) -> Mapping[str, torch.Tensor] | None:
+        """What was written last; None = nothing was."""
+
+    def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keep these in place of those before, which stay until these are complete."""
+
+    def drop(self) -> None:
+        """The training is complete."""
 
 
 def descend(
@@ -23,30 +40,62 @@ def descend(
     decay: float,
     progress: Progress,
     cancel: threading.Event | None,
+    state: TrainingState | None = None,
 ) -> float | None:
     """Adam with weight decay and a cosine schedule to 0 over `steps`; `loss_of(step)` computes a batch's loss. Call it
-    within `seeded`.
+    within `seeded`. `state` keeps the weights and the optimizer's moments of every SAVED steps, and of the step that a
+    cancel came after, so that a later call with the same arguments continues there; dropped at the end.
 
     Returns the mean loss of the last tenth, or None when cancelled. Leaves the net in eval mode, without gradients.
     """
     optimizer = torch.optim.Adam(net.parameters(), lr=rate, weight_decay=decay)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, steps))
+    kept = None if state is None else state.read()
+    first = 0 if kept is None else _restored(kept, net, optimizer)
     last: list[float] = []
     net.train()
-    for step in range(steps):
-        if cancel is not None and cancel.is_set():
+    for step in range(first, steps):
+        stops = cancel is not None and cancel.is_set()
+        if state is not None and step > first and (stops or step % SAVED == 0):
+            state.write(_held(net, optimizer, step))
+        if stops:
             return None
+        for group in optimizer.param_groups:
+            group["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
         loss = loss_of(step)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        schedule.step()
         if step >= steps - max(1, steps // 10):
             last.append(float(loss.detach()))
         if step % 10 == 0 or step + 1 == steps:
             progress(what, (step + 1) / steps)
     net.eval().requires_grad_(False)
+    if state is not None:
+        state.drop()
     return sum(last) / max(1, len(last))
+
+
+def _held(net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> dict[str, torch.Tensor]:
+    """A training's state after `step` steps."""
+    moments = {
+        f"adam.{at}.{name}": tensor
+        for at, one in optimizer.state_dict()["state"].items()
+        for name, tensor in one.items()
+    }
+    return {**packed("net", net), **moments, "step": torch.tensor(step)}
+
+
+def _restored(tensors: Mapping[str, torch.Tensor], net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Put back what `_held` gave; the steps that are done. Raises RuntimeError for a net of another size."""
+    unpacked("net", net, tensors)
+    net.requires_grad_(True)
+    known = optimizer.state_dict()
+    for name, tensor in tensors.items():
+        if name.startswith("adam."):
+            _, at, moment = name.split(".")
+            known["state"].setdefault(int(at), {})[moment] = tensor
+    optimizer.load_state_dict(known)
+    return int(tensors["step"])
 
 
 @contextmanager
@@ -59,16 +108,16 @@ def seeded(seed: int) -> Iterator[torch.Generator]:
 
 
 def batches(rows: int, batch: int, epochs: int, generator: torch.Generator) -> Callable[[int], torch.Tensor]:
-    """Step -> the rows [<= batch] of its batch; every epoch uses every row once, in a new order. Call with steps in
-    order."""
+    """Step -> the rows [<= batch] of its batch; every epoch uses every row once, in a new order. Call with ascending
+    steps; some may be left out."""
     each = -(-rows // batch)
-    order = torch.zeros(0, dtype=torch.long)
+    order, drawn = torch.zeros(0, dtype=torch.long), 0
 
     def pick(step: int) -> torch.Tensor:
-        nonlocal order
-        at = step % each
-        if at == 0:
-            order = torch.randperm(rows, generator=generator)
+        nonlocal order, drawn
+        epoch, at = divmod(step, each)
+        while drawn <= epoch:
+            order, drawn = torch.randperm(rows, generator=generator), drawn + 1
         return order[at * batch : (at + 1) * batch]
 
     return pick

@@ -1,7 +1,7 @@
 """What the predictor's worker process does (see `process_worker`). Imports no more than numpy and the policies.
 
 Its pipe brings the task, and then a message to wake it. While there is work it polls, because waking it costs the
-compute thread more time than everything else it does for the worker.
+compute thread more time than everything else it does for the worker. Through the pipe it announces each answer.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ def serve(pipe: Connection, memory: Any) -> None:
     while True:
         while (message := messages.get()) is not None:
             signs[ASLEEP] = 0
-            if answer := worker.work(message):
-                answers.put(answer)  # dropped when the ring is full
+            answer = worker.work(message)
+            there = bool(answer) and answers.put(answer)  # dropped when the ring is full
             signs[DONE] += 1
+            if there:
+                pipe.send_bytes(b"\0")
             busy_s = time.monotonic()
         if signs[ASLEEP]:
             pipe.recv_bytes()

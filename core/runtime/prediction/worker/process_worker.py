@@ -18,23 +18,30 @@ from core.system.worker_process import WorkerProcess
 
 log = logging.getLogger("moestro.predict")
 MOST = 1024  # messages that may be queued
-MANY = 8  # messages behind at which it is checked whether the process still runs
 NICENESS = 5  # late results are useless, so the priority is only moderately lowered
 
 
 class ProcessWorker:
-    """A core.policy.predict.worker.AsyncWorker in its own process. It starts in the background; messages sent meanwhile
-    are processed after that. When the process dies, it is logged once, and no more answers come."""
+    """A core.policy.predict.worker.AsyncWorker in its own process. It starts in the background; messages sent before
+    that are processed after it. When the process dies, it is logged once, and no more answers come.
 
-    def __init__(self, task: WorkerTask, work: Callable[..., object] = main.serve) -> None:
+    `on_answer` is called for each answer, on a thread of its own, once the answer can be taken.
+    """
+
+    def __init__(
+        self,
+        task: WorkerTask,
+        work: Callable[..., object] = main.serve,
+        on_answer: Callable[[], None] = lambda: None,
+    ) -> None:
         memory = RawArray(ctypes.c_byte, SIZE)
         self._signs, self._messages, self._answers = parts(memory)
         self._given = self._woken = 0
-        self._closed = self._lost = self._sent = False
+        self._closed = self._lost = False
         self._process: WorkerProcess | None = None
-        self._starting = threading.Lock()
+        self._lock, self._on_answer = threading.Lock(), on_answer  # of `_closed`, `_lost`, and the start
         self._thread = threading.Thread(
-            target=self._start, args=(task, work, memory), daemon=True, name="moestro-beside"
+            target=self._run, args=(task, work, memory), daemon=True, name="moestro-predictions"
         )
         self._thread.start()
 
@@ -50,11 +57,7 @@ class ProcessWorker:
 
     @property
     def behind(self) -> int:
-        count = 0 if self._lost else self._given - self._signs[DONE]
-        if count > MANY and self._signs[READY] and self.pid is None:
-            self._say_lost("it ended")
-            return 0
-        return count
+        return 0 if self._lost else self._given - self._signs[DONE]
 
     def give(self, message: bytes) -> None:
         """Dropped when too many messages are queued already."""
@@ -75,13 +78,11 @@ class ProcessWorker:
         answers: list[bytes] = []
         while self.behind > 0 and not self._closed:
             answers += self.take()
-            if self._sent and self.pid is None:
-                self._say_lost("it ended")
             time.sleep(LOOK_S)
         return answers + self.take()
 
     def close(self) -> None:
-        with self._starting:
+        with self._lock:
             self._closed = True
         if self._process is not None:
             self._process.kill()
@@ -89,30 +90,43 @@ class ProcessWorker:
         if self._process is not None:
             self._process.end()
 
-    # ------------------------------------------------------------------ on the starting thread
+    # ------------------------------------------------------------------ on its own thread
 
-    def _start(self, task: WorkerTask, work: Callable[..., object], memory: Any) -> None:
+    def _run(self, task: WorkerTask, work: Callable[..., object], memory: Any) -> None:
+        """Start the process, then hear of its answers until it ends."""
         try:
-            with self._starting:
+            with self._lock:
                 if self._closed:
                     return
-                self._process = WorkerProcess(work, memory, niceness=NICENESS)
-            self._process.pipe.send(task)
-            self._sent = True
+                process = self._process = WorkerProcess(work, memory, niceness=NICENESS)
+            process.pipe.send(task)
         except OSError as error:
             self._say_lost(f"it could not be started: {error}")
+            return
+        while True:
+            try:
+                process.pipe.recv_bytes()
+            except (EOFError, OSError):
+                self._say_lost("it ended")
+                return
+            self._on_answer()
+
+    # ------------------------------------------------------------------ on the computing thread
 
     def _wake(self) -> None:
         assert self._process is not None
         try:
             self._process.pipe.send_bytes(b"\0")
-        except OSError as error:  # also when the pipe was closed meanwhile
+        except OSError as error:
             self._say_lost(f"it ended ({type(error).__name__})")
 
+    # ------------------------------------------------------------------ on either
+
     def _say_lost(self, why: str) -> None:
-        if not (self._lost or self._closed):
+        with self._lock:
+            if self._lost or self._closed:
+                return
             self._lost = True
-            log.warning(
-                "the predictor's worker process died: %s. Nothing is predicted until a predictor is chosen again.",
-                why,
-            )
+        log.warning(
+            "the predictor's worker process died: %s. Nothing is predicted until a predictor is chosen again.", why
+        )

@@ -1,13 +1,21 @@
-"""Progress bar on stderr."""
+"""Work in a terminal: its progress on stderr, and Ctrl-C, whose first press stops the work and whose second exits."""
 
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from core.types import Piece
 
 BAR = 24  # characters
 EVERY_S = 0.1  # between two redraws of the bar
+FIRST_S, AGAIN_S = 1.0, 0.2  # a prompt that is read sooner shows nothing
 
 
 class Bar:
@@ -59,3 +67,60 @@ def clock(seconds: float) -> str:
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+class Reading:
+    """Written to stderr while a prompt is read: percent, tokens a second, time left. `end` wipes it out."""
+
+    def __init__(self) -> None:
+        self._began_s = time.perf_counter()
+        self._next_s = self._began_s + FIRST_S
+        self._wide = 0
+
+    def __call__(self, piece: Piece) -> None:
+        """So much is read: see `core.engine.Engine.generate`."""
+        now_s = time.perf_counter()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + AGAIN_S
+        text = describe_reading(piece, now_s - self._began_s)
+        self._write(text)
+        self._wide = len(text)
+
+    def end(self) -> None:
+        """The prompt is read, or a part of it."""
+        if self._wide:
+            self._write("")
+            self._wide = 0
+
+    def _write(self, text: str) -> None:
+        print(f"\r{text.ljust(self._wide)}" + "\r" * (not text), end="", file=sys.stderr, flush=True)
+
+
+def describe_reading(piece: Piece, seconds: float) -> str:
+    """The line after `seconds`."""
+    speed = (piece.done - piece.cached) / seconds
+    left = f", {speed:.0f} tok/s, {(piece.total - piece.done) / speed:.0f} s left" if speed else ""
+    return f"Reading the prompt: {piece.done / piece.total:.0%} of {piece.total} tokens{left}"
+
+
+@contextmanager
+def stoppable(cancel: threading.Event) -> Iterator[None]:
+    """Within this context, SIGINT sets `cancel`, or raises KeyboardInterrupt if it is already set. Undone on exit.
+
+    Python delivers signals only to the main thread; in another thread this changes nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if cancel.is_set():
+            raise KeyboardInterrupt
+        cancel.set()
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,21 +1,20 @@
-"""Batch-level accuracy of predictors (ExpertFlow section 4.2, table 1): the share of the experts that a batch needs
-which is named before its pass, by what its sequences used last (TLP), by counts from layer to layer (SLP), and by the
-network."""
+"""Recall and precision of what is named before a pass (ExpertFlow section 4.2, table 1): of the experts that a batch
+needs by what its sequences used last (TLP), by counts from layer to layer (SLP), and by the trained network. A batch of
+one is the sequence level."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bench.harness.paired import stretches
 from core.engine import Engine
 from core.engine.batch_request import BatchRequest
-from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import Text
 from core.policy.batching import batch_accuracy
 from core.policy.predict.path_reader import ACTIVE, PathReader, Share, answered, asked, needed
 from core.policy.predict.worker import WorkerTask
@@ -24,37 +23,27 @@ from core.types import Ids, StepRecord
 
 Bools = npt.NDArray[np.bool_]
 NAMES = ("TLP", "SLP", "network", "network, above one half")
-READ = 20_000  # tokens of the profile
+FIGURES = ("accuracy", "precision", "named")
 
 
-def measure(
-    engine: Engine,
-    texts: Sequence[Text],
-    prompts: Sequence[Sequence[int]],
-    tokens: int,
-    sizes: Iterable[int],
-    limit: int,
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Trains the network on `texts`, of which at most `limit` tokens are read, and uses it as the engine's profile;
-    then answers `prompts`, so many at a time, each with `tokens` tokens. By batch size and predictor: `accuracy`, and
-    how many experts of a layer are `named`; of the network also its `ms` for a pass."""
-    engine.use_profile(calibrate(engine, texts, parts={"path"}, limit=limit))
-    engine.change({"predictor": "none", "budget": "all"})
-    return {str(size): _at(engine, prompts, tokens, size) for size in sizes}
-
-
-def _at(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, size: int) -> dict[str, dict[str, float]]:
+def measure(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, size: int) -> dict[str, dict[str, Any]]:
+    """Answers `prompts`, `size` at a time, each with at most `tokens` tokens. Of each of NAMES: `accuracy`, which is
+    recall, `precision`, how many experts of a layer are `named`, and `blocks` of each of these in stretches of passes;
+    of the network also its `ms` for a pass. The engine has a profile with the network."""
     sampling, judge = Sampling(max_new_tokens=tokens, temperature=0.0), Judge(engine)
     steps: dict[int, StepRecord] = {}
     drawn: dict[int, list[int]] = {at: [] for at in range(len(prompts))}
+    numbers: dict[int, int] = {}  # of the engine's requests -> the prompt
     requests = [BatchRequest(at, Ids(ids), sampling) for at, ids in enumerate(prompts)]
     for one in engine.generate_many(requests, size):
         if one.piece is not None and one.piece.step is not None:
             steps[one.piece.step.index] = one.piece.step
         if one.piece is not None and one.piece.kind == "token":
             drawn[int(str(one.key))].append(int(one.piece.token or 0))
-    first = min(request for step in steps.values() for request, _ in step.rows)
-    texts = {first + at: [*prompts[at], *drawn[at]] for at in drawn}
+    for step in steps.values():
+        for request, _ in step.rows:
+            numbers.setdefault(request, len(numbers))  # prompts are begun in their order
+    texts = {request: [*prompts[at], *drawn[at]] for request, at in numbers.items()}
     for step in steps.values():
         judge.see(step, texts)
     return judge.figures()
@@ -73,8 +62,7 @@ class Judge:
         self._done: dict[int, int] = {}  # tokens of each request so far
         self._pairs = np.zeros((shape.layers - 1, shape.experts, shape.experts))
         self._from = np.zeros((shape.layers - 1, shape.experts))
-        self._found: dict[str, list[float]] = {name: [] for name in NAMES}
-        self._named: dict[str, list[float]] = {name: [] for name in NAMES}
+        self._found: dict[str, dict[str, list[float]]] = {name: {one: [] for one in FIGURES} for name in NAMES}
         self._ms: list[float] = []
 
     def see(self, step: StepRecord, texts: dict[int, list[int]]) -> None:
@@ -94,12 +82,16 @@ class Judge:
         for (request, _), row in zip(step.rows, np.cumsum([count for _, count in step.rows]), strict=True):
             self._newest[request] = step.ids[:, row - 1]
 
-    def figures(self) -> dict[str, dict[str, float]]:
+    def figures(self) -> dict[str, dict[str, Any]]:
         """By predictor."""
         found: dict[str, dict[str, Any]] = {
-            name: {"accuracy": fmean(self._found[name]), "named": fmean(self._named[name])} for name in NAMES
+            name: {
+                **{figure: fmean(values) if values else 0.0 for figure, values in of.items()},
+                "blocks": {figure: stretches(values) for figure, values in of.items()},
+            }
+            for name, of in self._found.items()
         }
-        found["network"]["ms"] = fmean(self._ms)
+        found["network"]["ms"] = fmean(self._ms) if self._ms else 0.0
         return found
 
     def _compare(
@@ -112,9 +104,12 @@ class Judge:
             "network": active.any(0),
             "network, above one half": np.any([needed(one, 0) for one in idle], 0),
         }
+        used = self._union(ids)
         for name, union in named.items():
-            self._found[name].append(batch_accuracy(self._union(ids), union))
-            self._named[name].append(float(union.sum(1).mean()))
+            found, precision = self._found[name], batch_accuracy(union, used)  # the share of those named that were used
+            found["accuracy"].append(batch_accuracy(used, union))
+            found["precision"].append(precision if precision == precision else 0.0)  # none named
+            found["named"].append(float(union.sum(1).mean()))
 
     def _union(self, ids: npt.NDArray[np.int16]) -> Bools:
         """[L, T, k] -> [L, E]."""

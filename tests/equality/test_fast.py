@@ -36,13 +36,16 @@ KNOWN: dict[str, dict[str, object]] = {  # what the program computes
     "ernie4_5_moe": {},
     "hunyuan_v1_moe": dict(attention_bias=True),
     "minimax_m2": {},
+    "granitemoe": dict(
+        embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=6.0, attention_multiplier=0.3
+    ),
 }
 CHANGED: dict[str, dict[str, object]] = {"olmoe": dict(clip_qkv=8.0)}  # what is not known then
 QUICK = "qwen3_moe", "qwen2_moe", "glm4_moe"
 UNKNOWN = {  # and why
     "olmoe": "clip_qkv",
     "phimoe": "norms of the kind LayerNorm",
-    "granitemoe": "it has block_sparse_moe",
+    "granitemoeshared": "it has shared_mlp",
     "flex_olmo": "it has post_feedforward_layernorm",
     "deepseek_v2": "rotary embeddings that are not a cosine and a sine",
     "deepseek_v3": "it has q_a_proj",

@@ -22,6 +22,7 @@ from core.system.wording import reason
 
 log = logging.getLogger("moestro.load")
 
+BLOCKS = "mlp", "block_sparse_moe"
 ROTATIONS = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the length of a text
 
 Angles = tuple[Any, torch.Tensor, torch.Tensor]
@@ -46,7 +47,8 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A whole model. cos and sin [context, rotated / 2], fp32."""
+    """A whole model. cos and sin [context, rotated / 2], fp32. Embeddings, what layers add to the residual stream, and
+    logits are multiplied by a number each."""
 
     embedding: nn.Module
     layers: tuple[Layer, ...]
@@ -56,6 +58,9 @@ class Form:
     cos: torch.Tensor
     sin: torch.Tensor
     dtype: torch.dtype
+    embedding_scale: float
+    residual_scale: float
+    logits_scale: float
 
     @property
     def inner(self) -> int:
@@ -86,20 +91,29 @@ def _bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
         raise ModelError("there are experts outside the decoder's layers")
     if len({(one.attention.query_heads, one.attention.heads, one.attention.width) for one in found}) > 1:
         raise ModelError("layers with different heads are not known")
+    residual = {float(getattr(layer, "residual_multiplier", 1.0)) for layer in inner.layers}
+    if len(residual) > 1:
+        raise ModelError("layers with different multipliers are not known")
+    scales = (
+        float(getattr(inner, "embedding_multiplier", 1.0)),
+        *residual,
+        1 / float(getattr(model, "logits_scaling", 1)),
+    )
     hidden = embedding.weight.shape[1]
-    return Form(embedding, found, norm_of(inner.norm), weight_of(model.lm_head), hidden, *angles[1:], dtype)
+    return Form(embedding, found, norm_of(inner.norm), weight_of(model.lm_head), hidden, *angles[1:], dtype, *scales)
 
 
 def _layer(layer: Any, sites: dict[int, ExpertsSite], angles: Angles, dtype: torch.dtype) -> Layer:
     """`sites`: those of the layers from here on, by their blocks."""
-    known(layer, ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm"))
-    site = sites.pop(id(layer.mlp), None)
+    block = next((name for name in BLOCKS if hasattr(layer, name)), BLOCKS[0])
+    known(layer, ("self_attn", block, "input_layernorm", "post_attention_layernorm"))
+    site = sites.pop(id(getattr(layer, block)), None)
     return Layer(
         norm_of(layer.input_layernorm),
         attention_of(layer.self_attn, *angles, dtype),
         norm_of(layer.post_attention_layernorm),
         layer.post_attention_layernorm,
-        dense_of(layer.mlp, dtype) if site is None else routed_of(site, dtype),
+        dense_of(getattr(layer, block), dtype) if site is None else routed_of(site, dtype),
     )
 
 

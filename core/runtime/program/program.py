@@ -103,6 +103,8 @@ class Program:
         for angles, table in ((rows.cos, form.cos), (rows.sin, form.sin)):
             torch.index_select(table, 0, rows.positions, out=angles)
         rows.x.copy_(form.embedding(torch.tensor([tokens]))[0])
+        if form.embedding_scale != 1:
+            rows.x.mul_(form.embedding_scale)
         for layer, (steps, routing) in zip(form.layers, built.layers, strict=True):
             team = acquire_team()
             try:
@@ -176,12 +178,13 @@ class Program:
 
     def _layer(self, number: int, layer: Layer, texts: Sequence[Text], rows: Rows, routing: Routing | None) -> Steps:
         """The steps of a layer up to its experts: the residual stream gets what those of the layer before add."""
-        steps, rest = Steps(32 + 2 * len(texts), 8192 + 512 * len(texts)), layer.rest
+        scale, rest = self.form.residual_scale, layer.rest
+        steps = Steps(32 + 2 * len(texts), 8192 + 512 * len(texts))
         if number:
             _add_shared(steps, self.form.layers[number - 1], rows)
-        steps.add(_norm(layer.before, rows.x, rows.delta if number else None, rows.normed))
+        steps.add(_norm(layer.before, rows.x, rows.delta if number else None, rows.normed, scale))
         self._attention(steps, number, layer.attention, texts, rows)
-        steps.add(_norm(layer.after, rows.x, rows.attended, rows.normed))
+        steps.add(_norm(layer.after, rows.x, rows.attended, rows.normed, scale))
         if isinstance(rest, Dense):
             self._dense(steps, rest, rows, rows.delta)
             return steps
@@ -268,14 +271,15 @@ class Program:
             for text, count in zip(texts, counts, strict=True):
                 end += text.rows
                 last = slice(end - count, end)
-                steps.add(_norm(form.norm, rows.x[last], rows.delta[last], normed[done : done + count]))
+                out = normed[done : done + count]
+                steps.add(_norm(form.norm, rows.x[last], rows.delta[last], out, form.residual_scale))
                 done += count
             self._product(steps, form.head, normed, logits)
             steps.run(team)
         finally:
             team.release()
             steps.clear()
-        return logits
+        return logits if form.logits_scale == 1 else logits.mul_(form.logits_scale)
 
     def _memory(self, name: str, size: int) -> int:
         """The address of memory that the next step of this name overwrites. Where it moves, steps are built anew."""
@@ -287,9 +291,9 @@ class Program:
         return kept.data_ptr() + -kept.data_ptr() % LINE
 
 
-def _norm(norm: NormWeight, x: torch.Tensor, delta: torch.Tensor | None, out: torch.Tensor) -> Work:
-    """x += delta, and its norm."""
-    kernel = rms.kernel(rms.Rms(norm.form, FP32, adds=delta is not None))
+def _norm(norm: NormWeight, x: torch.Tensor, delta: torch.Tensor | None, out: torch.Tensor, scale: float = 1.0) -> Work:
+    """x += scale * delta, and its norm."""
+    kernel = rms.kernel(rms.Rms(norm.form, FP32, adds=delta is not None, scale=scale))
     at = delta.data_ptr() if delta is not None else 0
     strides = {"x_stride": x.stride(0) * 4, "out_stride": out.stride(0) * 4}
     given = named(rms.FIELDS, x=x.data_ptr(), delta=at, weight=norm.at, out=out.data_ptr(), **strides)

@@ -44,12 +44,20 @@ def describe_change(text: str) -> str:
 
 
 def lossy(stats: Mapping[str, Any]) -> str:
-    """EXACT, perhaps up to rounding or for weights of a smaller format, or LOSSY and the share of (token, layer,
-    expert) that was changed; of the fields of an AnswerStats."""
+    """EXACT, perhaps up to rounding, in the fast arithmetic or for weights of a smaller format, or LOSSY and the share
+    of (token, layer, expert) that was changed; of the fields of an AnswerStats."""
     if stats["exact"]:
-        exact = "EXACT UP TO ROUNDING" if stats.get("closeness") else "EXACT"
-        return f"{exact} for {stats['weights']} weights" if stats.get("weights") else exact
+        fast = stats.get("arithmetic") == "fast"
+        exact = "EXACT UP TO ROUNDING" if stats.get("closeness") and not fast else "EXACT"
+        exact += f" for {stats['weights']} weights" if stats.get("weights") else ""
+        return f"{exact}, fast arithmetic{_distance(stats)}" if fast else exact
     return f"LOSSY {percent(stats['changed'] / stats['assignments'])}" if stats.get("assignments") else "LOSSY"
+
+
+def _distance(stats: Mapping[str, Any]) -> str:
+    """How far the fast arithmetic is from the reference, as far as that was measured."""
+    kl = stats.get("distance_kl")
+    return "" if kl is None else f" (KL {kl:.2g} over {stats['distance_tokens']} tokens)"
 
 
 def scored(quality: Mapping[str, Any] | None) -> list[str]:

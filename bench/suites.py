@@ -24,6 +24,8 @@ SUITES = {  # name -> folder, options
     "super_experts": ("quality", "model questions tokens rounds small"),
     "lossy": ("quality", "model questions tokens rounds keep small"),
     "systems": ("quality", "model budgets rounds tokens questions keep small"),
+    "distance": ("quality", "model formats tokens small"),
+    "invariance": ("quality", "model prompts small"),
     "turns": ("speed", "model rounds small"),
     "prefill": ("speed", "rounds keep llama small"),
     "pieces": ("speed", "rounds keep small"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from core.engine.arithmetic import Arithmetic
 from core.engine.batch_request import BatchPiece, BatchRequest, Regrouped
 from core.engine.lossy_check import check_allowed, with_substitute
 from core.engine.quality.report import Quality
@@ -37,7 +38,8 @@ class FakeEngine:
     host memory was asked for.
     """
 
-    closeness = 0.0
+    closeness: float | None = 0.0
+    arithmetic = Arithmetic()
     one_at_a_time = ""
     weights = ""
     on_gpu = False
@@ -274,6 +276,7 @@ class FakeEngine:
                 assignments=sum(s.assignments for s in every),
                 seed=sampling.seed,
                 closeness=self.closeness,
+                **self.arithmetic.stats(),
                 weights=self.weights,
                 audit=self._to_score(every),
                 stop=stop.found,
@@ -318,6 +321,7 @@ class FakeEngine:
             **link,
             "exact": self.closeness == 0.0 and not self.settings.lossy.active,
             "closeness": self.closeness,
+            **self.arithmetic.facts(),
         }
 
     def frame(self, layer: int = 0, points: int = 240) -> Frame:

@@ -18,7 +18,7 @@ from app.cli.terminal import Reading, stoppable
 from app.services.engine_protocol import EngineProtocol
 from app.services.profiles import stored_profile
 from app.services.secret import secret
-from app.store.home import PRODUCTS, data_dir
+from app.store.home import DISTANCES, PRODUCTS, data_dir
 from app.wording import lossy, scored
 from core.engine.quality.report import Quality
 from core.errors import MoestroError
@@ -76,10 +76,11 @@ def run(args: argparse.Namespace) -> int:
 
 def load(spec: LoadSpec) -> EngineProtocol:
     """Load the engine with its progress on stderr; imported here, so that `launch.py --help` does not import torch."""
-    from core.engine import Engine
-    from core.memory.codec.native.choice import keep_in
+    from core.engine import Engine, arithmetic
+    from core.memory.codec.native import choice
 
-    keep_in(data_dir() / PRODUCTS)
+    choice.keep_in(data_dir() / PRODUCTS)
+    arithmetic.keep_in(data_dir() / DISTANCES)
     cancel = threading.Event()
     try:
         with stoppable(cancel):

@@ -12,7 +12,7 @@ from typing import Any
 
 from app.cli import browser, probes
 from app.start import installer
-from app.store.home import PRODUCTS, data_dir
+from app.store.home import DISTANCES, PRODUCTS, data_dir
 from core import __version__
 from core.system.command import COMMAND
 from core.system.paths import expanded
@@ -118,6 +118,7 @@ def examine(folder: Path) -> dict[str, Any]:
         "packages": packages(),
         "cpu": probes.cpu(),
         "products": probes.products(folder / PRODUCTS),
+        "distances": probes.distances(folder / DISTANCES),
         "memory": {"total_bytes": memory.total, "free_bytes": memory.available},
         "gpus": gpus,
         "kernels": probes.kernels() if any(gpu["usable"] for gpu in gpus) else None,
@@ -179,6 +180,7 @@ def report(found: dict[str, Any]) -> str:
         ("CPU", f"{cpu['name']}, {cpu['cores'] or '?'} cores, {cpu['threads']} threads"),
         ("CPU vectors", f"torch uses {cpu['torch_uses']}; has {' '.join(cpu['flags']) or 'no known flags'}"),
         *(("Products", product(one)) for one in found["products"]),
+        *(("Arithmetic", distance(one)) for one in found["distances"]),
         ("Memory", f"{memory['free_bytes'] / GB:.1f} GB free of {memory['total_bytes'] / GB:.1f} GB"),
     ]
     rows += [("GPU", describe(gpu)) for gpu in found["gpus"]] or [("GPU", "none: experts are cached in main memory")]
@@ -202,6 +204,11 @@ def product(one: dict[str, Any]) -> str:
     """The ways of one product for a number of rows, on one line."""
     times = ", ".join(f"{way} {ms:.2f}" for way, ms in one["ms"].items())
     return f"{one['kind']}, {one['rows']} rows: {times} ms; {one['taken']} is taken"
+
+
+def distance(one: dict[str, Any]) -> str:
+    """How far the fast arithmetic is from the reference for one model in its formats, on one line."""
+    return f"fast, {one['model']} {one['format']}, dense {one['dense']}: {one['text']}"
 
 
 def describe(gpu: dict[str, Any]) -> str:

@@ -79,6 +79,13 @@ def remarks() -> list[str]:
     return [text for text in (notice(device), remark(device, torch.bfloat16)) if text]
 
 
+def distances(file: Path) -> list[dict[str, Any]]:
+    """Of each model and format the distance of the fast arithmetic from the reference, as kept in `file`."""
+    from core.engine.arithmetic import kept_in
+
+    return [{**of, **distance.facts(), "text": str(distance)} for of, distance in kept_in(file)]
+
+
 def products(file: Path) -> list[dict[str, Any]]:
     """Of each kind of product on the CPU the milliseconds of every way by rows, and the way that is taken: as kept in
     `file` of earlier loads, else timed now for a small expert in two formats."""

@@ -60,6 +60,7 @@ def _health(host: Host) -> APIRouter:
             "busy": host.busy,
             "waiting": host.chats.waiting,
             "one_at_a_time": host.models.one_at_a_time,
+            **host.models.arithmetic,
             "version": __version__,
             "loading": loading.share if loading is not None and not loading.finished else None,
             "importing": job.share if job is not None and not job.finished else None,

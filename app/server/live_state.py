@@ -117,6 +117,7 @@ def host_state(host: Host) -> dict[str, Any]:
         "busy": host.busy,
         "lossy": host.models.settings.lossy.active,
         "closeness": host.models.closeness,
+        **host.models.arithmetic,
         "weights": host.models.weights,
     }
     if loading is not None and not loading.finished:

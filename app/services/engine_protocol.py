@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
+from core.engine.arithmetic import Arithmetic
 from core.engine.batch_request import BatchPiece, BatchRequest, Regrouped
 from core.engine.quality.report import Quality
 from core.policy.batching import Scheduler
@@ -56,10 +57,15 @@ class EngineProtocol(Protocol):
         """The format that weights were rounded to; "" = they are the checkpoint's own."""
 
     @property
-    def closeness(self) -> float:
+    def closeness(self) -> float | None:
         """Largest difference of exact logits from transformers' own, as a share of the largest logit; 0.0 =
-        bit-identical.
+        bit-identical, None = not measured.
         """
+        ...
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What computes the model, and its distance from the reference."""
         ...
 
     @property

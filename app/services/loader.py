@@ -10,7 +10,7 @@ from app.services.own_answers import OwnAnswers
 from app.services.planner import LeastMemory, MemoryFinder
 from app.services.remembered import Remembered
 from app.store import Store
-from app.store.home import PRODUCTS, data_dir
+from app.store.home import DISTANCES, PRODUCTS, data_dir
 from app.wording import short_name
 from core.errors import BudgetError
 from core.settings.loading import LoadSpec
@@ -137,10 +137,11 @@ class Loader:
 
     def _type(self) -> type[EngineProtocol]:
         if self._engine is None:
-            from core.engine import Engine
-            from core.memory.codec.native.choice import keep_in
+            from core.engine import Engine, arithmetic
+            from core.memory.codec.native import choice
 
-            keep_in(data_dir() / PRODUCTS)
+            choice.keep_in(data_dir() / PRODUCTS)
+            arithmetic.keep_in(data_dir() / DISTANCES)
 
             self._engine = Engine
         return self._engine

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from app.services.answer_queue import AnswerQueue
 from app.services.engine_protocol import AnyPrompt
@@ -14,6 +15,7 @@ from app.services.loading import Loaded, Loading
 from app.services.remembered import Remembered
 from app.store import Store
 from app.wording import model_id
+from core.engine.arithmetic import REFERENCE
 from core.engine.quality.report import Quality
 from core.errors import BusyError, ClosingError, ModelError, MoestroError
 from core.profile import Profile
@@ -116,11 +118,17 @@ class ModelManager:
         return loaded.engine.weights if (loaded := self._loaded) is not None else ""
 
     @property
-    def closeness(self) -> float:
+    def closeness(self) -> float | None:
         """Largest difference of the loaded model's exact logits from transformers' own, as a share of the largest
-        logit; 0.0 = bit-identical, or no model loaded.
+        logit; 0.0 = bit-identical, or no model loaded, None = not measured.
         """
         return loaded.engine.closeness if (loaded := self._loaded) is not None else 0.0
+
+    @property
+    def arithmetic(self) -> dict[str, Any]:
+        """What computes the loaded model, why it is not what was chosen, and its distance from the reference, as plain
+        values; without a model the reference."""
+        return (loaded.engine.arithmetic if (loaded := self._loaded) is not None else REFERENCE).facts()
 
     @property
     def one_at_a_time(self) -> str:

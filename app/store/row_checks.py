@@ -40,6 +40,9 @@ LATER_STATS = {  # further fields, which earlier versions did not write
     "unrecorded": WHOLE,
     "cached_tokens": WHOLE,
     "opens_reasoning": FLAG,
+    "arithmetic": TEXT,
+    "distance_kl": FIGURE,
+    "distance_tokens": WHOLE,
 }
 QUALITY = {  # of core.engine.quality.report.Quality
     "scored": WHOLE,

@@ -1,19 +1,21 @@
-// The badge EXACT (perhaps UP TO ROUNDING) or LOSSY, wherever it stands ([data-exactness]). Model and settings say which
+// The badge EXACT (perhaps UP TO ROUNDING, or in the fast arithmetic) or LOSSY, wherever it stands ([data-exactness]). Model and settings say which
 // of them holds from now on; the deck's frames say how much was changed.
 
 const WINDOW = 64; // passes that the rate is over, where no frame has said
-const now = { lossy: null, closeness: 0, weights: "", rate: null, of: 0, window: WINDOW, before: false, quality: null };
+const now = { lossy: null, closeness: 0, weights: "", arithmetic: "reference", fallback: "", distance: null, rate: null, of: 0, window: WINDOW, before: false, quality: null };
 
 /** News: `lossy` (null = no model is loaded), how far exact logits may be from transformers' own (`closeness`, a share of
- *  the largest; 0 = no bit differs), the format that `weights` were rounded to ("" = none), `rate` of the `of` assignments of the last `window` passes that was changed,
+ *  the largest; 0 = no bit differs), the format that `weights` were rounded to ("" = none), the `arithmetic` that
+ *  computes, why it is not the one that was chosen (`fallback`) and the `distance` of the fast one from the reference, `rate` of the `of` assignments of the last `window` passes that was changed,
  *  whether the last pass `before` was changed, and the `quality` of the answers that were scored. */
 export function tell(news) {
   Object.assign(now, news);
-  const { lossy, closeness, weights, rate } = now;
-  const exact = (closeness ? "EXACT UP TO ROUNDING" : "EXACT") + (weights ? ` for ${weights} weights` : "");
+  const { lossy, closeness, weights, rate, distance } = now, fast = now.arithmetic === "fast";
+  const how = fast ? `, fast arithmetic${distance ? `, KL ${figure(distance.kl)}` : ""}` : "";
+  const exact = (closeness && !fast ? "EXACT UP TO ROUNDING" : "EXACT") + (weights ? ` for ${weights} weights` : "") + how;
   const words = lossy === null ? "" : lossy ? `LOSSY${rate === null ? "" : ` ${percent(rate)}`}` : exact;
   for (const badge of document.querySelectorAll("[data-exactness]")) {
-    const shown = badge.dataset.exactness === "short" ? words.replace("EXACT UP", "UP") : words; // where there is little room
+    const shown = badge.dataset.exactness === "short" ? words.replace("EXACT UP", "UP").replace(/, fast.*/, ", fast") : words; // where there is little room
     if (badge.textContent !== shown) badge.textContent = shown;
     const title = words && explain();
     if (badge.title !== title) badge.title = title;
@@ -25,11 +27,21 @@ export function tell(news) {
 function explain() {
   const { lossy, closeness, weights, rate, of, window, before, quality } = now;
   const last = (before ? " The last answer was not." : "") + (weights ? ` The model is that of the ${weights} weights; the original ones may answer otherwise.` : "");
+  if (!lossy && now.arithmetic === "fast") return `Nothing is substituted, dropped or predicted: every answer has the bits that it has with everything resident, however it is computed.${last} ${distant(now.distance)}`;
   if (!lossy && closeness) return `Nothing is substituted, dropped or predicted.${last} Logits may differ from transformers' own in the last bits: by no more than ${closeness.toExponential(0)} of the largest in fp32, as found with a tiny random model of this type.`;
-  if (!lossy) return `Nothing is substituted, dropped or predicted: every token is the model's own.${last}`;
+  if (!lossy) return `Nothing is substituted, dropped or predicted: every token is the model's own.${last}${now.fallback ? ` The fast arithmetic was chosen, but the reference computes: ${now.fallback}.` : ""}`;
   const share = rate === null ? "" : ` Of the experts that the router chose for the last ${window} passes, ${percent(rate)}${of ? ` of ${of}` : ""} were substituted, dropped or predicted.`;
   return `A lossy option is on: answers may differ from those of the model itself.${share}${agreement(quality)}`;
 }
+
+/** How far the fast arithmetic is from transformers' own. */
+function distant(distance) {
+  if (!distance) return "How far its logits are from transformers' own was not measured: the command bench distance does that.";
+  const { kl, tokens, agreed, agreement_low: low, agreement_high: high } = distance;
+  return `From transformers' own it differs by a KL of ${figure(kl)} nats a token; the likeliest token is the same for ${agreed} of ${tokens} (95 %: ${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)} %).`;
+}
+
+const figure = (value) => String(+value.toPrecision(2));
 
 /** How often the answers that were checked agree with the exact model, as far as can be told. */
 function agreement(quality) {

@@ -91,9 +91,9 @@ class Pulse {
     return Boolean(state.answer) || state.host.state === "loading";
   }
 
-  host({ state, busy, lossy, closeness, weights, text, share, stamp, settings, answers, library }) {
+  host({ state, busy, lossy, closeness, weights, arithmetic, fallback, distance, text, share, stamp, settings, answers, library }) {
     Object.assign(document.body.dataset, { host: state, busy: busy ? "1" : "0", lossy: lossy ? "1" : "0" });
-    tell({ lossy: state === "ready" ? lossy : null, closeness, weights });
+    tell({ lossy: state === "ready" ? lossy : null, closeness, weights, arithmetic, fallback, distance });
     const bar = document.querySelector("#load-progress [role=progressbar]");
     if (bar && state === "loading") fill(bar, share, `${text} · ${Math.round(100 * share)} %`);
     if (!this.shown.open || !known) return;

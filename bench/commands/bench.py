@@ -12,10 +12,11 @@ from typing import Any
 
 from app.cli import options
 from app.cli.target import require_new_file
-from app.store.home import data_dir
+from app.store.home import DISTANCES, data_dir
 from app.store.results import new_file, write
 from bench.suites import GONE, SUITES, having, suite
 from core import __version__
+from core.engine import arithmetic
 from core.errors import MoestroError
 from core.settings.config import params
 from core.settings.loading import LoadSpec
@@ -47,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("profile", "a profile to read, in place of calibrating a model", type=expanded, metavar="FILE")
     option("budget", BUDGET, metavar="TEXT", type=options.checked(params()["budget"]))
     option("budgets", "budgets with commas between them, shares or bytes (default: 25%%,50%%,75%%)", metavar="LIST")
+    option("formats", "expert formats with commas between them (default: those that divide the demo)", metavar="LIST")
+    option("prompts", "how many (default: 20)", type=count, metavar="N")
     option("rounds", "rounds to take medians of", type=count, metavar="N")
     option("tokens", "decode passes a round", type=count, metavar="N")
     option("questions", "questions that a mode answers", type=count, metavar="N")
@@ -87,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if given.get("small"):
         head["small"] = True
     measured = suite(args.name)
+    arithmetic.keep_in(data_dir() / DISTANCES)
     found = measured.run(
         **given,
         keep=keep,

@@ -47,6 +47,11 @@ NORMS = (
     "Norms computed at once: they round otherwise than transformers' own, so that logits may differ in the last bits, "
     "by no more than {:.0e} of the largest in fp32 (found with tiny random models, on a CPU)."
 )
+FAST = (
+    "Fast arithmetic: the answers' bits are those with everything resident, and differ slightly from transformers' "
+    "own. If it does not know the model, the reference computes, and the model's status shows the reason."
+)
+FAST_ON_CPU = "Fast arithmetic was chosen, which computes on a CPU: on this device the reference computes."
 DEFAULT_CONTEXT = 8192  # when the model allows more and the user set none
 
 
@@ -87,7 +92,8 @@ class Plan:
         device = remark(self.device, self.dtype) or (passed_over(self.spec.device) if self.device.type == "cpu" else "")
         norms = NORMS.format(FUSED_NORMS) if self.spec.norms == "fused" and self.device.type == "cuda" else ""
         turns = TEXT_TO_TEXT if self.outline.encoder_layers else ""
-        return " ".join(filter(None, (text, turns, close, split, norms, notice(self.device), device)))
+        fast = "" if self.spec.arithmetic != "fast" else FAST if self.device.type == "cpu" else FAST_ON_CPU
+        return " ".join(filter(None, (text, turns, fast, close, split, norms, notice(self.device), device)))
 
     @property
     def weights(self) -> str:

@@ -8,6 +8,7 @@ from dataclasses import fields
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
+from core.engine.arithmetic import REFERENCE, Arithmetic
 from core.engine.sampler import Logprobs
 from core.engine.sequence import Sequence
 from core.engine.stop_text import StopText
@@ -65,10 +66,16 @@ class AnswerBuilder:
         return self.steps[-1] if self._sequence.ended and self.steps[-1].phase == "decode" else None
 
     def stats(
-        self, memory: Memory, seed: int, audit: int = 0, closeness: float = 0.0, weights: str = ""
+        self,
+        memory: Memory,
+        seed: int,
+        audit: int = 0,
+        closeness: float = 0.0,
+        weights: str = "",
+        arithmetic: Arithmetic = REFERENCE,
     ) -> AnswerStats:
         """The statistics of the line under the answer. `audit` = the number under which its quality will be reported;
-        `closeness` and `weights` as in core.capacity.plan.Plan."""
+        `closeness` (of the reference arithmetic) and `weights` as in core.capacity.plan.Plan."""
         decode = [s for s in self.steps if s.phase == "decode"]
         tpot_ms = sum(s.total_ms for s in decode) / len(decode) if decode else 0.0
         figures = {
@@ -90,7 +97,8 @@ class AnswerBuilder:
             seed=seed,
             stop=self._stop.found,
             audit=audit,
-            closeness=closeness,
+            closeness=arithmetic.closeness(closeness),
+            **arithmetic.stats(),
             weights=weights,
             more={name: value for name, value in figures.items() if name not in named},
             **{name: value for name, value in figures.items() if name in named},

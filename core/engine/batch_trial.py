@@ -3,9 +3,10 @@
 A pass over several sequences (core.hf.packed) divides what mixes tokens by rules that fit the models they were written
 for. So before sequences of some length are first computed together, a few are computed both ways and their logits are
 compared: prompts of different lengths, read and continued, and sequences on both sides of each length at which the
-model may compute otherwise (windows, chunks, selected positions, scaled rotations). What such a sequence holds before
-that length is noise in its KV cache, so that a trial costs some ten passes over a few rows, however long the sequences.
-Experts compute row by row and are left out: no weight is fetched.
+model may compute otherwise (windows, chunks, selected positions, scaled rotations). In the reference arithmetic they
+may differ by rounding, in the fast one by no bit. What such a sequence holds before that length is noise in its KV
+cache, so that a trial costs some ten passes over a few rows, however long the sequences. Experts compute row by row and
+are left out: no weight is fetched.
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ class BatchTrial:
         """Why sequences on both sides of these lengths cannot be computed together; "" = they can, None = there is no
         memory to try it now."""
         bound = BOUNDS.get(self._loaded.plan.dtype.itemsize, BOUNDS[2])
+        if self._hooked.program is not None:
+            bound = 0.0  # one function, whatever goes along
         try:
             off = self._difference(lengths, stop)
         except (Stopped, DeviceError):

@@ -7,6 +7,7 @@ the path of one token through one MoE layer is `core.runtime.moe_step`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 
 from core.capacity.free_memory import free_bytes, give_back
 from core.capacity.plan import plan
+from core.engine.arithmetic import Arithmetic, Distance, keep, known
 from core.engine.batch_request import BATCH, BatchPiece, BatchRequest, Regrouped
 from core.engine.batching import Batching
 from core.engine.generation import Generation
@@ -60,9 +62,11 @@ class Engine:
         """Chooses what step records contain beside the routing."""
         self._controller, self.parts = wiring.controller, parts
         self.access = ModelAccess(lambda: self._controller.apply(parts), wiring.open_session, self._changed)
+        self.arithmetic = _arithmetic(loaded, wiring)
+        """What computes, and how far its answers are from the reference's."""
         number = functools.partial(next, itertools.count(1))  # of a request
         passes = Passes(loaded, wiring.answering, wiring.controller, parts)
-        requests = RequestFactory(loaded, wiring.meter, parts, number)
+        requests = RequestFactory(loaded, wiring.meter, parts, number, lambda: self.arithmetic)
         self._generation = Generation(wiring.answering, wiring.kv, wiring.controller, parts, passes, requests)
         self.batching = Batching(
             loaded, wiring.answering, wiring.pool, wiring.trial, passes, wiring.controller, parts, requests
@@ -168,7 +172,8 @@ class Engine:
         """Answer many prompts together, at most `limit` at a time and as many as the KV memory has room for; their
         pieces come as they are computed. The next request is taken from `requests` when there is room; None means that
         there is none now, and it is asked again after the next pass, until nothing runs. At temperature 0 each answer
-        is what it would be alone, up to rounding: its products have other numbers of rows.
+        is what it would be alone: bit for bit in the fast arithmetic, up to rounding in the reference one, whose
+        products have other numbers of rows.
 
         Raises BusyError at the first step. A prompt that cannot be answered is told as its piece's `error`. `cancel`
         stops all before the next MoE layer. `by_row`: also a token that is computed alone is computed as it would be
@@ -333,9 +338,16 @@ class Engine:
         return self.loaded.plan.weights
 
     @property
-    def closeness(self) -> float:
-        """Largest deviation of exact logits from transformers' own, as a share of the largest; 0.0 = bit-identical."""
-        return self.loaded.plan.closeness
+    def closeness(self) -> float | None:
+        """Largest deviation of exact logits from transformers' own, as a share of the largest; 0.0 = bit-identical,
+        None = not measured yet."""
+        return self.arithmetic.closeness(self.loaded.plan.closeness)
+
+    def keep_distance(self, distance: Distance) -> None:
+        """Show this distance of the fast arithmetic from now on, and keep it for later loads."""
+        self.arithmetic = dataclasses.replace(self.arithmetic, distance=distance)
+        keep(self.loaded.plan, self.model_hash, distance)
+        self._changed()
 
     def memory(self) -> Memory:
         """Device bytes in use. Workspace is the size reserved for activations or, on CUDA, what torch measured if
@@ -354,4 +366,12 @@ class Engine:
             wiring.parts.memory.link_gbps,
             wiring.answering.threads.token.most,
             self.one_at_a_time,
+            self.arithmetic,
         )
+
+
+def _arithmetic(loaded: LoadedModel, wiring: Wiring) -> Arithmetic:
+    hooked = wiring.answering.hooked
+    if hooked.program is None:
+        return Arithmetic("reference", hooked.fallback)
+    return Arithmetic("fast", distance=known(loaded.plan, loaded.model_hash))

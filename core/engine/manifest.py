@@ -8,6 +8,7 @@ from importlib.metadata import version
 import torch
 
 from core.capacity.plan import Plan
+from core.engine.arithmetic import Arithmetic
 from core.memory.codec.native.choice import VERSION as ARITHMETIC
 from core.memory.link import Pace
 from core.settings.config import Settings
@@ -44,9 +45,10 @@ def describe(
     measured_gbps: float,
     decode_threads: int,
     one_at_a_time: str,
+    arithmetic: Arithmetic,
 ) -> dict[str, object]:
     """The manifest of one load. "exact": under `settings` no bit of an answer that is computed alone differs from
-    transformers' own."""
+    transformers' own; in the fast arithmetic, from its own with everything resident. "arithmetic" is what computes."""
     shape = plan.sizes.shape
     return {
         "model": plan.spec.model,
@@ -65,8 +67,9 @@ def describe(
         "misses_from": TIERS[plan.tier.kind],
         "decode_threads": decode_threads,
         **link(pace, measured_gbps),
-        "exact": plan.closeness == 0.0 and not settings.lossy.active,
-        "closeness": plan.closeness,
+        "exact": (arithmetic.fast or plan.closeness == 0.0) and not settings.lossy.active,
+        "closeness": arithmetic.closeness(plan.closeness),
+        **arithmetic.facts(),
         "one_at_a_time": one_at_a_time,
         "settings": dict(settings),
         "versions": versions(),

@@ -7,7 +7,6 @@ that and the budget is held against what torch reserves.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,8 +37,6 @@ from core.runtime.program.experts import ExpertKernels, FastMath
 from core.runtime.program.program import Program
 from core.runtime.step_sink import NullSink
 from core.runtime.warmup import Threads
-
-log = logging.getLogger("moestro.load")
 
 REST = 20 << 20  # bytes: a segment of torch's allocator that is used in part
 TRIED = 12  # random tokens of the program's trial
@@ -84,27 +81,27 @@ def wire_passes(
         placed, slots, policy_maker(settings.eviction), CacheMemory(arena, loaded.store, transfers)
     )
     modules = [site.module for site in loaded.sites]
-    program, math = _arithmetic(loaded, modules)
+    program, math, fallback = _arithmetic(loaded, modules)
     measured = MoEStep(math, expert_cache, transfers, NullSink(expert_cache, transfers))
     dispatch = StepDispatch(measured)
-    hooked = HookedModel(loaded.model, loaded.device, dispatch, packing_of(loaded.model, modules), program)
+    hooked = HookedModel(loaded.model, loaded.device, dispatch, packing_of(loaded.model, modules), program, fallback)
     installed = install(loaded.model, loaded.sites, dispatch, norms=plan.spec.norms)
     return PassWiring(arena, expert_cache, math, hooked, measured, installed)
 
 
-def _arithmetic(loaded: LoadedModel, modules: Sequence[Any]) -> tuple[Program | None, list[ExpertMath]]:
-    """What computes passes and experts in the arithmetic that was chosen, or in the reference one where the fast one
-    does not know the model, which the log says."""
-    plan = loaded.plan
+def _arithmetic(loaded: LoadedModel, modules: Sequence[Any]) -> tuple[Program | None, list[ExpertMath], str]:
+    """What computes passes and experts in the arithmetic that was chosen, or in the reference one and why, where the
+    fast one does not know the model."""
+    plan, fallback = loaded.plan, ""
     if plan.spec.arithmetic == "fast":
         try:
             kernels = ExpertKernels(modules[0], plan.codec)
             program = Program(loaded.model, loaded.sites, plan.context)
         except ModelError as error:
-            log.warning("This model is computed in the reference arithmetic: %s.", error)
+            fallback = str(error)
         else:
-            return program, [FastMath(module, plan.codec, kernels) for module in modules]
-    return None, make_math(modules, plan.codec)
+            return program, [FastMath(module, plan.codec, kernels) for module in modules], ""
+    return None, make_math(modules, plan.codec), fallback
 
 
 def with_tried_program(passes: PassWiring, loaded: LoadedModel, kv: KVCache) -> PassWiring:

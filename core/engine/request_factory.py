@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from core.engine.answer import AnswerBuilder
+from core.engine.arithmetic import Arithmetic
 from core.engine.batch_trial import TOGETHER
 from core.engine.constraint import Constraints
 from core.engine.loading import LoadedModel
@@ -33,10 +34,18 @@ class ActiveRequest(NamedTuple):
 
 
 class RequestFactory:
-    """For one model. `number()` is the next request's."""
+    """For one model. `number()` is the next request's; `arithmetic()` what computes."""
 
-    def __init__(self, loaded: LoadedModel, meter: Meter, parts: EngineParts, number: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        meter: Meter,
+        parts: EngineParts,
+        number: Callable[[], int],
+        arithmetic: Callable[[], Arithmetic],
+    ) -> None:
         self._loaded, self._meter, self._parts, self._number = loaded, meter, parts, number
+        self._arithmetic = arithmetic
         self._constraints = Constraints(loaded.prompt)
 
     def most(self, ids: list[int], sampling: Sampling) -> int:
@@ -88,5 +97,6 @@ class RequestFactory:
             self._meter.end(sequence.sample, given, drawn, answer.steps),
             max(loaded.plan.closeness, TOGETHER if sequence.kv.packed else 0.0),
             loaded.plan.weights,
+            self._arithmetic(),
         )
         return Piece("end", text=answer.rest(), step=answer.last_step, stats=stats)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -39,12 +40,16 @@ from core.runtime.moe_step import MoEStep
 from core.runtime.pipeline import Pipeline
 from core.runtime.prediction.predictor_host import PredictorHost
 from core.runtime.prefetcher import Prefetcher
+from core.runtime.product_trials import choose_products, make_math
 from core.runtime.program.experts import FastMath
 from core.runtime.recorder import Recorder
+from core.runtime.step_sink import NullSink
 from core.runtime.telemetry import Telemetry
 from core.runtime.token_graph import TokenGraphs
 from core.runtime.trace_capture import TraceCapture
 from core.runtime.warmup import SHORT, Threads, choose_threads, short_prompt, time_pass
+
+log = logging.getLogger("moestro.load")
 
 Profiles = Callable[[str], Profile | None]
 """Finds the profile of the model with this hash, if there is one."""
@@ -84,6 +89,16 @@ class Wiring:
         """The arithmetic of each MoE layer."""
         return self.answering.step.math
 
+    def reference(self) -> Pipeline:
+        """Passes of the exact model by transformers' modules and products, whatever arithmetic was chosen. Its caller
+        holds the model lock."""
+        loaded, step, hooked = self.loaded, self.measuring.step, self.measuring.hooked
+        cache, transfers = step.expert_cache, step.transfers
+        math = make_math([site.module for site in loaded.sites], loaded.plan.codec)
+        choose_products(math, cache.sample(loaded.shape.top_k), loaded.plan.dtype)
+        plain = MoEStep(math, cache, transfers, NullSink(cache, transfers))
+        return Pipeline(replace(hooked, program=None), plain, Threads())
+
     def open_session(self) -> MeasurementSession:
         """Passes of the exact model, outside any answer. Its caller holds the model lock."""
         loaded, sizes = self.loaded, self.loaded.sizes
@@ -117,6 +132,8 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     find_contexts(model, sites)  # by a pass through all layers, of which no answer is to wait for or can break
     link_gbps = copies_gbps(plan)
     passes = _passes(loaded, transfers, controller)
+    if passes.hooked.fallback:
+        log.warning("This model is computed in the reference arithmetic: %s.", passes.hooked.fallback)
     memory = _memory(loaded, passes, transfers, kv, link_gbps)
     meter = Meter(
         loaded.device,

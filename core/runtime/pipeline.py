@@ -69,6 +69,7 @@ class HookedModel:
     dispatch: StepDispatch
     packing: AnyPacking
     program: Program | None = None  # what computes passes in the fast arithmetic; None: transformers' modules
+    fallback: str = ""  # why there is no program where one was chosen, for the user
 
     def compute(self, batch: Batch, keep: int = 1) -> torch.Tensor:
         """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other."""

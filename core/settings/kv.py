@@ -21,8 +21,8 @@ class KVSettings:
             "request of the API continues from the longest beginning that it shares with one of them, token by token, "
             "and reads only the rest. The last one used stays in the device memory reserved for the KV cache; the "
             "others wait in host memory, beside the budget, and the oldest are dropped when that runs short. What is "
-            "continued was computed in other pieces than a prompt read whole, so logits may differ from that in their "
-            "last bits. 0: every prompt is read anew.",
+            "continued was computed in other pieces than a prompt read whole, so that in the reference arithmetic "
+            "logits may differ from that in their last bits. 0: every prompt is read anew.",
             title="Chats kept",
             name="kv_chats",
             low=0,

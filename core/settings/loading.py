@@ -53,7 +53,7 @@ class LoadSpec:
             "reference = transformers' own modules and products: its very bits. fast = one function of our own for a "
             "CPU, faster, whose answers do not depend on how a prompt is cut, on other prompts of a batch, or on the "
             "number of threads; they differ slightly from the reference's. What it does not know (another device, "
-            "other layers) is computed by the reference, which the log says.",
+            "other layers) is computed by the reference, and the model's status says why.",
             title="Arithmetic",
             advanced=True,
         ),

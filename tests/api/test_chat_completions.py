@@ -279,6 +279,7 @@ def test_an_answer_says_whether_it_is_exact(start: Start) -> None:
     client, host, _ = start()
     told = client.post(COMPLETE, json=ask()).json()["moestro"]
     assert (told["exact"], told["changed"], told["closeness"]) == (True, 0, 0.0)
+    assert (told["arithmetic"], told["distance_kl"], told["distance_tokens"]) == ("reference", None, 0)
     assert host.models.change_many({"miss": "drop"}) == ""
     told = client.post(COMPLETE, json=ask("lossy " * 50)).json()["moestro"]
     assert told["exact"] is False

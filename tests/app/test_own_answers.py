@@ -117,6 +117,7 @@ def test_neither_are_answers_of_another_size_form_or_number(store: Store) -> Non
     used(store, 32, spec={"format": "int8"})
     used(store, 32, spec={"threads": 3})
     used(store, 32, spec={"blocks": 3})
+    used(store, 32, spec={"arithmetic": "fast"})
     used(store, ENOUGH - 1)
     assert "measured" not in told(store, asked()).basis
     used(store, 32)

@@ -13,6 +13,7 @@ from app.server.live_state import stamp
 from app.services.evaluator import Evaluation
 from app.services.host import Host
 from app.services.importer import ImportJob
+from app.services.loading import Loaded
 from app.store import Chat
 from app.ui.news import noticed
 from app.ui.page import create_ui
@@ -23,6 +24,7 @@ from app.ui.tabs.calibrate import CalibrateTab
 from app.ui.tabs.chat_live import ChatLive
 from app.ui.tabs.library import LibraryTab
 from app.ui.tabs.quality import QualityTab
+from core.engine.arithmetic import Arithmetic
 from core.errors import MoestroError
 from tests.app.conftest import WAIT_S, ended, open_host, page
 from tests.fake_models import fake_pack
@@ -66,6 +68,16 @@ def test_a_model_that_was_used_and_deleted_makes_way_in_the_form(host: Host, tmp
     (folder / "config.json").rename(folder / "left.txt")
     gone = section.offer(str(folder))
     assert gone["value"] == "demo" and str(folder) not in [path for _, path in gone["choices"]]
+
+
+def test_the_sidebar_says_why_the_reference_computes(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    with page():
+        made = ModelSection(host, gr.HTML({}))
+    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
+    assert "arithmetic" not in made._status()
+    assert isinstance(host.models.loaded, Loaded)
+    monkeypatch.setattr(host.models.loaded.engine, "arithmetic", Arithmetic("reference", "no kernels <here>"))
+    assert "the reference computes this model: no kernels &lt;here&gt;." in made._status()
 
 
 def test_a_redraw_of_the_sidebar_leaves_what_was_said_of_the_load_s_form(host: Host) -> None:

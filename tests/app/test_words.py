@@ -240,6 +240,13 @@ def test_controls_have_the_words_that_were_agreed_on() -> None:
     heads = dict(HEADS)
     assert (heads["tpot"], heads["belady"]) == ("Time per token", "Below best possible (points)")
     assert lossy({"exact": True, "weights": "int8"}) == "EXACT for int8 weights"
+    fast = {"exact": True, "arithmetic": "fast", "closeness": 0.1, "distance_kl": None, "distance_tokens": 0}
+    assert lossy(fast) == "EXACT, fast arithmetic"
+    assert (
+        lossy({**fast, "weights": "int8", "distance_kl": 0.0004321, "distance_tokens": 512})
+        == "EXACT for int8 weights, fast arithmetic (KL 0.00043 over 512 tokens)"
+    )
+    assert lossy({**fast, "exact": False}) == "LOSSY"
 
 
 def test_no_text_of_the_page_says_tpot() -> None:

@@ -31,6 +31,7 @@ from core.settings.presets import PRESETS
 from core.settings.registry import variants
 from core.simulate import BELADY, BELADY_BYPASS
 from core.simulate.prefetchers import ORACLE, TimedConfig
+from core.system.native.compile import widths
 from tests.engine.profiles import drawn_profile
 from tests.prediction.held import held_until
 
@@ -479,6 +480,32 @@ def test_lossy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(row["blocks"]["exact_match"]) == 1 for row in r["rows"])
     assert all(len(of["tpot_rounds_ms"]) == 1 for row in found["tpot"].values() for of in row["systems"].values())
     assert not (tmp_path / "lossy" / "rows.jsonl").exists()
+
+
+@pytest.mark.long(0.2)
+def test_distance() -> None:
+    one = tried("distance")
+    rows = one.result["rows"]
+    assert [(row["format"], row["dense"]) for row in rows] == [("int8", "checkpoint"), ("int8", "int8")]
+    for row in rows if widths() else ():
+        assert row["arithmetic"] == "fast" and row["distance"]["tokens"] == one.result["tokens"] == 24
+        assert 0 < row["distance"]["kl"] < 0.1
+    if widths():
+        assert rows[0]["fp32"].keys() == {"reference", "fast", "both"} and rows[1]["fp32"] is None
+        assert all(0 < kl < 0.1 for kl in rows[0]["fp32"].values())
+    assert "int8" in one.text
+
+
+@pytest.mark.long(0.3)
+def test_invariance() -> None:
+    one = tried("invariance")
+    fast, reference = (one.result["arithmetics"][name] for name in ("fast", "reference"))
+    assert fast["runs"] == reference["runs"] == 16 and fast["logits"] == reference["logits"] > 0
+    if widths():
+        assert fast["arithmetic"] == "fast" and fast["differing"] == 0 < reference["differing"]
+    for values in (("budget 25%",), ("threads 1", "threads 2"), ("reuse False", "reuse True")):
+        assert sum(fast["of"][value][0] for value in values) == fast["logits"], "each run is in one row"
+    assert f"0 of {fast['logits']:,}" in one.text or not widths()
 
 
 @pytest.mark.long(0.3)

@@ -14,11 +14,14 @@ import torch
 
 from app import cli
 from app.cli import doctor, probes
-from app.store.home import PRODUCTS
+from app.store.home import DISTANCES, PRODUCTS
 from core.capacity import device as devices
+from core.capacity.plan import plan
+from core.engine import arithmetic
 from core.memory.codec import kernels
 from core.memory.codec.native import choice
 from core.memory.cuda_driver import CudaDriver, DriverError
+from core.settings.loading import LoadSpec
 from core.system.native.compile import widths
 from core.system.nvidia import nvidia_gpus
 from tests import fake_nvml
@@ -72,6 +75,17 @@ def test_it_shows_which_way_of_a_product_is_taken(
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Products")]
     assert len(shown) == len(choice.ROWS) and all("int8 8 x 8 bfloat16, 3 threads, " in line for line in shown)
     assert "codes 1000.00, torch 1000.00 ms; codes is taken" in shown[0]
+
+
+def test_it_shows_the_distances_of_the_fast_arithmetic(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    spec = LoadSpec.checked("demo", format="int8", dense="int8", arithmetic="fast")
+    arithmetic.keep_in(tmp_path / DISTANCES)
+    arithmetic.keep(plan(spec), "hash", arithmetic.Distance(200, 0.0004, 0.01, 190, 5.0, 5.1, 0.02))
+    arithmetic.keep_in(None)
+    cli.main(["doctor"])
+    (shown,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Arithmetic")]
+    assert "fast, demo int8, dense int8: KL 0.0004 nats a token over 200 tokens, likeliest token the same" in shown
+    assert "95.0 % (95 %: 91.0 to 97.3 %), perplexity 5 (5.1)" in shown
 
 
 def test_the_text_shows_a_gpu_and_its_link(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

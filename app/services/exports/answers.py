@@ -22,9 +22,13 @@ DEFINITIONS: dict[str, str] = {
     "ttft_ms": "From its turn to its first token, in milliseconds.",
     "tpot_ms": "Mean over the tokens after the first, in milliseconds.",
     "hit_rate": "Of its decoded tokens: hits / requests.",
-    "exact": "No lossy option changed the result.",
+    "exact": "No lossy option changed the result: in the fast arithmetic, it has the bits of everything resident.",
+    "arithmetic": "What computed it: reference = transformers' own modules and products, fast = Moestro's own.",
     "closeness": "How far logits may be from transformers' own even so, as a share of the largest, found in fp32 with "
-    "a tiny random model of its type; 0: no bit differs.",
+    "a tiny random model of its type, or of the fast arithmetic as measured with this one; 0: no bit differs, empty: "
+    "not measured.",
+    "distance_kl": "KL(reference || fast) of the model on a text, in nats per token; empty: not measured.",
+    "distance_tokens": "Tokens of that text.",
     "changed": "(token, layer, expert) assignments that were not the router's.",
     "assignments": "All assignments of its prompt and its tokens.",
     "rate": "changed / assignments.",
@@ -53,6 +57,8 @@ _STATS = (
     "hit_rate",
     "exact",
     "closeness",
+    "distance_kl",
+    "distance_tokens",
     "changed",
     "assignments",
 )
@@ -67,11 +73,18 @@ _WHOLE = (
     "new_tokens",
     "changed",
     "assignments",
+    "distance_tokens",
     "scored",
     "seed",
     "top_k",
 )
-_DTYPES = {**dict.fromkeys(_WHOLE, "Int64"), "exact": "boolean", "state": "object", "note": "object"}
+_DTYPES = {
+    **dict.fromkeys(_WHOLE, "Int64"),
+    "exact": "boolean",
+    "state": "object",
+    "arithmetic": "object",
+    "note": "object",
+}
 
 
 def answers(db: sqlite3.Connection, load: int, chat: int | None) -> pd.DataFrame:
@@ -98,6 +111,7 @@ def _row(load: int, row: sqlite3.Row) -> dict[str, Any]:
         "answer": row["id"],
         "state": row["state"],
         **{name: stats.get(name) for name in _STATS},
+        "arithmetic": stats.get("arithmetic", "reference") if stats else None,  # earlier versions had no other
         "rate": changed / assignments if assignments else None,
         **{name: quality.get(name) for name in _QUALITY},
         **{name: stats.get("sampling", {}).get(name) for name in _SAMPLING},

@@ -121,7 +121,7 @@ def manifest(of: str, loads: list[Load], tables: Tables) -> dict[str, object]:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "moestro": __version__,
         "versions": {"python": platform.python_version(), "numpy": np.__version__, "pandas": pd.__version__},
-        "exact": bool(steps["exact"].all()) and not any(one.manifest.get("closeness") for one in loads),
+        "exact": bool(steps["exact"].all()) and not any(map(_is_rounded, loads)),
         "link": "none"
         if steps.empty
         else "emulated"
@@ -154,3 +154,9 @@ def _stamp() -> tuple[int, int, int, int, int, int]:
 
 def _utc(seconds: float | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _is_rounded(load: Load) -> bool:
+    """Whether exact answers of a load may differ in bits from those of the same arithmetic with everything
+    resident."""
+    return load.manifest.get("arithmetic") != "fast" and bool(load.manifest.get("closeness"))

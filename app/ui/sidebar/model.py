@@ -27,6 +27,7 @@ ONLY_PACKS = {"host"}  # choices without effect for other models
 CHOICES = tuple(declared(LoadSpec).values())
 MOST_CONTEXT = 8192  # maximum of the slider until a model's own limit is known
 RECENT = 8
+FALLBACK = "The fast arithmetic was chosen, but the reference computes this model: {}."
 IMPORTING = '<p class="importing" data-import="line" hidden></p>'
 # The button inside the verdict: sends its budget to Python as event data.
 SUGGEST_JS = """element.addEventListener("click", (e) => {
@@ -231,6 +232,7 @@ class ModelSection:
 
     def _status(self) -> str:
         spec, loading = self.host.models.spec, self.host.loader.loading
+        fallback = self.host.models.arithmetic["fallback"]
         if loading is not None and not loading.finished:
             return f'<div class="status loading"><i></i>Loading <b>{escape(name_of(loading.model))}</b></div>'
         if spec is None:
@@ -239,6 +241,7 @@ class ModelSection:
             f'<div class="status ready" data-load="{self.host.models.load_id}"><i></i>'
             f'<b title="{escape(spec.model)}">{escape(name_of(spec.model))}</b> '
             f"{escape(self.host.models.format)}, context {self.host.models.context} {exactness()}</div>"
+            + (notice(FALLBACK.format(fallback), "info") if fallback else "")
         )
 
     def _offered(self) -> LoadSpec:

@@ -1,0 +1,170 @@
+"""Which arithmetic computes a loaded model, and how far its answers are from the reference's.
+
+The distance of the fast arithmetic is a figure of a model in its formats. It is measured by `core.measure.distance` and
+kept in a file, where one is named, for later loads on the same machine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from core import __version__
+from core.engine.quality.interval import Share, share_of
+
+if TYPE_CHECKING:  # it needs torch, and a start of the dashboard does not
+    from core.capacity.plan import Plan
+
+log = logging.getLogger("moestro.load")
+
+VERSION = 1  # of the fast arithmetic: to be raised when its bits change
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """The fast arithmetic beside the reference on the same text, weights and formats, over `tokens` predicted
+    tokens."""
+
+    tokens: int
+    kl: float  # KL(reference || fast), nats per token
+    kl_most: float  # the largest of a token
+    agreed: int  # tokens whose likeliest next token is the reference's
+    perplexity: float
+    reference_perplexity: float
+    closeness: float  # largest difference of logits, as a share of the largest logit at its place
+
+    @property
+    def agreement(self) -> Share:
+        """The share of `agreed`, with its 95 % interval."""
+        share = share_of(self.agreed, self.tokens)
+        assert share is not None
+        return share
+
+    def facts(self) -> dict[str, float]:
+        """All of it as plain values."""
+        share = self.agreement
+        return {**asdict(self), "agreement": share.value, "agreement_low": share.low, "agreement_high": share.high}
+
+    def __str__(self) -> str:
+        share = self.agreement
+        return (
+            f"KL {self.kl:.2g} nats a token over {self.tokens} tokens, likeliest token the same for "
+            f"{100 * share.value:.1f} % (95 %: {100 * share.low:.1f} to {100 * share.high:.1f} %), perplexity "
+            f"{self.perplexity:.4g} ({self.reference_perplexity:.4g})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """What computes the passes of a load."""
+
+    name: Literal["reference", "fast"] = "reference"
+    fallback: str = ""  # why the reference computes, where the fast one was chosen; "" = the chosen one computes
+    distance: Distance | None = None  # of the fast one; None: it was not measured, or the reference computes
+
+    @property
+    def fast(self) -> bool:
+        return self.name == "fast"
+
+    def closeness(self, reference: float) -> float | None:
+        """Largest difference of exact logits from transformers' own, as a share of the largest; None: not measured.
+        `reference`: that of the reference arithmetic."""
+        if not self.fast:
+            return reference
+        return self.distance.closeness if self.distance is not None else None
+
+    def facts(self) -> dict[str, Any]:
+        """All of it as plain values, for the manifest, the page and the API."""
+        found = self.distance.facts() if self.distance is not None else None
+        return {"arithmetic": self.name, "fallback": self.fallback, "distance": found}
+
+    def stats(self) -> dict[str, Any]:
+        """What an answer's statistics contain of it."""
+        found = self.distance
+        return {
+            "arithmetic": self.name,
+            "distance_kl": found.kl if found is not None else None,
+            "distance_tokens": found.tokens if found is not None else 0,
+        }
+
+
+REFERENCE = Arithmetic()
+_file: Path | None = None
+
+
+def keep_in(file: Path | None) -> None:
+    """Keep distances in this file, and take those that are there; None = keep none."""
+    global _file
+    _file = file
+
+
+def known(plan: Plan, model_hash: str) -> Distance | None:
+    """The kept distance of this model in these formats, if there is one."""
+    kept = _read(_file).get(_key(plan, model_hash))
+    return _distance(kept) if kept is not None else None
+
+
+def keep(plan: Plan, model_hash: str, distance: Distance) -> None:
+    """Keep a distance for later loads. Another process's at the same moment may be lost."""
+    if _file is None:
+        return
+    shown = {"model": Path(plan.spec.model).name, "format": plan.format, "dense": plan.spec.dense}
+    content = {**_read(_file), _key(plan, model_hash): {**shown, **asdict(distance)}}
+    partial = _file.with_name(f"{_file.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        partial.replace(_file)
+    except OSError as error:
+        log.warning("The distance is not kept in %s: %s", _file, error)
+
+
+def kept_in(file: Path) -> list[tuple[dict[str, str], Distance]]:
+    """What a file has of this version: (model, format, dense; distance)."""
+    end = f" {_version()}"
+    rows = [row for key, row in _read(file).items() if key.endswith(end)]
+    return [
+        ({name: str(row.get(name, "")) for name in ("model", "format", "dense")}, distance)
+        for row in rows
+        if (distance := _distance(row)) is not None
+    ]
+
+
+def _key(plan: Plan, model_hash: str) -> str:
+    """All that a distance depends on."""
+    dtype = str(plan.dtype).removeprefix("torch.")
+    return f"{model_hash} {plan.format} {plan.spec.dense} {dtype} {_version()}"
+
+
+def _version() -> str:
+    return f"{__version__}-{VERSION}"
+
+
+def _read(file: Path | None) -> dict[str, Any]:
+    """The rows of a file by key; none where it cannot be used."""
+    if file is None:
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        log.info("%s is not used: %s", file, error)
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _distance(row: object) -> Distance | None:
+    """A distance out of a file; None where it is damaged."""
+    if not isinstance(row, dict):
+        return None
+    found: dict[str, Any] = {one.name: row.get(one.name) for one in fields(Distance)}
+    whole = all(type(found[name]) is int for name in ("tokens", "agreed"))
+    if not whole or not all(type(value) in (int, float) and math.isfinite(value) for value in found.values()):
+        return None
+    distance = Distance(**found)
+    return distance if 0 <= distance.agreed <= distance.tokens and distance.tokens else None

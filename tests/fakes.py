@@ -194,7 +194,6 @@ class FakeEngine:
         source, running = iter(requests), dict[Hashable, Iterator[Piece]]()
         while True:
             for one in islice(source, limit - len(running)):
-                assert one is not None
                 running[one.key] = self.generate(one.messages, one.sampling, cancel)
             if not running:
                 return

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import csv
 import shutil
 import sqlite3
-import subprocess
-import sys
+import zipfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.cli.metrics import reference
+from app.cli.simulate_prefetch import summary
+from app.server import frames
+from app.services.analysis.whatif import SHOWN, prefetched
+from app.services.exports import archive
 from app.services.exports.tables import DEFINITIONS
+from app.store import Store
 from app.store.schema import MIGRATIONS, add_metrics, migrate
 from core.cache.counts import FIGURES, Counts
 from core.metrics import COUNTED, METRICS, Metric, reduced, share
-from core.types import Outcome, StepRecord
+from core.profile.trace import ArrayTrace
+from core.runtime.telemetry import Telemetry
+from core.simulate import Clock, Config
+from core.simulate.prefetchers import ORACLE, TimedConfig, timed
+from core.types import Memory, ModelShape, Outcome, StepRecord
 
 ROOT = Path(__file__).resolve().parent.parent
 OLD = ROOT / "tests" / "compatibility" / "files" / "moestro.sqlite3"
@@ -32,28 +41,29 @@ def step(phase: Any, *outcomes: Outcome, **values: Any) -> StepRecord:
     return StepRecord(index=0, phase=phase, tokens=1, ids=ids, layer=of, expert=of, outcome=outcome, **times)
 
 
-@pytest.mark.long(0.2)
-def test_a_new_metric_is_one_entry(tmp_path: Path) -> None:
-    """Added to the table alone, it is in the record, the database, the export, the frames, the statistics, the docs;
-    one that the cache counts is also in simulations."""
+def test_every_metric_is_stored_exported_drawn_and_simulated(tmp_path: Path) -> None:
+    """The table alone says where each goes, also in a database of an earlier version."""
     shutil.copy(OLD, tmp_path)
-    command = [sys.executable, "-m", "tests.added_metric", str(tmp_path)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
-    assert found.pop("before") == [0.0] * 33, "passes recorded before there was this metric"
-    simulated = [found.pop(name) for name in ("replayed", "used_or_late", "json", "whatif", "whatif_csv")]
-    assert simulated[0] > 0 and simulated == pytest.approx([simulated[0]] * 5)
-    listed = found.pop("listed")
-    assert (listed["dtype"], listed["label"], listed["unit"]) == ("float32", "warm", "K")
-    assert found == {
-        "record": [2.5, 4.5, 3.0],
-        "csv": [2.5, 4.5, 3.0],
-        "described": "How warm it was.",
-        "frame": [2.5, 4.5, 3.0],
-        "answer": 4.5,
-        "docs": "| `heat` | K | How warm it was. | yes | max | yes |",
-    }
+    store, shape = Store(tmp_path), ModelShape(layers=1, experts=2, top_k=1, hidden=4, expert_bytes=8)
+    load, telemetry = store.steps.add_load("demo", {}, {}, shape, {}), Telemetry(shape)
+    written = step("decode", Outcome.HIT, **{one.name: one.kind(1) for one in COUNTED if one.name != "tokens"})
+    store.steps.add(load, None, None, written, {})
+    telemetry.add(written)
+    [read] = store.steps.records(load=load)
+    assert [getattr(read, one.name) for one in COUNTED] == [1] * len(COUNTED)
+    with zipfile.ZipFile(archive.write(store, tmp_path / "export.zip", load=load)) as export:
+        head, row = csv.reader(export.read("tokens.csv").decode().splitlines())
+    assert {one.column or one.name for one in METRICS} <= set(head)
+    assert {row[head.index(one.column or one.name)] for one in COUNTED} <= {"1", "1.0", "True"}
+    frame = telemetry.frame(0, 9, [0, 0], Memory(*[0] * 10), busy=False, emulated=False, link_limit_gbps=1.0)
+    header, _ = frames.decode(frames.encode(frame))
+    labels = {one["name"]: one.get("label", "") for one in header["arrays"]}
+    assert {one.name: one.label for one in METRICS if one.frame}.items() <= labels.items()
+    store.close()
+    clock, trace = Clock(compute_ms=8.0, load_ms=1.0, expert_ms=1.0), ArrayTrace(np.arange(12).reshape(6, 2, 1) % 4, 4)
+    [result] = timed(trace, [TimedConfig(Config("lru", 4), ORACLE)], clock, 8, processes=1)
+    assert set(FIGURES) <= set(result.figures) and summary(result)["sums"] == result.figures
+    assert set(FIGURES) <= {*prefetched(result, 8, None).more, *SHOWN} and result.figures["prefetch_used"] > 0
 
 
 def test_a_column_is_added_once_and_only_for_what_is_new() -> None:
@@ -109,3 +119,4 @@ def test_what_the_cache_counts_are_metrics_and_add_up() -> None:
 def test_every_metric_is_described(one: Metric) -> None:
     assert one.help.endswith(".") and DEFINITIONS["tokens"][one.column or one.name] == one.help
     assert (one.unit == "") == (one.kind is bool)
+    assert f"| `{one.column or one.name}` | {one.unit or 'yes or no'} |" in reference()

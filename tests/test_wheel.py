@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from app.client.process import Server
 from app.start import installer
-from bench.soak.server import Server
 from core import __version__
 
 ROOT = Path(__file__).resolve().parent.parent

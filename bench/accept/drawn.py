@@ -19,7 +19,8 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import save_file
 
-from bench.models.generate import DEMO, TOKENIZER, Sizes, config
+from bench.models.generate import DEMO, TOKENIZER, config
+from bench.models.sizes import Sizes
 from core.capacity.free_memory import free_bytes
 from core.engine import loading
 from core.hf import ExpertsSite, find_experts, meta_skeleton

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from bench.harness.run import LATENCY_US, Run
-from bench.models.generate import FULL, GENERATED, SMALL, Sizes, checkpoint
+from bench.models.generate import checkpoint
+from bench.models.sizes import FULL, GENERATED, SMALL, Sizes
 from core.engine import Engine
 from core.errors import MoestroError
 from core.importing import import_model

@@ -18,7 +18,8 @@ import numpy as np
 
 from bench.harness.process import drop, ended_well, measure
 from bench.harness.protocol import Job
-from bench.models.generate import FULL, SMALL, checkpoint
+from bench.models.generate import checkpoint
+from bench.models.sizes import FULL, SMALL
 from core.errors import MoestroError
 from core.memory.pack.contents import delete
 

@@ -9,47 +9,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
+from bench.models.sizes import VERSION, Sizes
+
 DEMO = Path(__file__).resolve().parents[2] / "assets" / "demo"
-VERSION = 1  # to be raised when the same sizes are written differently
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The sizes of a generated model. Its vocabulary is the bundled demo model's."""
-
-    name: str
-    hidden: int
-    layers: int
-    experts: int
-    top_k: int
-    width: int  # of one expert
-    heads: int
-    kv_heads: int
-    head_dim: int = 64
-    vocab: int = 4096
-
-    @property
-    def expert_bytes(self) -> int:
-        """Bytes of all experts in bf16."""
-        return self.layers * self.experts * 3 * self.hidden * self.width * 2
-
-
-FULL = Sizes("qwen3-moe-3g", hidden=1024, layers=16, experts=64, top_k=8, width=512, heads=16, kv_heads=4)
-MIDDLE = Sizes("qwen3-moe-middle", hidden=512, layers=12, experts=64, top_k=8, width=256, heads=8, kv_heads=2)
-SMALL = Sizes("qwen3-moe-small", hidden=256, layers=3, experts=8, top_k=2, width=256, heads=4, kv_heads=2)
-GENERATED = "generated"  # the name of a model that the bench writes itself
-
-
-def is_generated(model: str) -> bool:
-    """Whether a result's model, by its name, has the random weights of one of these."""
-    return model == GENERATED or any(model.startswith(f"{sizes.name}-v") for sizes in (FULL, MIDDLE, SMALL))
 
 
 def checkpoint(folder: Path, sizes: Sizes, seed: int = 0, say: Callable[[str], None] = lambda text: None) -> Path:

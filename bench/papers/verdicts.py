@@ -15,9 +15,8 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from bench.harness.paired import Difference, difference
-from bench.models.generate import is_generated
+from bench.models.sizes import is_generated
 from bench.papers.parts import HOLDS, NEVER, NO, PART, UNTOLD, Answer, Ask, Row
-from core.engine.manifest import versions
 
 STRONG = 0.5  # of a correlation: a quarter of one side's variance is the other's
 # Figures of which less is better, or is claimed.
@@ -141,6 +140,8 @@ def why_not(ask: Ask, used: Used) -> str:
 
 def stale(row: Row, used: Used) -> Iterator[str]:
     """Why a result is no longer the engine's."""
+    from core.engine.manifest import versions  # it needs torch, and the help of `papers` does not
+
     if (
         isinstance(row.source, Ask)
         and row.source.timed

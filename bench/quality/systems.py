@@ -34,7 +34,7 @@ from bench.harness.workload import (
     usual,
     workload,
 )
-from bench.models.generate import MIDDLE
+from bench.models.sizes import MIDDLE
 from core.engine import Engine
 from core.errors import MoestroError, SettingError
 from core.measure.calibrate.gather import calibrate

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from bench.soak.page import Failed, Http, Page
+from app.client.page import Failed, Http, Page
 from bench.soak.score import Score
 
 MB = 1 << 20

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from urllib.parse import urlencode
 
-from bench.soak.page import Failed, Http, Page
+from app.client.page import Failed, Http, Page
 from bench.soak.score import Score
 from bench.soak.values import value
 from core.settings.config import params

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from app.client.page import Failed, Http, Page
+from app.client.process import ROOT
 from bench.soak.attacker import ATTACK, batch, hostile_model
-from bench.soak.page import Failed, Http, Page
 from bench.soak.score import Score
-from bench.soak.server import ROOT
 
 FORMATS = ("int8", "int8-g32", "int4-g32", "int4-g32-sym", "mxfp4", "iq4_nl")  # they divide the rows of the demo model
 LOADED_AS = ("checkpoint", "checkpoint", "int8", "int4-g32")

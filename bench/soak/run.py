@@ -14,12 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from app.client.process import ROOT
 from bench.soak.attacker import Attacker
 from bench.soak.clients import Client
 from bench.soak.operator import Operator
 from bench.soak.result import Seen, result
 from bench.soak.score import Score
-from bench.soak.server import ROOT, Server
+from bench.soak.server import MeasuredServer
 from core.types import ModelShape
 
 CLIENTS = 10
@@ -37,7 +38,7 @@ def run(
 ) -> dict[str, Any]:
     """`so_far` is called with the result every half minute, to be saved. Raises MoestroError when no server starts."""
     minutes = SMALL_MINUTES if small else minutes
-    with tempfile.TemporaryDirectory(prefix="moestro-soak-") as folder, Server(Path(folder)) as server:
+    with tempfile.TemporaryDirectory(prefix="moestro-soak-") as folder, MeasuredServer(Path(folder)) as server:
         seen, score = Seen(minutes, seed, CLIENTS), Score()
         say(f"{CLIENTS} clients at {server.url} for {minutes:g} minutes; Ctrl-C ends it with the result so far")
         calm, ended = threading.Event(), threading.Event()
@@ -87,7 +88,7 @@ def _shape(frame: bytes) -> ModelShape:
 
 
 def _watch(
-    server: Server,
+    server: MeasuredServer,
     seen: Seen,
     score: Score,
     seconds: float,

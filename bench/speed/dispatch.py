@@ -24,7 +24,8 @@ import torch
 from bench.harness.figures import differences
 from bench.harness.report import grid
 from bench.harness.run import RESIDENT, Result, Run, Suite
-from bench.models.generate import Sizes, checkpoint
+from bench.models.generate import checkpoint
+from bench.models.sizes import Sizes
 from core.engine import Engine
 from core.engine.wiring import Wiring
 from core.hf.fast_rmsnorm import restore

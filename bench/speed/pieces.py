@@ -17,7 +17,7 @@ from bench.harness.figures import medians, ratio
 from bench.harness.report import grid
 from bench.harness.run import Result, Run, Suite
 from bench.models.fixtures import FORMATS
-from bench.models.generate import GENERATED
+from bench.models.sizes import GENERATED
 from core.engine import Engine
 from core.engine.settings_controller import SettingsController
 from core.settings.sampling import Sampling

@@ -18,7 +18,7 @@ from bench.harness.protocol import Job
 from bench.harness.run import Result, Run, Suite
 from bench.models import fixtures
 from bench.models.fixtures import DENSE, FORMATS, PROMPT, Fixtures
-from bench.models.generate import FULL, SMALL
+from bench.models.sizes import FULL, SMALL
 from bench.speed.tiers_result import Runs, result, routing, table
 from core.capacity.plan import plan
 from core.errors import MoestroError

@@ -42,7 +42,7 @@ SPLIT = (
     "transformers' own in the last bits, by no more than {:.0e} of the largest in fp32 (found with tiny random models)."
 )
 FUSED_NORMS = 5e-6
-"""The same bound for norms that a GPU computes at once; tests/equality/test_fused_norms.py."""
+"""The same bound for norms that a GPU computes at once; tests/equality/test_split.py."""
 NORMS = (
     "Norms computed at once: they round otherwise than transformers' own, so that logits may differ in the last bits, "
     "by no more than {:.0e} of the largest in fp32 (found with tiny random models, on a CPU)."

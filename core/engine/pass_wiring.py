@@ -39,6 +39,8 @@ from core.runtime.step_sink import NullSink
 from core.runtime.warmup import Threads
 
 REST = 20 << 20  # bytes: a segment of torch's allocator that is used in part
+TRIED = 12  # random tokens of the program's trial
+CLOSE, CLOSE_FP32 = 0.1, 0.01  # median distance of their logits from the modules'; measured: .005 to .03, and 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,12 @@ class PassWiring:
     installed: Installed  # the hooks, as a context manager
 
     def fill(self, loaded: LoadedModel) -> None:
-        """Fill the cache, and try with its slots how this machine computes fastest."""
+        """Fill the cache, and choose with its slots how experts are computed."""
         self.expert_cache.fill()
+        self.choose(loaded)
+
+    def choose(self, loaded: LoadedModel) -> None:
+        """Try, with slots that are filled, how this machine computes fastest."""
         choose_products(self.math, self.expert_cache.sample(loaded.shape.top_k), loaded.plan.dtype)
 
 
@@ -96,6 +102,39 @@ def _arithmetic(loaded: LoadedModel, modules: Sequence[Any]) -> tuple[Program | 
         else:
             return program, [FastMath(module, plan.codec, kernels) for module in modules], ""
     return None, make_math(modules, plan.codec), fallback
+
+
+def with_tried_program(passes: PassWiring, loaded: LoadedModel, kv: KVCache) -> PassWiring:
+    """The wiring after a trial of its program: logits of a short text against those of the model's own modules, with
+    experts in the fast arithmetic in both. Where they differ by more than rounding, all is computed in the reference
+    arithmetic, which the log says. The cache has to be filled."""
+    hooked, plan = passes.hooked, loaded.plan
+    if hooked.program is None:
+        return passes
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(plan.outline.vocab, (min(TRIED, plan.context - 1),), generator=draw).tolist()
+    by_modules = replace(hooked, program=None)
+    found, wanted = (_logits(one, passes.measured, tokens, kv).float() for one in (hooked, by_modules))
+    off = float(((found - wanted).norm(dim=-1) / wanted.norm(dim=-1)).median())
+    log.debug("The program's logits differ from the modules' by %.2g.", off)
+    if off < (CLOSE_FP32 if plan.dtype == torch.float32 else CLOSE):
+        return passes
+    log.warning(
+        "This model is computed in the reference arithmetic: the fast one differs from its modules by %.2g.", off
+    )
+    passes.math[:] = make_math([site.module for site in loaded.sites], plan.codec)  # of every step
+    passes.choose(loaded)
+    return replace(passes, hooked=by_modules)
+
+
+def _logits(hooked: HookedModel, step: MoEStep, tokens: Sequence[int], kv: KVCache) -> torch.Tensor:
+    """[T, V] of a text."""
+    pipeline, batch = Pipeline(hooked, step, Threads()), Batch("prefill", (Share(tokens, kv.fresh()),))
+    pipeline.begin(batch)
+    try:
+        return pipeline.forward(batch, len(tokens)).clone()
+    finally:
+        pipeline.end()
 
 
 def with_measured_workspace(loaded: LoadedModel, transfers: TransferEngine, kv: KVCache) -> LoadedModel:

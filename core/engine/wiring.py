@@ -14,7 +14,7 @@ from core.capacity.memory_accounting import Ledger
 from core.capacity.sizes import SHORT_CHUNK
 from core.engine.batch_trial import BatchTrial
 from core.engine.loading import LoadedModel, with_buddies
-from core.engine.pass_wiring import PassWiring, wire_passes, with_measured_workspace
+from core.engine.pass_wiring import PassWiring, wire_passes, with_measured_workspace, with_tried_program
 from core.engine.prefix_cache import PrefixCache
 from core.engine.quality.meter import Meter
 from core.engine.settings_controller import EngineParts, MemoryParts, PredictionParts, SettingsController, begin
@@ -155,6 +155,7 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     predictor_host.use(*plan.spec.settings.prefetch.predictor, controller.profile)
     passes.expert_cache.pin(controller.placed.pinned)
     passes.fill(loaded)
+    passes = with_tried_program(passes, loaded, memory.pool.chat)
     threads = _timed(loaded, passes, memory, recorder)
     device_decode = DeviceDecode(
         step,

@@ -71,6 +71,11 @@ def test_fields_of_sampling_reach_the_engine(start: Start) -> None:
 @pytest.mark.parametrize(
     ("change", "told", "param"),
     [
+        ({"messages": []}, "empty", None),
+        ({"temperature": 99}, "temperature must lie between", "temperature"),
+        ({"logprobs": "many"}, "logprobs: Input should be a valid boolean", "logprobs"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content: Field required", "messages.0.content"),
+        ({"messages": [{"role": "user", "content": ""}] * 4097}, "at most 4096", "messages"),
         ({"n": 2}, "n cannot be honoured: one answer", "n"),
         ({"logit_bias": {"1": 5}}, "logit_bias cannot be honoured", "logit_bias"),
         ({"response_format": {"type": "grammar"}}, "there are the types text, json_object", "response_format"),
@@ -115,7 +120,7 @@ def test_fields_of_sampling_reach_the_engine(start: Start) -> None:
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
-    start: Start, change: dict[str, Any], told: str, param: str
+    start: Start, change: dict[str, Any], told: str, param: str | None
 ) -> None:
     client, _, engine = start()
     reply = client.post(COMPLETE, json={**ask(), **change})
@@ -179,7 +184,7 @@ def test_log_probabilities_come_with_the_tokens(start: Start) -> None:
 def test_a_stream_ends_with_its_usage_where_that_was_asked_for(start: Start) -> None:
     client, _, _ = start("one two")
     told = events(client.post(COMPLETE, json=ask(stream=True, stream_options={"include_usage": True})).text)
-    assert told[-1] == ("", "[DONE]")
+    assert told[-1] == ("", "[DONE]") and told[0][1]["choices"][0]["delta"]["role"] == "assistant"
     assert told[-2][1]["choices"] == []
     assert told[-2][1]["usage"] == {
         "prompt_tokens": 4,
@@ -284,20 +289,24 @@ def test_an_answer_says_whether_it_is_exact(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "code"),
+    ("error", "status", "kind", "code"),
     [
-        (PromptError("The template does not take this chat."), 400, None),
-        (ContextError("Too long."), 400, "context_length_exceeded"),
-        (ModelError("The template is damaged."), 500, None),
+        (PromptError("The template does not take this chat."), 400, "invalid_request_error", None),
+        (ContextError("Too long."), 400, "invalid_request_error", "context_length_exceeded"),
+        (ModelError("The template is damaged."), 500, "server_error", None),
+        (RuntimeError("secret"), 500, "server_error", None),
     ],
 )
-def test_a_chat_that_the_model_cannot_take_is_the_client_s_fault(
-    start: Start, error: Exception, status: int, code: str | None
+def test_an_answer_that_fails_says_whose_fault_it_is(
+    start: Start, error: Exception, status: int, kind: str, code: str | None
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
     client, _, _ = start(generate=fail)
-    reply = client.post(COMPLETE, json=ask())
-    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
-    assert reply.json()["error"]["message"] == str(error)
+    reply, streamed = client.post(COMPLETE, json=ask()), client.post(COMPLETE, json=ask(stream=True))
+    assert (reply.status_code, streamed.status_code) == (status, 200)
+    for told in (reply.json(), events(streamed.text)[-2][1]):
+        assert (told["error"]["type"], told["error"]["code"]) == (kind, code)
+    assert "secret" not in reply.text + streamed.text
+    assert isinstance(error, RuntimeError) or reply.json()["error"]["message"] == str(error)

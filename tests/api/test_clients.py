@@ -1,4 +1,4 @@
-"""What programs send is answered as they need it: requests recorded from running ones (`tests/api/recording`). All get
+"""What programs send is answered as they need it: requests recorded from running ones (`recordings/`). All get
 text, and those that offer tools their calls."""
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What cannot be answered: an error in the form of the API that was asked, saying which field is wrong and why."""
+"""What cannot be answered is an error in the form of the API that was asked; and /metrics in Prometheus' form."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from io import BytesIO
@@ -17,8 +18,10 @@ from app.server.api import build_app
 from app.server.security.access import Access
 from app.services.host import Host
 from core.errors import ContextError, DeviceError
+from core.metrics import METRICS, Phase
 from tests.api.conftest import HOME, Start, events, saying
 from tests.app.conftest import WAIT_S, ended, open_host
+from tests.app.served import eventually
 
 MESSAGES, COMPLETE = "/v1/messages", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
@@ -176,7 +179,6 @@ def folders(host: Host, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> 
 
     def id_of(path: object) -> str:
         loaded = host.models.loaded
-        assert loaded is not None
         named = replace(loaded, spec=replace(loaded.spec, model=str(path)))
         monkeypatch.setattr(host.models, "_loaded", named)
         [listed] = client.get("/v1/models").json()["data"]
@@ -236,3 +238,66 @@ def test_exports_have_no_paths(tmp_path: Path) -> None:
         host.close()
     assert not [name for name, content in files.items() if b"secret place" in content]
     assert b"Qwen3" in files["md"] and b"Qwen3@" in files["json"] and b"Qwen3@" in files["manifest.json"]
+
+
+SAMPLE = re.compile(r'^(moestro_[a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\]|\\.)*",?)*)\})? (\S+)$')
+
+
+def read(text: str) -> tuple[dict[str, str], dict[str, float]]:
+    """Kind of each family, and value of each sample by its name and labels."""
+    kinds: dict[str, str] = {}
+    samples: dict[str, float] = {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split()
+            assert name not in kinds, "a family comes twice"
+            kinds[name] = kind
+        elif not line.startswith("# HELP "):
+            found = SAMPLE.match(line)
+            assert found, line
+            assert found[1] in kinds, "a sample without its family"
+            samples[f"{found[1]}{{{found[2] or ''}}}"] = float(found[3])
+    assert text.endswith("\n")
+    return kinds, samples
+
+
+def test_what_passes_came_to_is_counted_by_phase(start: Start) -> None:
+    client, host, _ = start("one two three")
+    assert "moestro_tokens_total" not in client.get("/metrics").text
+    for _ in range(2):
+        assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+    reply = client.get("/metrics")
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    kinds, samples = read(reply.text)
+    assert host.models.load_id is not None
+    records = list(host.store.steps.records(load=host.models.load_id))
+    phases: tuple[Phase, ...] = ("prefill", "decode")
+    for phase in phases:
+        steps = [one for one in records if one.phase == phase]
+        assert samples[f'moestro_passes_total{{phase="{phase}"}}'] == len(steps) > 0
+        assert samples[f'moestro_requests_total{{phase="{phase}"}}'] == sum(one.requests for one in steps)
+        assert samples[f'moestro_hits_total{{phase="{phase}"}}'] == sum(one.hits for one in steps)
+        assert samples[f'moestro_demand_bytes_total{{phase="{phase}"}}'] == sum(one.demand_bytes for one in steps)
+        assert samples[f'moestro_total_seconds_total{{phase="{phase}"}}'] == pytest.approx(0.02 * len(steps))
+    assert samples["moestro_slots{}"] == records[-1].slots
+    eventually(lambda: 'moestro_answers_total{reason="stop"} 2.0' in client.get("/metrics").text)
+    assert kinds["moestro_model_info"] == "gauge"
+
+
+def test_every_metric_of_the_table_is_there(start: Start) -> None:
+    client, _, _ = start()
+    client.post("/v1/completions", json={"prompt": "x"})
+    kinds, _ = read(client.get("/metrics").text)
+    names = {re.sub("_(ms|s)$", "_seconds", one.name) for one in METRICS if not isinstance(one.reduce, tuple)}
+    missing = {
+        name for name in names if not any(f"moestro_{name}{end}" in kinds for end in ("", "_total", "_passes_total"))
+    }
+    assert not missing
+    assert kinds["moestro_slots"] == kinds["moestro_net_seconds"] == "gauge"
+    assert kinds["moestro_exact_passes_total"] == kinds["moestro_hits_total"] == "counter"
+
+
+def test_labels_hold_any_text(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, host, _ = start()
+    monkeypatch.setattr(type(host.models), "model", property(lambda self: 'C:\\a "b"\nc'))
+    assert 'model="a \\"b\\"\\nc@' in client.get("/metrics").text

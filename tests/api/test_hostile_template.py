@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench.soak.server import ROOT, Server
+from app.client.process import ROOT, Server
 from core.engine.prompt import QUICK_CHARS
 
 pytestmark = pytest.mark.long(0.5)

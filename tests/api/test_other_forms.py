@@ -42,25 +42,6 @@ def test_a_text_is_continued_without_a_template(start: Start) -> None:
     assert lines[-1] == ("", "[DONE]")
 
 
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
-        ({"echo": True}, "echo"),
-        ({"suffix": "x"}, "suffix"),
-        ({"best_of": 3}, "best_of"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [1, 2]}, "prompt"),
-        ({"prompt": None}, "prompt"),
-        ({"logprobs": 6}, "logprobs"),
-    ],
-)
-def test_what_a_completion_cannot_be_is_refused_by_name(start: Start, change: dict[str, Any], param: str) -> None:
-    client, _, engine = start()
-    reply = client.post("/v1/completions", json={"prompt": "x", **change})
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
-    assert not engine.asked
-
-
 # -- Anthropic's messages ----------------------------------------------------------------------------------------------
 
 MESSAGE: dict[str, Any] = {
@@ -152,26 +133,6 @@ def test_a_message_says_what_ended_it(start: Start) -> None:
     assert ended(stop_sequences=["three", "two"]) == ("stop_sequence", "two")
 
 
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
-        ({"messages": [{"role": "assistant", "content": "I"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
-        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
-        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
-        ({"output_format": {"type": "json_schema"}}, "output_format"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tools": [{"name": "look", "input_schema": SCHEMA}]}, "tools"),
-    ],
-)
-def test_what_a_message_cannot_be_is_refused_by_name(start: Start, change: dict[str, Any], param: str) -> None:
-    client, _, engine = start()
-    reply = client.post("/v1/messages", json={**MESSAGE, **change})
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
-    assert not engine.asked
-
-
 def test_the_tokens_of_a_message_are_counted_without_an_answer(start: Start) -> None:
     client, _, engine = start()
     assert client.post("/v1/messages/count_tokens", json=MESSAGE).json() == {"input_tokens": 9}
@@ -239,22 +200,54 @@ def test_a_response_that_is_cut_says_so(start: Start) -> None:
     assert streamed[-1][0] == "response.incomplete"
 
 
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"background": True}, "background"),
-        ({"text": {"format": {"type": "grammar"}}}, "text.format"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0"),
-        ({"input": 5}, "input"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-    ],
-)
-def test_what_a_response_cannot_be_is_refused_by_name(start: Start, change: dict[str, Any], param: str) -> None:
+REFUSED: dict[str, tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = {  # path -> a request; changes, the field
+    "completions": (
+        {"prompt": "x"},
+        [
+            ({"echo": True}, "echo"),
+            ({"suffix": "x"}, "suffix"),
+            ({"best_of": 3}, "best_of"),
+            ({"prompt": ["a", "b"]}, "prompt"),
+            ({"prompt": [1, 2]}, "prompt"),
+            ({"prompt": None}, "prompt"),
+            ({"logprobs": 6}, "logprobs"),
+        ],
+    ),
+    "messages": (
+        MESSAGE,
+        [
+            ({"messages": [{"role": "assistant", "content": "I"}]}, "messages"),
+            ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
+            ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+            ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+            ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
+            ({"output_format": {"type": "json_schema"}}, "output_format"),
+            ({"tool_choice": {"type": "any"}}, "tool_choice"),
+            ({"tools": [{"name": "look", "input_schema": SCHEMA}]}, "tools"),
+        ],
+    ),
+    "responses": (
+        {"input": "hello"},
+        [
+            ({"previous_response_id": "resp_1"}, "previous_response_id"),
+            ({"background": True}, "background"),
+            ({"text": {"format": {"type": "grammar"}}}, "text.format"),
+            ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
+            ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0"),
+            ({"input": 5}, "input"),
+            ({"max_output_tokens": 0}, "max_output_tokens"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_name(start: Start, path: str) -> None:
     client, _, engine = start()
-    reply = client.post("/v1/responses", json={"input": "hello", **change})
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    plain, changes = REFUSED[path]
+    for change, param in changes:
+        reply = client.post(f"/v1/{path}", json={**plain, **change})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), change
     assert not engine.asked
 
 

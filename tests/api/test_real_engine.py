@@ -49,7 +49,6 @@ def port(host: Host) -> Iterator[int]:
 def test_a_client_that_leaves_stops_the_engine_within_a_layer(
     host: Host, port: int, monkeypatch: pytest.MonkeyPatch, stream: bool, passes: int
 ) -> None:
-    assert host.models.loaded is not None
     engine, answers, layers, reached = host.models.loaded.engine, list[Answer](), list[int](), threading.Event()
     assert isinstance(engine, Engine)
     complete = host.chats.complete

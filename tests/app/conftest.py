@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,6 @@ from app.services.host import Host
 from app.services.progress import Answer
 from app.store import Store
 from core.settings.loading import LoadSpec
-from core.settings.sampling import Sampling
 from core.types import Piece
 from tests.fake_models import fake_estimate
 from tests.fakes import FakeEngine
@@ -30,13 +30,7 @@ class QuickEngine(FakeEngine):
     def __init__(self, spec: LoadSpec) -> None:
         super().__init__(spec, token_s=0.0)
 
-    def generate(
-        self,
-        messages: Sequence[Mapping[str, str]] | str,
-        sampling: Sampling,
-        cancel: threading.Event | None = None,
-        **how: object,
-    ) -> Iterator[Piece]:
+    def generate(self, messages: Any, sampling: Any, cancel: Any = None, **how: Any) -> Iterator[Piece]:
         kind = type(self)
         kind.together += 1
         kind.most_together = max(kind.most_together, kind.together)
@@ -55,14 +49,7 @@ class GatedEngine(QuickEngine):
 
     gate = threading.Semaphore(0)
 
-    def generate(
-        self,
-        messages: Sequence[Mapping[str, str]] | str,
-        sampling: Sampling,
-        cancel: threading.Event | None = None,
-        **how: object,
-    ) -> Iterator[Piece]:
-        assert cancel is not None
+    def generate(self, messages: Any, sampling: Any, cancel: Any = None, **how: Any) -> Iterator[Piece]:
         for piece in super().generate(messages, sampling, cancel):
             yield piece
             if piece.kind != "end":
@@ -108,28 +95,43 @@ def page() -> Iterator[None]:
             yield
 
 
-def open_host(folder: Path, engine: type[FakeEngine] = QuickEngine, *, loaded: bool = True) -> Host:
-    """A host on the store in `folder`, with the fake model loaded unless told otherwise."""
-    host = Host(Store(folder), engine, fake_estimate)
-    assert host.chats.set_sampling(max_new_tokens=12) == ""
+OPENED: list[Host | Store] = []
+
+
+@pytest.fixture(autouse=True)
+def _what_a_test_opened_is_closed() -> Iterator[None]:
+    """By `open_host` and `open_store`, the last one first."""
+    before = len(OPENED)
+    yield
+    while len(OPENED) > before:
+        OPENED.pop().close()
+
+
+def open_store(folder: Path, *room: Callable[[Path], int]) -> Store:
+    OPENED.append(store := Store(folder, *room))
+    return store
+
+
+def open_host(
+    folder: Path, engine: type[FakeEngine] = QuickEngine, *, loaded: bool = True, tokens: int = 12, **services: Any
+) -> Host:
+    """A host on the store in `folder`, with the fake model loaded unless told otherwise; answers have so many tokens.
+    `services` as Host has them."""
+    OPENED.append(host := Host(Store(folder), engine, fake_estimate, **services))
+    assert host.chats.set_sampling(max_new_tokens=tokens) == ""
     if loaded:
         assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
-        assert host.loader.loading is not None
         assert host.loader.loading.error == ""
     return host
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
+def host(tmp_path: Path) -> Host:
     """A host with the fake model loaded."""
-    host = open_host(tmp_path)
-    yield host
-    host.close()
+    return open_host(tmp_path)
 
 
 @pytest.fixture
-def gated_host(tmp_path: Path, gated: type[GatedEngine]) -> Iterator[Host]:
+def gated_host(tmp_path: Path, gated: type[GatedEngine]) -> Host:
     """A host whose engine makes a token when `gated.gate` lets it."""
-    host = open_host(tmp_path, gated)
-    yield host
-    host.close()
+    return open_host(tmp_path, gated)

@@ -6,14 +6,13 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
-from core.settings.sampling import Sampling
 from core.types import Piece
 from tests.app.conftest import WAIT_S, QuickEngine
 
@@ -32,13 +31,7 @@ class EndlessEngine(QuickEngine):
     def fresh(cls) -> type[EndlessEngine]:
         return type("Endless", (cls,), {"reading": threading.Event(), "talking": threading.Event(), "late_steps": 0})
 
-    def generate(
-        self,
-        messages: Sequence[Mapping[str, str]] | str,
-        sampling: Sampling,
-        cancel: threading.Event | None = None,
-        **how: object,
-    ) -> Iterator[Piece]:
+    def generate(self, messages: Any, sampling: Any, cancel: Any = None, **how: Any) -> Iterator[Piece]:
         assert cancel is not None and not isinstance(messages, str)
         kind, reads = type(self), "read for ever" in messages[-1]["content"]
         for number in range(ENDLESS):

@@ -1,4 +1,4 @@
-"""The analyst: sessions, chats and files through other processes; stopped, kept, told what is wrong."""
+"""The analyst: the routing that it replays (chats, files), through other processes; stopped, kept, refused."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from app.services.host import Host
 from app.services.jobs import JobRunner
 from app.store import Store
 from core.errors import BusyError, SettingError, TraceError
+from core.profile.trace import Chunk, FileTrace, TraceHead, TraceWriter
+from core.settings.loading import LoadSpec
 from core.system.tasks import Stopped
-from tests.app.conftest import WAIT_S, ended, open_host
+from core.types import ModelShape
+from tests.app.conftest import WAIT_S, ended, open_host, open_store
 from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_profile
 
@@ -73,7 +76,6 @@ def test_a_chat_is_put_through_every_policy_and_budget(chatted: tuple[Host, int]
     job = over(host.analyst.start(question))
     assert (job.state, job.error, job.share) == ("done", "", 1.0)
     made = host.analyst.table
-    assert made is not None
     assert {(row.policy, row.slots) for row in made.rows} == {
         (policy, slots) for policy in ("lru", "lfu", "fifo") for slots in (16, 32, 64)
     }
@@ -125,13 +127,11 @@ def test_a_file_from_elsewhere_has_hit_rates_and_times_only_when_they_are_typed(
     )
     assert over(analyst.start(question)).state == "done"
     made = analyst.table
-    assert made is not None
     assert (made.about.tokens, made.about.layers, made.about.experts, made.about.clock) == (60, LAYERS, EXPERTS, None)
     assert [row.predictor for row in made.rows] == ["none"]
     assert any("Recently used" in note and "Times are needed" in note for note in made.about.notes)
     assert over(analyst.start(replace(question, compute_ms=5.0, load_ms=1.0))).state == "done"
     made = analyst.table
-    assert made is not None
     plain, ahead = made.rows
     assert (plain.predictor, ahead.predictor) == ("none", "recent")
     assert plain.tpot_ms is not None and ahead.tpot_ms is not None
@@ -159,7 +159,6 @@ def test_a_file_of_the_loaded_model_s_shape_takes_its_times(chatted: tuple[Host,
         )
     )
     made = host.analyst.table
-    assert made is not None
     assert made.about.clock is not None
     assert any("in this session" in note for note in made.about.notes)
 
@@ -182,10 +181,8 @@ def test_much_work_is_done_elsewhere(tmp_path: Path, trace: Path, monkeypatch: p
     question = Question(RoutingSource("file", path=str(trace)), ("lru",), budgets="50%")
     assert over(analyst.start(question)).state == "done"
     made = analyst.table
-    assert made is not None
     monkeypatch.setattr("app.services.analysis.analyst.SMALL", 0)
     assert over(analyst.start(question)).state == "done"
-    assert analyst.table is not None
     assert analyst.table.rows == made.rows
     assert analyst.table.bounds == made.bounds
     analyst.store.close()
@@ -228,7 +225,6 @@ def test_the_lab_says_what_each_foresees_and_why_some_cannot(tmp_path: Path, tra
     job = over(analyst.start(question))
     assert job.error == ""
     lab = analyst.lab
-    assert lab is not None
     runs = {run.predictor: run for run in lab.runs}
     assert set(runs) == {"none", "oracle", "recent", "transitions", "gate", "estimator"}
     assert "hidden states" in runs["gate"].problem
@@ -245,7 +241,6 @@ def test_the_lab_says_what_each_foresees_and_why_some_cannot(tmp_path: Path, tra
     assert (lab.most, lab.about.chosen[2]) == (2 * K, 18)
     assert Analyst(analyst.store, JobRunner()).lab == lab
     assert over(analyst.start(replace(question, compute_ms=None))).state == "done"
-    assert analyst.lab is not None
     untimed = {run.predictor: run for run in analyst.lab.runs}
     assert (untimed["recent"].tpot_ms, untimed["recent"].recall) == (None, runs["recent"].recall)
     analyst.store.close()
@@ -258,3 +253,80 @@ def test_a_profile_counts_for_its_own_model_only(chatted: tuple[Host, int]) -> N
     assert routing.model_hash == "fake"
     assert question.profile_of(routing) is question.profile
     assert question.profile_of(replace(routing, model_hash="other")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("gone.npz", None, "There is no file"),
+        ("bad.npz", b"nonsense", "not a readable .npz"),
+        ("words.txt", b"hello", "not a trace"),
+        ("empty.csv", b"", "no rows"),
+    ],
+)
+def test_bad_files_say_what_is_wrong(tmp_path: Path, name: str, content: bytes | None, said: str) -> None:
+    analyst, path = Analyst(Store(tmp_path / "home"), JobRunner()), tmp_path / name
+    question = Question(RoutingSource("file", path=str(path)), ("lru",))
+    if content is None:
+        with pytest.raises(SettingError, match=said):
+            analyst.start(question)
+    else:
+        path.write_bytes(content)
+        job = over(analyst.start(question))
+        assert job.state == "error"
+        assert said in job.error
+    assert analyst.table is None
+    analyst.store.close()
+
+
+def test_a_text_to_text_model_has_nothing_to_replay_and_it_says_why(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "home")
+    shape = ModelShape(4, 12, 1, 64, 1000, encoder_layers=2)
+    load = store.steps.add_load("switch", LoadSpec().describe(), {}, shape, {})
+    with pytest.raises(TraceError, match="text-to-text model is not recorded"):
+        sources.from_store(store, RoutingSource("load", load), tmp_path / "a.trace")
+    with pytest.raises(TraceError, match="Ask the model something first"):
+        sources.from_store(store, RoutingSource("chat", 1), tmp_path / "a.trace")
+
+
+def test_a_session_s_trace_has_its_passes_and_answers(chatted: tuple[Host, int]) -> None:
+    host, chat = chatted
+    ended(host.chats.ask(chat, "And then?"))
+    assert host.models.load_id is not None
+    routing = sources.from_store(host.store, RoutingSource("load", host.models.load_id), host.store.folder / "b.trace")
+    records = list(host.store.steps.records(load=host.models.load_id))
+    chunks = list(FileTrace(Path(routing.path)).chunks())
+    assert routing.tokens == sum(record.tokens for record in records)
+    assert [int(n) for chunk in chunks for n in chunk.sizes] == [record.tokens for record in records]
+    assert sorted({int(r) for chunk in chunks for r in chunk.rid}) == [0, 1]
+    got = np.concatenate([chunk.ids for chunk in chunks])
+    assert np.array_equal(got, np.concatenate([record.ids.transpose(1, 0, 2) for record in records]))
+
+
+def test_the_last_tokens_are_whole_passes(tmp_path: Path) -> None:
+    sizes = np.array([4, 1, 1, 1], np.int32)
+    chunk = Chunk(
+        ids(7).astype(np.uint8), sizes, sizes == 1, np.arange(4, dtype=np.int32), tok=np.arange(7, dtype=np.int32)
+    )
+    with TraceWriter(tmp_path / "whole.trace", TraceHead(LAYERS, EXPERTS, K, model="demo", model_hash="h")) as writer:
+        writer.write(chunk)
+    whole = FileTrace(tmp_path / "whole.trace")
+    for tokens, kept in ((2, [1, 1]), (6, [1, 1, 1]), (7, [4, 1, 1, 1]), (0, [1])):
+        short = sources.shortened(whole, tokens, tmp_path / f"{tokens}.trace")
+        [found] = short.chunks()
+        assert found.sizes.tolist() == kept
+        assert found.tok.tolist() == list(range(7))[-sum(kept) :]
+        assert np.array_equal(found.ids, chunk.ids[-sum(kept) :])
+        assert short.model_hash == "h"
+    routing = sources.from_file(RoutingSource("file", path=str(whole.path)), str(tmp_path / "x.trace"), 2)
+    assert routing.tokens == 2
+    assert "Of 7 tokens, only the last 2" in routing.notes[0]
+
+
+def test_choices_name_what_there_is(chatted: tuple[Host, int]) -> None:
+    host, chat = chatted
+    offered = {value: title for title, value in sources.choices(host.store, host.models.load_id)}
+    assert next(iter(offered)) == f"load:{host.models.load_id}"
+    assert "12 tokens" in offered[f"chat:{chat}"]
+    assert list(offered)[-1] == "file"
+    assert RoutingSource.parse("file", ' "x.trace" ', 3) == RoutingSource("file", path="x.trace", experts=3)

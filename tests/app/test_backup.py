@@ -13,23 +13,23 @@ from app.store import Store, StoreError
 from app.store.backup import EVERY_ANSWERS, EVERY_S, Backups, move_aside, restore
 from app.store.check import backups, find_damage
 from core.errors import BusyError
+from tests.app.conftest import open_store
 from tests.app.stores import filled, said, spoil
 
 
 def test_the_last_two_copies_are_kept_and_are_whole(tmp_path: Path) -> None:
     filled(tmp_path)
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     first, second, third = (store.backups.make() for _ in range(3))
     assert sorted(backups(tmp_path)) == sorted([second, third])
     assert not first.exists()
     assert find_damage(third) == ""
     assert [p.name for p in (tmp_path / "backups").iterdir() if p not in (second, third)] == []
-    store.close()
 
 
 def test_a_copy_is_one_state_while_answers_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path)
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     monkeypatch.setattr("app.store.backup.PAGES", 1)
     go_on, calls = store.backups._go_on, 0
 
@@ -45,12 +45,11 @@ def test_a_copy_is_one_state_while_answers_are_written(tmp_path: Path, monkeypat
     assert calls > 5, "nothing was written meanwhile"
     with closing(sqlite3.connect(copy)) as db:
         assert db.execute("SELECT count(*) FROM memory").fetchone() == (0,)
-    store.close()
 
 
 def test_copies_are_made_daily_and_after_many_answers(tmp_path: Path) -> None:
     filled(tmp_path)
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     made: list[int] = []
     copies = Backups(store.db)
     copies.make = lambda: made.append(1)  # type: ignore[method-assign,assignment,return-value]
@@ -64,29 +63,26 @@ def test_copies_are_made_daily_and_after_many_answers(tmp_path: Path) -> None:
     copies.answered(row["created"] + EVERY_S + 60)  # the first of another day
     copies.wait()
     assert made == [1, 1]
-    store.close()
 
 
 def test_a_damaged_database_is_not_copied_over_the_good_copies(tmp_path: Path) -> None:
     path = filled(tmp_path)
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     good = store.backups.make()
     store.db.rows("PRAGMA wal_checkpoint(TRUNCATE)")
     spoil(path)
     with pytest.raises(StoreError, match="damaged"):
         store.backups.make()
     assert backups(tmp_path) == [good]
-    store.close()
 
 
 def test_there_is_no_copy_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path)
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     monkeypatch.setattr("app.store.backup.SPARE", 1 << 60)
     with pytest.raises(StoreError, match="no room"):
         store.backups.make()
     assert backups(tmp_path) == []
-    store.close()
 
 
 def test_moved_aside_and_restored_from_the_command_line(
@@ -129,8 +125,7 @@ def test_only_a_whole_copy_is_put_back(tmp_path: Path) -> None:
 
 def test_nothing_is_moved_under_a_running_moestro(tmp_path: Path) -> None:
     filled(tmp_path)
-    store = Store(tmp_path)
+    open_store(tmp_path)
     for rescue in (move_aside, restore):
         with pytest.raises(BusyError, match="already running"):
             rescue(tmp_path)
-    store.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,17 @@ from app.server.v1.batch import ByEngine
 from app.services.batch.answers_file import AnswersFile
 from app.services.batcher import BatchForm, BatchJob
 from app.services.host import Host
-from app.store import Store
 from app.ui.tabs import batch_views
 from core.errors import BusyError, MoestroError
-from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine
-from tests.fake_models import fake_estimate
+from tests.app.conftest import WAIT_S, GatedEngine, open_host
 
 PIECES = 5  # of an answer
 SECRET = "the private key of somebody"
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    yield from _host(tmp_path, QuickEngine)
+def host(tmp_path: Path) -> Host:
+    return open_host(tmp_path / "data", tokens=4)
 
 
 @pytest.fixture
@@ -39,17 +37,9 @@ def gate() -> threading.Semaphore:
 
 
 @pytest.fixture
-def gated(tmp_path: Path, gate: threading.Semaphore) -> Iterator[Host]:
+def gated(tmp_path: Path, gate: threading.Semaphore) -> Host:
     """A piece of an answer, its prompt or one of 4 tokens, is made for each release of `gate`."""
-    yield from _host(tmp_path, type("Gated", (GatedEngine,), {"gate": gate}))
-
-
-def _host(folder: Path, engine: type[QuickEngine]) -> Iterator[Host]:
-    host = Host(Store(folder / "data"), engine, fake_estimate)
-    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
-    host.chats.set_sampling(max_new_tokens=4)
-    yield host
-    host.close()
+    return open_host(tmp_path / "data", type("Gated", (GatedEngine,), {"gate": gate}), tokens=4)
 
 
 def prompts(folder: Path, count: int, more: str = "") -> Path:
@@ -69,7 +59,6 @@ def over(job: BatchJob) -> BatchJob:
 
 def place(job: BatchJob) -> Path:
     """The file of its answers."""
-    assert job.answers is not None
     return job.answers.path
 
 
@@ -176,66 +165,29 @@ def test_a_file_that_another_run_writes_or_that_is_not_a_batchs_is_not_served(ho
     assert download(host).status_code == 404
 
 
-def swap_symlink(out: Path, secret: Path) -> None:
-    out.unlink()
-    out.symlink_to(secret)
-
-
-def swap_hard_link(out: Path, secret: Path) -> None:
-    out.unlink()
-    os.link(secret, out)
-
-
-def swap_pipe(out: Path, secret: Path) -> None:
-    out.unlink()
-    os.mkfifo(out)
-
-
-def swap_folder(out: Path, secret: Path) -> None:
-    out.unlink()
-    out.mkdir()
-
-
-def swap_loop(out: Path, secret: Path) -> None:
-    out.unlink()
-    out.symlink_to(out)
-
-
-def swap_device(out: Path, secret: Path) -> None:
-    out.unlink()
-    out.symlink_to("/dev/zero")
-
-
-def remove(out: Path, secret: Path) -> None:
-    out.unlink()
-
-
-def replace(out: Path, secret: Path) -> None:
-    secret.replace(out)
+SWAPS: dict[str, Callable[[Path, Path], object]] = {
+    "nothing": lambda out, secret: None,
+    "another file": lambda out, secret: secret.replace(out),
+}
+POSIX_SWAPS: dict[str, Callable[[Path, Path], object]] = {  # Windows has none, or needs a right
+    "link": lambda out, secret: out.symlink_to(secret),
+    "hard link": lambda out, secret: os.link(secret, out),
+    "pipe": lambda out, secret: os.mkfifo(out),
+    "folder": lambda out, secret: out.mkdir(),
+    "loop": lambda out, secret: out.symlink_to(out),
+    "device": lambda out, secret: out.symlink_to("/dev/zero"),
+}
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    "swap",
-    [
-        replace,
-        remove,
-        *(
-            pytest.param(
-                swap, marks=pytest.mark.skipif(os.name != "posix", reason="Windows has none, or needs a right")
-            )
-            for swap in (swap_symlink, swap_hard_link, swap_pipe, swap_folder, swap_loop, swap_device)
-        ),
-    ],
-)
-def test_what_took_the_place_of_the_answers_is_not_served(
-    host: Host, tmp_path: Path, swap: Callable[[Path, Path], None]
-) -> None:
+@pytest.mark.parametrize("swap", SWAPS | (POSIX_SWAPS if os.name == "posix" else {}))
+def test_what_took_the_place_of_the_answers_is_not_served(host: Host, tmp_path: Path, swap: str) -> None:
     job = over(host.batcher.start(BatchForm(str(prompts(tmp_path, 2))), ByEngine))
     assert download(host).status_code == 200
     secret = tmp_path / "secret"
     secret.write_text(SECRET, "utf-8")
-    swap(place(job), secret)
+    place(job).unlink()
+    (SWAPS | POSIX_SWAPS)[swap](place(job), secret)
     reply = download(host)
     assert reply.status_code == 404 and SECRET not in reply.text and place(job).name in reply.text
 

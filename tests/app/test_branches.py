@@ -16,7 +16,7 @@ from app.services.host import Host
 from app.store import Store
 from app.store.schema import MIGRATIONS, migrate
 from core.errors import BusyError, MoestroError
-from tests.app.conftest import GatedEngine, QuickEngine, ended, follow, open_host, texts
+from tests.app.conftest import GatedEngine, QuickEngine, ended, follow, open_host, open_store, texts
 
 
 def said(store: Store, chat: int) -> list[str]:
@@ -31,7 +31,7 @@ def answered(store: Store, chat: int | None, text: str | None, words: str, inste
 
 
 def test_branches_stand_beside_one_another_and_each_keeps_what_followed(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     chat = answered(store, None, "one", "first")
     answered(store, chat, "two", "second")
     one, first, two, second = store.chats.messages(chat)
@@ -55,7 +55,6 @@ def test_branches_stand_beside_one_another_and_each_keeps_what_followed(tmp_path
         with pytest.raises(MoestroError, match="branch no longer exists"):
             store.chats.begin(other, "x", "demo", wrong)
     assert said(store, other) == ["elsewhere", "yes"]
-    store.close()
 
 
 class Tree(RuleBasedStateMachine):
@@ -161,14 +160,13 @@ def test_an_old_chat_opens_with_its_replaced_answers_as_branches(tmp_path: Path)
     row(old, id=7, role="assistant", text="deuxième", asked=6, replaced_by=8)
     row(old, id=8, role="assistant", text="", state="writing")
     old.close()
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     assert said(store, 1) == ["one", "first again", "deux", "deuxième"], "the answer that was not begun is undone"
     assert [m.branches for m in store.chats.messages(1)] == [(1,), (2, 3), (4, 6), (7,)]
     store.chats.show(1, 4)
     assert said(store, 1) == ["one", "first again", "two", "second"]
     store.chats.show(1, 2)
     assert said(store, 1) == ["one", "first"]
-    store.close()
 
 
 def test_the_next_answer_is_asked_along_the_shown_branch(tmp_path: Path) -> None:
@@ -200,9 +198,8 @@ def test_the_next_answer_is_asked_along_the_shown_branch(tmp_path: Path) -> None
     with pytest.raises(MoestroError, match="not shown any more"):
         host.chats.regenerate(chat, host.chats.messages(chat)[0].id)
     host.close()
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     assert [(c.id, c.system) for c in store.chats.all()] == [(other.chat_id, "Answer in rhyme."), (chat, "In Latin.")]
-    store.close()
 
 
 def test_a_model_without_a_chat_template_goes_on_with_the_text(tmp_path: Path) -> None:
@@ -224,7 +221,6 @@ def test_a_model_without_a_chat_template_goes_on_with_the_text(tmp_path: Path) -
     host.chats.set_sampling(max_new_tokens=2)
     ended(host.chats.ask(chat, "it"))
     assert seen[2].startswith(seen[1]) and seen[2].endswith("it")
-    host.close()
 
 
 def test_no_branch_is_left_while_it_is_written(gated_host: Host, gated: type[GatedEngine]) -> None:
@@ -241,7 +237,7 @@ def test_no_branch_is_left_while_it_is_written(gated_host: Host, gated: type[Gat
 
 
 def test_chats_are_found_by_title_and_by_what_was_said_on_any_branch(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     caches = answered(store, None, "How do caches work?", "They keep what is ASKED for: Übung hilft, 100 % of it_")
     answered(store, caches, None, "no such word", store.chats.messages(caches)[1].id)
     routers = answered(store, None, "Routers", f"{'x ' * 99}a cache {'y ' * 99}")
@@ -260,4 +256,3 @@ def test_chats_are_found_by_title_and_by_what_was_said_on_any_branch(tmp_path: P
     assert "a cache" in hit.excerpt and hit.excerpt.startswith("…") and hit.excerpt.endswith("…")
     assert len(hit.excerpt) < 100 and hit.message == store.chats.messages(routers)[1].id
     assert [(one.message, one.excerpt) for one in store.search_chats("routers")] == [(None, "")]
-    store.close()

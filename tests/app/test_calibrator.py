@@ -1,24 +1,25 @@
-"""Calibrating: the engine is its own meanwhile, what it found is kept and used, and what is wrong is said."""
+"""Calibrating: the engine is its own meanwhile, what it found is kept, used and drawn; what is wrong is said."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import gradio as gr
 import pytest
 
 from app.server.live_state import host_state, jobs_state
 from app.services.calibrator import Calibration, Reading
 from app.services.host import Host
-from app.store import Store
+from app.ui.tabs.calibrate import CalibrateTab
 from core.errors import BusyError, MoestroError, SettingError
-from core.profile import load, profile_path, save
+from core.profile import Profile, load, profile_path, save
 from core.profile.trace import TraceHead, TraceWriter
-from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended
-from tests.fake_models import SHAPE, fake_estimate
+from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended, open_host, page
+from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_calibrate, fake_profile
 from tests.fakes import FakeEngine
 
@@ -26,18 +27,13 @@ TEXT = Reading(("text",), ("counts", "tae"), text="Hello there")
 SLOW = replace(TEXT, text="slow")
 
 
-def new_host(folder: Path, engine: type[FakeEngine] = QuickEngine) -> Host:
-    host = Host(Store(folder), engine, fake_estimate, calibrating=fake_calibrate)
-    assert host.chats.set_sampling(max_new_tokens=3) == ""
-    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
-    return host
+def new_host(folder: Path, engine: type[FakeEngine] = QuickEngine, *, calibrating: Any = fake_calibrate) -> Host:
+    return open_host(folder, engine, tokens=3, calibrating=calibrating)
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    host = new_host(tmp_path)
-    yield host
-    host.close()
+def calibrating(tmp_path: Path) -> Host:
+    return new_host(tmp_path)
 
 
 def over(job: Calibration) -> Calibration:
@@ -45,56 +41,54 @@ def over(job: Calibration) -> Calibration:
     return job
 
 
-def test_a_profile_is_made_kept_and_used(host: Host, tmp_path: Path) -> None:
-    stamp, settings = jobs_state(host)["calibration"]["stamp"], host_state(host)["settings"]
-    job = over(host.calibrator.start(TEXT))
+def test_a_profile_is_made_kept_and_used(calibrating: Host, tmp_path: Path) -> None:
+    stamp, settings = jobs_state(calibrating)["calibration"]["stamp"], host_state(calibrating)["settings"]
+    job = over(calibrating.calibrator.start(TEXT))
     assert (job.state, job.error, job.note, job.share) == ("done", "", "", 1.0)
-    profile = host.models.profile
-    assert profile is not None
+    profile = calibrating.models.profile
     assert (profile.parts(), profile.source) == (("counts", "tae"), "a pasted text")
     assert load(profile_path(tmp_path, "fake"), model_hash="fake").parts() == ("counts", "tae")
-    drawn = jobs_state(host)["calibration"]["stamp"]
+    drawn = jobs_state(calibrating)["calibration"]["stamp"]
     assert drawn != stamp
-    assert host.models.change("substitute.buddy.alpha", "0.5") == ""
-    assert jobs_state(host)["calibration"]["stamp"] != drawn, "buddy lists are drawn as they are set"
-    assert host_state(host)["settings"] != settings, "the sidebar learns of it"
-    host.models.unload()
-    assert host.models.profile is None
-    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
-    assert host.models.profile is not None, "a load finds it again"
-    assert over(host.calibrator.start(replace(TEXT, parts=("pairs",)))).state == "done"
-    assert host.models.profile.parts() == ("counts", "pairs", "tae"), "what was measured before stays"
+    assert calibrating.models.change("substitute.buddy.alpha", "0.5") == ""
+    assert jobs_state(calibrating)["calibration"]["stamp"] != drawn, "buddy lists are drawn as they are set"
+    assert host_state(calibrating)["settings"] != settings, "the sidebar learns of it"
+    calibrating.models.unload()
+    assert calibrating.models.profile is None
+    assert calibrating.loader.load(calibrating.loader.plan("demo")).join(WAIT_S)
+    assert calibrating.models.profile is not None, "a load finds it again"
+    assert over(calibrating.calibrator.start(replace(TEXT, parts=("pairs",)))).state == "done"
+    assert calibrating.models.profile.parts() == ("counts", "pairs", "tae"), "what was measured before stays"
 
 
-def test_nobody_else_uses_the_model_meanwhile(host: Host) -> None:
-    job = host.calibrator.start(SLOW)
-    assert host.busy
+def test_nobody_else_uses_the_model_meanwhile(calibrating: Host) -> None:
+    job = calibrating.calibrator.start(SLOW)
+    assert calibrating.busy
     for ask in (
-        lambda: host.chats.ask(None, "hello"),
-        lambda: host.chats.complete([{"role": "user", "content": "x"}], host.chats.sampling),
-        host.models.unload,
-        host.calibrator.delete,
-        lambda: host.calibrator.start(TEXT),
-        lambda: host.loader.load(host.loader.plan("demo")),
+        lambda: calibrating.chats.ask(None, "hello"),
+        lambda: calibrating.chats.complete([{"role": "user", "content": "x"}], calibrating.chats.sampling),
+        calibrating.models.unload,
+        calibrating.calibrator.delete,
+        lambda: calibrating.calibrator.start(TEXT),
+        lambda: calibrating.loader.load(calibrating.loader.plan("demo")),
     ):
         with pytest.raises(BusyError, match="being calibrated"):
             ask()
-    host.calibrator.cancel()
+    calibrating.calibrator.cancel()
     assert over(job).state == "cancelled"
-    assert host.models.profile is None
-    assert not host.busy
-    assert ended(host.chats.ask(None, "hello")).error == ""
+    assert calibrating.models.profile is None
+    assert not calibrating.busy
+    assert ended(calibrating.chats.ask(None, "hello")).error == ""
 
 
 def test_it_waits_for_no_answer(tmp_path: Path, gated: type[GatedEngine]) -> None:
-    host = new_host(tmp_path, gated)
-    answer = host.chats.ask(None, "hello")
+    calibrating = new_host(tmp_path, gated)
+    answer = calibrating.chats.ask(None, "hello")
     with pytest.raises(BusyError, match="An answer is being written"):
-        host.calibrator.start(TEXT)
-    host.chats.stop_answer(answer)
+        calibrating.calibrator.start(TEXT)
+    calibrating.chats.stop_answer(answer)
     ended(answer)
-    assert over(host.calibrator.start(TEXT)).state == "done"
-    host.close()
+    assert over(calibrating.calibrator.start(TEXT)).state == "done"
 
 
 @pytest.mark.parametrize(
@@ -108,42 +102,39 @@ def test_it_waits_for_no_answer(tmp_path: Path, gated: type[GatedEngine]) -> Non
         ({"parts": ("nonsense",)}, "no nonsense"),
     ],
 )
-def test_a_form_that_lacks_something_is_refused(host: Host, change: dict[str, Any], said: str) -> None:
+def test_a_form_that_lacks_something_is_refused(calibrating: Host, change: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingError, match=said):
-        host.calibrator.start(replace(TEXT, **change))
-    assert host.jobs.exclusive is None
+        calibrating.calibrator.start(replace(TEXT, **change))
+    assert calibrating.jobs.exclusive is None
 
 
 def test_without_a_model_there_is_nothing_to_calibrate(tmp_path: Path) -> None:
-    host = Host(Store(tmp_path), QuickEngine, fake_estimate, calibrating=fake_calibrate)
+    calibrating = open_host(tmp_path, loaded=False, calibrating=fake_calibrate)
     with pytest.raises(MoestroError, match="No model is loaded"):
-        host.calibrator.start(TEXT)
-    host.close()
+        calibrating.calibrator.start(TEXT)
 
 
-def test_what_goes_wrong_leaves_the_old_profile(host: Host, tmp_path: Path) -> None:
-    over(host.calibrator.start(TEXT))
-    before = host.models.profile
+def test_what_goes_wrong_leaves_the_old_profile(calibrating: Host, tmp_path: Path) -> None:
+    over(calibrating.calibrator.start(TEXT))
+    before = calibrating.models.profile
     for reading, said in (
         (replace(TEXT, text="broken"), "cannot be read"),
         (replace(TEXT, kinds=("path",), path=str(tmp_path / "gone")), "no file or folder"),
         (replace(TEXT, kinds=("traces",)), "nothing to read"),
     ):
-        job = over(host.calibrator.start(reading))
+        job = over(calibrating.calibrator.start(reading))
         assert job.state == "error"
         assert said in job.error
-        assert host.models.profile is before
+        assert calibrating.models.profile is before
 
 
 def test_an_error_inside_is_told_without_its_details(tmp_path: Path) -> None:
     def explode(*args: Any, **options: Any) -> Any:
         raise ZeroDivisionError("secret")
 
-    host = Host(Store(tmp_path), QuickEngine, fake_estimate, calibrating=explode)
-    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
-    job = over(host.calibrator.start(TEXT))
+    calibrating = new_host(tmp_path, calibrating=explode)
+    job = over(calibrating.calibrator.start(TEXT))
     assert (job.state, "log" in job.error, "secret" in job.error) == ("error", True, False)
-    host.close()
 
 
 def test_a_profile_that_cannot_be_used_is_said_and_ignored(tmp_path: Path) -> None:
@@ -154,19 +145,19 @@ def test_a_profile_that_cannot_be_used_is_said_and_ignored(tmp_path: Path) -> No
     ):
         path.parent.mkdir(exist_ok=True)
         spoil()
-        host = new_host(tmp_path)
-        assert host.models.model == "demo"
-        assert host.models.profile is None
-        assert said in host.calibrator.problem
-        assert over(host.calibrator.start(TEXT)).state == "done", "a new one takes its place"
-        assert host.calibrator.problem == ""
-        host.close()
+        calibrating = new_host(tmp_path)
+        assert calibrating.models.model == "demo"
+        assert calibrating.models.profile is None
+        assert said in calibrating.calibrator.problem
+        assert over(calibrating.calibrator.start(TEXT)).state == "done", "a new one takes its place"
+        assert calibrating.calibrator.problem == ""
+        calibrating.close()
 
 
 def test_a_profile_is_deleted_only_while_nothing_needs_it(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calibrating: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    over(host.calibrator.start(TEXT))
+    over(calibrating.calibrator.start(TEXT))
     path = profile_path(tmp_path, "fake")
 
     def needed(self: FakeEngine, profile: Any) -> None:
@@ -174,12 +165,12 @@ def test_a_profile_is_deleted_only_while_nothing_needs_it(
 
     monkeypatch.setattr(FakeEngine, "use_profile", needed)
     with pytest.raises(SettingError, match="needs the profile"):
-        host.calibrator.delete()
+        calibrating.calibrator.delete()
     assert path.exists()
     monkeypatch.undo()
-    host.calibrator.delete()
+    calibrating.calibrator.delete()
     assert not path.exists()
-    assert host.models.profile is None
+    assert calibrating.models.profile is None
 
 
 def test_chats_and_traces_of_this_model_are_read(tmp_path: Path) -> None:
@@ -189,34 +180,100 @@ def test_chats_and_traces_of_this_model_are_read(tmp_path: Path) -> None:
         seen.append((texts, [trace.model_hash for trace in options["traces"]], options["source"], options["limit"]))
         return fake_calibrate(engine, texts, **options)
 
-    host = Host(Store(tmp_path), QuickEngine, fake_estimate, calibrating=note)
-    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
-    ended(host.chats.ask(None, "hello"))
+    calibrating = new_host(tmp_path, calibrating=note)
+    ended(calibrating.chats.ask(None, "hello"))
     (tmp_path / "words.txt").write_text("Words.", encoding="utf-8")
     reading = Reading(("chats", "traces", "path"), ("counts",), path=f'"{tmp_path / "words.txt"}"', limit=500)
-    assert over(host.calibrator.start(reading)).error == ""
+    assert over(calibrating.calibrator.start(reading)).error == ""
     [(texts, traces, source, limit)] = list(seen)
     assert [message["role"] for message in texts[0]] == ["user", "assistant"]
     assert texts[1] == "Words."
-    tokens = sum(step.tokens for step in host.store.steps.records(load=host.models.load_id))
+    tokens = sum(step.tokens for step in calibrating.store.steps.records(load=calibrating.models.load_id))
     assert (traces, source, limit) == (["fake"], f"1 chat, words.txt, {tokens} recorded tokens", 500)
-    assert host.calibrator.traces("another model") == []
+    assert calibrating.calibrator.traces("another model") == []
     with TraceWriter(
         tmp_path / "mine.trace", TraceHead(SHAPE.layers, SHAPE.experts, SHAPE.top_k, model_hash="theirs")
     ) as writer:
-        writer.add(next(host.store.steps.records(load=host.models.load_id)))
-    assert over(host.calibrator.start(replace(reading, kinds=("path",), path=str(tmp_path / "mine.trace")))).error == ""
+        writer.add(next(calibrating.store.steps.records(load=calibrating.models.load_id)))
+    assert (
+        over(calibrating.calibrator.start(replace(reading, kinds=("path",), path=str(tmp_path / "mine.trace")))).error
+        == ""
+    )
     assert seen[-1][:2] == ([], ["theirs"])
-    assert host.calibrator.characters(reading) >= len("Words.") + len("hello")
-    ended(host.chats.ask(None, " ".join(["word"] * 77)))  # each pass takes the fake engine 20 ms
-    assert host.calibrator.speed(host.models.load_id) == pytest.approx(80 / 0.02), "a short turn says nothing of it"
-    assert host.calibrator.speed(None) is None
-    host.close()
+    assert calibrating.calibrator.characters(reading) >= len("Words.") + len("hello")
+    ended(calibrating.chats.ask(None, " ".join(["word"] * 77)))  # each pass takes the fake engine 20 ms
+    assert calibrating.calibrator.speed(calibrating.models.load_id) == pytest.approx(80 / 0.02), (
+        "a short turn says nothing of it"
+    )
+    assert calibrating.calibrator.speed(None) is None
 
 
 def test_closing_stops_it(tmp_path: Path) -> None:
-    host = new_host(tmp_path)
-    job = host.calibrator.start(SLOW)
-    host.close()
+    calibrating = new_host(tmp_path)
+    job = calibrating.calibrator.start(SLOW)
+    calibrating.close()
     assert job.state == "cancelled"
     assert not any(thread.name == "moestro-calibrate" for thread in threading.enumerate())
+
+
+NEWS = SimpleNamespace(stamp="other", dark=True)
+NOW = {"stamp": "", "dark": True}
+
+
+@pytest.fixture
+def tab(host: Host) -> CalibrateTab:
+    with page():
+        return CalibrateTab(host)
+
+
+def used(tab: CalibrateTab, profile: Profile) -> None:
+    loaded = tab.host.models.loaded
+    loaded.engine.use_profile(profile)
+
+
+def redrawn(tab: CalibrateTab, alpha: float = 0.0) -> dict[str, Any]:
+    """The update of each element with an id."""
+    values = tab._renew(NOW, 1, "cosine", alpha, NEWS)  # type: ignore[arg-type]
+    return {one.elem_id: value for one, value in zip(tab.outputs, values, strict=True) if one.elem_id}
+
+
+def test_lists_are_drawn_as_they_are_set_and_at_another_coverage(tab: CalibrateTab) -> None:
+    used(tab, fake_profile(parts=("pairs", "likeness")))
+    assert tab.host.models.change("substitute.buddy.alpha", "0.5") == ""
+    assert tab.host.models.change("substitute.buddy.k_max", 3) == ""
+    found = redrawn(tab)
+    assert found["profile-measure"]["visible"] and found["profile-lists"]["visible"]
+    assert "Cosine" in found["profile-similarity"]["value"].layout.title.text
+    assert "alpha 0.5" in found["profile-lengths"]["value"].layout.title.text
+    assert "At most 3" in found["profile-lists-said"]
+    assert "0.8" not in found["profile-lists-table"] and "0.5" in found["profile-lists-table"]
+    assert "alpha 0.8" in redrawn(tab, 0.8)["profile-lengths"]["value"].layout.title.text
+    other = tab._layer(NOW, 2, "share", 0.8)  # type: ignore[arg-type]
+    assert "layer 2" in other[1].layout.title.text and "Share" in other[1].layout.title.text
+    assert "layer 2" in other[3]["value"].data[1].name
+
+
+def test_why_there_are_no_lists_is_said(tab: CalibrateTab) -> None:
+    used(tab, fake_profile(parts=("counts", "likeness")))
+    found = redrawn(tab)
+    assert not found["profile-lists"]["visible"] and not found["profile-measure"]["visible"]
+    assert found["profile-similarity"]["visible"] and found["profile-layer"]["visible"]
+    used(tab, fake_profile(parts=("counts",)))
+    found = redrawn(tab)
+    assert not found["profile-similarity"]["visible"] and not found["profile-layer"]["visible"]
+    used(tab, replace(fake_profile(parts=("pairs",)), pairs_weighted=None))
+    assert tab.host.models.change("substitute.buddy.weighted", True) == ""
+    found = redrawn(tab)
+    assert "by weight were not measured" in found["profile-lists-problem"]
+    assert not found["profile-lengths"]["visible"] and found["profile-lists-table"] == ""
+    used(tab, fake_profile(parts=("pairs",)))
+    assert redrawn(tab)["profile-lists-problem"] == ""
+    assert tab.host.models.change("substitute.buddy.alpha", "0.2, 0.4") == ""
+    assert "this model has 4 layers" in redrawn(tab)["profile-lists-problem"]
+
+
+def test_nothing_is_drawn_without_a_profile(tab: CalibrateTab) -> None:
+    assert redrawn(tab)["profile-similarity"] == gr.skip()
+    assert tab._layer(NOW, 0, "cosine", 0.0)[0] == gr.skip()  # type: ignore[arg-type]
+    assert tab._similarity(NOW, 0, "cosine", 0.0) == gr.skip()  # type: ignore[arg-type]
+    assert tab._lists(NOW, 0, "cosine", 0.0)[0] == gr.skip()  # type: ignore[arg-type]

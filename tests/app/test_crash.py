@@ -41,10 +41,8 @@ class Quoting(QuickEngine):
 
 
 @pytest.fixture
-def quoting(tmp_path: Path) -> Iterator[Host]:
-    host = open_host(tmp_path, Quoting)
-    yield host
-    host.close()
+def quoting(tmp_path: Path) -> Host:
+    return open_host(tmp_path, Quoting)
 
 
 def nowhere(text: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], folder: Path) -> str:

@@ -18,6 +18,7 @@ from app.store import check as checking
 from app.store.backup import move_aside
 from app.store.check import NAME, Check, find_damage
 from app.ui.tabs.messages import statistics
+from tests.app.conftest import open_host, open_store
 from tests.app.stores import filled, said, spoil
 
 DEEP = "replace(hex(zeroblob(50000)), '0', '[')"  # JSON of 100,000 lists inside each other
@@ -105,7 +106,7 @@ def test_damaged_figures_of_a_message_are_left_out_and_its_words_stay(
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"UPDATE messages SET {column} = {value} WHERE role = 'assistant'")
         db.commit()
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     for _ in range(2):
         answer = store.chats.messages(1)[-1]
         assert answer.text == "word " * 40 and getattr(answer, column) is None
@@ -113,7 +114,6 @@ def test_damaged_figures_of_a_message_are_left_out_and_its_words_stay(
     assert caplog.text.count("are not shown") == 1
     with pytest.raises(StoreError, match=r"recorded there is damaged: .*words are kept"):
         archive.contents(store, 1, None)
-    store.close()
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,9 @@ def test_a_damaged_load_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFix
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"UPDATE loads SET {change}")
         db.commit()
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     assert store.steps.loads() == [] and store.traces(1) == []
     assert "is left out" in caplog.text
-    store.close()
 
 
 @pytest.mark.parametrize(
@@ -233,8 +232,6 @@ def test_a_start_on_a_damaged_database_says_what_to_do(tmp_path: Path) -> None:
     ],
 )
 def test_garbage_among_what_is_remembered_is_forgotten(tmp_path: Path, garbage: str) -> None:
-    from tests.app.conftest import open_host
-
     Store(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / NAME)) as db:
         for key in ("settings", "sampling", "spec", "folders", "recent", "import", "whatif", "lab", "evaluation"):
@@ -244,7 +241,6 @@ def test_garbage_among_what_is_remembered_is_forgotten(tmp_path: Path, garbage: 
     host.loader.last_spec()
     host.library.entries()
     assert host.models.change("eviction", "fifo") == ""
-    host.close()
 
 
 def test_a_damaged_recording_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
@@ -257,7 +253,7 @@ def test_a_damaged_recording_is_told_and_the_rest_is_read(tmp_path: Path) -> Non
             "INSERT INTO loads (model, created, spec, settings, shape, manifest) VALUES ('x', 1, '{', '', '', '')"
         )
         db.commit()
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     (chat,) = store.chats.all()
     with pytest.raises(StoreError, match="pass 5 is damaged"):
         list(store.steps.records(chat=chat.id))
@@ -269,4 +265,3 @@ def test_a_damaged_recording_is_told_and_the_rest_is_read(tmp_path: Path) -> Non
         contents(store, chat.id, None)
     store.steps.delete(chat.id)
     assert "one" in store.chats.messages(chat.id)[1].text
-    store.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,11 +33,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Iterator[Host]:
+def library(tmp_path: Path) -> Host:
     host = open_host(tmp_path / "home", loaded=False)
     fake_pack(host.library.packs / "Tiny")
-    yield host
-    host.close()
+    return host
 
 
 def entry_of(path: Path) -> Entry:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,25 +13,20 @@ from app.server.live_state import host_state, jobs_state
 from app.services.analysis.quality import QualityForm, QualityResult
 from app.services.evaluator import KEPT, Evaluation
 from app.services.host import Host
-from app.store import Store
 from app.ui.tabs import quality_views
 from core.errors import BusyError, MoestroError, SettingError
 from core.measure.evaluate.rows import EvaluationRow
-from tests.app.conftest import WAIT_S, QuickEngine
+from tests.app.conftest import WAIT_S, open_host
 from tests.fake_evaluation import ABOUT, FIGURES, fake_evaluate, started
-from tests.fake_models import fake_estimate
 from tests.fake_profiles import fake_calibrate
 
 SMALL = QualityForm(("exact", "drop"), ".5,.25", 3, 9)
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
+def host(tmp_path: Path) -> Host:
     started.clear()
-    host = Host(Store(tmp_path), QuickEngine, fake_estimate, calibrating=fake_calibrate, evaluating=fake_evaluate)
-    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
-    yield host
-    host.close()
+    return open_host(tmp_path, calibrating=fake_calibrate, evaluating=fake_evaluate)
 
 
 def over(job: Evaluation) -> Evaluation:
@@ -57,13 +51,11 @@ def test_rows_are_found_kept_and_exported(host: Host, tmp_path: Path) -> None:
     text = client.get("/export/quality.csv").text
     assert "# link: emulated" in text and text.splitlines()[-1].startswith("drop,Drop,0.25,")
     host.close()
-    again = Host(Store(tmp_path), QuickEngine, fake_estimate, evaluating=fake_evaluate)
+    again = open_host(tmp_path, loaded=False, evaluating=fake_evaluate)
     assert again.evaluator.answer == answer
     again.store.db.put(KEPT, {"rows": []})
     again.close()
-    later = Host(Store(tmp_path), QuickEngine, fake_estimate)
-    assert later.evaluator.answer is None
-    later.close()
+    assert open_host(tmp_path, loaded=False).evaluator.answer is None
 
 
 def test_the_engine_is_its_own_meanwhile_and_cancelling_gives_it_back(host: Host) -> None:

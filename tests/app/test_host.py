@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import threading
+import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.services.host import Host
-from app.store import Store
+from app.store import StoreError
 from core.errors import BusyError, ContextError, ModelError, MoestroError
-from core.settings.sampling import Sampling
 from core.types import Piece, StepRecord
-from tests.app.conftest import GatedEngine, QuickEngine, ended, follow, open_host, texts
+from tests.app.conftest import GatedEngine, QuickEngine, ended, follow, open_host, open_store, texts
 
 
 def test_an_answer_is_streamed_counted_and_kept(gated_host: Host, gated: type[GatedEngine]) -> None:
@@ -32,7 +32,6 @@ def test_an_answer_is_streamed_counted_and_kept(gated_host: Host, gated: type[Ga
     question, told = gated_host.chats.messages(answer.chat_id)
     assert question.text == "Why do caches work?"
     assert (told.text, told.state) == (answer.text, "done")
-    assert told.stats is not None
     assert told.stats["new_tokens"] == 12
     assert gated_host.chats.answer(answer.chat_id) is None
     steps = list(gated_host.store.steps.records(chat=answer.chat_id))
@@ -82,7 +81,6 @@ def test_a_message_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="No model is loaded"):
         host.chats.ask(None, "hello")
     assert host.store.chats.all() == []
-    host.close()
 
 
 def test_a_chat_that_is_gone_is_refused(host: Host) -> None:
@@ -100,13 +98,7 @@ def test_a_chat_that_is_gone_is_refused(host: Host) -> None:
 class ShortEngine(QuickEngine):
     """Has a context of 40 tokens and says so as the real engine does: at the first piece."""
 
-    def generate(
-        self,
-        messages: Sequence[Mapping[str, str]] | str,
-        sampling: Sampling,
-        cancel: threading.Event | None = None,
-        **how: object,
-    ) -> Iterator[Piece]:
+    def generate(self, messages: Any, sampling: Any, cancel: Any = None, **how: Any) -> Iterator[Piece]:
         if not isinstance(messages, str) and self.count_tokens(messages) > 40:
             raise ContextError("The chat has more tokens than the context holds.")
         yield from super().generate(messages, sampling, cancel)
@@ -130,7 +122,6 @@ def test_a_prompt_longer_than_the_context_changes_nothing(tmp_path: Path) -> Non
     assert texts(host, chat) == before
     assert ended(host.chats.edit(chat, first, "still short")).error == ""
     assert texts(host, chat)[0][:2] == ("user", "still short")
-    host.close()
 
 
 def test_stop_keeps_what_was_written_and_takes_back_what_was_not_begun(
@@ -146,7 +137,6 @@ def test_stop_keeps_what_was_written_and_takes_back_what_was_not_begun(
     gated_host.chats.stop(first.chat_id)
     ended(first)
     assert (first.state, first.error, first.undone) == ("done", "", False)
-    assert first.stats is not None
     assert first.stats.reason == "cancelled"
     assert texts(gated_host, first.chat_id) == [("user", "one", "done"), ("assistant", "the cache keeps ", "stopped")]
     assert [c.title for c in gated_host.store.chats.all()] == ["one"]
@@ -176,13 +166,7 @@ def test_the_engine_sees_the_chat_as_shown(tmp_path: Path) -> None:
     seen: list[list[dict[str, str]]] = []
 
     class Listening(QuickEngine):
-        def generate(
-            self,
-            messages: Sequence[Mapping[str, str]] | str,
-            sampling: Sampling,
-            cancel: threading.Event | None = None,
-            **how: object,
-        ) -> Iterator[Piece]:
+        def generate(self, messages: Any, sampling: Any, cancel: Any = None, **how: Any) -> Iterator[Piece]:
             assert not isinstance(messages, str)
             seen.append([dict(m) for m in messages])
             yield from super().generate(messages, sampling, cancel)
@@ -198,7 +182,6 @@ def test_the_engine_sees_the_chat_as_shown(tmp_path: Path) -> None:
     assert first.chat_id is not None
     ended(host.chats.regenerate(first.chat_id))
     assert seen[2] == seen[1]
-    host.close()
 
 
 def test_close_stops_saves_and_refuses_more(tmp_path: Path, gated: type[GatedEngine]) -> None:
@@ -211,7 +194,7 @@ def test_close_stops_saves_and_refuses_more(tmp_path: Path, gated: type[GatedEng
     assert (first.finished, second.finished) == (True, True)
     with pytest.raises(MoestroError):
         host.chats.ask(None, "three")
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     assert first.chat_id is not None
     assert [(m.text, m.state) for m in store.chats.messages(first.chat_id)] == [
         ("one", "done"),
@@ -219,7 +202,6 @@ def test_close_stops_saves_and_refuses_more(tmp_path: Path, gated: type[GatedEng
     ]
     assert [c.title for c in store.chats.all()] == ["one"]
     assert store.steps.loads()[0].ended is not None
-    store.close()
 
 
 def test_records_read_back_as_the_engine_made_them(host: Host) -> None:
@@ -231,3 +213,67 @@ def test_records_read_back_as_the_engine_made_them(host: Host) -> None:
         for name in set(StepRecord.__slots__) - {"rows"}:  # whose they are, the store knows by the answer
             a, b = getattr(one, name), getattr(other, name)
             assert (a.dtype == b.dtype and (a == b).all()) if hasattr(a, "dtype") else a == b, name
+
+
+class BrokenEngine(QuickEngine):
+    """Breaks at the fourth token of its first answer."""
+
+    def generate(self, messages: Any, sampling: Any, cancel: Any = None, **how: Any) -> Iterator[Piece]:
+        first = not self._steps
+        for number, piece in enumerate(super().generate(messages, sampling, cancel)):
+            if first and number == 4:
+                raise ZeroDivisionError("slot 7 of nothing")
+            yield piece
+
+
+def test_an_unexpected_error_mid_answer_is_told_plainly_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = open_host(tmp_path, BrokenEngine)
+    with caplog.at_level(logging.ERROR, "moestro.app"):
+        answer = ended(host.chats.ask(None, "hello"))
+    assert answer.state == "error"
+    assert "error inside Moestro" in answer.error
+    assert "slot 7" not in answer.error
+    assert "builtins.ZeroDivisionError" in caplog.text and "test_host.py" in caplog.text
+    assert texts(host, answer.chat_id)[1] == ("assistant", "the cache keeps ", "error")
+    assert QuickEngine.together == BrokenEngine.together == 0, "the broken answer still holds the engine"
+    assert answer.chat_id is not None
+    again = ended(host.chats.regenerate(answer.chat_id))
+    assert (again.state, again.n_tokens) == ("done", 12)
+
+
+def test_a_store_that_fails_mid_answer_costs_no_word(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = host.store.token, 0
+
+    def token(*args: Any) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise StoreError("Moestro could not save: the disk failed.")
+        return original(*args)
+
+    monkeypatch.setattr(host.store, "token", token)
+    answer = ended(host.chats.ask(None, "hello"))
+    assert (answer.state, answer.error, answer.unsaved, answer.n_tokens) == ("done", "", "", 12)
+    assert texts(host, answer.chat_id)[1] == ("assistant", answer.text, "done")
+    assert len(answer.text.split()) == 12
+    assert ended(host.chats.ask(answer.chat_id, "again")).error == ""
+
+
+def test_an_answer_that_breaks_off_lets_go_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []  # a reference, so that only an explicit close can end the generator
+
+    class Kept(QuickEngine):
+        def generate(self, messages: Any, sampling: Any, cancel: Any = None, **how: Any) -> Iterator[Piece]:
+            kept.append(super().generate(messages, sampling, cancel))
+            return iter(kept[-1])
+
+    def broken(*args: Any) -> None:
+        raise MoestroError("It does not go on.")
+
+    host = open_host(tmp_path, Kept)
+    monkeypatch.setattr(host.regret, "add", broken)
+    answer = ended(host.chats.ask(None, "hello"))
+    assert (answer.error, answer.undone) == ("It does not go on.", True)
+    assert kept[0].gi_frame is None, "the generator is still open and with it the engine's leases"

@@ -14,14 +14,13 @@ from fastapi.testclient import TestClient
 from app.server.api import build_app
 from app.services.host import Host
 from app.services.importer import ImportJob
-from app.store import Store
 from app.ui.sidebar import ModelSection
 from app.ui.tabs.library import LibraryTab
 from core.errors import BusyError, ModelError, MoestroError
 from core.memory.pack.lock import Lock
-from tests.app.conftest import WAIT_S, QuickEngine, ended, page
+from tests.app.conftest import WAIT_S, ended, open_host, page
 from tests.checkpoints import make_checkpoint
-from tests.fake_models import fake_estimate, fake_import
+from tests.fake_models import fake_import
 
 MB = 10**6
 
@@ -56,12 +55,8 @@ def steered() -> Steered:
 
 @pytest.fixture
 def host(tmp_path: Path, steered: Steered) -> Iterator[Host]:
-    host = Host(Store(tmp_path / "home"), QuickEngine, fake_estimate, steered)
-    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
-    assert host.chats.set_sampling(max_new_tokens=12) == ""
-    yield host
+    yield open_host(tmp_path / "home", importing=steered)
     steered.go.set()
-    host.close()
 
 
 def over(job: ImportJob) -> ImportJob:
@@ -142,21 +137,18 @@ def test_what_cannot_be_imported_is_told(host: Host, tmp_path: Path, caplog: pyt
 
 
 def test_closing_stops_an_import_and_the_next_start_goes_on_with_it(tmp_path: Path, steered: Steered) -> None:
-    host = Host(Store(tmp_path), QuickEngine, fake_estimate, steered)
+    host = open_host(tmp_path, loaded=False, importing=steered)
     job = host.importer.start("models/Qwen3-Tiny")
     assert steered.halfway.wait(WAIT_S)
     host.close()
     assert (job.state, job.can_resume) == ("cancelled", True)
-    host = Host(Store(tmp_path), QuickEngine, fake_estimate, steered)  # the next start offers to go on
-    assert host.importer.job is not None
+    host = open_host(tmp_path, loaded=False, importing=steered)  # the next start offers to go on
     assert (host.importer.job.source, host.importer.job.finished) == ("models/Qwen3-Tiny", True)
     steered.go.set()
     assert over(host.importer.resume()).state == "done"
     assert steered.starts == [0, 20 * MB]
     host.close()
-    host = Host(Store(tmp_path), QuickEngine, fake_estimate, steered)
-    assert host.importer.job is None
-    host.close()
+    assert open_host(tmp_path, loaded=False, importing=steered).importer.job is None
 
 
 def test_speed_and_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:

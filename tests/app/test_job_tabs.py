@@ -159,11 +159,9 @@ def test_a_profile_s_figures() -> None:
         top_k=2,
     )
     shares = calibrate_figures.shares(profile)
-    assert shares is not None
     assert shares.tolist() == [[150.0, 50.0, 0.0, 0.0], [50.0] * 4]
     profile = fake_profile(parts=tuple(PARTS))
     pairs = calibrate_figures.together(profile, 1)
-    assert pairs is not None and profile.pairs is not None
     assert pairs[0, 1] == pytest.approx(np.log10(1 + profile.pairs[1, 0, 1]))
     for dark in (True, False):
         drawn = [
@@ -190,7 +188,6 @@ RULE = ListRule("0.5", 3, False, 0.0)
 @pytest.mark.parametrize("dark", layered([True, False], quick=lambda dark: dark))
 def test_similarity_is_of_the_measure_chosen_or_of_the_one_there_is(dark: bool) -> None:
     both, pairs = fake_profile(parts=("pairs", "likeness")), fake_profile(parts=("pairs",))
-    assert both.likeness is not None and both.pairs is not None
     apart = ~np.eye(SHAPE.experts, dtype=bool)
     for profile, measure, expected in (
         (both, "cosine", both.likeness[2].astype(float)),
@@ -289,7 +286,6 @@ def test_a_profile_in_words() -> None:
 
 def test_super_experts_are_named_with_how_far_they_stand_out() -> None:
     profile = fake_profile(parts=("counts", "peaks"))
-    assert profile.peaks is not None
     assert "None; " in calibrate_views.summary(profile, 1) and "stands out most" in calibrate_views.summary(profile, 1)
     profile.peaks[:] = 2
     profile.peaks[1, 3] = 500

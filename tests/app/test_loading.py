@@ -172,7 +172,6 @@ def test_when_memory_holds_one_model_a_failed_load_says_what_became_of_the_old(
     assert asked[1] is not None
     slow.failure = None
     assert slow_host.loader.load(slow_host.loader.plan("new")).join(WAIT_S)
-    assert slow_host.loader.loading is not None
     assert slow_host.loader.loading.error == "Only 2 GB are free."  # nothing is loaded that would give memory back
 
 

@@ -144,7 +144,6 @@ def test_the_least_memory_for_a_time_is_said_before_a_load(host: Host) -> None:
     host.models.unload()
     spec = host.loader.plan("demo")
     profile = measured()
-    assert profile.times is not None
     resident_ms = profile.times["head"] + SHAPE.layers * (profile.times["att"] + profile.times["moe"])
     slow, fast = (host.loader.least_memory(spec, ms) for ms in (3 * resident_ms, 1.02 * resident_ms))
     assert slow.experts <= fast.experts <= fast.total == SHAPE.total and fast.tpot_ms <= 1.02 * resident_ms

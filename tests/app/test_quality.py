@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -17,14 +18,13 @@ from app.server.frames import decode
 from app.server.live_state import stamp
 from app.services.exports.answers import DEFINITIONS
 from app.services.host import Host
-from app.store import Store
 from app.store.schema import MIGRATIONS, migrate
 from app.ui.tabs.messages import statistics
 from app.wording import lossy, percent, scored
 from core.engine.quality.report import Quality
 from core.settings.sampling import Sampling
 from core.types import Piece
-from tests.app.conftest import WAIT_S, QuickEngine, ended, open_host
+from tests.app.conftest import WAIT_S, QuickEngine, ended, open_host, open_store
 from tests.app.test_export import read
 
 FIGURES = Quality(
@@ -48,13 +48,7 @@ class LossyEngine(QuickEngine):
     audited = threading.Event()
     breaks = False
 
-    def generate(
-        self,
-        messages: Sequence[Mapping[str, str]] | str,
-        sampling: Sampling,
-        cancel: threading.Event | None = None,
-        **how: object,
-    ) -> Iterator[Piece]:
+    def generate(self, messages: Any, sampling: Any, cancel: Any = None, **how: Any) -> Iterator[Piece]:
         for piece in super().generate(messages, sampling, cancel):
             if piece.stats is not None:
                 number = len(self.waiting) + 1 + (self.quality.answer if self.quality is not None else 0)
@@ -81,10 +75,8 @@ def engine() -> type[LossyEngine]:
 
 
 @pytest.fixture
-def lossy_host(tmp_path: Path, engine: type[LossyEngine]) -> Iterator[Host]:
-    host = open_host(tmp_path, engine)
-    yield host
-    host.close()
+def lossy_host(tmp_path: Path, engine: type[LossyEngine]) -> Host:
+    return open_host(tmp_path, engine)
 
 
 def wait_for(what: Callable[[], bool]) -> None:
@@ -157,13 +149,7 @@ def test_nothing_is_scored_while_an_answer_is_written(tmp_path: Path, engine: ty
     tokens = threading.Semaphore(0)
 
     class Gated(engine):  # type: ignore[misc, valid-type]
-        def generate(
-            self,
-            messages: Sequence[Mapping[str, str]] | str,
-            sampling: Sampling,
-            cancel: threading.Event | None = None,
-            **how: object,
-        ) -> Iterator[Piece]:
+        def generate(self, messages: Any, sampling: Any, cancel: Any = None, **how: Any) -> Iterator[Piece]:
             for piece in super().generate(messages, sampling, cancel):
                 assert tokens.acquire(timeout=WAIT_S)
                 yield piece
@@ -182,7 +168,6 @@ def test_nothing_is_scored_while_an_answer_is_written(tmp_path: Path, engine: ty
     engine.gate.set()
     wait_for(lambda: quality_of(host, second.chat_id) is not None)
     assert quality_of(host, first.chat_id) is not None
-    host.close()
 
 
 def test_an_audit_that_fails_is_logged_and_the_next_one_is_made(
@@ -221,10 +206,9 @@ def test_closing_does_not_wait_for_what_is_not_scored(tmp_path: Path, engine: ty
     assert engine.audited.wait(WAIT_S)
     host.close()
     assert not any(thread.name == "moestro-quality" for thread in threading.enumerate())
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     assert chat is not None
     assert store.chats.messages(chat)[-1].quality is None
-    store.close()
 
 
 def test_it_is_in_the_export(lossy_host: Host, engine: type[LossyEngine], tmp_path: Path) -> None:
@@ -257,9 +241,8 @@ def test_a_store_from_before_it_opens(tmp_path: Path) -> None:
     old.execute("INSERT INTO chats (title, model, created) VALUES ('old', 'demo', 1.0)")
     old.execute("INSERT INTO messages (chat, role, text, state, created) VALUES (1, 'assistant', 'x', 'done', 1.0)")
     old.close()
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     assert [m.quality for m in store.chats.messages(1)] == [None]
-    store.close()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A redraw of a job's tab does not take away what was said of its form while the redraw was on its way."""
+"""What is drawn again, and what a redraw that comes late leaves as it is."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from typing import Any
 import gradio as gr
 import pytest
 
+from app.server.live_state import stamp
 from app.services.evaluator import Evaluation
 from app.services.host import Host
 from app.services.importer import ImportJob
 from app.services.loading import Loaded
+from app.store import Chat
 from app.ui.news import noticed
 from app.ui.page import create_ui
 from app.ui.sidebar import ModelSection
 from app.ui.sidebar.model import CHOICES
 from app.ui.tabs.analysis import AnalysisTab
 from app.ui.tabs.calibrate import CalibrateTab
+from app.ui.tabs.chat_live import ChatLive
 from app.ui.tabs.library import LibraryTab
 from app.ui.tabs.quality import QualityTab
 from core.engine.arithmetic import Arithmetic
 from core.errors import MoestroError
-from tests.app.conftest import WAIT_S, page
+from tests.app.conftest import WAIT_S, ended, open_host, page
 from tests.fake_models import fake_pack
 
 NEWS = SimpleNamespace(stamp="other", dark=True)
@@ -151,3 +154,22 @@ def test_an_event_tells_one_component_that_it_is_pending(host: Host) -> None:
     events = create_ui(host).fns.values()
     assert max(len(event.outputs) for event in events) > 80
     assert {len(event.show_progress_on or event.outputs) for event in events} == {1}
+
+
+def test_what_changes_while_a_page_is_made_is_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = open_host(tmp_path)
+    with page():
+        made = ChatLive(host)
+    answer = host.chats.ask(None, "One, in 2 words")
+    ended(answer)
+    chat, find = answer.chat_id, host.store.chats.find
+    assert chat is not None and made.open(chat)[0]["stamp"] == stamp(host, chat)
+
+    def late(id: int) -> Chat:  # open() has read the messages by now
+        ended(host.chats.ask(chat, "Two, in 2 words"))
+        return find(id)
+
+    monkeypatch.setattr(host.store.chats, "find", late)
+    shown = made.open(chat)
+    assert len(shown[1]["messages"]) == 2 and len(host.chats.messages(chat)) == 4
+    assert shown[0]["stamp"] != stamp(host, chat)

@@ -135,7 +135,6 @@ def test_another_policy_begins_a_new_count_and_another_budget_new_shadows(host: 
     figures(host, 40)
     assert host.models.change("eviction", "lfu") == ""
     view = host.regret.view(host.models.load_id, host.models.settings)
-    assert view is not None
     assert (view["state"], view["tokens"], view["title"]) == ("warming", 0, "LFU")
     ask(host, chat)
     view = figures(host, 40)
@@ -170,12 +169,10 @@ def test_off_ends_the_process_and_on_begins_again(host: Host) -> None:
     assert figures(host, 40)["state"] == "ready"
     assert host.models.change("telemetry", False) == ""
     split = host.regret.view(host.models.load_id, host.models.settings, in_blocks=True)
-    assert split is not None
     assert split["state"] == "in blocks"
     other = host.regret.view(host.models.load_id, host.models.settings, text_to_text=True)
     assert other is not None and other["state"] == "text to text"
     untold = host.regret.view(host.models.load_id, host.models.settings)
-    assert untold is not None
     assert untold["state"] == "untold"
 
 
@@ -294,7 +291,6 @@ def test_a_process_that_is_lost_is_replaced_and_too_many_losses_are_told(host: H
         meter.add(1, SHAPE, Settings(), step)
         assert meter.wait(number - 1, WAIT_S) == number
     view = meter.view(1, Settings())
-    assert view is not None
     assert view["state"] == "failed"
     meter.close()
 

@@ -1,18 +1,27 @@
-"""The store: where it lives, what it keeps of chats and passes, and what it refuses."""
+"""The store: where it lies, who may read it, what it keeps of chats and passes at what cost, and its migrations."""
 
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
+import stat
+import struct
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from app.store import Store, StoreError, data_dir
+from app.store.check import NAME
 from app.store.row_checks import InvalidRow, shape_of
+from app.store.schema import MIGRATIONS, migrate
 from core.errors import BusyError, MoestroError
-from core.types import ModelShape, StepRecord
+from core.types import ModelShape, StepRecord, Transfer
+from tests.app.conftest import open_store
 from tests.app.records import SHAPE, a_step, load_of
+from tests.app.stores import filled
 
 STATS = {
     "prompt_tokens": 3,
@@ -46,7 +55,7 @@ def test_the_data_directory_of_each_system(env: dict[str, str], platform: str, e
 
 
 def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     load = load_of(store)
     made = [a_step(0, tokens=3), a_step(1)]
     for step in made:
@@ -55,7 +64,6 @@ def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:
         for name in StepRecord.__slots__:
             a, b = getattr(one, name), getattr(other, name)
             assert (a.dtype == b.dtype and a.tolist() == b.tolist()) if isinstance(b, np.ndarray) else a == b, name
-    store.close()
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
@@ -91,7 +99,7 @@ def test_a_damaged_file_is_told_and_left_alone(tmp_path: Path) -> None:
 
 
 def test_chats_are_listed_renamed_and_deleted_with_their_figures(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     load = load_of(store)
     first, answer = store.chats.begin(None, "How  do\ncaches work? " + "x" * 99, "demo")
     store.token(load, first, answer, 0, "one ", a_step(0, tokens=3), {})
@@ -115,11 +123,10 @@ def test_chats_are_listed_renamed_and_deleted_with_their_figures(tmp_path: Path)
     assert store.db.rows("SELECT 1 FROM messages WHERE chat = ?", first) == []
     third, _ = store.chats.begin(None, "third", "demo")
     assert third not in (first, second), "the number of a deleted chat was given to another"
-    store.close()
 
 
 def test_undo_puts_the_chat_back(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     chat, answer = store.chats.begin(None, "one", "demo")
     store.chats.finish(answer, "done")
     before = store.chats.messages(chat)
@@ -128,11 +135,10 @@ def test_undo_puts_the_chat_back(tmp_path: Path) -> None:
         assert store.chats.messages(chat) != before
         store.chats.undo(answer)
         assert store.chats.messages(chat) == before
-    store.close()
 
 
 def test_the_routing_of_the_latest_answers_is_remembered_for_the_forecast(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = open_store(tmp_path)
     assert store.steps.trace("demo", 10) is None
     load = load_of(store)
     store.steps.add(load, None, None, a_step(0, tokens=3), {})
@@ -143,11 +149,9 @@ def test_the_routing_of_the_latest_answers_is_remembered_for_the_forecast(tmp_pa
         store.steps.add(load, None, None, step, {})
     load_of(store)  # a later load that has said nothing yet
     trace = store.steps.trace("demo", 2)
-    assert trace is not None
     assert trace.shape == (2, SHAPE.layers, SHAPE.top_k)
     assert trace[:, 0, 0].tolist() == [2, 3], "not the latest ones, oldest first"
     assert store.steps.trace("other", 2) is None
-    store.close()
 
 
 def test_a_shape_of_an_older_version_is_read() -> None:
@@ -156,3 +160,114 @@ def test_a_shape_of_an_older_version_is_read() -> None:
     assert shape_of(json.dumps(stored)) == ModelShape(**stored)
     with pytest.raises(InvalidRow):
         shape_of(json.dumps({**stored, "more": 1}))
+
+
+def test_the_cost_of_a_token_does_not_grow_with_the_answer(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    load = load_of(store)
+    chat, answer = store.chats.begin(None, "hello", "demo")
+    before = store.db.rows("SELECT total(length(text)) FROM pieces")[0][0]
+    for seq in range(50):
+        store.token(load, chat, answer, seq, "word ", a_step(seq), {})
+    rows = store.db.rows("SELECT length(text) FROM pieces")
+    assert before == 0
+    assert [row[0] for row in rows] == [5] * 50, "an earlier token was written again"
+    assert store.db.rows("SELECT length(text) FROM messages WHERE id = ?", answer)[0][0] == 0
+
+
+def test_a_migration_is_whole_or_not_at_all_and_keeps_the_data(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    chat, _ = store.chats.begin(None, "hello", "demo")
+    store.close()
+    db = sqlite3.connect(tmp_path / "moestro.sqlite3", isolation_level=None)
+    with pytest.raises(sqlite3.OperationalError):
+        migrate(db, (*MIGRATIONS, "ALTER TABLE chats ADD COLUMN colour TEXT; INSERT INTO nowhere VALUES (1)"))
+    assert db.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS)
+    migrate(db, (*MIGRATIONS, "ALTER TABLE chats ADD COLUMN colour TEXT"))
+    assert db.execute("SELECT title, colour FROM chats WHERE id = ?", (chat,)).fetchone() == ("hello", None)
+    db.close()
+    with pytest.raises(StoreError, match="newer Moestro"):  # this program meets what a later one left
+        Store(tmp_path)
+
+
+def test_a_store_from_before_the_disk_tier_opens_and_reads_as_it_was(tmp_path: Path) -> None:
+    old = sqlite3.connect(tmp_path / "moestro.sqlite3", isolation_level=None)
+    migrate(old, MIGRATIONS[:1])
+    old.execute(
+        "INSERT INTO loads (model, created, spec, settings, shape, manifest) VALUES ('demo', 1.0, ?, '{}', ?, '{}')",
+        ('{"model": "demo", "format": "int4", "group_size": 64}', json.dumps(asdict(SHAPE))),
+    )
+    copy = struct.pack("<hhqBBddd", 1, 7, 2**33, 1, 1, 1.0, 1.25, 1.5)  # one on demand, in decode
+    values = {
+        "load": 1,
+        "step": 0,
+        "phase": "decode",
+        "tokens": 1,
+        "started_s": 1.5,
+        "total_ms": 4.0,
+        "compute_ms": 2.5,
+        "stall_ms": 1.0,
+        "idle_ms": 0.5,
+        "copy_ms": 1.25,
+        "prefetch_issued": 0,
+        "prefetch_used": 0,
+        "prefetch_late": 0,
+        "prefetch_wasted": 0,
+        "demand_bytes": 2**33,
+        "prefetch_bytes": 0,
+        "wasted_bytes": 0,
+        "slots": 5,
+        "device_bytes": 6,
+        "budget_bytes": 7,
+        "emulated": 0,
+        "exact": 1,
+        "layers": 2,
+        "top_k": 2,
+        "ids": b"\x01\x00" * 4,
+        "layer": b"\x00\x00",
+        "expert": b"\x01\x00",
+        "outcome": b"\x03",
+        "transfers": copy,
+    }
+    old.execute(f"INSERT INTO steps ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})", [*values.values()])
+    old.close()
+    store = open_store(tmp_path)
+    [step] = store.steps.records(load=1)
+    assert (step.demand_bytes, step.disk_bytes, step.disk_misses, step.requests) == (2**33, 0, 0, 1)
+    assert step.transfers == (Transfer(1, 7, 2**33, True, 1.0, 1.25, 1.5, "decode", "host"),)
+    store.steps.add(1, None, None, a_step(1), {})
+    assert [s.disk_bytes for s in store.steps.records(load=1)] == [0, 4096]
+    assert [
+        (s.prefetch_evicted, s.late_bytes, s.evicted_bytes, s.predict_ms, s.net_ms) for s in store.steps.records(load=1)
+    ] == [(0, 0, 0, 0.0, 0.0), (1, 7, 5, 0.25, -0.5)]
+
+
+def _modes(folder: Path) -> dict[str, int]:
+    return {str(p.relative_to(folder)): stat.S_IMODE(p.stat().st_mode) for p in [folder, *folder.rglob("*")]}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has access lists, not modes")
+def test_files_are_their_users_alone_also_old_ones(tmp_path: Path) -> None:
+    home = tmp_path / "data"
+    before = os.umask(0)
+    try:
+        filled(home)
+        (home / "exports").mkdir()
+        (home / "exports" / "old.zip").write_bytes(b"x")
+        (home / "packs" / "mine").mkdir(parents=True)
+        (home / "packs" / "mine" / "experts.bin").write_bytes(b"x")
+        (home / "mine.txt").write_text("not Moestro's")
+        for name in (".", NAME):
+            (home / name).chmod(0o777)
+        store = Store(home)
+        store.backups.make()
+        store.chats.begin(None, "hello", "demo")
+        modes = _modes(home)
+        store.close()
+    finally:
+        os.umask(before)
+    assert modes.pop("mine.txt") == 0o666
+    assert modes.pop("packs/mine") == 0o777
+    assert modes.pop("packs/mine/experts.bin") == 0o666
+    assert {f"{NAME}-wal", f"{NAME}-shm"} <= set(modes)
+    assert {name: oct(mode) for name, mode in modes.items() if mode & 0o077} == {}

@@ -25,10 +25,8 @@ def endless() -> type[EndlessEngine]:
 
 
 @pytest.fixture
-def busy_host(tmp_path: Path, endless: type[EndlessEngine]) -> Iterator[Host]:
-    host = open_host(tmp_path, endless)
-    yield host
-    host.close()
+def busy_host(tmp_path: Path, endless: type[EndlessEngine]) -> Host:
+    return open_host(tmp_path, endless)
 
 
 @pytest.fixture
@@ -132,4 +130,3 @@ def test_a_whole_answer_is_sent_by_a_real_server(tmp_path: Path) -> None:
         assert lines[-1] == "data: [DONE]"
         deltas = [json.loads(one.removeprefix("data: "))["choices"][0]["delta"] for one in lines[:-1]]
         assert "".join(one.get("content", "") for one in deltas) == "the cache "
-    host.close()

@@ -1,22 +1,192 @@
-"""What the page calls what the engine says."""
+"""What the page says: of a load's estimate, under an answer, of a copied chat, and by which words."""
 
 from __future__ import annotations
 
 import ast
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import gradio as gr
 import pytest
+from gradio import component_meta
 
 from app.server import frames
 from app.services.answer_queue import AnswerQueue, Request
+from app.services.exports import transcript
+from app.services.exports.archive import NothingThere
+from app.start.gradio_import import skip_interface_files
+from app.store import Message, Store
 from app.ui.controls import label
 from app.ui.tabs.analysis_views import HEADS
+from app.ui.tabs.messages import statistics
+from app.ui.text import fit_card, span
 from app.ui.theme import ROOT
-from app.wording import describe_change, lossy
-from core.settings.config import params
+from app.wording import describe_change, lossy, name_of
+from core.settings.config import Settings, params
 from core.settings.loading import LoadSpec
 from core.settings.param import declared
 from core.settings.sampling import Sampling
+from core.system.wording import format_bytes
+from core.types import Fit
+from tests.app.test_store import STATS
+from tests.fake_models import fake_estimate, fake_pack
 from tests.fakes import FakeEngine
+
+FIGURES: dict[str, Any] = {
+    "tok_s": 12.5,
+    "new_tokens": 7,
+    "ttft_ms": 800.0,
+    "hit_rate": 0.75,
+    "compute_ms": 60.0,
+    "stall_ms": 30.0,
+    "idle_ms": 10.0,
+    "reason": "stop",
+    "exact": True,
+    "emulated": False,
+}
+
+
+def fit(model: str = "demo", budget: str = "50%", **changes: Any) -> Fit:
+    return replace(fake_estimate(LoadSpec(model, settings=Settings({"budget": budget}))), **changes)
+
+
+def test_the_tiers_of_a_pack_and_of_a_checkpoint(tmp_path: Path) -> None:
+    pack = fit_card(fit(str(fake_pack(tmp_path / "pack"))))
+    assert "<b>3.2 MB</b> of 900 MB free" in pack
+    assert "6.4 MB of experts are read from it, bypassing the page cache" in pack
+    assert "not needed once loaded" in fit_card(fit())
+
+
+def test_the_expected_speed_says_what_it_rests_on() -> None:
+    card = fit_card(fit(hit_low=0.62, hit_high=0.9, tok_s_low=3.21, tok_s_high=8.9, basis='copies "over" the link'))
+    assert "<b>3.2–8.9</b> tok/s, hit rate <b>62–90&nbsp;%</b>" in card
+    assert 'title="copies &quot;over&quot; the link"' in card
+    assert "Copies &quot;over&quot; the link.</p>" in card
+    assert "Expected" not in fit_card(fit(basis="", problem="Too small."))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "digits", "text"),
+    [(3.2, 8.9, 1, "3.2–8.9"), (100, 100, 0, "100"), (12.4, 12.2, 0, "12"), (9, 21, 0, "9–21")],
+)
+def test_ranges(low: float, high: float, digits: int, text: str) -> None:
+    assert span(low, high, digits) == text
+
+
+def test_a_suggestion_is_made_only_where_it_differs() -> None:
+    assert 'data-budget="62%"' in fit_card(fit(), "50%")
+    assert "data-budget" not in fit_card(fit(), "62%")
+    assert "data-budget" not in fit_card(fit(suggested=""), "50%")
+
+
+def test_a_warning_may_be_overridden_and_a_problem_may_not() -> None:
+    tight = fit_card(fit(budget="95%"))
+    assert "Tight fit" in tight
+    assert "load it anyway" in tight
+    bad = fit_card(fit(budget="10%"))
+    assert "Does not fit" in bad
+    assert "all the same" not in bad
+
+
+@pytest.mark.parametrize(
+    ("stats", "line"),
+    [
+        ({}, "12.5 tok/s · 7 tokens · TTFT 800 ms · hit rate 75.0 % · stall 30 % · finished · EXACT"),
+        (
+            {"disk_misses": 1, "disk_bytes": 4096},
+            "12.5 tok/s · 7 tokens · TTFT 800 ms · hit rate 75.0 % · 1 miss from disk "
+            "(4.1 kB) · stall 30 % · finished · EXACT",
+        ),
+        (
+            {"disk_misses": 0, "disk_bytes": 0},
+            "12.5 tok/s · 7 tokens · TTFT 800 ms · hit rate 75.0 % · stall 30 % · finished · EXACT",
+        ),
+    ],
+)
+def test_the_line_under_an_answer_names_the_disk_only_where_one_was_read(stats: dict[str, Any], line: str) -> None:
+    message = Message(id=1, role="assistant", text="x", state="done", stats=FIGURES | stats, error="", created=0.0)
+    assert statistics(message) == line
+
+
+def test_names_and_sizes() -> None:
+    cached = Path("hub") / "models--org--Big-MoE" / "snapshots" / "abc"
+    assert name_of("demo") == "Demo model (bundled)"
+    assert name_of(str(Path("models") / "Mixtral")) == "Mixtral"
+    assert name_of(str(cached)) == "org/Big-MoE"
+    assert name_of(str(cached / "x-Q4_K_M.gguf")) == "org/Big-MoE/x-Q4_K_M.gguf"
+    assert [format_bytes(n) for n in (12, 4096, 9_990_000, 123_456_789, 18_500_000_000)] == [
+        "12 B",
+        "4.1 kB",
+        "9.99 MB",
+        "123 MB",
+        "18.5 GB",
+    ]
+
+
+def test_what_is_not_loaded_is_said() -> None:
+    said = "Text only: visual of this model is not loaded."
+    assert said in fit_card(fit(note=said))
+    assert "Text only" not in fit_card(fit())
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> tuple[Store, int]:
+    """A question with two answers, of which the first is shown again."""
+    store = Store(tmp_path)
+    number, answer = store.chats.begin(None, "What is *a* cache?", "demo", system="Be brief.")
+    store.chats.append(answer, 0, "<think>\nHm.\n</think>\n\nA store:\n\n```python\nx = 1")
+    store.chats.finish(answer, "stopped", {**STATS, "tok_s": float("nan")})
+    _, other = store.chats.begin(number, None, "demo", answer)
+    store.chats.append(other, 0, "why not</think>Yes.")
+    store.chats.finish(other, "done", {**STATS, "opens_reasoning": True})
+    store.chats.show(number, answer)
+    return store, number
+
+
+def test_markdown_is_the_branch_that_is_shown(chat: tuple[Store, int]) -> None:
+    store, number = chat
+    text = transcript.markdown(store, number)
+    head, _, rest = text.partition("## System prompt")
+    assert head.startswith("# What is *a* cache?\n\ndemo, 20")
+    assert rest == (
+        "\n\nBe brief.\n\n## You\n\nWhat is *a* cache?\n\n## Model\n\n<details>\n<summary>Reasoning</summary>\n\nHm."
+        "\n\n</details>\n\nA store:\n\n```python\nx = 1\n```\n"
+    )
+    store.close()
+
+
+def test_json_has_every_branch_with_its_statistics(chat: tuple[Store, int]) -> None:
+    store, number = chat
+    found = json.loads(transcript.as_json(store, number), parse_constant=lambda name: pytest.fail(name))
+    question, first, second = found["messages"]
+    assert (found["title"], found["system"], found["model"]) == ("What is *a* cache?", "Be brief.", "demo")
+    assert found["shown"] == [question["id"], first["id"]]
+    assert [one["parent"] for one in found["messages"]] == [None, question["id"], question["id"]]
+    assert question["text"] == "What is *a* cache?" and "statistics" not in question
+    assert (first["state"], first["statistics"]["new_tokens"], first["statistics"]["tok_s"]) == ("stopped", 2, None)
+    assert second["text"] == "why not</think>Yes."
+    with pytest.raises(NothingThere, match="no longer exists"):
+        transcript.as_json(store, 99)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "parts"),
+    [
+        ("<think>a</think>\n\nb", False, ("a", "b")),
+        ("\n<think>\na\n</think>b</think>", False, ("a", "b</think>")),
+        ("a</think>b", False, ("a", "b")),
+        ("a, cut off", True, ("a, cut off", "")),
+        ("<think>a, cut off", False, ("a, cut off", "")),
+        ("a <think> b", False, ("", "a <think> b")),
+        ("", True, ("", "")),
+    ],
+)
+def test_reasoning_is_told_from_the_answer(text: str, opened: bool, parts: tuple[str, str]) -> None:
+    assert transcript.reasoning_of(text, opened) == parts
+
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -89,3 +259,9 @@ def test_no_text_of_the_page_says_tpot() -> None:
     for folder in (ROOT / "app" / "ui" / "deck", ROOT / "assets" / "ui"):
         for page in (*folder.rglob("*.html"), *folder.rglob("*.js")):
             assert "TPOT" not in page.read_text("utf-8"), page
+
+
+def test_components_are_made_without_interface_files() -> None:
+    assert component_meta.create_or_modify_pyi.__module__ == skip_interface_files.__module__
+    assert gr.Slider.EVENTS
+    assert gr.Slider(0, 1).get_config()["maximum"] == 1

@@ -65,7 +65,6 @@ def test_what_is_close_is_said(tmp_path: Path) -> None:
     finally:
         engine.unload()
     assert (manifest["exact"], manifest["closeness"]) == (False, BOUND)
-    assert stats is not None
     assert (stats.exact, stats.closeness) == (True, BOUND)
 
 

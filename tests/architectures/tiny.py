@@ -6,92 +6,50 @@ from typing import Any
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-LAYERS = 4  # the first ones are dense in some
+
+def _sized(names_of: dict[int, str]) -> dict[str, Any]:
+    """Names of fields by the size that they are given."""
+    return {name: size for size, names in names_of.items() for name in names.split()}
+
+
 WHERE: dict[str, Any] = dict(  # of text models
-    vocab_size=256,
-    unpadded_vocab_size=250,
-    hidden_size=64,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    max_position_embeddings=512,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=None,
-    intermediate_size=96,
-    moe_intermediate_size=64,
-    shared_expert_intermediate_size=80,
-    shared_intermediate_size=64,
-    moe_shared_expert_intermediate_size=64,
-    num_experts=8,
-    num_local_experts=8,
-    n_routed_experts=8,
-    moe_num_experts=8,
-    num_experts_per_tok=4,
-    moe_topk=4,
-    moe_k=4,
-    moe_top_k=4,
-    top_k_experts=4,
-    n_shared_experts=1,
-    num_shared_experts=1,
-    moe_num_shared_experts=1,
-    first_k_dense_replace=1,
-    num_dense_layers=1,
-    n_group=2,
-    topk_group=1,
-    sliding_window=12,
-    sliding_window_size=12,
-    layer_types=None,
-    mlp_layer_types=None,
-    attn_layer_types=None,
-    q_lora_rank=32,
-    kv_lora_rank=32,
-    qk_nope_head_dim=16,
-    qk_rope_head_dim=16,
-    v_head_dim=16,
-    index_topk=8,
-    index_head_dim=16,
-    index_n_heads=4,
-    linear_conv_kernel_dim=4,
-    linear_key_head_dim=16,
-    linear_value_head_dim=16,
-    linear_num_key_heads=2,
-    linear_num_value_heads=4,
+    _sized(
+        {
+            0: "pad_token_id",
+            1: "bos_token_id n_shared_experts num_shared_experts moe_num_shared_experts first_k_dense_replace "
+            "num_dense_layers topk_group",
+            2: "num_key_value_heads n_group linear_num_key_heads",
+            4: "num_hidden_layers num_attention_heads num_experts_per_tok moe_topk moe_k moe_top_k top_k_experts "
+            "index_n_heads linear_conv_kernel_dim linear_num_value_heads",
+            8: "num_experts num_local_experts n_routed_experts moe_num_experts index_topk",
+            12: "sliding_window sliding_window_size",
+            16: "head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim index_head_dim linear_key_head_dim "
+            "linear_value_head_dim",
+            32: "q_lora_rank kv_lora_rank router_hidden_size",
+            64: "hidden_size moe_intermediate_size shared_intermediate_size moe_shared_expert_intermediate_size",
+            80: "shared_expert_intermediate_size",
+            96: "intermediate_size dense_intermediate_size",
+            250: "unpadded_vocab_size",
+            256: "vocab_size",
+            512: "max_position_embeddings",
+        }
+    ),
     output_router_logits=False,
     attention_dropout=0.0,
-    rope_parameters=None,
-    dense_intermediate_size=96,
-    router_hidden_size=32,
     dtype="float32",
 )
-VISION: dict[str, Any] = dict(  # of everything beside the text model
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=1,
-    depth=1,
-    num_attention_heads=2,
-    num_heads=2,
-    num_key_value_heads=2,
-    head_dim=16,
-    image_size=28,
-    patch_size=14,
-    num_position_embeddings=16,
-    out_hidden_size=64,
-    position_embedding_size=16,
-    num_channels=3,
-    projection_hidden_dim=32,
-    text_hidden_size=64,
-    embed_dim=32,
-    encoder_layers=1,
-    encoder_attention_heads=2,
-    encoder_ffn_dim=48,
-    d_model=32,
-    output_dim=64,
-    output_proj_dims=32,
-    vision_output_dim=64,
-    projector_input_dim=64,
-    projector_output_dim=64,
+VISION: dict[str, Any] = _sized(  # of everything beside the text model
+    {
+        1: "num_hidden_layers depth encoder_layers",
+        2: "num_attention_heads num_heads num_key_value_heads encoder_attention_heads",
+        3: "num_channels",
+        14: "patch_size",
+        16: "head_dim num_position_embeddings position_embedding_size",
+        28: "image_size",
+        32: "hidden_size projection_hidden_dim embed_dim d_model output_proj_dims",
+        48: "intermediate_size encoder_ffn_dim",
+        64: "out_hidden_size text_hidden_size output_dim vision_output_dim projector_input_dim projector_output_dim",
+    }
 )
 LINEAR: dict[str, Any] = dict(num_hidden_layers=4, linear_head_dim=16, linear_num_heads=4)
 INKLING: dict[str, Any] = dict(
@@ -247,7 +205,7 @@ def tiny(model_type: str) -> dict[str, Any]:
     kind = CONFIG_MAPPING[model_type]
     text = not any(word in model_type for word in ("vision", "audio", "vit"))
     rules = WHERE if text else VISION
-    fields = {name: value for name, value in rules.items() if name in fields_of(kind) and value is not None}
+    fields = {name: value for name, value in rules.items() if name in fields_of(kind)}
     if "kv_lora_rank" in fields:
         fields["num_key_value_heads"] = 4  # latent attention has as many as it has heads
     for name, sub in (getattr(kind, "sub_configs", None) or {}).items():

@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 
 from bench.gpu_model import Card, Model, expected, table
 from bench.launch_cost import FORMATS
-from bench.models.generate import SMALL, checkpoint
+from bench.models.generate import checkpoint
 from bench.models.gguf_file import write_bf16
+from bench.models.sizes import SMALL
 
 TINY = replace(SMALL, name="tiny", hidden=64, layers=2, experts=4, width=32, heads=2, kv_heads=1, head_dim=16)
 

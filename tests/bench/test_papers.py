@@ -14,7 +14,7 @@ import pytest
 from app import cli
 from app.store import results as stored
 from bench.commands import papers as command
-from bench.models.generate import FULL, is_generated
+from bench.models.sizes import FULL, is_generated
 from bench.papers import PAPERS, parts
 from bench.papers.document import StoredResults, answers, counted, markdown, remarks, text
 from bench.papers.parts import HOLDS, NEVER, NO, PART, REPAIRS, UNTOLD, VERDICTS, Ask, Paper, Row, never

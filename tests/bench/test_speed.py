@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from bench.models import fixtures
-from bench.models.generate import Sizes, checkpoint
+from bench.models.generate import checkpoint
+from bench.models.sizes import Sizes
 from bench.papers import moepic
 from bench.papers.document import StoredResults
 from bench.papers.parts import HOLDS, NO, PART

@@ -17,7 +17,7 @@ from app.ui.tabs.systems_figures import tpot_over_budgets
 from bench.harness import process, protocol
 from bench.harness.run import Suite
 from bench.models import fixtures
-from bench.models.generate import SMALL
+from bench.models.sizes import SMALL
 from bench.quality import lossy, speculating, super_experts, systems
 from bench.routing import methods, overhead, path, path_accuracy, predictors, training
 from bench.routing.methods_result import WAITED

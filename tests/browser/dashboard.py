@@ -11,6 +11,8 @@ from playwright.sync_api import TimeoutError
 
 from app.server import frames
 
+FITS = "document.documentElement.scrollWidth <= innerWidth"
+SIZES = {390: 844, 1366: 768, 1920: 1080}  # of screens: width -> height
 ANSWERING = "document.body.dataset.answering"
 
 

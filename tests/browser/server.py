@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from app.server import api  # what `serve` imports before it serves
 from app.services.engine_protocol import Profiles
@@ -19,7 +20,6 @@ from app.store import results
 from app.ui.serve import StartOptions, serve
 from core.errors import MoestroError
 from core.settings.loading import LoadSpec
-from core.settings.sampling import Sampling
 from core.types import Fit, Piece
 from tests.browser.lengths import ENDLESS, said, with_length
 from tests.fake_evaluation import fake_evaluate
@@ -51,13 +51,7 @@ class SlowEngine(FakeEngine):
         assert isinstance(engine, cls)
         return engine
 
-    def generate(
-        self,
-        messages: Sequence[Mapping[str, str]] | str,
-        sampling: Sampling,
-        cancel: threading.Event | None = None,
-        **how: object,
-    ) -> Iterator[Piece]:
+    def generate(self, messages: Any, sampling: Any, cancel: Any = None, **how: Any) -> Iterator[Piece]:
         text = said(messages)
         sampling = with_length(messages, sampling) if text is None else replace(sampling, max_new_tokens=len(text))
         for piece in super().generate(messages, sampling, cancel):

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from tests.browser.conftest import Open, Server
-from tests.browser.dashboard import Dashboard
+from tests.browser.dashboard import FITS, Dashboard
 
 pytestmark = pytest.mark.long  # of the real engine in a browser, only an import and its chat guard every change
-FITS = "document.documentElement.scrollWidth <= innerWidth"
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,13 @@
-"""Chat: streaming, statistics, stop, regenerate, edit, reload, a second tab."""
+"""Chat: streaming, statistics, stop, regenerate, edit, reload, a second tab; the chats of the past; a crash."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.browser.conftest import Open
+from core.profile.trace import open_trace
+from tests.browser.conftest import Open, Server
 from tests.browser.dashboard import Dashboard
 
 
@@ -29,41 +32,6 @@ def test_an_answer_streams_and_ends_with_its_statistics(dashboard: Dashboard) ->
     assert int(dashboard.page.get_attribute("#context [role=meter]", "aria-valuenow") or 0) > 0
 
 
-@pytest.mark.long(0.1)  # the test of a reload, below, stops, too
-def test_stop_keeps_what_was_written(dashboard: Dashboard) -> None:
-    dashboard.ask("Stop in the middle").streaming(60)
-    seen = dashboard.tail()
-    dashboard.stop()
-    answer = dashboard.answers()[-1]
-    assert begins(answer, seen)
-    assert "stopped by you" in answer
-
-
-@pytest.mark.long(0.1)  # test_chats.py does it by the keyboard
-def test_regenerate_puts_another_in_place_of_the_last_answer(dashboard: Dashboard) -> None:
-    dashboard.ask("Once more").streaming()
-    dashboard.stop()
-    before = dashboard.page.evaluate("location.search")
-    dashboard.page.get_by_role("button", name="Regenerate").click()
-    dashboard.streaming()
-    dashboard.stop()
-    assert len(dashboard.answers()) == 1
-    assert dashboard.page.evaluate("location.search") == before
-
-
-@pytest.mark.long(0.1)  # test_chats.py does it by the keyboard
-def test_an_edited_message_is_answered_anew(dashboard: Dashboard) -> None:
-    dashboard.ask("First wording").streaming()
-    dashboard.stop()
-    dashboard.page.get_by_role("button", name="Edit").first.click()
-    dashboard.page.locator("#chat textarea").fill("Second wording")
-    dashboard.page.locator("#chat").get_by_role("button", name="Send").click()
-    dashboard.streaming()
-    dashboard.stop()
-    assert dashboard.page.locator("#chat [data-testid=user]").all_inner_texts() == ["Second wording"]
-    assert len(dashboard.answers()) == 1
-
-
 def test_a_reload_in_the_middle_loses_nothing(dashboard: Dashboard) -> None:
     """Neither the answer nor a draft; and what was Advanced still is."""
     page, box = dashboard.page, "#message textarea"
@@ -84,43 +52,123 @@ def test_a_reload_in_the_middle_loses_nothing(dashboard: Dashboard) -> None:
     assert "stopped by you" in dashboard.answers()[-1]
 
 
-@pytest.mark.long(0.2)  # tests/app/test_waiting.py has the queue, the test below two pages
-def test_a_second_tab_waits_its_turn_and_can_stop_waiting(dashboard: Dashboard, open_page: Open) -> None:
-    other = open_page()
-    dashboard.ask("I am first").streaming()
-    other.ask("I am second")
-    other.wait_text("[data-t=line]", "yours is next")
-    third = open_page()
-    third.ask("I am third")
-    third.wait_text("[data-t=line]", "1 more waits before yours")
-    third.stop()
-    dashboard.stop()
-    other.streaming()
-    other.stop()
-    assert "stopped by you" in other.answers()[-1]
-
-
-@pytest.mark.long(0.1)  # a reload, above, finds its answer in the same way
-def test_two_tabs_on_one_chat_show_the_same(dashboard: Dashboard, open_page: Open) -> None:
-    dashboard.ask("Seen by both").streaming()
-    other = open_page(path="/" + dashboard.page.evaluate("location.search"))
-    other.streaming()
-    dashboard.stop()
-    other.answered()
-    other.wait_text("#chat", "stopped by you")
-    assert other.answers()[-1] == dashboard.answers()[-1]
-
-
 def test_an_empty_message_is_refused_in_words(dashboard: Dashboard) -> None:
     dashboard.page.click("#send")
     dashboard.wait_text("#chat-alert", "The message is empty")
 
 
-@pytest.mark.long(0.1)  # test_chats.py begins a new chat and finds the old one in the list, test_sessions.py in the tab
-def test_a_new_chat_is_empty_and_the_old_one_is_kept(dashboard: Dashboard) -> None:
-    dashboard.ask("Keep me").streaming()
+def _begin(dashboard: Dashboard, text: str) -> None:
+    dashboard.ask(text).streaming()
     dashboard.stop()
-    dashboard.page.click("#new-chat")
-    dashboard.page.wait_for_function("!location.search && !document.querySelector('#chat [data-testid=user]')")
-    dashboard.page.get_by_role("tab", name="Sessions").click()
-    dashboard.wait_text("#chats", "Keep me")
+
+
+def test_rename_open_and_delete(dashboard: Dashboard) -> None:
+    _begin(dashboard, "A chat to rename")
+    page = dashboard.page
+    page.click("#new-chat")
+    page.get_by_role("tab", name="Sessions").click()
+    page.locator("#chats label", has_text="A chat to rename").click()
+    page.wait_for_selector("#chat-card")
+    page.locator("#chat-name").get_by_role("textbox").fill("Renamed chat")
+    page.click("#rename-chat")
+    dashboard.wait_text("#chats", "Renamed chat")
+    page.click("#open-chat")
+    dashboard.wait_text("#chat", "A chat to rename")
+    dashboard.wait_text("#chat-title", "Renamed chat")
+    page.get_by_role("tab", name="Sessions").click()
+    page.click("#delete-chat")
+    page.wait_for_selector("#confirm")
+    assert "Renamed chat" in dashboard.text("#chats")
+    page.click("#delete-no")
+    page.wait_for_selector("#confirm", state="hidden")
+    page.click("#delete-chat")
+    page.click("#delete-yes")
+    page.wait_for_function("!document.querySelector('#chats')?.innerText.includes('Renamed chat')")
+    page.get_by_role("tab", name="Chat + Live").click()
+    dashboard.wait_text("#chat-alert", "no longer exists")
+
+
+@pytest.mark.long(0.1)  # test_chats.py searches in the list; tests/app/test_branches.py in the store
+def test_a_chat_is_found_by_what_was_said_in_it(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    for text in ("The walrus and the carpenter", "Cabbages, 100% of kings"):
+        _begin(dashboard, text)
+        page.click("#new-chat")
+        page.wait_for_function("!location.search && document.body.dataset.empty === '1'")
+    page.get_by_role("tab", name="Sessions").click()
+    dashboard.wait_text("#chats", "walrus")
+    search, count = (
+        page.locator("#chat-search").get_by_role("textbox"),
+        "document.querySelectorAll('#chats label').length",
+    )
+    search.fill("WALRUS carp")
+    page.wait_for_function(f"{count} === 1")
+    assert "walrus" in dashboard.text("#chats")
+    page.locator("#chats label").click()
+    page.wait_for_selector("#chat-card")
+    search.fill("100% king")
+    page.wait_for_selector("#chat-card", state="hidden")
+    dashboard.wait_text("#chats", "Cabbages")
+    search.fill("walrus 100%")
+    dashboard.wait_text("#no-chats", "No chat has these words")
+    page.get_by_role("tab", name="Chat + Live").click()
+    page.get_by_role("tab", name="Sessions").click()
+    page.wait_for_function(f"{count} > 1")
+    assert search.input_value() == ""
+
+
+@pytest.mark.long(0.1)  # tests/app/test_traces.py; the test of measurements downloads
+def test_routing_downloads_as_a_trace_and_is_deleted_apart(dashboard: Dashboard, tmp_path: Path) -> None:
+    _begin(dashboard, "Trace me")
+    page = dashboard.page
+    page.get_by_role("tab", name="Sessions").click()
+    page.locator("#chats label", has_text="Trace me").click()
+    page.wait_for_selector(".session-trace")
+    with page.expect_download() as download:
+        page.click(".session-trace")
+    trace = open_trace(Path(download.value.path()))
+    assert (trace.layers, trace.experts, trace.top_k, trace.model) == (4, 16, 2, "demo")
+    assert f"{trace.tokens} tokens" in dashboard.text("#chat-about")
+    page.click("#delete-recording")
+    page.wait_for_selector("#confirm-recording")
+    page.click("#recording-no")
+    page.wait_for_selector("#confirm-recording", state="hidden")
+    assert page.is_visible(".session-trace")
+    page.click("#delete-recording")
+    page.click("#recording-yes")
+    dashboard.wait_text("#chat-about", "No routing was recorded")
+    page.wait_for_selector("#delete-recording", state="hidden")
+    page.click("#open-chat")
+    dashboard.wait_text("#chat", "Trace me")
+
+
+LAST = "[...document.querySelectorAll('#chat [data-testid=bot]')].at(-1)"
+
+
+@pytest.mark.long(0.6)  # test_store_crash.py tries without a browser that nothing is lost
+def test_the_page_outlives_a_crash(open_page: Open, tmp_path: Path) -> None:
+    """While somebody watches; and once more, while somebody presses a button."""
+    server = Server(tmp_path).start()
+    try:
+        dashboard = open_page(url=server.url)
+        page = dashboard.page
+        for event in (False, True):
+            page.evaluate("window.before = true")
+            seen = dashboard.ask(f"Survive a crash {event}").streaming(60)
+            server.kill()
+            page.wait_for_function("document.querySelector('.deck').dataset.state === 'offline'")
+            if event:  # the server never gets it: Gradio then asks for `app_id` until it is back, and reloads the page
+                with page.expect_request("**/app_id"):
+                    page.click("#stop")
+            server.start()
+            if event:
+                page.wait_for_function("!window.before")
+                dashboard.settled()
+            page.wait_for_function(f"{LAST}?.innerText.includes('interrupted')")
+            assert begins(dashboard.answers()[-1], seen)
+            page.wait_for_function("document.querySelector('.deck').dataset.state === 'live'")
+            dashboard.ask("And now?").streaming()
+            dashboard.stop()
+        server.end()
+    finally:
+        server.kill()

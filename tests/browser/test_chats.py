@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import urllib.request
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.browser.conftest import Open, Server
-from tests.browser.dashboard import Dashboard
+from tests.browser.dashboard import FITS, SIZES, Dashboard
 from tests.browser.lengths import say
-from tests.browser.test_looks import FITS, SIZES
 
 SMALL = """() => [...document.querySelectorAll('#chat-column :is(button, summary), #chat-list-column button')]
     .filter((e) => e.offsetParent && getComputedStyle(e).visibility === 'visible')
@@ -164,6 +164,11 @@ def test_the_system_prompt_of_a_chat_and_of_new_ones_and_the_exports(dashboard: 
             page.click(link)
         assert wanted in Path(download.value.path()).read_text(encoding="utf-8")
     assert json.loads(Path(download.value.path()).read_text(encoding="utf-8"))["messages"][1]["statistics"]
+    page.click("#export-menu")
+    with page.expect_download() as download:
+        page.click("#csv")
+    with zipfile.ZipFile(download.value.path()) as archive:
+        assert archive.read("tokens.csv").count(b"\n") > 3
     page.click("#new-chat")
     page.wait_for_function("document.querySelector('#system textarea').value === 'Answer in Latin.'")
     page.locator("#system textarea").fill("")

@@ -1,16 +1,16 @@
-"""Quality: rows come as they are measured, the chat says why it waits, what is found can be kept, and it all fits."""
+"""The tab Analysis with results: modes beside each other and a cancel, and the systems of the literature."""
 
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.browser.conftest import Open
-from tests.browser.dashboard import Dashboard
-
-FITS = "document.documentElement.scrollWidth <= innerWidth"
+from tests.bench.systems_result import systems_result
+from tests.browser.conftest import Open, Server
+from tests.browser.dashboard import FITS, Dashboard
 
 
 def quality(dashboard: Dashboard) -> Dashboard:
@@ -65,3 +65,40 @@ def test_modes_beside_each_other_and_a_cancel(dashboard: Dashboard, open_page: O
     for width, height in ((390, 844), (1366, 768)):
         page.set_viewport_size({"width": width, "height": height})
         assert page.evaluate(FITS), width
+
+
+FILE = "systems-20260102-030405.json"
+
+
+def systems(dashboard: Dashboard) -> Dashboard:
+    dashboard.page.get_by_role("tab", name="Analysis").click()
+    dashboard.page.get_by_role("tab", name="Systems").click()
+    return dashboard
+
+
+@pytest.mark.long(0.3)
+def test_the_newest_result_is_drawn_with_what_none_can_beat(open_page: Open, server: Server) -> None:
+    result, results = systems_result(), server.home / "results"
+    results.mkdir()
+    try:
+        dashboard = systems(open_page())
+        dashboard.wait_text("#systems-empty", "No systems measured yet")
+        assert "python launch.py bench systems" in dashboard.text("#systems-empty")
+        assert not dashboard.page.is_visible("#systems-tpot")
+        (results / FILE).write_text(json.dumps(result), encoding="utf-8")
+        (results / FILE.replace("030405", "030406")).write_text(json.dumps({**result, "small": True}), encoding="utf-8")
+        for scheme, width in (("dark", 1366), ("light", 390)):
+            dashboard = systems(open_page(scheme=scheme, width=width, height=844))
+            page = dashboard.page
+            dashboard.wait_text("#systems-head", FILE)
+            assert "12 tokens, 1 rounds" in dashboard.text("#systems-head")
+            page.wait_for_selector("#systems-tpot .plot-container .main-svg")
+            for name in ("FineMoE", "BuddyMoE (changes answers)"):
+                dashboard.wait_text("#systems-tpot", name)
+            assert page.locator("#systems-tpot .scatterlayer .trace").count() >= len(result["systems"]) + 1
+            assert not page.is_visible("#systems-empty")
+            assert page.evaluate(FITS)
+    finally:
+        for file in results.iterdir():
+            file.unlink()
+        results.rmdir()

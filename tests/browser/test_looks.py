@@ -1,17 +1,18 @@
-"""The page on a phone, a laptop and a large screen, dark and light: it fits, it is not blank, nothing is unlabelled."""
+"""The page on a phone, a laptop and a large screen: it fits, nothing is unlabelled, and Simple shows what all need."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
-from tests.browser.conftest import Open
-from tests.browser.dashboard import Dashboard
+from tests.browser.conftest import Open, Pages, Server
+from tests.browser.dashboard import FITS, SIZES, Dashboard
+from tests.browser.test_chats import whole
 
-FITS = "document.documentElement.scrollWidth <= innerWidth"
-SIZES = {390: 844, 1366: 768, 1920: 1080}
 # What is chosen in a menu, or written in a field, and does not fit into it.
 SHORTENED = """[...document.querySelectorAll('textarea, input:not([type=range], [type=checkbox], [type=radio])')]
     .filter((e) => e.checkVisibility() && e.clientWidth > 1 && e.value && e.scrollWidth > e.clientWidth + 1)
@@ -60,3 +61,110 @@ def test_every_control_has_a_name(dashboard: Dashboard) -> None:
         return [...document.querySelectorAll('input, textarea, select, button')]
             .filter((e) => e.offsetParent && !named(e)).map((e) => e.outerHTML.slice(0, 120)); }""")
     assert nameless == []
+
+
+CONTROLS = """[...document.querySelectorAll('#model, [id^=set-]')].filter((e) => e.checkVisibility()
+    && e.querySelector('input, textarea')).map((e) => e.id)"""
+SHOWN = ["model", "set-preset", "set-budget", "set-sampling-temperature", "set-sampling-max_new_tokens"]
+# Text that is wider than the box that hides the rest of it.
+CUT = """[...document.querySelectorAll('body *')].filter((e) => e.checkVisibility() && e.clientWidth > 1
+    && [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && e.scrollWidth > e.clientWidth + 1
+    && ['hidden', 'clip'].includes(getComputedStyle(e).overflowX)).map((e) => e.outerHTML.slice(0, 160))"""
+LENGTH = "#set-sampling-max_new_tokens"
+
+
+def test_simple_has_five_controls_and_help_that_the_keyboard_reaches(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    assert page.evaluate(CONTROLS) == SHOWN
+    helps = page.locator("#sidebar .has-info + .info-text:visible")
+    assert helps.count() == len(SHOWN) and set(helps.evaluate_all("all => all.map((e) => e.tabIndex)")) == {0}
+    page.locator("#model input").first.focus()
+    page.keyboard.press("Tab")
+    focused = "document.activeElement.matches('.info-text')"
+    while not page.evaluate(focused):  # through the model's own buttons to the next control's help
+        page.keyboard.press("Tab")
+    told = page.evaluate("""() => { const e = document.activeElement, box = e.getBoundingClientRect();
+        return [e.scrollWidth <= e.clientWidth, e.scrollHeight <= e.clientHeight, box.left >= 0, box.height > 24]; }""")
+    assert told == [True] * 4
+    page.keyboard.press("Escape")
+    assert not page.evaluate(focused)
+    assert page.evaluate(CUT) == []
+    dashboard.advanced()
+    page.wait_for_selector("#set-record_lab", state="visible")
+    assert len(page.evaluate(CONTROLS)) > 20 and page.evaluate(CUT) == []
+
+
+def test_a_range_over_decades_has_a_logarithmic_slider(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    before, number, shown = (
+        dashboard.value(f"{LENGTH} input[type=number]"),
+        f"{LENGTH} input[type=number]",
+        f"{LENGTH} .log",
+    )
+    page.wait_for_selector(shown)
+    try:
+        page.locator(shown).evaluate("e => { e.value = 500; e.dispatchEvent(new Event('input', { bubbles: true })); }")
+        page.wait_for_function("(s) => document.querySelector(s).value === '180'", arg=number)  # half of 15 octaves
+        page.locator(shown).focus()
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function("(s) => +document.querySelector(s).value > 180", arg=number)
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_function("(s) => +document.querySelector(s).value < 180", arg=number)
+    finally:
+        dashboard.slide(LENGTH.removeprefix("#"), float(before))
+    page.wait_for_function("([s, is]) => document.querySelector(s).value === is", arg=[number, before])
+    page.wait_for_function("(s) => +document.querySelector(s).value > 500", arg=shown)  # 256 is above the middle
+
+
+# What a finger hits of a control: itself, or the label around it.
+SMALL = """[...document.querySelectorAll('button, select, textarea, input, [role=tab], a[href]')].filter((e) => {
+    const box = e.getBoundingClientRect(), label = e.closest('label')?.getBoundingClientRect() ?? box;
+    const seen = e.checkVisibility({ opacityProperty: true, visibilityProperty: true }) && box.width > 1
+        && getComputedStyle(e).pointerEvents !== 'none' && !e.closest('p, dd');
+    return seen && Math.min(Math.max(box.height, label.height), Math.max(box.width, label.width)) < 23.5;
+    }).map((e) => [e.outerHTML.slice(0, 140), e.offsetWidth, e.offsetHeight])"""
+
+
+@pytest.fixture(scope="module")
+def shared(profile: Any, server: Server) -> Iterator[Dashboard]:
+    pages = Pages(profile, server)
+    yield pages.open(width=390, height=844)
+    pages.close()
+    pages.check()
+
+
+@pytest.fixture
+def phone(shared: Dashboard) -> Iterator[Dashboard]:
+    """The page with an empty chat, in the dark."""
+    shared.page.keyboard.press("Escape")
+    shared.page.get_by_role("tab", name="Chat + Live").click()
+    yield shared.emptied()
+    shared.rest()
+
+
+@pytest.mark.long(0.1)  # test_jobs.py and test_substitution.py have pages of this width, the test below every tab
+def test_it_fits_and_is_not_blank(phone: Dashboard, tmp_path: Path) -> None:
+    fits(phone, tmp_path, 390, "dark")
+    assert phone.page.evaluate("document.querySelector('#load').getBoundingClientRect().right <= 0")
+
+
+@pytest.mark.long(0.1)  # test_chats.py, on a desktop; here every target's size
+def test_nothing_of_the_chat_is_cut_off_or_too_small(phone: Dashboard) -> None:
+    whole(phone)
+    phone.page.click("button[data-chats]")
+    phone.page.wait_for_selector("#chat-list", state="hidden")
+
+
+def test_every_target_is_large_enough(phone: Dashboard) -> None:
+    page = phone.page
+    for tab in ("Chat + Live", "Library", "Calibrate", "Analysis", "Batch", "Sessions"):
+        page.get_by_role("tab", name=tab).click()
+        assert page.evaluate(SMALL) == [], tab
+        assert page.evaluate(FITS), tab
+    page.locator(".sidebar .toggle-button").click()
+    phone.advanced()
+    page.wait_for_selector("#set-record_lab", state="visible")
+    assert page.evaluate(SMALL) == []
+    page.locator("#mode").get_by_text("Simple", exact=True).click()
+    page.locator(".sidebar .toggle-button").click()

@@ -10,14 +10,8 @@ import pytest
 from app.ui.sidebar.cache import exact
 from core.settings.config import KINDS, params
 from core.settings.registry import variants
-from tests.browser.conftest import Open
 from tests.browser.dashboard import Dashboard
 from tests.selection import layered
-
-
-@pytest.mark.long(0.1)  # test_library.py unloads a model and loads another
-def test_unload_and_load(dashboard: Dashboard) -> None:
-    _load_anew(dashboard)
 
 
 def _load_anew(dashboard: Dashboard) -> None:
@@ -54,7 +48,7 @@ def test_a_long_load_shows_progress_and_can_be_cancelled(dashboard: Dashboard) -
 def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Dashboard, every: bool) -> None:
     """One control of each kind: a slider, a menu, a variant with knobs of its own and one that needs a profile, a
     box. Text fields are those of pins, below. Or `every` one, but settings of experts in blocks, which are not shown
-    for whole ones (test_split.py), and those of a GPU on a CPU."""
+    for whole ones (test_real.py), and those of a GPU on a CPU."""
     if every:
         _load_anew(dashboard)  # the deck keeps the last 200 marks of a load, and here they are counted
     dashboard.advanced()
@@ -146,16 +140,6 @@ def test_what_prefetchers_share_shows_for_those_that_use_it_and_keeps_its_value(
     page.wait_for_selector("#set-predictor-width", state="hidden")
 
 
-@pytest.mark.long(0.1)  # the estimate follows the slider in the test of a warning, below
-def test_the_fit_estimate_follows_the_slider(dashboard: Dashboard) -> None:
-    for percent in (60, 80, 50):
-        before = dashboard.text("#fit")
-        assert "fit" in before.lower()
-        assert "Does not" not in before
-        dashboard.slide("set-budget", percent)
-        dashboard.page.wait_for_function("before => document.querySelector('#fit').innerText !== before", arg=before)
-
-
 def test_the_card_tells_the_speed_to_expect_and_the_suggested_budget_is_one_click(dashboard: Dashboard) -> None:
     page = dashboard.page
     dashboard.slide("set-budget", 50)
@@ -230,29 +214,7 @@ def test_a_bad_model_path_is_a_clear_error_and_changes_nothing(dashboard: Dashbo
     dashboard.wait_text("#fit", "Fits")
 
 
-@pytest.mark.long(0.1)  # test_batch.py has another page follow
-def test_a_second_tab_sees_the_settings_as_they_are(dashboard: Dashboard, open_page: Open) -> None:
-    dashboard.slide("set-budget", 65)
-    dashboard.page.wait_for_function(
-        "document.querySelector('#set-budget-text').querySelector('input, textarea').value === '65%'"
-    )
-    other = open_page()
-    other.page.wait_for_function("document.querySelector('#set-budget input[type=range]').value === '65'")
-    dashboard.slide("set-budget", 50)
-    other.page.wait_for_function("document.querySelector('#set-budget input[type=range]').value === '50'")
-
-
-@pytest.mark.long(0.1)  # test_batch.py changes the longest answer for the run that follows
-def test_sampling_takes_effect_with_the_next_answer(dashboard: Dashboard) -> None:
-    before = dashboard.value("#set-sampling-max_new_tokens input")
-    dashboard.limit_answers("7")
-    dashboard.ask("Seven tokens").answered()
-    assert "7 tokens" in dashboard.answers()[-1]
-    dashboard.limit_answers(before)
-    dashboard.ask("Many tokens").streaming(80)
-
-
-@pytest.mark.long(0.1)  # tests/app/test_presets.py has all of it but the page
+@pytest.mark.long(0.1)  # tests/app/test_settings.py has all of it but the page
 def test_a_preset_applies_all_its_values_and_moving_a_knob_makes_it_custom(dashboard: Dashboard) -> None:
     page = dashboard.page
     dashboard.advanced()

@@ -7,9 +7,8 @@ import pytest
 from core.settings.lossy import LossySettings
 from core.settings.param import declared
 from core.settings.registry import variants
-from tests.browser.dashboard import Dashboard
+from tests.browser.dashboard import FITS, Dashboard
 
-FITS = "document.documentElement.scrollWidth <= innerWidth"
 BADGES = "[...document.querySelectorAll('[data-exactness]')].map((e) => e.textContent)"
 DARK = "(dark) => document.body.classList.toggle('dark', dark)"
 TINTS = """(names) => names.map((name) => { const c = document.querySelector(`canvas[data-c=${name}]`);

@@ -5,9 +5,6 @@ from __future__ import annotations
 import io
 import os
 import platform
-import re
-import subprocess
-import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -214,49 +211,3 @@ def test_tests_without_a_browser_are_counted_and_no_others(tmp_path: Path) -> No
     assert not file.exists()
     summarise(without, other, without)
     assert file.read_text(encoding="utf-8") == "2"
-
-
-CHOSEN = ("--long", "-n1", "tests/browser/test_plan.py", "tests/browser/test_split.py")  # --long: without type checker
-
-
-def ordinary_user() -> dict[str, Any]:
-    """Options of subprocess: of root, another user if that one may read this Python."""
-    other: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []}
-    if os.geteuid() != 0:
-        return {}
-    try:
-        tried = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, check=False, **other)
-    except PermissionError:
-        return {}
-    return {} if tried.returncode else other
-
-
-@pytest.mark.long(0.5)
-@pytest.mark.skipif(os.name != "posix", reason="needs another user")
-def test_a_run_without_a_browser_passes_and_says_what_it_skipped(bare: Path, tmp_path: Path) -> None:
-    """As in a container: nothing on the PATH (no browser, no compiler), another home, an ordinary user where this one
-    may become another who can read this Python."""
-    home = tmp_path / "home"
-    home.mkdir()
-    for folder in (home, tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o777)
-    done = subprocess.run(
-        [sys.executable, "launch.py", "test", *CHOSEN],
-        cwd=test.ROOT,
-        env={
-            "PATH": str(bare),
-            "HOME": str(home),
-            "TMPDIR": str(home),
-            "MOESTRO_HOME": str(home),
-            "PLAYWRIGHT_DOWNLOAD_HOST": "http://127.0.0.1:9",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        **ordinary_user(),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    *_, blank, last, how = done.stdout.rstrip("\n").split("\n")
-    count = re.match(r"(\d+) tests of the dashboard were skipped: ", last)
-    assert count and (blank, how) == ("", browser.HOW)
-    assert f" {count[1]} skipped" in done.stdout

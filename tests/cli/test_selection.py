@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -16,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 from tests.selection import GPU
 
+pytest_plugins = "pytester"
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
 import pytest
@@ -34,68 +37,28 @@ def test_long_gpu(): pass
 """
 
 
-EXPECTED = {
-    "": ["plain", "gpu"],
-    "--all": ["plain", "gpu", "long", "long_gpu"],
-    "-m gpu": ["gpu"],
-    "-m gpu --all": ["gpu", "long_gpu"],
-    "-m long": ["long", "long_gpu"],
-    "-m 'not long'": ["plain", "gpu"],
-}
-RUNS = """
-import shlex, sys, pytest
-for options in sys.argv[1].split(","):
-    print("==", options)
-    assert pytest.main(sys.argv[2:] + ["--collect-only", *shlex.split(options)]) == 0
-print("== in time")
-assert pytest.main(sys.argv[2:] + ["--all", "--until", "0", "-rsp"]) == 0
-"""
-
-
-@pytest.fixture(scope="module")
-def selected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """The tests that each of the options selects, all of them asked in one process."""
-    tmp_path = tmp_path_factory.mktemp("selected")
-    (tmp_path / "test_some.py").write_text(TESTS)
-    command = [
-        sys.executable,
-        "-c",
-        RUNS,
-        ",".join(EXPECTED),
-        "-c",
-        str(ROOT / "pyproject.toml"),
-        "--rootdir",
-        str(tmp_path),
-        "-p",
-        "tests.selection",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-        str(tmp_path),
-    ]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, list[str]] = {}
-    for line in done.stdout.splitlines():
-        if line.startswith("== "):
-            now = found.setdefault(line.removeprefix("== "), [])
-        elif "::" in line:
-            now.append(line.partition("::test_")[2])
-    found["in time"].sort()
-    return found
-
-
 @pytest.mark.long(0.2)
-@pytest.mark.parametrize("options", EXPECTED)
-def test_only_what_was_asked_for_is_selected(selected: dict[str, list[str]], options: str) -> None:
-    assert selected[options] == EXPECTED[options]
-
-
-@pytest.mark.long(0.2)
-def test_without_time_long_tests_are_skipped_by_name(selected: dict[str, list[str]]) -> None:
-    assert selected["in time"] == ["gpu", "long, about 1 min", "long_gpu, about 1 min", "plain"]
+@pytest.mark.parametrize(
+    ("options", "passed", "skipped"),
+    [
+        ("", "plain gpu", ""),
+        ("--all", "plain gpu long long_gpu", ""),
+        ("-m gpu", "gpu", ""),
+        ("-m 'gpu' --all", "gpu long_gpu", ""),
+        ("-m long", "long long_gpu", ""),
+        ("-m 'not long'", "plain gpu", ""),
+        ("--all --until 0", "plain gpu", "long long_gpu"),
+    ],
+)
+def test_only_what_was_asked_for_runs_and_in_time(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, options: str, passed: str, skipped: str
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    pytester.makepyfile(TESTS)
+    common = ("-c", ROOT / "pyproject.toml", "--rootdir", pytester.path, "-p", "tests.selection", "-rA", ".")
+    said = pytester.runpytest_subprocess(*common, *shlex.split(options)).stdout.str()
+    assert re.findall(r"^PASSED .*::test_(\w+)$", said, re.MULTILINE) == passed.split()
+    assert re.findall(r"no time was left for .*::test_(\w+), about 1 min", said) == skipped.split()
 
 
 def test_tests_that_need_a_gpu_are_where_they_are_looked_for() -> None:

@@ -1,4 +1,4 @@
-"""Which device computes, and what the user is told where a GPU cannot be used or is slower than it could be."""
+"""Which device computes, what the user is told of a GPU that cannot be used, and the speed to expect of one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import torch
 from app.cli import doctor, probes
 from app.ui import text
 from core.capacity import device as devices
+from core.capacity import forecast
 from core.capacity.device import choose_device, passed_over, why_no_gpu, why_not_built_for
 from core.capacity.fit import fit_of
 from core.capacity.plan import Plan, plan
+from core.engine import Engine
 from core.errors import BudgetError
+from core.memory.codec import PartSpec, make_codec
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from tests import fake_nvml
 from tests.checkpoints import make_checkpoint
 from tests.cuda.conftest import CONTEXT
@@ -158,3 +162,69 @@ def test_the_note_of_a_model_on_the_cpu_says_what_was_passed_over(fake_cuda: Fak
     for device, told in (("auto", True), ("cpu", False)):
         note = plan(LoadSpec.checked(str(model), Settings(), device=device, context=CONTEXT)).note
         assert ("Computed on the CPU: Fake GPU has compute capability 8.9" in note) is told
+
+
+@pytest.mark.long(0.1)
+def test_a_miss_is_felt_and_marked(fake_cuda: FakeCuda) -> None:
+    spec = LoadSpec.checked("demo", Settings({"budget": "50%", "eviction": "lru"}), device="cuda", context=CONTEXT)
+    engine = Engine.load(spec)
+    try:
+        manifest = engine.manifest()
+        assert manifest["link"] == "emulated" and manifest["link_gbps"] == engine.transfers.pace.gbps > 0
+        layer_ms = engine.sizes.blob / engine.transfers.pace.gbps / 1e6
+        assert layer_ms > 0.1, "about as long as a layer is computed, whatever the card's own link can do"
+        engine.transfers.hurried = True  # nobody needs to wait here
+        steps = [
+            piece.step for piece in engine.generate("deque?", Sampling(max_new_tokens=4)) if piece.step is not None
+        ]
+        assert all(step.emulated for step in steps) and sum(step.demand_bytes for step in steps) > 0
+        assert engine.frame().emulated
+        engine.change({"link": "own"})
+        assert not engine.transfers.pace and engine.manifest()["link"] == "measured"
+    finally:
+        engine.unload()
+
+
+SPECS = {"gate_up_proj": PartSpec((128, 64), torch.float16), "down_proj": PartSpec((64, 64), torch.float16)}
+TOP_K = 4
+
+
+class Kernels:
+    """Notes which slots are multiplied together."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[str, int]] = []
+
+    def multiply(self, part: str, slots: Sequence[torch.Tensor], x: torch.Tensor) -> None:
+        assert x.shape == (1, SPECS[part].shape[1])
+        self.launched.append((part, len(slots)))
+
+
+def speeds(monkeypatch: pytest.MonkeyPatch, kernels: object) -> tuple[forecast.Speeds, int]:
+    """The measured speeds, and how many portable products were made for them."""
+    codec = make_codec("int4-g32", specs=SPECS, dtype=torch.float16, device=torch.device("cuda"))
+    products: list[str] = []
+    portable = codec.linear
+    monkeypatch.setattr(forecast, "LONGEST_S", 0.0)
+    monkeypatch.setattr(forecast, "COLD", 1 << 16)
+    monkeypatch.setattr(forecast, "make_kernels", lambda codec: kernels)
+    monkeypatch.setattr(codec, "linear", lambda slot, part, x: products.append(part) or portable(slot, part, x))
+    forecast._measured.clear()
+    return forecast.measure_speeds(codec, "int4-g32", 64, TOP_K), len(products)
+
+
+def test_a_gpu_is_timed_with_its_kernels(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Kernels()
+    found, portable = speeds(monkeypatch, kernels)
+    assert portable == 0 and found.expert_ms > 0
+    assert kernels.launched and {count for _, count in kernels.launched} == {TOP_K}
+
+
+def test_without_kernels_by_what_will_run_instead(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Kernels):
+        def multiply(self, part: str, slots: Sequence[torch.Tensor], x: torch.Tensor) -> None:
+            raise OSError("no compiler")
+
+    for kernels in (None, Broken()):
+        found, portable = speeds(monkeypatch, kernels)
+        assert portable > 0 and found.expert_ms > 0

@@ -93,7 +93,6 @@ def test_hits_are_what_was_in_slots_when_the_token_began(
     with engine_on(model, Case("lru").settings("device")) as engine:
         home, experts, blob = engine.loaded.store.device_addresses(), engine.shape.experts, engine.sizes.blob
         steps = [step for step in answer(engine, 24).steps if step.phase == "decode"]
-        assert engine.parts.device_decode.step is not None
         engine.parts.device_decode.step.table.check()
     assert len(tables) == len(steps) > 10
     issued = 0

@@ -1,4 +1,4 @@
-"""The budget is a promise: checked before a load, kept while it is moved, and the sums shown are the sums used."""
+"""The budget pays for the workspace of passes and for the pieces in which prompts are read, or a load is refused."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
+from core.capacity import sizes
 from core.capacity.fit import estimate, fit_of
 from core.capacity.plan import plan
+from core.capacity.sizes import Sizes
 from core.engine import Engine
 from core.errors import BudgetError, ContextError, ModelError, SettingError
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
+from tests.checkpoints import ARCHITECTURES, make_checkpoint
+from tests.selection import layered
+from tests.tiny_tokenizer import save_tokenizer
 
 CHAT = [{"role": "user", "content": "hello there"}]
 
@@ -141,3 +147,82 @@ def test_what_is_loaded_now_counts_as_free_when_it_makes_room(
     loaded = replace(engine.memory(), dense=1, experts=1, kv=0, workspace=0, host=5)
     fit = fit_of(replace(planned, device=torch.device(device)), loaded, forecast=False)
     assert (fit.device_free - 10**9, fit.host_free - 10**9) == freed
+
+
+STATES = ["granitemoehybrid", "inkling_text", "jamba", "lfm2_moe", "nemotron_h", "qwen3_next"]  # not only keys, values
+
+
+def peak_bytes(engine: Engine, prompt: str) -> int:
+    """Most bytes that torch's CPU allocator had handed out at once during an answer, above what it had before."""
+    list(engine.generate(prompt, Sampling(max_new_tokens=2)))  # the KV cache is allocated by then
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        list(engine.generate(prompt, Sampling(max_new_tokens=2)))
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+    assert events
+    now = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+EVERY = [*sorted(ARCHITECTURES), *STATES]
+QUICK = ("qwen3_moe",)
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype"),
+    layered(
+        (
+            *((arch, ("float32", "bfloat16")[i % 2]) for i, arch in enumerate(EVERY)),  # some in both
+            *((arch, ("bfloat16", "float32")[i % 2]) for i, arch in enumerate(EVERY) if arch in ("qwen3_moe", "jamba")),
+        ),
+        quick=lambda case: case[0] in QUICK and case != ("qwen3_moe", "float32"),
+    ),
+)
+def test_a_full_prefill_chunk_stays_within_the_workspace(arch: str, dtype: str, tmp_path: Path) -> None:
+    path = save_tokenizer(make_checkpoint(arch, tmp_path / arch, max_position_embeddings=1024))
+    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "all"}), dtype=dtype, context=1000))
+    try:
+        used = peak_bytes(engine, "x" * 900)
+        assert used <= engine.sizes.workspace
+        assert used >= engine.sizes.workspace / 4, "the bound is so loose that it says nothing"
+    finally:
+        engine.unload()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tokenizer(make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("pieces"), max_position_embeddings=4096))
+
+
+def planned(path: Path, budget: str, context: int = 4096) -> Sizes:
+    return plan(LoadSpec.checked(str(path), Settings({"budget": budget}), context=context)).sizes
+
+
+def test_small_experts_pay_for_short_pieces_alone(path: Path) -> None:
+    assert planned(path, "100%").chunk == sizes.SHORT_CHUNK
+    assert planned(path, "100%", 300).chunk == 300
+
+
+def test_each_kind_of_budget_has_its_share(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = planned(path, "100%")
+    monkeypatch.setattr(sizes, "WORTH_SHARED", 1e6)
+    monkeypatch.setattr(sizes, "WORTH_BYTES", 0.0)
+    long = planned(path, "100%")
+    assert long.chunk == sizes.PREFILL_CHUNK and long.workspace > short.workspace
+    assert planned(path, str(short.bytes(short.slots_all))) == short
+    monkeypatch.setattr(sizes, "WORTH_SHARED", (long.workspace - short.workspace) / 2 / (short.slots_all * short.slot))
+    assert planned(path, "100%").chunk == sizes.PREFILL_CHUNK // 2
+    assert planned(path, "50%").chunk < sizes.PREFILL_CHUNK // 2
+
+
+def test_measuring_keeps_to_short_pieces(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "WORTH_SHARED", 1e6)
+    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), context=2048))
+    try:
+        assert engine.sizes.chunk == 2048
+        with engine.workbench("a test") as bench:
+            assert bench.chunk == sizes.SHORT_CHUNK
+    finally:
+        engine.unload()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,8 @@ from transformers import DynamicCache
 
 from core.engine import Engine
 from core.errors import SettingError
-from core.hf import RouterOutput
+from core.hf import RouterOutput, find_experts
+from core.hf.cached_pass import cached_pass
 from core.hf.files import model_path
 from core.policy.predict import LayerMap, Prediction
 from core.runtime.prediction import predictor_host
@@ -24,10 +25,50 @@ from core.settings.sampling import Sampling
 from core.types import Outcome
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
-from tests.engine.routing_hooks import STEPS, hooked, near, passes, routers_of
-from tests.equality.passes import plain_transformers
+from tests.equality.passes import PROMPT, plain_transformers
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
+
+STEPS = 3
+
+
+def passes(model: Any, cache: Any, before: Callable[[int], None] = lambda step: None) -> torch.Tensor:
+    """Logits of the prompt in two chunks and of a few fixed tokens after it, so that all runs see the same ones."""
+    tokens = [PROMPT[:15], PROMPT[15:], *([t] for t in PROMPT[3 : 3 + STEPS])]
+    logits = []
+    with torch.inference_mode():
+        for step, ids in enumerate(tokens):
+            before(step)
+            logits.append(cached_pass(model, torch.tensor([ids]), cache).logits[0].clone())
+    return torch.cat(logits)
+
+
+def routers_of(plain: Any) -> list[Any]:
+    return [site.router for site in find_experts(plain)]
+
+
+def hooked(plain: Any, routers: Sequence[Any], answer: Callable[[int, Any, torch.Tensor], Any]) -> torch.Tensor:
+    """Every router but the first returns `answer(layer, its own answer, the input of the router before it)`."""
+    given: dict[int, torch.Tensor] = {}
+
+    def hook(layer: int, args: tuple[Any, ...], output: Any) -> Any:
+        given[layer] = args[0]
+        return answer(layer, output, given[layer - 1]) if layer else output
+
+    handles = [
+        router.register_forward_hook(lambda module, args, output, layer=layer: hook(layer, args, output))
+        for layer, router in enumerate(routers)
+    ]
+    try:
+        return passes(plain, DynamicCache(config=plain.config))
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(torch.allclose(one, other, rtol=1e-4, atol=1e-4))
+
 
 ABLE = ["gate", "default_vectors", "estimator", "hybrid"]
 OFF = {"execute": "off", "predictor": "none"}

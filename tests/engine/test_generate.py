@@ -37,7 +37,6 @@ def test_an_answer_streams_and_ends_with_its_statistics(engine: Engine) -> None:
     pieces = talk(engine, max_new_tokens=12)
     assert [p.kind for p in pieces] == ["prefill"] + ["token"] * 12 + ["end"]
     stats = pieces[-1].stats
-    assert stats is not None
     assert (stats.prompt_tokens, stats.new_tokens, stats.reason) == (engine.count_tokens(CHAT), 12, "length")
     assert stats.ttft_ms > 0
     assert stats.tpot_ms > 0
@@ -56,7 +55,6 @@ def test_every_part_of_a_pass_adds_up(engine: Engine) -> None:
         assert step.demand_bytes == misses * engine.sizes.blob
         assert step.device_bytes <= step.budget_bytes
     stats = pieces[-1].stats
-    assert stats is not None
     decode = [s for s in steps if s.phase == "decode"]
     assert stats.hit_rate == sum(s.hits for s in decode) / sum(s.requests for s in decode)
     assert stats.tpot_ms == pytest.approx(np.mean([s.total_ms for s in decode]))
@@ -111,7 +109,6 @@ def test_stopping_ends_the_answer_and_keeps_what_was_said(engine: Engine) -> Non
         if sum(p.kind == "token" for p in pieces) == 5:
             cancel.set()
     stats = pieces[-1].stats
-    assert stats is not None
     assert (stats.reason, stats.new_tokens) == ("cancelled", 5)
     assert not engine.busy
 
@@ -139,7 +136,6 @@ def test_a_prompt_is_told_layer_by_layer_and_stops_before_the_next(engine: Engin
 
 def test_the_context_bounds_the_answer(engine: Engine) -> None:
     stats = talk(engine, max_new_tokens=1000)[-1].stats
-    assert stats is not None
     assert stats.reason == "context"
     assert stats.prompt_tokens + stats.new_tokens == engine.context
 
@@ -255,7 +251,6 @@ def test_without_a_seed_one_is_drawn_and_repeats_the_answer(engine: Engine) -> N
 
     def say(sampling: Sampling) -> tuple[list[int | None], int]:
         pieces = list(engine.generate(CHAT, sampling))
-        assert pieces[-1].stats is not None
         return [p.token for p in pieces if p.kind == "token"], pieces[-1].stats.seed
 
     first, second = say(drawn), say(drawn)
@@ -273,7 +268,6 @@ def test_a_stop_text_ends_the_answer_before_it_and_no_pass_follows(engine: Engin
     before = whole[: whole.index(stop)]
     pieces = list(engine.generate(CHAT, replace(asked, stop=("not said", stop))))
     stats, tokens = pieces[-1].stats, [p for p in pieces if p.kind == "token"]
-    assert stats is not None
     assert "".join(p.text for p in pieces) == before
     assert (stats.reason, stats.stop, stats.new_tokens) == ("stop", stop, len(tokens))
     assert len(tokens) < 60
@@ -289,12 +283,10 @@ def test_log_probabilities_are_those_of_the_model_whatever_is_drawn(engine: Engi
     assert all(piece.logprob is None for piece in said(Sampling(max_new_tokens=4)))
     greedy = said(Sampling(max_new_tokens=4, logprobs=3))
     for piece in greedy:
-        assert piece.logprob is not None
         assert piece.logprob.top[0] == (piece.logprob.text, piece.logprob.logprob)
         assert len(piece.logprob.top) == 3
         assert 0 >= piece.logprob.top[0][1] >= piece.logprob.top[1][1]
     drawn = said(Sampling(max_new_tokens=4, logprobs=256, temperature=1.5, frequency_penalty=1.0, seed=3))
-    assert drawn[0].logprob is not None and greedy[0].logprob is not None
     assert drawn[0].logprob.top[:3] == greedy[0].logprob.top
     assert sum(np.exp(value) for _, value in drawn[0].logprob.top) == pytest.approx(1, abs=1e-4)
 

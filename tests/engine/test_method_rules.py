@@ -38,7 +38,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def test_finemoes_eviction_goes_by_the_whole_map_that_was_found_also_after_its_layer(engine: Engine) -> None:
     """FineMoE section 4.5: the largest 1 / (p x freq) leaves, p from the searched map."""
     known = drawn_profile(engine)
-    assert known.maps is not None and known.map_keys is not None
     engine.use_profile(replace(known, maps=known.maps[:1], map_keys=known.map_keys[:1]))  # every search finds this one
     engine.change({"predictor": "none"})
     engine.change({"eviction": "finemoe", "predictor": "expert_map", "predictor.expert_map.learn": False})

@@ -1,26 +1,27 @@
-"""The engine's logits are transformers' own: max abs difference 0.0, whatever the budget, policy or slider history.
-
-The reference is transformers' grouped_mm in fp32, whose summation order the engine keeps (core.runtime.expert_math).
-"""
+"""The engine's logits are transformers' own: max abs difference 0.0, whatever the budget, policy or slider history."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import DynamicCache
 
 from core.engine import Engine
+from core.hf.cached_pass import cached_pass
 from core.runtime.product_trials import choose_products
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from tests.checkpoints import ARCHITECTURES
+from core.types import Ids
+from tests.checkpoints import ARCHITECTURES, make_checkpoint
 from tests.equality.conftest import Reference
 from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.selection import layered
+from tests.tiny_tokenizer import save_tokenizer
 
 CASES = {
     "all": {"budget": "all"},
@@ -112,7 +113,6 @@ def test_generate_says_what_transformers_says(engine: Engine, reference: Referen
     pieces = list(engine.generate(prompt, Sampling(max_new_tokens=len(reference.tokens))))
     assert [p.token for p in pieces if p.kind == "token"] == reference.tokens
     stats = pieces[-1].stats
-    assert stats is not None
     assert stats.exact
     assert stats.device_bytes_peak <= max(stats.budget_bytes, engine.sizes.bytes(engine.shape.total))
 
@@ -142,3 +142,39 @@ def test_logits_are_identical_wherever_experts_are_computed_together(
     assert (logits - reference.logits).abs().max().item() == 0.0
     assert tokens == reference.tokens
     choose_products(engine.wiring.math, filled, torch.float32)
+
+
+TOKENS = 700
+QUICK_LONG = (("qwen3_moe", "bfloat16"),)
+LONG = (*QUICK_LONG, ("gpt_oss", "float32"), ("mixtral", "bfloat16"), ("phimoe", "float32"), ("jamba", "bfloat16"))
+
+
+@pytest.mark.parametrize(("arch", "dtype"), layered(LONG, quick=lambda case: case in QUICK_LONG))
+def test_a_long_prompt_is_identical(arch: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    for module in ("core.runtime.expert_math", "core.capacity.sizes"):
+        monkeypatch.setattr(f"{module}.AT_ONCE", (10_000, 10_000))
+    monkeypatch.setattr("core.capacity.sizes.WORTH_SHARED", 1e6)  # of these tiny experts
+    path = save_tokenizer(make_checkpoint(arch, tmp_path / arch, max_position_embeddings=1024))
+    ids = torch.randint(3, 250, (TOKENS,), generator=torch.Generator().manual_seed(2)).tolist()
+    plain = plain_transformers(path, getattr(torch, dtype))
+    cache = DynamicCache(config=plain.config)
+    with torch.inference_mode():
+        want = cached_pass(plain, torch.tensor([ids]), cache, logits_to_keep=1).logits[0, -1]
+    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype=dtype, context=800))
+    found: list[torch.Tensor] = []
+
+    def draw(_: Sequence[int], logits: torch.Tensor) -> int:
+        found.append(logits[0].clone())
+        return int(logits[0].argmax())
+
+    try:
+        assert engine.sizes.chunk >= TOKENS
+        pieces = list(engine.generate(Ids(ids), Sampling(max_new_tokens=1), draw=draw))
+        (step,) = [piece.step for piece in pieces if piece.kind == "prefill" and piece.step is not None]
+        assert torch.equal(found[0], want)
+        assert step.hits < step.requests
+        assert step.demand_bytes == engine.sizes.blob * (step.requests - step.hits)
+        engine.expert_cache.check_integrity()
+    finally:
+        engine.unload()

@@ -18,7 +18,7 @@ from tests.fuzz.changes import Change, Gone, act, patch
 from tests.fuzz.draw import byte_change, file_change, how_many
 from tests.fuzz.gguf_fields import Fields, Place, read_fields, unsound
 from tests.fuzz.mutant import Mutant
-from tests.gguf_files import experts_in, make_gguf
+from tests.gguf_writer.write import experts_in, make_gguf
 
 FILE = "model.gguf"
 WHOLE = (0, 1, 2, 3, 7, 8, 16, 31, 32, 33, 64, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)

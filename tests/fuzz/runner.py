@@ -2,171 +2,91 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import queue
-import re
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from core.system.limited_process import LimitedProcess, Limits, NotStarted, Stopped
 from tests.fuzz.mutant import Mutant, Verdict
+from tests.fuzz.worker import prepare
 
-ROOT = Path(__file__).resolve().parents[2]
 HANG_S = 20.0
-ITS_OWN: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # Ctrl-C is for the one who asks, not for workers
-START_S = 120.0  # imports and samples of a fresh worker, on a busy machine
+MADE_S = 120.0  # samples are made once, which also imports all that is needed, on a busy machine
+MEMORY_BYTES, REPLY_BYTES = 8 << 30, 64 << 20
 Asked = Mapping[str, Any]
 """A mutant as plain JSON, or {"kind", "seed"}."""
+Verdicts = Generator[tuple[Mutant, Verdict], None, None]
 
 
 class Worker:
     """One process, started when it is needed. `run` is called by one thread."""
 
-    def __init__(self, folder: Path, hang_s: float = HANG_S, command: tuple[str, ...] = ()) -> None:
-        self._folder, self._hang_s = folder, hang_s
-        self._command = command or (sys.executable, "-m", "tests.fuzz.worker")
-        self._process: subprocess.Popen[str] | None = None
-        self._replies: queue.Queue[str | None] = queue.Queue()
-        self._log: IO[str] | None = None
+    def __init__(self, folder: Path, hang_s: float = HANG_S) -> None:
+        self._patient, self._limits = (Limits(s, s, MEMORY_BYTES, REPLY_BYTES) for s in (MADE_S, hang_s))
+        self._process = LimitedProcess(partial(prepare, str(folder)), self._patient)
+        self._process.hold(self)
 
     def run(self, asked: Asked) -> tuple[Mutant, Verdict]:
-        """What became of a mutant; a hang or a crash costs the process."""
-        if self._process is None or self._process.poll() is not None:
-            self._start()
-        process = self._process
-        assert process is not None and process.stdin is not None
-        mutant: Mutant | None = None
+        """What became of a mutant; a hang or a crash costs the process. Raises RuntimeError where the process does not
+        get as far as the mutant."""
         try:
-            process.stdin.write(json.dumps(dict(asked)) + "\n")
-            process.stdin.flush()
-            while True:
-                reply = self._replies.get(timeout=START_S if mutant is None else self._hang_s)
-                if reply is None:
-                    break
-                told = json.loads(reply)
-                mutant = Mutant.of(told["mutant"])
-                if "verdict" in told:
-                    return mutant, Verdict(**told["verdict"])
-        except (queue.Empty, BrokenPipeError):
-            if mutant is not None and process.poll() is None:
-                self.close()
-                return mutant, Verdict("hang", f"nothing for {self._hang_s:g} s")
-        self.close()
-        if mutant is None:
-            raise RuntimeError(f"The worker did not get as far as the mutant {dict(asked)}:\n{self._tail()}")
-        return mutant, Verdict("crash", f"the process ended with {process.returncode} {self._last_error()}".strip())
+            mutant = Mutant.of(self._ask(self._patient, "make", asked))
+        except (Stopped, NotStarted) as error:
+            raise RuntimeError(f"The worker did not get as far as the mutant {dict(asked)}: it {error}") from error
+        try:
+            return mutant, Verdict(**self._ask(self._limits, "judge", mutant.plain()))
+        except Stopped as stopped:
+            return mutant, Verdict("hang" if "did not end" in str(stopped) else "crash", f"it {stopped}")
+
+    def _ask(self, limits: Limits, what: str, value: Asked) -> dict[str, Any]:
+        self._process.limits = limits
+        reply = json.loads(self._process.ask(json.dumps([what, dict(value)]).encode()))
+        if "fault" in reply:
+            raise RuntimeError(reply["fault"])
+        return dict(reply)
 
     def close(self) -> None:
-        """End the process."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if os.name == "posix":
-                    os.killpg(self._process.pid, signal.SIGKILL)  # and what it started
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        """End the process, whatever it does."""
+        self._process.release(self)
 
-    def _start(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._log = (self._folder / "stderr.txt").open("w", encoding="utf-8")
-        home = self._folder / "home"
-        environment = os.environ | {
-            "HF_HUB_OFFLINE": "1",
-            "GRADIO_ANALYTICS_ENABLED": "False",
-            "HF_HOME": str(home),
-            "MOESTRO_HOME": str(home),
-            "TMPDIR": str(self._folder),
-            "OMP_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        self._process = subprocess.Popen(
-            [*self._command, str(self._folder)],
-            stdin=subprocess.PIPE,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=environment,
-            start_new_session=os.name == "posix",
-            creationflags=ITS_OWN,
-        )
-        self._replies = queue.Queue()
-        threading.Thread(target=_pump, args=(self._process, self._replies), daemon=True).start()
 
-    def _last_error(self) -> str:
-        """The exception that ended a worker, if it was one: a fault of this package."""
-        found = re.findall(r"^\w*(?:Error|Exception)\b.*$", self._tail(100_000), re.MULTILINE)
-        return str(found[-1])[:300] if found else ""
+def run_all(asked: Iterable[Asked], workers: int = 2, hang_s: float = HANG_S) -> Verdicts:
+    """Verdicts as they come, in any order. `asked` is read as it is needed, so it may be endless; closing the iterator
+    ends all processes."""
+    source, running, free = iter(asked), set[Future[tuple[Mutant, Verdict]]](), queue.SimpleQueue[Worker]()
 
-    def _tail(self, most: int = 2000) -> str:
+    def run(one: Asked) -> tuple[Mutant, Verdict]:
+        worker = free.get()
         try:
-            return (self._folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")[-most:]
-        except OSError:
-            return ""
-
-
-def _pump(process: subprocess.Popen[str], replies: queue.Queue[str | None]) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        replies.put(line)
-    process.wait()
-    replies.put(None)
-
-
-def run_all(
-    asked: Iterable[Asked], workers: int = 2, hang_s: float = HANG_S, stop: threading.Event | None = None
-) -> Iterator[tuple[Mutant, Verdict]]:
-    """Verdicts as they come, in any order. `asked` is read as it is needed, so it may be endless; `stop` ends it."""
-    stop = stop or threading.Event()
-    source, lock = iter(asked), threading.Lock()
-    done: queue.Queue[tuple[Mutant, Verdict] | BaseException | None] = queue.Queue()
-    made: list[Worker] = []
-
-    def work(worker: Worker) -> None:
-        try:
-            while not stop.is_set():
-                with lock:
-                    one = next(source, None)
-                if one is None:
-                    break
-                done.put(worker.run(one))
-            done.put(None)
-        except BaseException as error:
-            done.put(error)
+            return worker.run(one)
         finally:
-            worker.close()
+            free.put(worker)
 
-    with tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as folder:
-        made = [Worker(Path(folder) / str(n), hang_s) for n in range(workers)]
-        threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in made]
-        for thread in threads:
-            thread.start()
-        left = workers
+    with (
+        tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as folder,
+        ThreadPoolExecutor(workers) as pool,
+    ):
+        made = [Worker(Path(folder) / str(number), hang_s) for number in range(workers)]
+        for worker in made:
+            free.put(worker)
         try:
-            while left:
-                try:
-                    found = done.get(timeout=1.0)  # without an end Ctrl-C would not be heard on Windows
-                except queue.Empty:
-                    continue
-                if isinstance(found, BaseException):
-                    raise found
-                if found is None:
-                    left -= 1
-                else:
-                    yield found
+            while True:
+                running |= {pool.submit(run, one) for one in islice(source, workers - len(running))}
+                if not running:
+                    return
+                done, running = wait(running, 1.0, FIRST_COMPLETED)  # without an end Windows would not see Ctrl-C
+                for future in done:
+                    yield future.result()
         finally:
-            stop.set()
             for worker in made:
                 worker.close()
-            for thread in threads:
-                thread.join(HANG_S)
 
 
 def cores() -> int:

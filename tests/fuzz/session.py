@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,11 +12,11 @@ from pathlib import Path
 
 from tests.fuzz.kinds import WEIGHTS
 from tests.fuzz.mutant import GOOD, Mutant, Verdict
-from tests.fuzz.runner import Asked, run_all
+from tests.fuzz.runner import Asked, Verdicts, run_all
 
 SEEDS = Path(__file__).resolve().parent / "seeds"
 SAY_S = 10.0
-Run = Callable[[Iterable[Asked], int, float, threading.Event], Iterator[tuple[Mutant, Verdict]]]
+Run = Callable[[Iterable[Asked], int, float], Verdicts]
 
 
 def keep(mutant: Mutant, verdict: Verdict, folder: Path = SEEDS) -> Path:
@@ -62,9 +61,9 @@ class Session:
 
     def run(self, asked: Iterable[Asked] | None = None, minutes: float | None = None) -> int:
         """`asked`, or fresh mutants for so many minutes. 0 when nothing was found, else 1."""
-        stop, began_s = threading.Event(), time.monotonic()
-        said_s, end_s = began_s, began_s + 60 * minutes if minutes is not None else float("inf")
-        results = self._run(asked if asked is not None else self._endless(), self._workers, self._hang_s, stop)
+        said_s = began_s = time.monotonic()
+        end_s = began_s + 60 * minutes if minutes is not None else float("inf")
+        results = self._run(asked if asked is not None else self._endless(), self._workers, self._hang_s)
         try:
             for mutant, verdict in results:
                 self._take(mutant, verdict)
@@ -73,15 +72,11 @@ class Session:
                     self._say(self._line(now_s - began_s))
                     said_s = now_s
                 if now_s > end_s:
-                    stop.set()
                     break
         except KeyboardInterrupt:
             self._say("\nStopped.")
         finally:
-            stop.set()
-            close = getattr(results, "close", None)
-            if close is not None:
-                close()
+            results.close()
         self._summary(time.monotonic() - began_s)
         return 1 if self.found else 0
 

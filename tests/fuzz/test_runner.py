@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from threading import Event
 
 import pytest
 
@@ -16,7 +15,7 @@ from tests.fuzz.gguf_file import FILE as GGUF
 from tests.fuzz.gguf_file import GgufFiles
 from tests.fuzz.mutant import Mutant, Verdict
 from tests.fuzz.oracle import difference, unclear
-from tests.fuzz.runner import Asked, run_all
+from tests.fuzz.runner import Asked, Verdicts, run_all
 from tests.fuzz.session import Session, keep, kept
 
 SECONDS = 1.5  # until a planted hang is called one
@@ -64,7 +63,7 @@ def test_a_seed_is_one_mutant(tmp_path: Path) -> None:
     assert set(drawn) == {1, 2, 3} and all(len(one) == 1 for one in drawn.values())
 
 
-def ended(asked: Iterable[Asked], workers: int, hang_s: float, stop: Event) -> Iterator[tuple[Mutant, Verdict]]:
+def ended(asked: Iterable[Asked], workers: int, hang_s: float) -> Verdicts:
     """Fresh mutants, all well, until Ctrl-C."""
     for _, one in zip(range(50), asked, strict=False):
         yield Mutant(one["kind"], "s", (), one["seed"]), Verdict("same")

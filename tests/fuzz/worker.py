@@ -1,27 +1,27 @@
-"""The process that mutants live and die in: `python -m tests.fuzz.worker FOLDER`, a line of JSON for each, both ways.
+"""What mutants live and die in: the worker of a `LimitedProcess`.
 
-In: {"kind", "seed"} or a whole mutant. Out: {"mutant"} before it is used, so that a hang or a crash can be told of it,
-and {"mutant", "verdict"} behind it.
+A request is ["make", a mutant or {"kind", "seed"}], answered by the mutant, or ["judge", mutant], by its verdict.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import random
 import shutil
-import sys
+import tempfile
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from core.system.limited_process import Answer
 from tests.fuzz.changes import apply
 from tests.fuzz.mutant import Kind, Mutant, Verdict
 from tests.fuzz.oracle import judge
-
-ROOM_BYTES = 6 << 30  # address space beyond what is taken at the start
 
 
 class Bench:
@@ -37,7 +37,7 @@ class Bench:
 
         if name not in self._kinds:
             if name in KINDS:
-                prepare()
+                hurry()
             self._kinds[name] = make(name)
         return self._kinds[name]
 
@@ -73,18 +73,7 @@ class Bench:
         return Path(shutil.copytree(sample, self._folder / "mutants" / f"{self._count}-{os.getpid()}"))
 
 
-def limit_memory(room_bytes: int = ROOM_BYTES) -> None:
-    """So much more address space and no more, where the system has such limits: who asks for more gets MemoryError."""
-    try:
-        import resource
-    except ImportError:
-        return
-    with open("/proc/self/statm", encoding="ascii") as file:
-        taken = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + room_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
-
-
-def prepare() -> None:
+def hurry() -> None:
     """One thread, quiet libraries, and none of what loading tries out to be fast on this machine."""
     import torch
     import transformers
@@ -101,29 +90,31 @@ def prepare() -> None:
     warmup.PASSES = 1
 
 
-def main(folder: Path) -> None:
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever prints must not be taken for a reply
-    bench = Bench(folder)
+def prepare(folder: str) -> Answer:
+    """In a new process, before anything is imported: its own home and files in `folder`, and nothing is printed."""
+    home, nowhere = f"{folder}/home", os.open(os.devnull, os.O_WRONLY)
+    os.makedirs(home, exist_ok=True)
+    os.environ |= {"HF_HUB_OFFLINE": "1", "GRADIO_ANALYTICS_ENABLED": "False", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= {"HF_HOME": home, "MOESTRO_HOME": home, "TMPDIR": folder}
+    tempfile.tempdir = folder
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # engines start processes
+    for output in (1, 2):
+        os.dup2(nowhere, output)
+    bench, count = Bench(Path(folder)), 0
 
-    def reply(**words: Any) -> None:
-        replies.write(json.dumps(words) + "\n")
-        replies.flush()
+    def answer(request: bytes) -> bytes:
+        nonlocal count
+        what, asked = json.loads(request)
+        try:
+            if what == "make":
+                mutant = bench.drawn(asked["kind"], asked["seed"]) if "changes" not in asked else Mutant.of(asked)
+                bench.sample(bench.kind(mutant.kind), mutant.sample)
+                return json.dumps(mutant.plain()).encode()
+            count += 1
+            if count % 20 == 0:
+                gc.collect()
+            return json.dumps(asdict(bench.judged(Mutant.of(asked)))).encode()
+        except Exception:  # a fault of this package
+            return json.dumps({"fault": traceback.format_exc()}).encode()
 
-    limited = False
-    for number, line in enumerate(sys.stdin):
-        asked = json.loads(line)
-        mutant = bench.drawn(asked["kind"], asked["seed"]) if "changes" not in asked else Mutant.of(asked)
-        bench.sample(bench.kind(mutant.kind), mutant.sample)
-        if not limited:
-            gc.freeze()
-            limit_memory()
-            limited = True
-        reply(mutant=mutant.plain())
-        reply(mutant=mutant.plain(), verdict=asdict(bench.judged(mutant)))
-        if number % 20 == 19:
-            gc.collect()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return answer

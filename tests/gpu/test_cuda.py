@@ -1,25 +1,30 @@
-"""The CUDA path: pinned copies on their own stream, the same tokens as transformers, bytes within the budget.
-
-Run with `pytest -m gpu` on a machine with a GPU; elsewhere these are skipped.
-"""
+"""The CUDA path: the tokens of transformers, bytes within the budget, profiles and choices as on a CPU, and doctor."""
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from app.cli import probes
 from core.engine import Engine
 from core.hf.cached_pass import cached_pass
 from core.hf.quantized_linear import QuantizedLinear
+from core.measure.calibrate.gather import calibrate
 from core.memory.link import measure_gbps
+from core.policy.substitute import batch, plain
+from core.profile import PARTS, Profile
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from core.settings.registry import create, variants
 from core.settings.sampling import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import PROMPT
+from tests.policy.substitutes import LAYERS, drawn, gates
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -94,3 +99,60 @@ def test_rounded_dense_layers_compute_with_what_their_codes_stand_for(model: Pat
         assert (logits(engine.model, engine.fresh_cache()) - want).abs().max().item() <= 1e-3
     finally:
         engine.unload()
+
+
+def test_what_is_said_of_it() -> None:
+    gpu = probes.gpus()[0]
+    assert gpu["usable"] and gpu["total_bytes"] >= gpu["free_bytes"] > 0
+    assert probes.link(5, 64 * probes.MB)["gbps"] > 1
+
+
+def test_its_slot_in_the_machine() -> None:
+    pytest.importorskip("pynvml")
+    assert probes.gpus()[0]["pcie"]["width_max"] > 0
+
+
+TEXTS = ["The same text is read on either device.", "And another one, of some more words than the first one has."]
+
+
+def test_a_profile_of_either_device_is_the_same(tmp_path: Path) -> None:
+    model, found = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path / "model")), list[Profile]()
+    for device in ("cpu", "cuda"):
+        engine = Engine.load(
+            LoadSpec.checked(str(model), Settings({"budget": "50%"}), device=device, dtype="float32", context=128)
+        )
+        try:
+            found.append(calibrate(engine, TEXTS, parts=set(PARTS) - {"path"}))
+            engine.expert_cache.check_integrity()
+        finally:
+            engine.unload()
+    cpu, cuda = found
+    assert cpu.tokens == cuda.tokens and cpu.parts() == cuda.parts()
+    assert cpu.counts is not None and cuda.counts is not None
+    assert np.abs(cpu.counts - cuda.counts).sum() <= 0.02 * cpu.counts.sum()  # near ties may fall the other way
+    for name in ("defaults", "maps", "map_keys"):
+        one, other = (getattr(profile, name).astype(np.float32) for profile in found)
+        assert np.linalg.norm(one - other) <= 0.05 * np.linalg.norm(one)
+    assert cuda.times is not None and all(value > 0 for value in cuda.times.values())
+    said = cuda.settings["times"]
+    assert isinstance(said, dict) and said["all_resident"]
+
+
+@pytest.mark.parametrize("name", [v.name for v in variants("substitute")])
+def test_a_gpu_chooses_as_algorithm_1_does(name: str) -> None:
+    cuda = torch.device("cuda")
+    for seed in range(40):
+        question, known, _ = drawn(seed, 64, 16, 4)
+        rules, here = gates(seed + 1, 16), {}
+        for device in (torch.device("cpu"), cuda):
+            substitute = create("substitute", name, {})
+            substitute.prepare(known, LAYERS, 16, device)
+            there = {f.name: getattr(question, f.name) for f in fields(question)}
+            asked = replace(question, **{n: t.to(device) for n, t in there.items() if isinstance(t, torch.Tensor)})
+            protected = None if rules.protected is None else rules.protected.to(device)
+            select = batch.select if device.type == "cuda" else plain.select
+            here[device.type] = select(asked, replace(rules, protected=protected), substitute)
+        one, many = here["cpu"], here["cuda"]
+        for name_ in ("ids", "action", "why"):
+            assert torch.equal(getattr(one, name_), getattr(many, name_).cpu()), (seed, name_)
+        assert one.delta == many.delta and many.ids.device.type == "cuda"

@@ -13,7 +13,7 @@ from core.engine.quality.sample import Landing, Sample
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint
-from tests.quality.conftest import DROPPING, PROMPT, by_hand, kept_of, say
+from tests.engine.quality.conftest import DROPPING, PROMPT, by_hand, kept_of, say
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -39,7 +39,6 @@ def test_figures_are_those_of_transformers(tmp_path: Path) -> None:
         said, _, _ = say(engine)
         lossy, before = kept_of(engine), engine.expert_cache.places()
         quality = engine.audit()
-        assert quality is not None
         assert engine.expert_cache.places() == before
         engine.expert_cache.check_integrity()
         reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()

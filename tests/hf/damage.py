@@ -13,6 +13,43 @@ import torch
 from safetensors.torch import load_file, save_file
 
 Change = Callable[[Path], object]
+Tensors = dict[str, torch.Tensor]
+INDEX = "model.safetensors.index.json"
+
+
+def shards(path: Path) -> list[Path]:
+    return sorted(path.glob("*.safetensors"))
+
+
+def removed(pattern: str) -> Change:
+    return lambda path: [file.unlink() for file in path.glob(pattern)]
+
+
+def only_pickles(path: Path) -> None:
+    removed("*.safetensors*")(path)
+    (path / "pytorch_model.bin").write_bytes(b"x")
+
+
+def cut(number: int, end: int) -> Change:
+    """A shard without its bytes from `end` on."""
+    return lambda path: shards(path)[number].write_bytes(shards(path)[number].read_bytes()[:end])
+
+
+def tensors(change: Callable[[Tensors], Tensors]) -> Change:
+    """Every shard rewritten with its tensors changed."""
+    return lambda path: [save_file(change(load_file(file)), file, {"format": "pt"}) for file in shards(path)]
+
+
+def without(fragment: str) -> Change:
+    """Tensors whose name holds `fragment` are gone, the files are not."""
+    return tensors(lambda t: {n: v for n, v in t.items() if fragment not in n} or {"unused": torch.zeros(1)})
+
+
+def joined(path: Path) -> None:
+    """One file in place of shards and index."""
+    whole = {name: tensor for file in shards(path) for name, tensor in load_file(file).items()}
+    (path / INDEX).unlink()
+    save_file(whole, path / "model.safetensors", {"format": "pt"})
 
 
 def config(**changes: Any) -> Change:
@@ -29,7 +66,7 @@ def text(name: str, content: str) -> Change:
 
 def index(change: Callable[[dict[str, str]], object]) -> Change:
     def changed(path: Path) -> None:
-        file = path / "model.safetensors.index.json"
+        file = path / INDEX
         content = json.loads(file.read_text())
         change(content["weight_map"])
         file.write_text(json.dumps(content))
@@ -41,7 +78,7 @@ def header(change: Callable[[dict[str, Any], str], str | None]) -> Change:
     """Rewrite the first shard's header; `change` gets it and its first tensor's name, and may return its text."""
 
     def changed(path: Path) -> None:
-        file = sorted(path.glob("*.safetensors"))[0]
+        file = shards(path)[0]
         raw = file.read_bytes()
         end = 8 + int.from_bytes(raw[:8], "little")
         content = json.loads(raw[8:end])
@@ -71,19 +108,13 @@ def overlapping(content: dict[str, Any], name: str) -> None:
 
 def both_shards(path: Path) -> None:
     """A tensor that two files have."""
-    first, second, *_ = sorted(path.glob("*.safetensors"))
-    tensors = load_file(second)
+    first, second, *_ = shards(path)
     name, tensor = next(iter(load_file(first).items()))
-    save_file(tensors | {name: tensor + 1}, second, metadata={"format": "pt"})
+    save_file(load_file(second) | {name: tensor + 1}, second, metadata={"format": "pt"})
 
 
 def reshaped(fragment: str, shape: Callable[[torch.Tensor], torch.Tensor]) -> Change:
-    def change(path: Path) -> None:
-        for file in path.glob("*.safetensors"):
-            tensors = {n: shape(t).contiguous() if fragment in n else t for n, t in load_file(file).items()}
-            save_file(tensors, file, metadata={"format": "pt"})
-
-    return change
+    return tensors(lambda t: {n: shape(v).contiguous() if fragment in n else v for n, v in t.items()})
 
 
 def loop(name: str) -> Change:
@@ -112,7 +143,7 @@ def renamed(mapping: dict[str, str], to: str) -> None:
 
 
 def header_length(path: Path, length: int) -> None:
-    file = sorted(path.glob("*.safetensors"))[0]
+    file = shards(path)[0]
     file.write_bytes(length.to_bytes(8, "little") + file.read_bytes()[8:])
 
 

@@ -1,4 +1,4 @@
-"""Models of text and images or sound: only their text is loaded, exactly, from the checkpoint as it is published."""
+"""Of models of text and images only their text is loaded, exactly; chosen rows and dense layers keep their bits."""
 
 from __future__ import annotations
 
@@ -7,17 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from transformers import DynamicCache
 
 from app.services.candidates import look
 from core.capacity.plan import plan
 from core.engine import Engine
 from core.errors import ModelError
 from core.hf import load_skeleton, meta_skeleton, outline
-from core.hf.cached_pass import CACHE
+from core.hf.cached_pass import CACHE, ROWS, cached_pass, with_chosen_rows
+from core.hf.fast_linear import dense_codecs, patch_linears
+from core.hf.fast_rmsnorm import restore
 from core.hf.quantization import quantization_settings
 from core.importing.job import open_job
+from core.memory.codec.native.tile_products import by_onednn
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from core.system.native.compile import widths
 from core.system.text_config import text_config
 from tests.architectures.trial import known, random_model, save, try_type
 from tests.selection import layered
@@ -81,3 +88,63 @@ def test_a_cache_of_its_own_is_refused_in_one_whole_sentence(tmp_path: Path) -> 
         "'minimax' does not work the way Moestro needs: transformers' own code for it stops with \"MiniMax uses cache "
         f'of its own and is not compatible with `{CACHE}` of type DynamicCache". Choose another model.'
     )
+
+
+@torch.inference_mode()
+def test_logits_of_chosen_rows() -> None:
+    model = random_model("qwen3_omni_moe_thinker").eval()
+    ids, rows = torch.tensor([[5, 9, 200, 17]]), torch.tensor([0, 2])
+    states = []
+    model.lm_head.register_forward_hook(lambda head, given, logits: states.append(given[0]))
+
+    def logits(**kept: object) -> torch.Tensor:
+        found: torch.Tensor = cached_pass(model, ids, DynamicCache(config=model.config), **kept).logits[0]
+        return found
+
+    whole = logits()
+    assert len(logits(**{ROWS: 1})) == 4, "transformers' own forward takes no notice of it"
+    with_chosen_rows(model)
+    assert torch.equal(logits(**{ROWS: 1}), model.lm_head(states[0][:, -1:])[0])
+    assert torch.equal(logits(**{ROWS: rows}), model.lm_head(states[0][:, rows])[0])
+    assert torch.equal(logits(), whole)
+
+
+def test_a_model_that_has_the_argument_stays_as_it_is() -> None:
+    model = random_model("qwen3_moe")
+    with_chosen_rows(model)
+    assert "forward" not in vars(model)
+
+
+def test_without_a_module_that_computes_logits_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model("qwen3_omni_moe_thinker")
+    monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
+    with pytest.raises(ModelError, match="computes the logits of all tokens of a prompt, not of chosen ones"):
+        with_chosen_rows(model)
+
+
+needs_order = pytest.mark.skipif(
+    not widths() or by_onednn() or torch.backends.cpu.get_cpu_capability() != "AVX2",
+    reason="torch adds up in another order here",
+)
+
+
+@needs_order
+def test_layers_that_fit_are_replaced_and_restored() -> None:
+    kept = [nn.Linear(256, 512), nn.Linear(250, 512, bias=False), nn.Linear(64, 64, bias=False)]
+    model = nn.Sequential(nn.Linear(256, 512, bias=False), nn.Linear(512, 256, bias=False), *kept).bfloat16()
+    model.append(nn.Linear(256, 512, bias=False))  # fp32
+    replaced = patch_linears(model)
+    assert replaced == [model[0], model[1]] and len(dense_codecs(model)) == 2
+    assert patch_linears(model) == [], "once"
+    with torch.inference_mode():
+        x = torch.randn(1, 9, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+        assert torch.equal(model[0](x), nn.functional.linear(x, model[0].weight))
+        model[0].weight.data = model[0].weight.data * 2  # a weight that moves is read where it is
+        assert torch.equal(model[0](x), nn.functional.linear(x, model[0].weight))
+    restore(replaced)
+    assert dense_codecs(model) == [] and not any("forward" in vars(module) for module in model)
+
+
+def test_nothing_is_replaced_where_torch_has_kernels_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.memory.codec.plain.by_onednn", lambda: True)
+    assert patch_linears(nn.Sequential(nn.Linear(256, 512, bias=False)).bfloat16()) == []

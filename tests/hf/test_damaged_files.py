@@ -1,38 +1,28 @@
-"""Checkpoints whose small files contradict themselves, each other or the weights: refused, by name, nothing changed."""
+"""Every way a model directory can be wrong, its files damaged or at odds: refused by name, nothing changed or kept."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from core.capacity.plan import plan
 from core.engine.loading import load_tokenizer
 from core.errors import ModelError
-from core.hf import CheckpointReader, check_model, load_skeleton
+from core.hf import CheckpointReader, check_model, load_skeleton, meta_skeleton
 from core.hf.bounds import wrong
+from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint
-from tests.hf.damage import (
-    Change,
-    both_shards,
-    config,
-    entry,
-    header,
-    header_length,
-    index,
-    loop,
-    overlapping,
-    pipe,
-    renamed,
-    repeated,
-    reshaped,
-    text,
-    vocabulary_entry,
-)
+from tests.hf import damage
+from tests.hf.damage import INDEX, Change, Tensors, config, entry, header, index, loop, pipe, reshaped, shards, text
 from tests.tiny_tokenizer import save_tokenizer
 
 DEEP = "[" * 5000 + "]" * 5000
@@ -40,7 +30,7 @@ DEEP = "[" * 5000 + "]" * 5000
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers in three shards, with a tokenizer."""
+    """Two layers in two shards, with a tokenizer."""
     return save_tokenizer(make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("sound"), num_hidden_layers=2))
 
 
@@ -49,8 +39,29 @@ def model(sound: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sound, tmp_path / "model"))
 
 
-INDEX, FIRST = "model.safetensors.index.json", "model-00001-of-"
+FIRST = "model-00001-of-"
 ELSEWHERE = "which is not a safetensors file in its folder"
+DIRECTORIES: list[tuple[str, Change, str]] = [  # what is wrong before any weight is read
+    ("no folder", shutil.rmtree, "no model at"),
+    ("a file", lambda p: (shutil.rmtree(p), p.write_text("x")), "is a file"),
+    ("no config", damage.removed("config.json"), "no config.json"),
+    ("half a config", text("config.json", "{"), "config.json is damaged: line 1 is not JSON"),
+    ("an empty config", text("config.json", "{}"), "names no model_type"),
+    ("only pickles", damage.only_pickles, "never read here"),
+    ("no weights", damage.removed("*.safetensors*"), "has no weights"),
+    ("a shard cut short", damage.cut(1, -100), "00002-of-.*is damaged.*its header says"),
+    ("a shard cut in its header", damage.cut(0, 40), "00001-of-.*header is cut short"),
+    ("an empty shard", damage.cut(0, 0), "is damaged"),
+    ("garbage", lambda p: shards(p)[0].write_bytes(b"\xff" * shards(p)[0].stat().st_size), "is damaged"),
+    ("a missing shard", lambda p: shards(p)[1].unlink(), "1 of .* weight files are missing.*00002-of"),
+    ("an index of a list", text(INDEX, "[]"), "index.json is damaged: it has no weight_map"),
+    ("quantized", config(quantization_config={"quant_method": "gptq"}), "quantized .gptq.*launch.py import"),
+    ("its own code", config(model_type="new", auto_map={"AutoConfig": "x.Y"}), "'new'.*auto_map.*never runs"),
+    ("an unknown type", config(model_type="brandnew"), "does not know the model type 'brandnew'"),
+    ("no text", config(model_type="vit"), "not a text-generating model"),
+    ("a width as text", config(hidden_size="wide"), "cannot be used"),
+    ("a negative head width", config(head_dim=-16), "head_dim is -16, not a whole"),
+]
 CONFIGS: list[tuple[str, Change, str]] = [
     ("nested config", text("config.json", '{"model_type": "qwen3_moe", "x": ' + DEEP + "}"), "nested deeper"),
     ("a key twice", text("config.json", '{"model_type": "a", "model_type": "b"}'), "has 'model_type' twice"),
@@ -104,17 +115,17 @@ WEIGHTS: list[tuple[str, Change, str]] = [
     ("an index of numbers", text(INDEX, '{"weight_map": {"a": 3}}'), "has no weight_map"),
     ("an index with metadata of a number", text(INDEX, '{"metadata": 0, "weight_map": {"a": "b"}}'), "no weight_map"),
     ("an empty index", text(INDEX, '{"weight_map": {}}'), "has no weight_map"),
-    ("a file above", index(lambda m: renamed(m, "../model-00001-of-00003.safetensors")), ELSEWHERE),
-    ("a file elsewhere", index(lambda m: renamed(m, "/etc/passwd.safetensors")), ELSEWHERE),
-    ("a file of Windows' elsewhere", index(lambda m: renamed(m, "..\\x.safetensors")), ELSEWHERE),
-    ("a pickle", index(lambda m: renamed(m, "model.bin")), "'model.bin', which is not a safetensors file"),
-    ("a tensor in another shard", index(lambda m: renamed(m, sorted(set(m.values()))[1])), "but it is in"),
-    ("a tensor in two shards", both_shards, "is in .*model-00001-of-.* and in"),
+    ("a file above", index(lambda m: damage.renamed(m, "../model-00001-of-00003.safetensors")), ELSEWHERE),
+    ("a file elsewhere", index(lambda m: damage.renamed(m, "/etc/passwd.safetensors")), ELSEWHERE),
+    ("a file of Windows' elsewhere", index(lambda m: damage.renamed(m, "..\\x.safetensors")), ELSEWHERE),
+    ("a pickle", index(lambda m: damage.renamed(m, "model.bin")), "'model.bin', which is not a safetensors file"),
+    ("a tensor in another shard", index(lambda m: damage.renamed(m, sorted(set(m.values()))[1])), "but it is in"),
+    ("a tensor in two shards", damage.both_shards, "is in .*model-00001-of-.* and in"),
     ("an index that is a loop", loop(INDEX), "index.json cannot be read"),
-    ("a shard that is a pipe", lambda p: pipe(sorted(p.glob("*.safetensors"))[0].name)(p), "is not a file but a pipe"),
+    ("a shard that is a pipe", lambda p: pipe(shards(p)[0].name)(p), "is not a file but a pipe"),
     ("nested header", header(lambda content, name: DEEP), "is damaged: .*nested deeper"),
-    ("a tensor twice", header(repeated), "is damaged: it has '.*' twice"),
-    ("overlapping tensors", header(overlapping), f"{FIRST}.* is damaged"),
+    ("a tensor twice", header(damage.repeated), "is damaged: it has '.*' twice"),
+    ("damage.overlapping tensors", header(damage.overlapping), f"{FIRST}.* is damaged"),
     ("a gap", header(lambda content, name: content.pop(name) and None), f"{FIRST}.* is damaged"),
     ("an unknown number type", entry(dtype="F17"), "is damaged"),
     ("another number type", entry(dtype="F16"), "is damaged: .* of shape .* has"),
@@ -127,7 +138,14 @@ WEIGHTS: list[tuple[str, Change, str]] = [
     ("a place of 2 ** 70", entry(data_offsets=[0, 1 << 70]), "does not say where"),
     ("an entry that is a list", header(lambda content, name: content.update({name: []})), "does not say where"),
     ("metadata that is a number", header(lambda content, name: content.update(__metadata__=3)), "is damaged"),
-    ("a header of 2 ** 60", lambda p: header_length(p, 1 << 60), "header is cut short"),
+    ("a header of 2 ** 60", lambda p: damage.header_length(p, 1 << 60), "header is cut short"),
+    ("no dense weight", damage.without("layers.1.self_attn.q_proj"), r"lacks 1 weights.*q_proj"),
+    (
+        "no expert",
+        damage.without("layers.1.mlp.experts.3.up_proj"),
+        r"lacks weights of .*layers\.1\.mlp\.experts\.gate_up",
+    ),
+    ("a larger vocabulary", config(vocab_size=300), "could not be loaded"),
     ("a router of another size", reshaped("mlp.gate.weight", lambda t: t[:4]), "other shapes than"),
     ("an expert of another size", reshaped("experts.3.up_proj", lambda t: t[:32]), "of different shapes"),
     ("experts of another size", reshaped(".up_proj", lambda t: t[:32]), "by config.json"),
@@ -151,8 +169,8 @@ TOKENIZERS: list[tuple[str, Change]] = [
     ("no model", text("tokenizer.json", '{"version": "1.0"}')),
     ("empty", text("tokenizer.json", "")),
     ("no text", lambda p: (p / "tokenizer.json").write_bytes(b"\xff" * 100)),
-    ("ids as text", lambda p: vocabulary_entry(p, "x")),
-    ("negative ids", lambda p: vocabulary_entry(p, -1)),
+    ("ids as text", lambda p: damage.vocabulary_entry(p, "x")),
+    ("negative ids", lambda p: damage.vocabulary_entry(p, -1)),
     ("a class that is a number", text("tokenizer_config.json", '{"tokenizer_class": 3}')),
     ("added tokens as a list", text("tokenizer_config.json", '{"added_tokens_decoder": [1]}')),
 ]
@@ -179,6 +197,14 @@ def test_damaged_checkpoints_are_refused(model: Path, change: Change, words: str
     assert state(model) == before
 
 
+@pytest.mark.parametrize(("change", "words"), [case[1:] for case in DIRECTORIES], ids=[case[0] for case in DIRECTORIES])
+def test_it_is_refused_before_any_weight_is_read(model: Path, change: Change, words: str) -> None:
+    change(model)
+    for look in (load_skeleton, meta_skeleton):
+        with pytest.raises(ModelError, match=words):
+            look(model)
+
+
 @pytest.mark.parametrize("change", [case[1] for case in TOKENIZERS], ids=[case[0] for case in TOKENIZERS])
 def test_damaged_tokenizers_are_refused(model: Path, change: Change) -> None:
     change(model)
@@ -196,9 +222,9 @@ def test_a_sound_checkpoint_is_sound(model: Path) -> None:
 
 def test_layers_that_predict_further_tokens_may_be_left_over(model: Path) -> None:
     """As DeepSeek's and GLM's checkpoints have them, behind the last layer."""
-    file = sorted(model.glob("*.safetensors"))[0]
+    file = shards(model)[0]
     tensors = load_file(file)
-    whole = {n: t for shard in model.glob("*.safetensors") for n, t in load_file(shard).items()}
+    whole = {n: t for shard in shards(model) for n, t in load_file(shard).items()}
     extra = {n.replace("layers.1.", "layers.2."): t for n, t in whole.items() if "layers.1." in n}
     save_file(tensors | extra, file, metadata={"format": "pt"})
     with pytest.raises(ModelError, match="weights of layer 2"):
@@ -229,3 +255,89 @@ def test_a_quantized_text_model_is_still_named(model: Path) -> None:
     config(text_config={"quantization_config": {"quant_method": "fp8"}})(model)
     with pytest.raises(ModelError, match=r"quantized \(fp8\)"):
         check_model(model)
+
+
+def test_remote_code_beside_a_known_architecture_is_ignored(model: Path) -> None:
+    config(auto_map={"AutoModelForCausalLM": "evil.Model"})(model)
+    (model / "evil.py").write_text("raise SystemExit('ran')")
+    assert type(load_skeleton(model)).__name__ == "Qwen3MoeForCausalLM"
+
+
+def test_a_dense_model_is_refused(tmp_path: Path) -> None:
+    llama = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    LlamaForCausalLM(llama).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="'llama' is not a Mixture-of-Experts model"):
+        load_skeleton(tmp_path)
+
+
+E4M3 = torch.float8_e4m3fn
+GATE = "model.layers.1.mlp.experts.3.gate_proj"
+
+
+def _eight_bits(tensors: Tensors) -> Tensors:
+    """As ModelOpt stores a checkpoint: 8-bit floats, and a scale of each matrix."""
+    coded = {n: t.to(E4M3) if n.endswith("_proj.weight") else t for n, t in tensors.items()}
+    return coded | {f"{n}_scale": torch.tensor(2.0) for n in coded if n.endswith("_proj.weight")}
+
+
+def _codes_beside(ending: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: tensors | {f"{GATE}{ending}": torch.ones(1) for n in tensors if n == f"{GATE}.weight"}
+
+
+def _renamed(old: str, new: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {n.replace(old, new): t for n, t in tensors.items()}
+
+
+CODED: list[tuple[Callable[[Tensors], Tensors], str]] = [
+    (_eight_bits, r"_proj\.weight' as float8_e4m3fn, codes for which its settings name no quantization"),
+    (lambda t: {n: v.view(torch.int32) if GATE in n else v for n, v in t.items()}, "gate_proj.weight' as int32, codes"),
+    (
+        lambda t: {n: v.view(torch.int32) if n == "model.norm.weight" else v for n, v in t.items()},
+        "model.norm.weight' as int32, codes",
+    ),
+    *(
+        (_codes_beside(ending), f"holds '{GATE}{ending}', so '{GATE}.weight' is stored as codes".replace(".", r"\."))
+        for ending in (".weight_scale", ".weight_scale_inv", ".weight.absmax", ".scales", ".biases", ".qzeros")
+    ),
+    (_renamed("experts.0.", "experts.-1."), "not numbered one by one from 0 on"),
+    (_renamed("experts.7.", "experts.8."), "not numbered one by one from 0 on"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), CODED, ids=[words for _, words in CODED])
+def test_weights_that_are_not_what_they_seem_are_refused(
+    model: Path, change: Callable[[Tensors], Tensors], words: str
+) -> None:
+    damage.tensors(change)(model)
+    damage.joined(model)
+    with pytest.raises(ModelError, match=words):
+        CheckpointReader(meta_skeleton(model), str(model))
+
+
+def test_scales_of_the_kv_cache_and_of_inputs_change_no_weight(model: Path) -> None:
+    own = ("model.layers.0.self_attn.k_proj.k_scale", "model.layers.0.self_attn.k_proj.input_scale")
+    damage.tensors(lambda t: t | {name: torch.ones(1) for name in own if "model.norm.weight" in t})(model)
+    damage.joined(model)
+    with CheckpointReader(meta_skeleton(model), str(model)) as reader:
+        assert not {*reader.dense_names()} & {*own}
+
+
+def test_a_quantization_beside_config_json_is_named(model: Path) -> None:
+    stated = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}
+    (model / "hf_quant_config.json").write_text(json.dumps(stated))
+    with pytest.raises(ModelError, match=r"is quantized \(modelopt FP8\)"):
+        check_model(model)
+    with pytest.raises(ModelError, match=r"quantized with modelopt \(FP8\), which is not read.*Use such a version"):
+        plan(LoadSpec.checked(str(model)))
+    stated["quantization"] = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    (model / "hf_quant_config.json").write_text(json.dumps(stated))
+    plan(LoadSpec.checked(str(model)))
+
+
+def test_closing_releases_the_files(model: Path) -> None:
+    reader = CheckpointReader(meta_skeleton(model), str(model))
+    reader.close()
+    reader.close()
+    with pytest.raises(ValueError, match="closed file"):
+        reader.read(0, 0)
+    shutil.rmtree(model)

@@ -1,8 +1,9 @@
-"""The seam on every architecture, against transformers' own full load."""
+"""The seam on every architecture, against transformers' own full load, from several threads."""
 
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from core.hf import (
     read_router,
 )
 from core.hf.cached_pass import CACHE
-from tests.checkpoints import ARCHITECTURES, EXTRA
+from tests.checkpoints import ARCHITECTURES, EXTRA, make_checkpoint
 from tests.conftest import Checkpoint
 from tests.selection import layered
 
@@ -226,3 +227,21 @@ def test_a_skeleton_without_experts_says_so(case: Case) -> None:
     with pytest.raises(ModelError, match="without its experts"):
         case.skeleton.save_pretrained(case.path / "nowhere")
     assert not (case.path / "nowhere").exists()
+
+
+@pytest.mark.long(0.1)
+def test_looking_at_models_in_parallel_mixes_nothing_up(tmp_path: Path) -> None:
+    """transformers sets the number type of new tensors for the whole process while it builds a model."""
+    dtypes = (torch.float32, torch.bfloat16)
+    paths = [make_checkpoint("mixtral", tmp_path / str(dtype), dtype=dtype) for dtype in dtypes]
+
+    def look(turn: int) -> None:
+        path, dtype = paths[turn % 2], dtypes[turn % 2]
+        meta = meta_skeleton(path) if turn % 5 else load_skeleton(path)
+        assert {p.dtype for p in meta.parameters()} == {dtype}
+        if turn % 5:
+            assert {part.dtype for site in outline(meta).sites for part in site.parts.values()} == {dtype}
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(look, range(40)))
+    assert torch.get_default_dtype() == torch.float32

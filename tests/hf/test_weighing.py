@@ -15,7 +15,7 @@ from core.hf.watch import Seen, watch
 from core.hf.weighing import Rule, rule_of, rules_of
 from tests.checkpoints import ARCHITECTURES, EXTRA, MORE, random_model
 
-KNOWN = [arch for arch in ARCHITECTURES | EXTRA | MORE if arch in CONFIG_MAPPING]
+KNOWN = [arch for arch in (*ARCHITECTURES, *EXTRA, *MORE) if arch in CONFIG_MAPPING]
 WITHOUT = ["phimoe", "inkling_text"]  # weighs by order of selection; shares one sum with its shared experts
 SCALED = {
     "deepseek_v2": 1.5,
@@ -25,18 +25,9 @@ SCALED = {
     "exaone_moe": 2.5,
     "glm4_moe_lite": 1.8,
 }
-SIGMOID = [
-    "glm4_moe",
-    "deepseek_v3",
-    "minimax_m2",
-    "dots1",
-    "lfm2_moe",
-    "nemotron_h",
-    "bailing_hybrid",
-    "glm4_moe_lite",
-    "deepseek_v32",
-    "exaone_moe",
-]
+SIGMOID = (
+    "glm4_moe deepseek_v3 minimax_m2 dots1 lfm2_moe nemotron_h bailing_hybrid glm4_moe_lite deepseek_v32 exaone_moe"
+).split()
 LOGITS = torch.tensor([[math.log(4), math.log(2), math.log(1), math.log(1)], [0.0, math.log(3), 0.0, 0.0]])
 IDS = torch.tensor([[0, 1], [1, 3]])
 

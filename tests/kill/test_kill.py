@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.soak.page import Failed, Page
-from bench.soak.server import Server
+from app.client.page import Failed, Page
+from app.client.process import Server
 from core.memory.pack import check, verify
 from core.profile import load
 

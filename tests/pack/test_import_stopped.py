@@ -1,4 +1,4 @@
-"""Imports that are cancelled, refused, or fail midway: they go on where they stopped, and nothing wrong is left."""
+"""Imports that are cancelled, killed, refused, or fail midway: they go on where they stopped, nothing wrong is left."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections import namedtuple
 from collections.abc import Callable
@@ -224,3 +226,28 @@ def test_a_short_lived_folder_is_named_as_what_it_was_made_from(tmp_path: Path) 
     assert job.for_people(said, folder, tmp_path) == f"{tmp_path}/config.json names no model_type. See {tmp_path}."
     assert job.for_people(said, folder, file) == f"{file} names no model_type. See {file}."
     assert job.for_people(said, "", file) == said
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.long(0.3)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="children that are killed are forked")
+def test_killed_at_ten_random_points(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.pack.killed", checkpoint("olmoe"), tmp_path, "3"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    ran = [json.loads(line) for line in run.stdout.splitlines()]
+    killed = [one for one in ran if one["code"] == -9]
+    assert len({one["out"] for one in killed}) == 10
+    for one in killed:  # what got its name before the end came is whole; all else is not there
+        assert not one["exists"] or verify(Path(one["out"])).problems == ()
+    for out in {one["out"] for one in ran}:
+        assert same(Path(out), tmp_path / "reference"), out
+        assert not Path(f"{out}.partial").exists()
+    assert len(ran) > 15  # many were killed twice, then finished

@@ -1,4 +1,4 @@
-"""Import: what a pack holds is what the checkpoint holds."""
+"""Import: what a pack holds is what the checkpoint holds; codes are taken over where a format holds them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,63 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from core.errors import ModelError, SettingError
 from core.hf import CheckpointReader, find_experts, install, load_skeleton
 from core.importing import import_model, write
+from core.importing.sources import open_source
 from core.memory.codec import FORMATS
 from core.memory.pack import PackReader, aligned, verify
-from tests.checkpoints import ARCHITECTURES
+from core.memory.pack.tensorfile import write_tensors
+from tests import quantized
+from tests.checkpoints import ARCHITECTURES, COMMON
 from tests.conftest import Checkpoint
-from tests.pack.large import make_large
 from tests.selection import layered
+from tests.tiny_tokenizer import save_tokenizer
+
+
+def make_large(directory: Path, layers: int = 6, experts: int = 32, hidden: int = 1024, inner: int = 512) -> Path:
+    """A bf16 qwen3_moe checkpoint of 6 * hidden * inner * experts * layers bytes (604 MB) and some dense weights."""
+    directory.mkdir(parents=True)
+    config = AutoConfig.for_model(
+        "qwen3_moe",
+        **{
+            **COMMON,
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_experts": experts,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": inner,
+            "intermediate_size": inner,
+            "head_dim": 64,
+        },
+    )
+    config.dtype = "bfloat16"
+    config.architectures = ["Qwen3MoeForCausalLM"]
+    config.save_pretrained(directory)
+    save_tokenizer(directory)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    tensors = {n: (torch.bfloat16, tuple(t.shape)) for n, t in model.state_dict().items() if ".experts." not in n}
+    for layer in range(layers):
+        for expert in range(experts):
+            at = f"model.layers.{layer}.mlp.experts.{expert}"
+            tensors |= {
+                f"{at}.gate_proj.weight": (torch.bfloat16, (inner, hidden)),
+                f"{at}.up_proj.weight": (torch.bfloat16, (inner, hidden)),
+                f"{at}.down_proj.weight": (torch.bfloat16, (hidden, inner)),
+            }
+    block = torch.randn(2 * hidden * hidden, generator=torch.Generator().manual_seed(0)).mul_(0.05).bfloat16()
+
+    def read(name: str) -> torch.Tensor:
+        shape = tensors[name][1]
+        start = sum(name.encode()) % 997  # so that tensors differ
+        return block[start : start + torch.Size(shape).numel()].view(shape)
+
+    write_tensors(directory / "model.safetensors", tensors, read, {"format": "pt"}, int)
+    return directory
+
 
 CPU = torch.device("cpu")
 MEMORY = r"""
@@ -140,3 +187,64 @@ def test_the_forward_pass_of_a_pack_is_that_of_the_checkpoint(checkpoint: Checkp
             ours = model(ids).logits
         theirs = AutoModelForCausalLM.from_pretrained(source)(ids).logits
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+
+
+@pytest.fixture(scope="module")
+def gptq(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return quantized.write("qwen3_moe", tmp_path_factory.mktemp("gptq"), quantized.gptq(), GPTQ).path
+
+
+@pytest.fixture(scope="module")
+def mxfp4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return quantized.write_mxfp4(tmp_path_factory.mktemp("mxfp4")).path
+
+
+def check_weights(pack: Path, source: Path, exact: bool) -> None:
+    """What the pack's experts mean, against what the source's reader dequantises."""
+    model = load_skeleton(pack)
+    with PackReader(pack) as reader, open_source(source) as opened:
+        manifest, buffer = reader.manifest, aligned(reader.padded_bytes)
+        codec, checkpoint = manifest.codec(torch.float32, CPU), CheckpointReader(model, opened.tensors)
+        slot = torch.empty(codec.slot_bytes, dtype=torch.uint8)
+        for eid in range(manifest.total):
+            reader.read_into(eid, buffer)
+            codec.place(buffer[: reader.blob_bytes], slot)
+            parts = codec.views(slot)
+            for name, weight in checkpoint.read(*divmod(eid, manifest.experts)).items():
+                if manifest.parts[name].is_weight:
+                    ours, theirs = codec.dequantize(parts, name), weight.float()
+                    assert torch.equal(ours, theirs) if exact else torch.allclose(ours, theirs, atol=0.05)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_mxfp4_codes_are_taken_over(mxfp4: Path, tmp_path: Path, blocks: int) -> None:
+    pack = import_model(str(mxfp4), tmp_path / "pack", blocks=blocks)
+    manifest = PackReader(pack).manifest
+    assert manifest.format == "mxfp4" and manifest.numbers.scale == torch.uint8
+    assert len(manifest.segments) == (2 if blocks > 1 else 0)
+    assert {how for part, how in manifest.exact.items() if not part.endswith("bias")} == {"exact codes"}
+    check_weights(pack, mxfp4, exact=True)
+
+
+def test_gptq_codes_are_taken_over(gptq: Path, tmp_path: Path) -> None:
+    pack = import_model(str(gptq), tmp_path / "pack")
+    manifest = PackReader(pack).manifest
+    assert manifest.format == "int4-g128-sym" and set(manifest.exact.values()) == {"exact codes"}
+    assert (
+        manifest.source["label"] == "GPTQ 4-bit, groups of 128"
+        and "quantization_config" not in (pack / "config.json").read_text()
+    )
+    check_weights(pack, gptq, exact=True)
+
+
+@pytest.mark.parametrize(
+    ("format", "how"), [("int8", "requantised from int4-g128-sym"), ("checkpoint", "dequantised from int4-g128-sym")]
+)
+def test_other_formats_are_rounded_and_say_so(gptq: Path, tmp_path: Path, format: str, how: str) -> None:
+    pack = import_model(str(gptq), tmp_path / "pack", format=format)
+    manifest = PackReader(pack).manifest
+    assert manifest.format == format and set(manifest.exact.values()) == {how}
+    check_weights(pack, gptq, exact=False)

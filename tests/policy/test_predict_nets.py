@@ -95,7 +95,6 @@ def test_the_estimator_learns_what_a_router_does() -> None:
         batch=64,
         progress=lambda text, share: shares.append(share),
     )
-    assert net is not None
     untrained = Estimator(LAYERS, EXPERTS, HIDDEN, 48)
     fresh = drawn(200, seed=1)
     learnt, before = (estimator.recall(one, Held(*fresh), K) for one in (net, untrained))
@@ -109,7 +108,6 @@ def test_the_estimator_learns_what_a_router_does() -> None:
 def test_training_an_estimator_lowers_the_divergence_from_the_router() -> None:
     states, probs = drawn(300)
     net = estimator.train(Held(states, probs), **SIZES, width=48, epochs=40, rate=5e-3, batch=64)
-    assert net is not None
     predicted = torch.stack([net.probabilities(states[:, layer - 1], layer) for layer in range(1, LAYERS)], 1)
     kl = functional.kl_div(predicted.log(), probs[:, 1:].float(), reduction="sum") / predicted[..., 0].numel()
     uniform = functional.kl_div(torch.full_like(predicted, 1 / EXPERTS).log(), probs[:, 1:].float(), reduction="sum")

@@ -1,19 +1,24 @@
-"""Slots per layer: by hand, and against every possible division on small cases."""
+"""Sizes of a cache per layer, the entropy of gate weights, and experts that stand out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from core.policy.allocation.slots import proportional
 from core.policy.allocation.weights import Allocation, AllocationInputs, adapmoe_loads, gains, greedy, hit_curves
+from core.policy.substitute.entropy import entropy, entropy_of_token
+from core.policy.substitute.super_experts import mask, outstanding, super_experts
 from core.settings.registry import create, variants
 from tests.selection import examples
 
@@ -138,3 +143,116 @@ def test_a_plans_proportions_in_whole_slots() -> None:
     assert proportional([5.0, 1.0, 1.0], 4, [2, 2, 2], 9) == [2, 1, 1]  # too few for all: evenly
     with_plan = AllocationInputs(8, 2, (2, 2), plan=(14.0, 6.0))
     assert create("layer_slots", "moepic", {}, facts=with_plan)(10) == [7, 3]
+
+
+def gates(experts: int) -> np.ndarray:
+    """fp64 [500, k] as routers give them, in fp32: peaked and flat, with zeros, not all renormalised."""
+    rng = np.random.default_rng(experts)
+    weights = rng.dirichlet([0.4] * experts, 500) * rng.choice([1.0, 0.3, 2.5], (500, 1))
+    weights[:100][rng.random((100, experts)) < 0.5] = 0.0
+    weights[100:110], weights[110:120] = 1.0 / experts, np.eye(experts)[0]
+    return weights.astype(np.float32).astype(np.float64)
+
+
+@pytest.mark.parametrize("experts", [1, 2, 3, 4, 6, 8, 10, 64])
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 1.7])
+def test_arrays_tensors_and_numbers_agree(experts: int, temperature: float) -> None:
+    weights = gates(experts)
+    found = entropy(weights, temperature)
+    assert found.dtype == np.float64 and found.shape == (500,) and ((found >= 0) & (found <= 1)).all()
+    tensor = entropy(torch.from_numpy(weights), temperature, torch)
+    assert tensor.dtype == torch.float64
+    np.testing.assert_allclose(tensor.numpy(), found, rtol=0, atol=1e-14)
+    np.testing.assert_allclose([entropy_of_token(row, temperature) for row in weights.tolist()], found, atol=1e-14)
+
+
+@pytest.mark.parametrize("experts", [2, 4, 8])
+def test_the_figures_of_profiles_and_recordings_keep_their_bits(experts: int) -> None:
+    """In these very steps profiles and recordings have always been computed; leading dimensions change nothing."""
+    weights = gates(experts)
+    shares = weights / np.maximum(weights.sum(-1, keepdims=True), 1e-30)
+    logs = np.log(np.where(shares > 0, shares, 1.0))
+    expected = np.clip(-(shares * logs).sum(-1) / max(np.log(experts), 1e-30), 0.0, 1.0)
+    assert entropy(weights).tobytes() == expected.tobytes()
+    assert entropy(weights.reshape(5, 100, experts)).tobytes() == expected.tobytes()
+
+
+def test_by_hand() -> None:
+    weights = [0.3, 0.1]
+    bits = -(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25))
+    assert entropy_of_token(weights) == pytest.approx(bits) == float(entropy(np.array(weights)))
+
+
+L, E = 8, 64  # of which the first six layers are looked at
+
+
+def ordinary(seed: int = 0) -> npt.NDArray[np.float32]:
+    """Largest outputs that differ by a factor of two at most."""
+    return np.random.default_rng(seed).uniform(1, 2, (L, E)).astype(np.float32)
+
+
+def test_outliers_are_found_the_largest_first() -> None:
+    peaks = ordinary()
+    peaks[1, 60], peaks[2, 5] = 300, 900
+    found = super_experts(peaks)
+    assert [(one.layer, one.expert) for one in found] == [(2, 5), (1, 60)]
+    assert found[0].peak == 900 and found[0].ratio == pytest.approx(900 / np.median(peaks[2]))
+    assert np.argwhere(mask(peaks)).tolist() == [[1, 60], [2, 5]]
+
+
+def test_where_nothing_stands_out_none_is_super() -> None:
+    """Although something is above every percentile, and above a tenth of the largest."""
+    peaks = ordinary()
+    assert super_experts(peaks) == [] and not mask(peaks).any()
+    assert len(super_experts(peaks, outlying=0.0)) == 2
+    most = outstanding(peaks)
+    ratios = peaks[:6] / np.median(peaks[:6], 1, keepdims=True)
+    assert most is not None and most.ratio == pytest.approx(ratios.max())
+    assert ratios[most.layer, most.expert] == ratios.max()
+
+
+@pytest.mark.parametrize(("size", "found"), [(99.0, False), (101.0, True)])
+def test_a_tenth_of_the_largest_is_asked_of_it(size: float, found: bool) -> None:
+    peaks = ordinary()
+    peaks[0, 0], peaks[1, 1] = 1000, size
+    assert mask(peaks)[0, 0] and bool(mask(peaks)[1, 1]) is found
+
+
+def test_no_more_than_one_in_two_hundred() -> None:
+    """Six layers of 64 are 384: two are above the 99.5th percentile."""
+    peaks = ordinary()
+    peaks[3, :20] = np.arange(100, 120)
+    assert [(one.layer, one.expert) for one in super_experts(peaks)] == [(3, 19), (3, 18)]
+
+
+def test_the_last_quarter_of_the_layers_is_left_out() -> None:
+    """Their outputs are large, too: they take massive activations away again."""
+    peaks = ordinary()
+    peaks[6:] *= 1000
+    peaks[7, 7] = 1e6
+    assert super_experts(peaks) == []
+    peaks[5, 1] = 50  # is not held against the last layers' outputs
+    assert [(one.layer, one.expert) for one in super_experts(peaks)] == [(5, 1)]
+
+
+def test_a_layer_with_larger_outputs_has_none_for_that() -> None:
+    peaks = ordinary()
+    peaks[4] *= 100
+    assert super_experts(peaks) == []
+
+
+def test_experts_that_were_never_chosen_count_nothing() -> None:
+    peaks = np.zeros((L, E), np.float32)
+    assert super_experts(peaks) == [] and outstanding(peaks) is None and not mask(peaks).any()
+    peaks[2, :8] = 1
+    peaks[2, 3] = 40
+    assert [(one.layer, one.expert, one.ratio) for one in super_experts(peaks)] == [(2, 3, 40.0)]
+    peaks[:] = 0
+    peaks[2, 3] = 40  # with nobody beside it
+    assert super_experts(peaks) == []
+
+
+def test_a_single_layer_is_looked_at() -> None:
+    peaks = ordinary()[:1]
+    peaks[0, 9] = 70
+    assert [(one.layer, one.expert) for one in super_experts(peaks)] == [(0, 9)]

@@ -172,7 +172,6 @@ def test_random_is_fair_and_the_same_again() -> None:
 
 def lean(question: Ask, rules: Gates, share: float) -> Chosen:
     """Cache-prior routing by its definition, token by token; no logit is there twice."""
-    assert question.logits is not None
     logits, k = question.logits.double(), question.ids.shape[1]
     span = share * (logits.amax(1) - logits.amin(1))
     shut = batch.select(

@@ -155,7 +155,6 @@ def test_calibrating_a_pack_puts_them_into_it(
     model_hash = check(pack).model_hash
     assert verify(pack).problems == ()
     found, kept = buddies.find(None, pack, model_hash), load(profile_path(tmp_path / "home", model_hash))
-    assert found is not None
     np.testing.assert_array_equal(found.pairs, kept.pairs)
     assert cli.main(["doctor", "--pack", str(pack)]) == 0
     (pack / buddies.NAME).write_bytes(b"nonsense")

@@ -122,13 +122,10 @@ def test_progress_grows_to_the_end(engine: Engine) -> None:
     calibrate(engine, TEXTS, settings=BRIEF, progress=lambda text, share: told.append((text, share)))
     shares = [share for _, share in told]
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 1
-    assert list(dict.fromkeys(text.split(" ")[0] for text, _ in told)) == [
-        "Reading",
-        "Writing",
-        "Measuring",
-        "Training",
-        "Calibrated",
-    ]
+    assert (
+        list(dict.fromkeys(text.split(" ")[0] for text, _ in told))
+        == "Reading Writing Measuring Training Calibrated".split()
+    )
 
 
 def test_nobody_else_is_served_meanwhile(make_engine: MakeEngine) -> None:
@@ -186,7 +183,6 @@ def recorded(engine: Engine, path: Path, hashed: str = "") -> tuple[Trace, list[
     ) as writer:
         given = iter([prompt, *([t] for t in [97, *out])])
         for piece in pieces:
-            assert piece.step is not None
             some = next(given)[: piece.step.tokens]
             writer.add(piece.step, np.array(some))
             ids.append(piece.step.ids.transpose(1, 0, 2))
@@ -199,7 +195,6 @@ def test_recorded_routing_counts(engine: Engine, tmp_path: Path) -> None:
     profile = calibrate(engine, [], traces=[trace])
     assert profile.parts() == ("counts", "pairs", "first_table", "times", "path")  # what routing alone can tell
     assert profile.tokens == len(tokens) and profile.pairs_weighted is None
-    assert profile.counts is not None and profile.first_table is not None
     for layer in range(engine.shape.layers):
         assert profile.counts[layer].tolist() == np.bincount(ids[:, layer].ravel(), minlength=8).tolist()
     assert profile.first_table.tokens.tolist() == sorted(set(tokens))
@@ -214,10 +209,8 @@ def test_recorded_weights_count(engine: Engine) -> None:
     weights = np.array([[[0.4, 0.3, 0.2, 0.1]] * 3, [[0.25] * 4] * 3])
     profile = calibrate(engine, [], traces=[ArrayTrace(ids, 8, weights=weights)], parts={"pairs", "tae"})
     assert profile.parts() == ("pairs", "tae")
-    assert profile.pairs_weighted is not None
     assert profile.pairs_weighted[2, 0, 1] == pytest.approx(0.3 + 0.25, rel=1e-3)
     warm = calibrate(engine, [], traces=[ArrayTrace(ids, 8, weights=weights)], parts={"counts", "pairs"}, warmup=4)
-    assert warm.pairs is not None and warm.pairs_weighted is not None and warm.counts is not None
     assert warm.pairs[2, 0, 1] == 1 / 4 + 2 / 4 and warm.counts[2, 0] == 2
     assert warm.pairs_weighted[2, 0, 1] == pytest.approx(0.3 / 4 + 0.25 / 2, rel=1e-3)
     assert warm.settings["pairs"] == {"warmup": 4} and "pairs" not in profile.settings

@@ -33,19 +33,7 @@ TEXTS: list[Any] = [
     [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4, of course."}],
 ]
 BRIEF = CalibrationSettings(path_tokens=60, path_answer=12)
-GATHERED = {
-    "counts",
-    "pairs",
-    "defaults",
-    "gate_recall",
-    "tae",
-    "maps",
-    "likeness",
-    "norms",
-    "peaks",
-    "first_table",
-    "curves",
-}
+GATHERED = set("counts pairs defaults gate_recall tae maps likeness norms peaks first_table curves".split())
 L, E, K, H, WINDOW = 3, 8, 4, 64, 128
 
 
@@ -81,7 +69,6 @@ def test_what_it_says_of_itself(gathered: tuple[Profile, list[list[int]], list[P
 
 def test_counts_and_pairs(gathered: tuple[Profile, list[list[int]], list[Passed]]) -> None:
     profile, _, passed = gathered
-    assert profile.counts is not None and profile.pairs is not None and profile.pairs_weighted is not None
     for layer in range(L):
         ids, weights = joined(passed, "ids", layer), joined(passed, "weights", layer)
         shares = torch.zeros(len(ids), E).scatter_(1, ids, weights / weights.sum(-1, keepdim=True))
@@ -130,7 +117,6 @@ def test_output_norms(gathered: tuple[Profile, list[list[int]], list[Passed]]) -
 
 def test_largest_outputs(gathered: tuple[Profile, list[list[int]], list[Passed]]) -> None:
     profile, _, passed = gathered
-    assert profile.peaks is not None
     for layer in range(L):
         ids, largest = joined(passed, "ids", layer), joined(passed, "outs", layer).abs().amax(-1)
         for expert in range(E):
@@ -139,7 +125,6 @@ def test_largest_outputs(gathered: tuple[Profile, list[list[int]], list[Passed]]
 
 def test_the_first_tokens_of_every_window_count_less(engine: Engine, truth: Oracle) -> None:
     profile = calibrate(engine, TEXTS, parts={"pairs"}, warmup=10)
-    assert profile.pairs is not None
     passed = [truth.read(ids) for ids in windows(engine)]
     for layer in range(L):
         expected = np.zeros((E, E))
@@ -175,7 +160,6 @@ def test_hit_curves_are_those_of_the_tokens_one_by_one(
 
 def test_gate_recall_and_similarity(gathered: tuple[Profile, list[list[int]], list[Passed]], truth: Oracle) -> None:
     profile, _, passed = gathered
-    assert profile.gate_recall is not None and profile.similarity is not None
     assert np.isnan(profile.gate_recall[0])
     for layer in range(1, L):
         before, now = joined(passed, "hidden", layer - 1), joined(passed, "hidden", layer)
@@ -193,7 +177,6 @@ def test_gate_recall_and_similarity(gathered: tuple[Profile, list[list[int]], li
 
 def test_entropy_percentiles(gathered: tuple[Profile, list[list[int]], list[Passed]]) -> None:
     profile, _, passed = gathered
-    assert profile.tae is not None and profile.tae_tempered is not None
     for layer in range(L):
         values = entropy(joined(passed, "weights", layer).double().numpy())
         exact = np.percentile(values, np.arange(101), method="inverted_cdf")
@@ -219,7 +202,6 @@ def test_maps_and_their_embeddings(gathered: tuple[Profile, list[list[int]], lis
 
 def test_first_table(gathered: tuple[Profile, list[list[int]], list[Passed]]) -> None:
     profile, read, passed = gathered
-    assert profile.first_table is not None
     tokens, ids = [t for one in read for t in one], joined(passed, "ids", 0).tolist()
     assert profile.first_table.tokens.tolist() == sorted(set(tokens))
     for token, row in zip(*profile.first_table, strict=True):

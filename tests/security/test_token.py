@@ -1,9 +1,12 @@
-"""Beyond this machine a token is needed: how it is brought, refused, printed and chosen on the command line."""
+"""The token, idle machines, and no connection that nobody asked for."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import selectors
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +19,9 @@ from app.server.security import hosts
 from app.server.security.access import Access
 from app.server.security.gate import Gate
 from app.services.host import Host
-from app.ui.serve import OPEN_TO_OTHERS, _announce
+from app.ui.serve import OPEN_TO_OTHERS, _announce, build
 from core.errors import MoestroError
+from tests.app.conftest import open_host
 from tests.security.asking import LAN, TOKEN, ask, gate
 from tests.security.conftest import HOME
 
@@ -180,3 +184,88 @@ def test_the_command_line_chooses(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert re.fullmatch(r"[\w-]{40,}", seen[1].token or "")
     assert cli.main(["--address", "0.0.0.0", "--token", "short"]) == 2
     assert "16" in capsys.readouterr().err
+
+
+IDLE_S = 60.0
+
+
+class Jumping(selectors.DefaultSelector):
+    """Where its loop has nothing to do, the clock is at once where the next timer is: counted as waking up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s, self.woken = 0.0, 0
+
+    def select(self, timeout: float | None = None) -> Any:
+        found = super().select(None if timeout is None else 0)
+        if not found and timeout is not None and timeout > 0:
+            self.now_s, self.woken = self.now_s + timeout, self.woken + 1
+        return found
+
+
+def test_an_idle_server_wakes_up_about_once_a_second(tmp_path: Path) -> None:
+    host, clock = open_host(tmp_path), Jumping()
+    app = build(host)
+
+    def loop() -> asyncio.AbstractEventLoop:
+        made = asyncio.SelectorEventLoop(clock)
+        made.time = lambda: clock.now_s  # type: ignore[method-assign]
+        return made
+
+    async def idle() -> int:
+        async with app.router.lifespan_context(app):
+            await asyncio.sleep(1.0)  # what begins with the server
+            before = clock.woken
+            await asyncio.sleep(IDLE_S)
+            return clock.woken - before
+
+    try:
+        with asyncio.Runner(loop_factory=loop) as runner:
+            assert 0 < runner.run(idle()) < 1.5 * IDLE_S
+    finally:
+        host.close()
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Addresses that something wanted to connect to or to look up; it is not let."""
+    found: list[str] = []
+
+    def refuse(what: Any) -> None:
+        found.append(str(what))
+        raise OSError("no connection in this test")
+
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: refuse(address))
+    monkeypatch.setattr(socket.socket, "connect_ex", lambda self, address: refuse(address))
+    monkeypatch.setattr(socket.socket, "sendto", lambda self, *told: refuse(told[-1]))
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *rest, **more: (
+            refuse(host) if host != "127.0.0.1" else [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))]
+        ),
+    )
+    return found
+
+
+def test_the_page_and_a_chat_need_no_connection(tmp_path: Any, tried: list[str]) -> None:
+    host = open_host(tmp_path)
+    try:
+        with TestClient(build(host), base_url=HOME) as client:
+            for path in ("/", "/config", "/theme.css", "/live/state", "/live/frame", "/favicon.ico"):
+                assert client.get(path).status_code == 200
+            page = {"open": False, "chat": None, "stamp": "", "turn": "", "sent": False}
+            events = {event["api_name"]: event for event in client.get("/config").json()["dependencies"]}
+            for name, data in (("open_page", [page]), ("_send", ["hello", page, ""])):
+                reply = client.post(
+                    "/gradio_api/run/predict", json={"data": data, "fn_index": events[name]["id"], "session_hash": "me"}
+                )
+                assert reply.status_code == 200, reply.text
+            asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+            assert client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
+    finally:
+        host.close()
+    assert tried == []
+    with pytest.raises(OSError, match="no connection"):
+        socket.create_connection(("192.0.2.1", 80), timeout=1)
+    assert tried == ["192.0.2.1"]

@@ -1,23 +1,31 @@
-"""Live settings: one value under two names, a dotted one outside and a typed one in its group."""
+"""Settings: one value under two names; presets of them; and those of an earlier version, understood when read."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import combinations, pairwise
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 
+from app.cli.options import assign
 from core.errors import SettingError
+from core.policy.predict.nets.estimator import Estimator
 from core.settings.budget import Budget
 from core.settings.calibration import CalibrationSettings
 from core.settings.config import GROUPS, KINDS, Settings, params
 from core.settings.loading import LoadSpec
 from core.settings.lossy import LossySettings
-from core.settings.param import Choice, Param, declared
+from core.settings.migration import DISTANCES, GONE, SHARED, migrated, migrated_params
+from core.settings.param import Choice, Param, Value, declared
 from core.settings.pins import Pins
-from core.settings.registry import create, register, same_as, variants
+from core.settings.presets import NEEDS_BLOCKS, PRESETS, Preset, guarded, matching, preset
+from core.settings.registry import NEEDS_PROFILE, create, register, same_as, variant, variants
 from core.settings.sampling import Sampling
+from tests.selection import layered
 
 
 def grouped(settings: Settings) -> Iterator[tuple[Param, object]]:
@@ -152,3 +160,212 @@ def test_a_setting_without_a_default_is_refused() -> None:
 def test_an_unknown_name_is_refused_with_the_known_ones(build: Callable[..., object], kind: str) -> None:
     with pytest.raises(SettingError, match=f"no {kind} setting called 'budgets'. Settings: "):
         build(budgets="50%")
+
+
+SYSTEMS = (
+    "On-demand",
+    "Mixtral-offloading",
+    "AdapMoE",
+    "MoE-Infinity",
+    "Pre-gated MoE",
+    "SE-MoE",
+    "ProMoE",
+    "BuddyMoE",
+    "MoEpic",
+    "MoEpic, split",
+    "MoEpic, halves",
+    "MoEpic, random prefetch",
+    "MoEpic, random eviction",
+    "MoEpic, nothing kept",
+    "FineMoE",
+    "ExpertFlow",
+    "Speculating Experts",
+    "Speculating Experts, executed",
+    "Speculating Experts, estimator",
+    "Speculating Experts, hybrid",
+    "Auto",
+    "Many answers",
+)
+each = pytest.mark.parametrize("one", PRESETS, ids=lambda one: one.name)
+
+
+def test_all_systems_are_there() -> None:
+    assert tuple(one.title for one in PRESETS) == SYSTEMS
+
+
+@each
+def test_a_preset_is_accepted_and_found_again(one: Preset) -> None:
+    settings = Settings(one.values)
+    assert matching(settings) is one is preset(one.name)
+    assert matching(settings.with_({"budget": "25%", "link": "own", "pins": "0:1"})) is one  # none of its business
+    assert set(one.settings) <= set(one.values)
+    assert all(settings[name] == value for name, value in one.settings.items())
+
+
+@each
+def test_it_sets_all_that_its_parts_have_whatever_was_set_before(one: Preset) -> None:
+    moved: dict[str, object] = {}
+    for name in one.values:
+        param = params()[name]
+        if param.type in ("int", "float") and "." in name:
+            moved[name] = param.high
+        elif param.type == "bool":
+            moved[name] = not param.default
+    assert matching(Settings(moved).with_(one.values)) is one
+
+
+@pytest.mark.parametrize(
+    "one", layered(PRESETS, quick=lambda one: PRESETS.index(one) % 4 == 0), ids=lambda one: one.name
+)
+def test_moving_any_knob_of_a_preset_makes_it_the_users_own(one: Preset) -> None:
+    settings = Settings(one.values)
+    for kind in KINDS:
+        other = next(v for v in params()[kind].choices if v != one.values[kind])
+        found = matching(settings.with_({kind: other}))
+        assert found is not one
+    for name, value in one.values.items():
+        param = params()[name]
+        if "." in name and param.type in ("int", "float"):
+            assert matching(settings.with_({name: param.high if value != param.high else param.low})) is not one
+
+
+@each
+def test_no_system_of_the_literature_has_our_guard_and_each_has_it_in_a_second_form(one: Preset) -> None:
+    ours = one.source == "ours"
+    assert one.values["prefetch_guard"] == ours
+    if not ours:
+        second = guarded(one)
+        assert second.values == {**one.values, "prefetch_guard": True} and second.name != one.name
+
+
+def test_buddymoe_has_its_paper_s_gates_and_protects_nothing() -> None:
+    lossy = Settings(preset("buddymoe").values).lossy
+    assert (lossy.rho, lossy.gate, lossy.batch_gate, lossy.beta) == (3, "percentile", "fixed", 0.9)
+    assert not lossy.protect_super and not str(lossy.protect)
+
+
+def test_the_estimator_of_its_paper_is_as_wide_and_learns_as_much() -> None:
+    """Speculating Experts section 6.2: for Qwen3-30B-A3B (H = 2048, E = 128, L = 48) 17 million parameters, 4 million
+    tokens; fed quasi-hidden states."""
+    for name in ("speculating_estimator", "speculating_hybrid"):
+        calibration = CalibrationSettings.checked(**preset(name).calibration)
+        assert (calibration.estimator_input, calibration.estimator_tokens) == ("quasi", 4_000_000)
+        assert f"calibrate --preset {name}" in preset(name).help
+        net = Estimator(48, 128, 2048, calibration.width_for(2048))
+        assert round(sum(one.numel() for one in net.parameters()) / 1e6) == 17
+    assert all(not one.calibration for one in PRESETS if not {"estimator"} & {*one.needs})
+
+
+def test_no_two_presets_are_alike() -> None:
+    for one, other in combinations(PRESETS, 2):
+        assert one.values != other.values
+    for one, other in pairwise(PRESETS):
+        assert matching(Settings(one.values).with_(other.values)) is other, (one.name, other.name)
+
+
+@each
+def test_what_needs_a_profile_says_so(one: Preset) -> None:
+    kinds = set(KINDS) - ({"substitute"} if one.values["miss"] == "wait" else set())
+    parts = {part for kind in kinds for part in variant(kind, str(one.values[kind])).needs}
+    parts |= {"tae"} if one.values["gate"] == "percentile" else set()
+    assert set(one.needs) == parts and (NEEDS_PROFILE in one.help) == bool(parts)
+    assert (NEEDS_BLOCKS in one.help) == one.splits == (one.values["split"] != "whole")
+    assert one.about[0].isupper() and one.about.endswith(".") and one.source
+
+
+def test_the_defaults_are_no_preset_and_a_wrong_name_lists_them() -> None:
+    assert matching(Settings()) is None
+    with pytest.raises(SettingError, match=r"no preset called 'fastest'. Choose one of: on_demand, mixtral_offloading"):
+        preset("fastest")
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        (
+            {"predictor": "transitions", "predictor.transitions.width": 6, "predictor.gate.width": 9},
+            {"predictor": "transitions", "predictor.width": 6},
+        ),
+        ({"predictor": "stride", "predictor.stride.stride": 7}, {"predictor": "stride", "predictor.distance": 7}),
+        ({"predictor": "stride", "predictor.stride.stride": 4}, {"predictor": "stride"}),
+        ({"predictor": "expert_map", "predictor.expert_map.distance": 3}, {"predictor": "expert_map"}),
+        ({"predictor": "gate", "predictor.gate.distance": 3}, {"predictor": "gate", "predictor.distance": 3}),
+        ({"predictor": "gate", "predictor.gate.last_state": True}, None),
+        ({"predictor": "none", "predictor.gate.floor": 0.5}, {"predictor": "none"}),
+        ({"predictor.gate.floor": 0.5}, {}),
+        ({"predictor": "mine", "predictor.mine.width": 5}, None),
+        (
+            {"predictor": "gate", "predictor.width": 2, "predictor.gate.width": 9},
+            {"predictor": "gate", "predictor.width": 2},
+        ),
+        ({"host_eviction": "lfu", "host_eviction.lcp.rho": 0.5}, {"host_eviction": "lfu"}),
+        ({"budgets": "50%"}, None),
+        ({"substitute.buddy.k_max": 8, "substitute.buddy.search_rank": 16}, {"substitute.buddy.k_max": 8}),
+        ({"substitute.buddy.k_max": "16", "substitute.buddy.search_rank": "3"}, {"substitute.buddy.k_max": "3"}),
+        ({"substitute.buddy.unique": True, "substitute.buddy.discount": 0.5}, {}),
+        (
+            {"substitute.buddy.unique": "False", "substitute.buddy.discount": "0.5"},
+            {"substitute.buddy.discount": "0.5"},
+        ),
+        ({"substitute.buddy.discount": 0.5}, None),
+        ({"borrow": False, "regret_tokens": 64, "eviction.lfu.half_life": 9}, {}),
+    ],
+)
+def test_old_names_become_new_ones(then: dict[str, Value], now: dict[str, Value] | None) -> None:
+    assert migrated(then) == (then if now is None else now)
+
+
+def test_all_settings_of_an_earlier_version_mean_the_same() -> None:
+    """`settings.json` was written by commit 01e711c9: every default, and what each preset changed of them. Where a
+    preset has come nearer to its paper since, settings that were saved keep their values and are the user's own."""
+    kept = json.loads((Path(__file__).parents[1] / "compatibility" / "files" / "settings.json").read_text())
+    assert Settings(migrated(kept["defaults"])) == Settings()
+    for name, changed in kept["presets"].items():
+        then = Settings(migrated({**kept["defaults"], **changed}))
+        moved = {one for one, value in preset(name).values.items() if then[one] != value}
+        assert moved <= {"prefetch_guard", *(("batch_gate", "beta", "protect_super") if name == "buddymoe" else ())}
+        assert matching(then) is (None if moved else preset(name))
+
+
+def test_settings_of_today_stay_as_they_are() -> None:
+    settings = Settings({"predictor": "stride", "predictor.distance": 4, "predictor.width": 3})
+    assert migrated(settings) == dict(settings)
+
+
+def test_what_a_trace_says_of_its_predictor() -> None:
+    assert migrated_params("stride", {"stride": 2, "width": 3, "floor": 0.1}) == {
+        "distance": 2,
+        "width": 3,
+        "floor": 0.1,
+    }
+    assert migrated_params("routing_path", {"distance": 4, "active": "half"}) == {"active": "half"}
+    assert migrated_params("mine", {"distance": 1, "stride": 2}) == {"distance": 1, "stride": 2}
+
+
+@pytest.mark.parametrize("name", [*GONE, "host_eviction.lfu.half_life"])
+def test_what_is_gone_says_so_and_no_setting_has_its_name(name: str) -> None:
+    assert name not in params()
+    for refuse in (lambda: assign(name, "1"), lambda: Settings({name: 1})):
+        with pytest.raises(SettingError, match=f"no setting called '{name}' any more: "):
+            refuse()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("predictor.gate.width", "any more: it is predictor.width."),
+        ("predictor.stride.stride", "any more: it is predictor.distance."),
+        ("predictor.widht", "'predictor.widht'. Did you mean predictor.width?"),
+    ],
+)
+def test_a_wrong_name_on_the_command_line_is_refused_with_the_right_one(name: str, told: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        assign(name, "3")
+    assert told in str(refused.value)
+
+
+def test_every_predictor_that_had_parameters_is_known() -> None:
+    sharing = {one.name for one in variants("predictor") if any(param.shared for param in one.params)}
+    assert sharing == DISTANCES.keys() and {*SHARED.values()} == {
+        param.name for one in variants("predictor") for param in one.params if param.shared
+    }

@@ -12,7 +12,7 @@ from core.profile.trace import ArrayTrace
 from core.simulate import Clock, Config, simulate
 from core.simulate.blocks import BLOCKS, Block, block_of, gain
 from core.simulate.prefetchers import TimedConfig, timed
-from tests.trace.passes import routed, step
+from tests.profile.passes import routed, step
 
 CLOCK = Clock(4.0, 1.0, 0.1, 0.0)
 

@@ -15,8 +15,8 @@ from core.errors import ModelError
 from core.importing.job import open_job
 from core.importing.sources import open_source
 from core.system.gguf import read_metadata
-from tests.gguf_files import experts_in, make_gguf
-from tests.gguf_raw import ARRAY, BOOL, F32, F64, I32, NAN, TEXT, U32, U64, Raw, Row, array
+from tests.gguf_writer.raw import ARRAY, BOOL, F32, F64, I32, NAN, TEXT, U32, U64, Raw, Row, array
+from tests.gguf_writer.write import experts_in, make_gguf
 
 Change = Callable[[Raw], object]
 

@@ -16,7 +16,7 @@ from core.importing.sources.gguf import files as gguf_files
 from core.importing.sources.gguf import open_gguf
 from core.importing.sources.gguf.facts import shortest
 from core.system.gguf import number_types
-from tests.gguf_files import experts_in, make_gguf
+from tests.gguf_writer.write import experts_in, make_gguf
 
 NAME = "model.layers.2.mlp.experts.5.up_proj.weight"
 

@@ -8,19 +8,24 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from core.errors import ModelError
 from core.hf import CheckpointReader, meta_skeleton
 from core.importing.job import refusal
 from core.importing.sources import open_source
 from core.importing.sources.gguf import open_gguf
+from core.importing.sources.gguf.architectures import ARCHITECTURES as READ
+from core.importing.sources.gguf.refused import REFUSED
 from tests.architectures.tiny import tiny
-from tests.gguf_files import ARCHITECTURES, all_f32, make_gguf, write_gguf
-from tests.gguf_page import CLOSE
-from tests.gguf_raw import Raw, Row
+from tests.architectures.trial import writers
+from tests.gguf_writer.models import ARCHITECTURES, OTHERS
+from tests.gguf_writer.page import CLOSE, LISTED, page
+from tests.gguf_writer.raw import Raw, Row
+from tests.gguf_writer.write import all_f32, make_gguf, write_gguf
 from tests.selection import layered
 
+ALL = ARCHITECTURES | OTHERS
 LOGARITHM = "A_log"  # the converter stores -exp(A_log)
 IDS = torch.randint(0, 256, (1, 40), generator=torch.Generator().manual_seed(3))
 DIFFERING: dict[str, set[str]] = {  # config values that mean the same, or that nothing uses
@@ -29,60 +34,63 @@ DIFFERING: dict[str, set[str]] = {  # config values that mean the same, or that 
     "gpt_oss": {"rope_parameters"},  # without defaults
     "deepseek_v3": {"rope_parameters", "num_nextn_predict_layers"},
     "glm4_moe": {"num_nextn_predict_layers"},
-    "dots1": {"sliding_window"},
+    "dots1": {"sliding_window", "head_dim"},
     "lfm2_moe": {"hidden_act"},
-    "qwen3_5_moe_text": {"rope_parameters", "intermediate_size"},
+    "qwen3_5_moe_text": {"rope_parameters", "intermediate_size", "linear_num_heads", "linear_head_dim"},
+    "qwen3_next": {"linear_num_heads", "linear_head_dim"},
     "llama4_text": {"rope_parameters"},  # divisors of frequencies, not what they were computed from
     "exaone_moe": {"sliding_window_pattern"},
     "dbrx": {"attn_config", "ffn_config"},
+    "granitemoehybrid": {"max_position_embeddings"},  # which files say otherwise
+    "nemotron_h": {"max_position_embeddings", "intermediate_size"},
 }
+PAGE = Path(__file__).parents[2] / "docs" / "gguf.md"
 
 
 def logits(directory: Path) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True)
+    model = writers(AutoConfig.from_pretrained(directory))[0].from_pretrained(directory, local_files_only=True)
     with torch.no_grad():
         return model(IDS).logits
 
 
-@pytest.mark.parametrize("arch", layered(ARCHITECTURES, quick=lambda arch: arch in ("gpt_oss", "mixtral", "qwen3_moe")))
+def read_back(source: Any, shell: Path) -> dict[str, torch.Tensor]:
+    """Every weight of a source, which also makes a checkpoint of them in `shell`."""
+    shell.mkdir()
+    source.write_shell(shell)
+    read = {name: source.tensors.read(name) for name in source.tensors.tensors}
+    joined = {name: t.flatten(0, 1) if ".experts.mlp." in name else t for name, t in read.items()}  # DBRX's stacks
+    save_file(joined, shell / "model.safetensors", metadata={"format": "pt"})
+    return read
+
+
+@pytest.mark.parametrize("arch", layered(ALL, quick=lambda arch: arch in ("gpt_oss", "mixtral", "qwen3_moe")))
 def test_the_model_is_the_one_it_was_made_from(arch: str, tmp_path: Path) -> None:
     checkpoint, file = make_gguf(arch, tmp_path)
     shell = tmp_path / "shell"
-    shell.mkdir()
     with open_source(file) as source:
-        files = source.write_shell(shell)
-        stored = load_file(checkpoint / "model.safetensors")
-        read = {name: source.tensors.read(name) for name in source.tensors.tensors}
+        read = read_back(source, shell)
+        stored, joined = load_file(checkpoint / "model.safetensors"), load_file(shell / "model.safetensors")
         assert set(read) == set(stored)
         for name, tensor in read.items():
             assert (tensor.dtype, tuple(tensor.shape)) == source.tensors.tensors[name]
-            if ".experts.mlp." in name:  # DBRX's stacks, which transformers concatenates along the rows
-                tensor = read[name] = tensor.flatten(0, 1)
             if name.endswith(LOGARITHM):
-                torch.testing.assert_close(tensor, stored[name], rtol=0, atol=1e-6)
+                torch.testing.assert_close(joined[name], stored[name], rtol=0, atol=1e-6)
             else:
-                assert torch.equal(tensor, stored[name]), name
-        assert_experts_equal(source.tensors, CheckpointReader(meta_skeleton(files), source.tensors), checkpoint)
-    wanted, config = load_config(checkpoint), load_config(shell)
-    differing = {name for name in wanted | config if wanted.get(name) != config.get(name)} - {"_name_or_path"}
-    assert differing <= DIFFERING.get(arch, set()), {name: (wanted.get(name), config.get(name)) for name in differing}
-    save_file(read, shell / "model.safetensors", metadata={"format": "pt"})
+                assert torch.equal(joined[name], stored[name]), name
+        reader = CheckpointReader(meta_skeleton(shell), source.tensors)
+        with CheckpointReader(meta_skeleton(checkpoint), checkpoint) as wanted:
+            for layer, site in enumerate(wanted.sites):
+                for expert in (0, site.num_experts - 1):
+                    got, parts = reader.read(layer, expert), wanted.read(layer, expert)
+                    assert set(got) == set(parts) and all(torch.equal(got[part], parts[part]) for part in parts)
+            assert reader.dense_names() == wanted.dense_names(), "every other weight is asked for once"
+    was, config = load_config(checkpoint), load_config(shell)
+    differing = {name for name in was | config if was.get(name) != config.get(name)} - {"_name_or_path"}
+    assert differing <= DIFFERING.get(arch, set()), {name: (was.get(name), config.get(name)) for name in differing}
     is_close = any(name.endswith(LOGARITHM) for name in read)
-    assert is_close == (ARCHITECTURES[arch]["ggml"] in CLOSE)
-    if is_close:
-        torch.testing.assert_close(logits(shell), logits(checkpoint), rtol=0, atol=1e-5)
-    else:
-        assert torch.equal(logits(shell), logits(checkpoint))
-
-
-def assert_experts_equal(tensors: Any, reader: CheckpointReader, checkpoint: Path) -> None:
-    """First and last expert of each layer, read one at a time; and every other weight is asked for once."""
-    with CheckpointReader(meta_skeleton(checkpoint), checkpoint) as wanted:
-        for layer, site in enumerate(wanted.sites):
-            for expert in (0, site.num_experts - 1):
-                got, parts = reader.read(layer, expert), wanted.read(layer, expert)
-                assert all(torch.equal(got[part], parts[part]) for part in parts)
-        assert reader.dense_names() == wanted.dense_names()
+    assert is_close == (ALL[arch]["ggml"] in CLOSE)
+    mine, theirs = logits(shell), logits(checkpoint)
+    assert (mine - theirs).abs().max() <= (1e-5 * theirs.abs().max() if is_close else 0.0)
 
 
 @pytest.mark.parametrize("arch", ["mixtral", "qwen3_moe", "gpt_oss", "granitemoe"])
@@ -124,37 +132,30 @@ def test_files_of_before_stacked_experts_and_with_gate_and_up_in_one(tmp_path: P
             assert again.tensors.coded("model.layers.0.block_sparse_moe.experts.3.w1.weight") is None
 
 
-def test_deepseek_files_of_before_keys_and_values_were_apart(tmp_path: Path) -> None:
-    checkpoint, file = make_gguf("deepseek_v2", tmp_path)
-    stored = load_file(checkpoint / "model.safetensors")
-    with open_gguf(file) as source:
-        tensors = {name: raw(source, name) for name in source.header.tensors}
-    for layer in range(3):
-        for name in (f"blk.{layer}.attn_k_b.weight", f"blk.{layer}.attn_v_b.weight"):
-            del tensors[name]
-        tensors[f"blk.{layer}.attn_kv_b.weight"] = stored[f"model.layers.{layer}.self_attn.kv_b_proj.weight"]
-    (tmp_path / "old").mkdir()
-    file = write_gguf(tmp_path / "old", "deepseek2", load_config(checkpoint), tensors, all_f32, {}, convert_names=False)
-    with open_gguf(file) as source:
-        assert set(source.tensors.tensors) == set(stored)
-        assert all(torch.equal(source.tensors.read(name), tensor) for name, tensor in stored.items())
-
-
-def test_qwen3_next_files_of_before_the_joint_projection_was_taken_apart(tmp_path: Path) -> None:
-    checkpoint, file = make_gguf("qwen3_next", tmp_path)
+@pytest.mark.parametrize(
+    ("arch", "ggml", "apart", "joint", "whole"),
+    [
+        ("deepseek_v2", "deepseek2", ("attn_k_b", "attn_v_b"), "attn_kv_b", "self_attn.kv_b_proj"),
+        ("qwen3_next", "qwen3next", ("attn_qkv", "attn_gate"), "ssm_in", "linear_attn.in_proj_qkvz"),
+    ],
+)
+def test_files_of_before_a_projection_was_taken_apart(
+    arch: str, ggml: str, apart: tuple[str, str], joint: str, whole: str, tmp_path: Path
+) -> None:
+    checkpoint, file = make_gguf(arch, tmp_path)
     stored = load_file(checkpoint / "model.safetensors")
     with open_source(file) as source:
         tensors = {name: raw(source, name) for name in source.header.tensors}
+        read = {name: source.tensors.read(name) for name in stored}
     for layer in range(3):
-        for name in ("attn_qkv", "attn_gate"):
+        for name in apart:
             del tensors[f"blk.{layer}.{name}.weight"]
-        tensors[f"blk.{layer}.ssm_in.weight"] = stored[f"model.layers.{layer}.linear_attn.in_proj_qkvz.weight"]
+        tensors[f"blk.{layer}.{joint}.weight"] = stored[f"model.layers.{layer}.{whole}.weight"]
     (tmp_path / "old").mkdir()
-    file = write_gguf(tmp_path / "old", "qwen3next", load_config(checkpoint), tensors, all_f32, {}, convert_names=False)
+    file = write_gguf(tmp_path / "old", ggml, load_config(checkpoint), tensors, all_f32, {}, convert_names=False)
     with open_gguf(file) as source:
         assert set(source.tensors.tensors) == set(stored)
-        name = "model.layers.2.linear_attn.in_proj_qkvz.weight"
-        assert torch.equal(source.tensors.read(name), stored[name])
+        assert all(torch.equal(source.tensors.read(name), read[name]) for name in stored)
 
 
 def raw(source: Any, name: str) -> torch.Tensor:
@@ -222,15 +223,11 @@ def test_a_vision_model_is_read_as_the_text_model_that_computes_the_same(tmp_pat
         if name.startswith((prefix, "lm_head"))
     }
     file = write_gguf(tmp_path, "qwen3vlmoe", text, weights, all_f32, {"qwen3vlmoe.n_deepstack_layers": 3})
-    shell = tmp_path / "shell"
-    shell.mkdir()
     with open_gguf(file) as source:
         assert source.config["model_type"] == "qwen3_moe"
-        source.write_shell(shell)
-        read = {name: source.tensors.read(name) for name in source.tensors.tensors}
-    save_file(read, shell / "model.safetensors", metadata={"format": "pt"})
+        read_back(source, tmp_path / "shell")
     with torch.no_grad():
-        assert torch.equal(logits(shell), model(IDS).logits)
+        assert torch.equal(logits(tmp_path / "shell"), model(IDS).logits)
 
 
 def test_a_tensor_that_only_other_models_of_the_architecture_have_is_refused(tmp_path: Path) -> None:
@@ -280,12 +277,18 @@ def test_frequencies_that_are_divided_as_llama_3_does(tmp_path: Path) -> None:
     checkpoint, file = make_gguf(
         "mixtral", tmp_path, rope_parameters={"rope_type": "llama3", "rope_theta": 10000.0, **rope}
     )
-    shell = tmp_path / "shell"
-    shell.mkdir()
     with open_gguf(file) as source:
         divisors = source.config["rope_parameters"]["short_factor"]
         assert len(divisors) == 8 and divisors[0] == 1 < divisors[1] < divisors[-1] == 8
-        source.write_shell(shell)
-        read = {name: source.tensors.read(name) for name in source.tensors.tensors}
-    save_file(read, shell / "model.safetensors", metadata={"format": "pt"})
-    torch.testing.assert_close(logits(shell), logits(checkpoint), rtol=0, atol=1e-5)
+        read_back(source, tmp_path / "shell")
+    torch.testing.assert_close(logits(tmp_path / "shell"), logits(checkpoint), rtol=0, atol=1e-5)
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tests.gguf_writer.page > docs/gguf.md"
+
+
+def test_an_architecture_is_read_or_refused_and_each_that_is_read_is_tried() -> None:
+    assert not READ.keys() & REFUSED.keys() and REFUSED.keys() <= set(LISTED)
+    assert READ.keys() == {made["ggml"] for made in ALL.values()} | {"qwen3vlmoe"}
+    assert len(LISTED) == 45

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from core.errors import ModelError
 from core.importing.sources.gguf import open_gguf
 from core.importing.sources.gguf.pretokenize import SPLITS, WHOLE
-from tests.gguf_files import make_gguf
+from tests.gguf_writer.write import make_gguf
 from tests.tiny_tokenizer import TEMPLATE
 
 TEXTS = [

@@ -16,35 +16,17 @@ from core.importing.sources.gguf import open_gguf
 from core.importing.sources.gguf.blocks import EXACT, HELD, decode
 from core.importing.sources.gguf.format_choice import best_format
 from core.memory.codec import QuantizedTensor, format_of, make_codec, numbers_of
-from tests.gguf_blocks import random_blocks
-from tests.gguf_files import Choice, T, experts_in, make_gguf
+from tests.gguf_writer.blocks import random_blocks
+from tests.gguf_writer.write import Choice, T, experts_in, make_gguf
 from tests.selection import layered
 
 CPU = torch.device("cpu")
 WIDE = dict(hidden_size=256, moe_intermediate_size=256, num_hidden_layers=2, num_experts=4, num_experts_per_tok=2)
 READ = ("Q8_0", "Q3_K", "IQ4_XS", "BF16")  # with every change; every kind with `--all`
 PACKED = ("Q4_K", "Q8_0", "MXFP4")  # likewise; what the codes of each kind mean is tried of all
-QUANTIZED = [
-    "Q8_0",
-    "Q4_0",
-    "Q4_1",
-    "Q5_0",
-    "Q5_1",
-    "Q2_K",
-    "Q3_K",
-    "Q4_K",
-    "Q5_K",
-    "Q6_K",
-    "IQ4_NL",
-    "IQ4_XS",
-    "MXFP4",
-    "IQ3_S",
-    "IQ3_XXS",
-    "IQ2_S",
-    "IQ2_XS",
-    "IQ2_XXS",
-    "IQ1_S",
-]
+QUANTIZED = (
+    "Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 IQ3_S IQ3_XXS IQ2_S IQ2_XS IQ2_XXS IQ1_S"
+).split()
 HALF, TINY = 2.0**-11, 2.0**-25  # rounding to float16: relative, and where it is subnormal
 
 

@@ -20,7 +20,7 @@ from core.settings.loading import LoadSpec
 from tests.architectures.trial import transformers_own
 from tests.checkpoints import ARCHITECTURES, EXTRA, make_checkpoint
 from tests.equality.passes import PROMPT, run
-from tests.gguf_files import experts_in, make_gguf
+from tests.gguf_writer.write import experts_in, make_gguf
 from tests.selection import layered
 from tests.sources.case import Case
 from tests.sources.cases import CASES

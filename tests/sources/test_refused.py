@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from core.capacity.plan import plan
 from core.errors import ModelError
@@ -19,7 +18,8 @@ from core.importing.sources import open_source
 from core.settings.loading import LoadSpec
 from tests import quantized
 from tests.conftest import Checkpoint
-from tests.gguf_files import make_gguf
+from tests.gguf_writer.write import make_gguf
+from tests.hf import damage
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "desc_act": False}
 
@@ -44,29 +44,8 @@ def settings(path: Path, **changes: Any) -> None:
     file.write_text(json.dumps(config | {"quantization_config": config["quantization_config"] | changes}))
 
 
-def tensors(path: Path, change: Callable[[quantized.Tensors], quantized.Tensors]) -> None:
-    """Rewrite every weight file with its tensors changed."""
-    for file in path.glob("*.safetensors"):
-        save_file(change(load_file(file)), file, metadata={"format": "pt"})
-
-
-def _without(path: Path, ending: str) -> None:
-    tensors(path, lambda t: {n: v for n, v in t.items() if not n.endswith(ending)} or {"unused": torch.zeros(1)})
-
-
-def _pickles(path: Path) -> None:
-    for file in path.glob("*.safetensors*"):
-        file.unlink()
-    (path / "pytorch_model.bin").write_bytes(b"x")
-
-
-def _truncated(path: Path) -> None:
-    file = sorted(path.glob("*.safetensors"))[0]
-    file.write_bytes(file.read_bytes()[:-100])
-
-
 def _wrong_shape(path: Path) -> None:
-    file = sorted(path.glob("*.safetensors"))[0]
+    file = damage.shards(path)[0]
     raw = file.read_bytes()
     assert b'"shape":[256,256]' in raw
     file.write_bytes(raw.replace(b'"shape":[256,256]', b'"shape":[256,255]'))
@@ -83,26 +62,26 @@ def _bad_file_beside(path: Path) -> None:
 
 
 def _misfit(path: Path) -> None:
-    tensors(path, lambda t: {n: v[:1].clone() if n.endswith("scales") else v for n, v in t.items()})
+    damage.tensors(lambda t: {n: v[:1].clone() if n.endswith("scales") else v for n, v in t.items()})(path)
 
 
 def _bare_fp8(path: Path) -> None:
-    tensors(path, lambda t: {n: v.to(torch.float8_e4m3fn) if n.endswith("norm.weight") else v for n, v in t.items()})
+    damage.reshaped("norm.weight", lambda tensor: tensor.to(torch.float8_e4m3fn))(path)
     settings(path, quant_method="fp8")
 
 
 CASES: list[tuple[Callable[[Path], None], str]] = [
-    (lambda p: shutil.rmtree(p), "no model at"),
-    (_pickles, "never read here"),
-    (_truncated, "00001.safetensors is damaged.*its header says"),
+    (shutil.rmtree, "no model at"),
+    (damage.only_pickles, "never read here"),
+    (damage.cut(0, -100), "00001.safetensors is damaged.*its header says"),
     (_wrong_shape, r"00001.safetensors is damaged: .*shape \(256, 255\) has 131,072 bytes"),
     (_no_settings, r"stores codes .*no quantization_config.*Download config.json"),
     (_bad_file_beside, "quantize_config.json is damaged"),
     (lambda p: settings(p, bits=3), "GPTQ checkpoint of 3 bits.*4 and with 8"),
     (lambda p: settings(p, checkpoint_format="marlin"), "'marlin' format"),
-    (lambda p: _without(p, "qzeros"), "down_proj.*lacks 'qzeros'.*download it again"),
-    (lambda p: _without(p, "scales"), "lacks 'scales'"),
-    (lambda p: _without(p, "qweight"), "says gptq, but no weight is stored that way"),
+    (damage.without("qzeros"), "down_proj.*lacks 'qzeros'.*download it again"),
+    (damage.without("scales"), "lacks 'scales'"),
+    (damage.without("qweight"), "says gptq, but no weight is stored that way"),
     (_misfit, r"do not fit qweight"),
     (lambda p: settings(p, quant_method="awq"), "do not fit qweight"),
     (lambda p: settings(p, quant_method="awq", version="gemv_fast"), "'gemv_fast' layout.*gemm"),
@@ -173,7 +152,7 @@ LOADED: list[tuple[Callable[[Path], None], str]] = [
     (lambda p: None, "imported once before it is used: python launch.py import"),
     (lambda p: settings(p, bits=3), "GPTQ checkpoint of 3 bits.*4 and with 8"),
     (lambda p: settings(p, quant_method="hqq"), "quantized with hqq, which is not read.*original one"),
-    (lambda p: _without(p, "qzeros"), "down_proj.*lacks 'qzeros'.*download it again"),
+    (damage.without("qzeros"), "down_proj.*lacks 'qzeros'.*download it again"),
     (lambda p: _mlx(p, {"quantization": {"bits": 4, "group_size": 64}}), r"an MLX checkpoint \(4 bits\).*or a GGUF"),
     (
         lambda p: _mlx(p, {key: {"bits": 8, "group_size": 64} for key in ("quantization", "quantization_config")}),
@@ -212,7 +191,7 @@ def test_loading_a_gguf_file_names_an_import_only_where_one_would_begin(tmp_path
 
 
 def test_a_missing_expert_is_found_before_anything_is_imported(model: Path, tmp_path: Path) -> None:
-    tensors(model, lambda t: {n: v for n, v in t.items() if "experts.3.up_proj" not in n})
+    damage.without("experts.3.up_proj")(model)
     (tmp_path / "shell").mkdir()
     with open_source(model) as source, pytest.raises(ModelError, match=r"lacks weights of .*gate_up_proj"):
         CheckpointReader(meta_skeleton(source.write_shell(tmp_path / "shell")), source.tensors)
@@ -231,18 +210,18 @@ COMPRESSED = {
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "group_size": 64}}},
 }
 DAMAGED: list[tuple[Callable[[], quantized.Writer], dict[str, Any], Callable[[Path], None], str]] = [
-    (quantized.bnb, {"quant_method": "bitsandbytes"}, lambda p: _without(p, ".quant_map"), "w1.weight' lacks 'quant_m"),
-    (quantized.bnb, {"quant_method": "bitsandbytes"}, lambda p: _without(p, "__nf4"), "lacks its quant_state"),
+    (quantized.bnb, {"quant_method": "bitsandbytes"}, damage.without(".quant_map"), "w1.weight' lacks 'quant_m"),
+    (quantized.bnb, {"quant_method": "bitsandbytes"}, damage.without("__nf4"), "lacks its quant_state"),
     (
         quantized.bnb,
         {"quant_method": "bitsandbytes"},
-        lambda p: tensors(p, lambda t: {n: v[:-1].clone() if n.endswith("__nf4") else v for n, v in t.items()}),
+        damage.tensors(lambda t: {n: v[:-1].clone() if n.endswith("__nf4") else v for n, v in t.items()}),
         "quant_state cannot be read",
     ),
     (
         lambda: quantized.packed_by_compressed_tensors(4, 64, True),
         COMPRESSED,
-        lambda p: _without(p, "weight_scale"),
+        damage.without("weight_scale"),
         "lacks 'weight_scale'",
     ),
     (
@@ -254,10 +233,10 @@ DAMAGED: list[tuple[Callable[[], quantized.Writer], dict[str, Any], Callable[[Pa
     (
         quantized.fp8,
         {"quant_method": "fp8", "weight_block_size": [128, 128]},
-        lambda p: tensors(p, lambda t: {n: torch.ones(3, 5) if n.endswith("_scale_inv") else v for n, v in t.items()}),
+        damage.tensors(lambda t: {n: torch.ones(3, 5) if n.endswith("_scale_inv") else v for n, v in t.items()}),
         "3 scales do not fit",
     ),
-    (quantized.fp8, {"quant_method": "fp8"}, lambda p: _without(p, "_scale_inv"), "w1.weight' has no scale"),
+    (quantized.fp8, {"quant_method": "fp8"}, damage.without("_scale_inv"), "w1.weight' has no scale"),
 ]
 
 

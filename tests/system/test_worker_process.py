@@ -1,4 +1,4 @@
-"""A worker process: its messages, what it is spared, and that it ends with whoever started it, whatever it is doing."""
+"""Work in other processes: messages, what they are spared, and that they end with whoever started them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -13,7 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
+from core.errors import MoestroError, TraceError
+from core.system.tasks import Stopped, Task, here, run
 from core.system.worker_process import LOW, WorkerProcess
+from tests.system.pieces import die, refuse, times_two, wait_for_ever
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 30
@@ -89,7 +93,6 @@ def test_it_ends_when_its_parent_is_killed_however_busy_it_is(tmp_path: Path) ->
         )
     )
     parent = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert parent.stdin is not None and parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.wait(WAIT_S)
@@ -97,3 +100,34 @@ def test_it_ends_when_its_parent_is_killed_however_busy_it_is(tmp_path: Path) ->
     assert parent.stdout.read() == ""
     parent.stdin.close()
     parent.stdout.close()
+
+
+def test_work_is_done_in_other_processes_and_comes_back_in_its_place() -> None:
+    tasks = [Task(times_two, (n,)) for n in range(5)]
+    assert dict(run(tasks, 2)) == dict(here(tasks)) == {n: 2 * n for n in range(5)}
+    assert [pid for _, pid in run([Task(os.getpid)])] != [os.getpid()]
+
+
+def test_what_goes_wrong_there_is_raised_here() -> None:
+    with pytest.raises(TraceError, match="7 is not a trace"):
+        list(run([Task(refuse, (7,))]))
+    with pytest.raises(MoestroError, match="simulation process died"):
+        list(run([Task(die)]))
+
+
+def test_work_that_would_never_end_is_stopped() -> None:
+    cancel = threading.Event()
+    results = run([Task(times_two, (1,)), Task(wait_for_ever)], 1, cancel)
+    assert next(results) == (0, 2)
+    cancel.set()
+    with pytest.raises(Stopped):
+        next(results)
+    with pytest.raises(Stopped):
+        list(here([Task(times_two, (1,))], cancel=cancel))
+
+
+def test_processes_end_with_the_iterator() -> None:
+    pids = run([Task(os.getpid), Task(wait_for_ever)], 2)
+    _, pid = next(pids)
+    pids.close()  # type: ignore[attr-defined]  # it is a generator
+    assert not psutil.pid_exists(pid)

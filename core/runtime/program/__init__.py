@@ -1,4 +1,4 @@
-"""The kernels of the decode program on a CPU: everything between the products of a decoder layer.
+"""The decode program on a CPU: everything between the products of a decoder layer, and the models that it knows.
 
 vectors.py       fields of a call, eight lanes, the one order of a sum
 exp.py           exp, sigmoid, tanh
@@ -9,9 +9,17 @@ attend_block.py  ... of some queries over a block of it
 route.py         the experts of a token and their weights
 choose.py        ... the greatest of some numbers
 gate.py          the activation between an expert's products
+bias.py          what is added to a product
 combine.py       the weighted sum of experts
 
-A kernel is void(ptr arguments, i64 from, i64 to): it computes the units from..to - 1, which are independent of each
+weights.py       dense weights and norms of a model's modules
+attention.py     attention of a layer, found by trying its module
+feed_forward.py  dense layers, routers, shared experts, likewise
+bind.py          the layers of a whole model
+program.py       a pass over them
+experts.py       the experts of a layer
+
+The kernels are in the files above weights.py. A kernel is void(ptr arguments, i64 from, i64 to): it computes the units from..to - 1, which are independent of each
 other. `arguments` points to the fields that its module lists in FIELDS, 8 bytes each: an address, or an i64. What the
 compiled code depends on is a frozen dataclass, and `kernel(spec)` returns the code's address.
 

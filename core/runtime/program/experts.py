@@ -6,7 +6,7 @@ else is computed with it, and so has its weighted sum, which is added in the rou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +16,13 @@ from core.cache.lease import LeasedSegment
 from core.errors import ModelError
 from core.memory.codec import Codec
 from core.memory.codec.base import Base
-from core.memory.codec.fast.products import CanonicalProducts, numbered, serves
+from core.memory.codec.fast.products import GIVEN, CanonicalProducts, numbered, serves
 from core.memory.codec.fast.steps import Steps, Work, named, single
 from core.memory.codec.matrix import Matrix, matrix
 from core.memory.codec.native.threads import LINE, acquire_team
 from core.runtime.expert_math import ExpertMath, Tap
 from core.runtime.product import Product, resident_first
-from core.runtime.program import combine, gate
+from core.runtime.program import bias, combine, gate
 from core.runtime.rows import NOTHING, ExpertRows, Routed, compute_all_hits
 
 PAIRS = 256  # rows of resident experts that are computed together: what is between the products stays in the cache
@@ -39,6 +39,7 @@ class ExpertKernels:
         self.inner, self.hidden = down.inputs, down.outputs
         self.gate = gate_of(experts, self.inner)
         self._gate = gate.kernel(self.gate)
+        self._biases = [None if one.bias is None else bias.kernel(_bias(one)) for one in (up, down)]
         self.steps = Steps()
         self._token: dict[int, TokenSteps] = {}
 
@@ -60,6 +61,7 @@ class ExpertKernels:
         prepared = acts + pairs * self.inner * 4
         prepared += -prepared % 64
         yield self.up.multiply_at(steps, given, slots, FP32)
+        yield from self._added(0, steps, given, slots)
         yield Work(
             self._gate,
             named(gate.FIELDS, x=memory, out=acts),
@@ -69,6 +71,13 @@ class ExpertKernels:
         yield self.down.prepare(acts, self.inner * 4, pairs, prepared)
         after = [*self.down.given(prepared, counts, out, self.hidden * 4)]
         yield self.down.multiply_at(steps, after, slots, FP32)
+        yield from self._added(1, steps, after, slots)
+
+    def _added(self, product: int, steps: Steps, given: Sequence[int], slots: int) -> Iterator[Work]:
+        """Add the experts' biases to the first or second product, where they have any."""
+        kernel = self._biases[product]
+        if kernel is not None:
+            yield Work(kernel, named(bias.FIELDS, given=steps.put(given), slots=slots), len(given) // GIVEN, 1)
 
     def memory(self, pairs: int) -> int:
         """Bytes that `works` needs for as many rows."""
@@ -214,7 +223,7 @@ class TokenSteps:
         self._out, self._total = torch.empty(chosen, kernels.hidden), torch.empty(1, kernels.hidden)
         self._memory = torch.empty(kernels.memory(chosen) + kernels.up.prepared_bytes + LINE, dtype=torch.uint8)
         self._weights = torch.empty(1, chosen)
-        self._steps = steps = Steps(8, 8192 + 256 * chosen)
+        self._steps = steps = Steps(8, 8192 + 384 * chosen)
         x = self._memory.data_ptr() + -self._memory.data_ptr() % LINE
         memory, wide = x + kernels.up.prepared_bytes, 2 * kernels.inner * 4
         slots = [0] * chosen
@@ -251,9 +260,16 @@ def matrices(codec: Codec, up: str) -> tuple[Matrix, Matrix]:
     if codec.blocks > 1:
         raise ModelError("the fast arithmetic computes whole experts; choose one block per expert")
     found = tuple(matrix(codec, part) for part in (up, "down_proj"))
-    if not all(serves(one) for one in found) or codec.biases:
+    biases = sum(one.bias is not None for one in found)
+    if not all(serves(one) for one in found) or biases != len(codec.biases):
         raise ModelError("the fast arithmetic has no kernels for experts of this form")
     return found[0], found[1]
+
+
+def _bias(of: Matrix) -> bias.Bias:
+    """The bias of a matrix, in the same slot."""
+    assert of.bias is not None
+    return bias.Bias(of.outputs, of.bias.dtype, of.bias.at)
 
 
 def gate_of(experts: Any, inner: int) -> gate.Gate:

@@ -20,8 +20,11 @@ from core.memory.codec.fast.steps import Steps, Work, named
 from core.memory.codec.native.threads import LINE, acquire_team
 from core.runtime.batch import Batch
 from core.runtime.kv_cache import SequenceKV
-from core.runtime.program import attend, rms, rotate, route
-from core.runtime.program.bind import FP32, Attention, Layer, NormWeight, Weight, bind
+from core.runtime.program import attend, bias, combine, gate, rms, rotate, route
+from core.runtime.program.attention import Attention
+from core.runtime.program.bind import Layer, bind
+from core.runtime.program.feed_forward import Dense, Routed
+from core.runtime.program.weights import FP32, NormWeight, Weight
 
 ALONE = 1 << 30  # units that one thread computes: others would join too late
 KEPT, LONG = 8, 64  # kinds of passes whose steps are kept, of up to so many rows; of longer ones the last alone
@@ -53,18 +56,23 @@ class Rows(NamedTuple):
     sin: torch.Tensor
     x: torch.Tensor  # [T, H], the residual stream
     normed: torch.Tensor  # [T, H]
-    delta: torch.Tensor  # [T, H], what the experts add to it
+    delta: torch.Tensor  # [T, H], what experts, or a dense layer in their place, add to it
     qkv: torch.Tensor
     q: torch.Tensor
     mixed: torch.Tensor  # heads after attention
     attended: torch.Tensor  # [T, H], what attention adds
+    shared: torch.Tensor  # [T, H], what the expert that all tokens share adds
+    shared_gate: torch.Tensor  # [T, 1]
+    ones: torch.Tensor  # [T, 1]
+    gates: torch.Tensor  # [T, 2 * inner] of a dense layer
+    acts: torch.Tensor  # [T, inner]
 
 
 class Built(NamedTuple):
     """The steps of every layer up to its experts, for passes over the same numbers of rows in the same KV memory."""
 
     rows: Rows
-    layers: tuple[tuple[Steps, Routing], ...]
+    layers: tuple[tuple[Steps, Routing | None], ...]
 
 
 class Program:
@@ -95,13 +103,16 @@ class Program:
         for angles, table in ((rows.cos, form.cos), (rows.sin, form.sin)):
             torch.index_select(table, 0, rows.positions, out=angles)
         rows.x.copy_(form.embedding(torch.tensor([tokens]))[0])
+        if form.embedding_scale != 1:
+            rows.x.mul_(form.embedding_scale)
         for layer, (steps, routing) in zip(form.layers, built.layers, strict=True):
             team = acquire_team()
             try:
                 steps.run(team)
             finally:
                 team.release()
-            rows.delta.copy_(self._experts(layer, rows, routing, experts))
+            if routing is not None:
+                rows.delta.copy_(self._experts(layer, rows, routing, experts))
         logits = self._logits(texts, rows, keep)
         for kv, count in texts:
             kv.memory.grow(kv, count)
@@ -110,7 +121,8 @@ class Program:
 
     def _experts(self, layer: Layer, rows: Rows, routing: Routing, experts: Experts) -> torch.Tensor:
         """What the experts of a layer add to the residual stream; calls the hooks around them."""
-        site, dtype = layer.site, self.form.dtype
+        assert isinstance(layer.rest, Routed)
+        site, dtype = layer.rest.site, self.form.dtype
         if layer.after_module._forward_pre_hooks:
             _before(layer.after_module, (rows.x.to(dtype),))
         if site.router._forward_hooks or site.router._forward_pre_hooks:
@@ -128,8 +140,9 @@ class Program:
     def products(self) -> Iterator[CanonicalProducts]:
         """Of the model's dense layers."""
         for layer in self.form.layers:
-            attention = layer.attention
-            for weight in (attention.q, attention.k, attention.v, attention.o):
+            attention, dense = layer.attention, layer.dense
+            weights = [attention.q, attention.k, attention.v, attention.o]
+            for weight in (*weights, *((dense.gate, dense.up, dense.down) if dense is not None else ())):
                 yield weight.products
         yield self.form.head.products
 
@@ -149,29 +162,55 @@ class Program:
         attention, hidden = form.layers[0].attention, form.hidden
         heads = attention.query_heads * attention.width
         widths = (*form.cos.shape[1:] * 2, hidden, hidden, hidden, attention.outputs, heads, heads, hidden)
+        widths += (hidden, 1, 1, 2 * form.inner, form.inner)
         with torch.inference_mode(False):
             rows = Rows(torch.empty(count, dtype=torch.int64), *[torch.empty(count, width) for width in widths])
+            rows.ones.fill_(1)
             layers = []
             for number, layer in enumerate(form.layers):
-                chosen = layer.route.chosen
-                routing = Routing(
-                    torch.empty(count, layer.router.outputs),
-                    torch.empty(count, chosen, dtype=torch.int64),
-                    torch.empty(count, chosen),
-                )
+                routing = None
+                if isinstance(layer.rest, Routed):
+                    rule = layer.rest.route
+                    ids = torch.empty(count, rule.chosen, dtype=torch.int64)
+                    routing = Routing(torch.empty(count, rule.experts), ids, torch.empty(count, rule.chosen))
                 layers.append((self._layer(number, layer, texts, rows, routing), routing))
         return Built(rows, tuple(layers))
 
-    def _layer(self, number: int, layer: Layer, texts: Sequence[Text], rows: Rows, routing: Routing) -> Steps:
+    def _layer(self, number: int, layer: Layer, texts: Sequence[Text], rows: Rows, routing: Routing | None) -> Steps:
         """The steps of a layer up to its experts: the residual stream gets what those of the layer before add."""
-        steps, count = Steps(16 + 2 * len(texts), 4096 + 512 * len(texts)), len(rows.x)
-        steps.add(_norm(layer.before, rows.x, rows.delta if number else None, rows.normed))
+        scale, rest = self.form.residual_scale, layer.rest
+        steps = Steps(32 + 2 * len(texts), 8192 + 512 * len(texts))
+        if number:
+            _add_shared(steps, self.form.layers[number - 1], rows)
+        steps.add(_norm(layer.before, rows.x, rows.delta if number else None, rows.normed, scale))
         self._attention(steps, number, layer.attention, texts, rows)
-        steps.add(_norm(layer.after, rows.x, rows.attended, rows.normed))
-        self._product(steps, layer.router, rows.normed, routing.logits)
+        steps.add(_norm(layer.after, rows.x, rows.attended, rows.normed, scale))
+        if isinstance(rest, Dense):
+            self._dense(steps, rest, rows, rows.delta)
+            return steps
+        assert routing is not None
+        if rest.shared is not None:
+            self._dense(steps, rest.shared, rows, rows.shared)
+        if rest.shared_gate is not None:
+            self._product(steps, rest.shared_gate, rows.normed, rows.shared_gate)
+        self._product(steps, rest.router, rows.normed, routing.logits)
         at = {name: one.data_ptr() for name, one in routing._asdict().items()}
-        steps.add(Work(route.kernel(layer.route), named(route.FIELDS, **at), count, some(count)))
+        if rest.correction is not None:
+            at["bias"] = rest.correction.data_ptr()
+        count = len(rows.x)
+        steps.add(Work(route.kernel(rest.route), named(route.FIELDS, **at), count, some(count)))
         return steps
+
+    def _dense(self, steps: Steps, form: Dense, rows: Rows, out: torch.Tensor) -> None:
+        """The steps of a dense feed-forward layer."""
+        count, inner = len(rows.x), form.down.inputs
+        gates = rows.gates.view(-1)[: 2 * count * inner].view(count, 2 * inner)
+        acts = rows.acts.view(-1)[: count * inner].view(count, inner)
+        kept = self._product(steps, form.gate, rows.normed, gates)
+        self._product(steps, form.up, rows.normed, gates[:, inner:], kept)
+        given, units = named(gate.FIELDS, x=gates.data_ptr(), out=acts.data_ptr()), count * form.form.units
+        steps.add(Work(gate.kernel(form.form), given, units, some(units)))
+        self._product(steps, form.down, acts, out)
 
     def _attention(self, steps: Steps, number: int, form: Attention, texts: Sequence[Text], rows: Rows) -> None:
         """The steps from the norm before attention to what it adds to the residual stream."""
@@ -179,10 +218,13 @@ class Program:
         for weight in (form.q, form.k, form.v):
             kept = self._product(steps, weight, rows.normed, rows.qkv[:, first:], kept)
             first += weight.outputs
-        turned, attending = form.kernels(self.form.dtype, 2 * self.form.cos.shape[1])
-        bias = form.bias.data_ptr() if form.bias is not None else 0
-        both = {"q_weight": form.q_norm, "k_weight": form.k_norm}
-        norms = {name: one.at for name, one in both.items() if one is not None}
+        first = 0
+        for norm in form.across or ():
+            part = rows.qkv[:, first : first + norm.form.width]
+            steps.add(_norm(norm, part, None, part))
+            first += norm.form.width
+        turned, attending = form.kernels(self.form.dtype)
+        for_turning, for_attending = form.addresses()
         row, begin = form.width * self.form.dtype.itemsize, 0
         for kv, count in texts:
             k, v = kv.memory.addresses()[2 * number : 2 * number + 2]
@@ -190,8 +232,9 @@ class Program:
             at |= {f"{one}_head_stride": kv.memory.context * row for one in "kv"}
             at |= {f"{one}_row_stride": row for one in "kv"}
             angles = {"cos": _row(rows.cos, begin), "sin": _row(rows.sin, begin)}
-            given = named(rotate.FIELDS, qkv=_row(rows.qkv, begin), bias=bias, **norms, **angles, **at)
+            given = named(rotate.FIELDS, qkv=_row(rows.qkv, begin), **for_turning, **angles, **at)
             steps.add(Work(rotate.kernel(turned), given, count * form.heads, some(count * form.heads, 16)))
+            at |= for_attending
             given = named(attend.FIELDS, out=_row(rows.mixed, begin), rows=count, window=attend.NO_WINDOW, **at)
             steps.add(Work(attend.kernel(attending), given, count * form.heads, 1))
             begin += count
@@ -210,6 +253,10 @@ class Program:
                 steps.add(products.prepare(x.data_ptr(), x.stride(0) * 4, rows, prepared))
         given = prepared, numbered(0), rows, out.data_ptr(), out.stride(0) * 4
         steps.add(products.multiply(steps, given, (weight.slot,), FP32))
+        if weight.bias is not None:
+            added = bias.kernel(bias.Bias(weight.outputs, weight.bias.dtype))
+            at = named(bias.FIELDS, given=steps.put(given), slots=steps.put([weight.bias.data_ptr()]))
+            steps.add(Work(added, at, 1, 1))
         return name
 
     def _logits(self, texts: Sequence[Text], rows: Rows, keep: int) -> torch.Tensor:
@@ -219,18 +266,20 @@ class Program:
         normed = torch.empty(sum(counts), form.hidden)
         logits = torch.empty(sum(counts), form.head.outputs)
         try:
+            _add_shared(steps, form.layers[-1], rows)
             end = done = 0
             for text, count in zip(texts, counts, strict=True):
                 end += text.rows
                 last = slice(end - count, end)
-                steps.add(_norm(form.norm, rows.x[last], rows.delta[last], normed[done : done + count]))
+                out = normed[done : done + count]
+                steps.add(_norm(form.norm, rows.x[last], rows.delta[last], out, form.residual_scale))
                 done += count
             self._product(steps, form.head, normed, logits)
             steps.run(team)
         finally:
             team.release()
             steps.clear()
-        return logits
+        return logits if form.logits_scale == 1 else logits.mul_(form.logits_scale)
 
     def _memory(self, name: str, size: int) -> int:
         """The address of memory that the next step of this name overwrites. Where it moves, steps are built anew."""
@@ -242,13 +291,25 @@ class Program:
         return kept.data_ptr() + -kept.data_ptr() % LINE
 
 
-def _norm(norm: NormWeight, x: torch.Tensor, delta: torch.Tensor | None, out: torch.Tensor) -> Work:
-    """x += delta, and its norm."""
-    kernel = rms.kernel(rms.Rms(norm.form, FP32, adds=delta is not None))
+def _norm(norm: NormWeight, x: torch.Tensor, delta: torch.Tensor | None, out: torch.Tensor, scale: float = 1.0) -> Work:
+    """x += scale * delta, and its norm."""
+    kernel = rms.kernel(rms.Rms(norm.form, FP32, adds=delta is not None, scale=scale))
     at = delta.data_ptr() if delta is not None else 0
     strides = {"x_stride": x.stride(0) * 4, "out_stride": out.stride(0) * 4}
     given = named(rms.FIELDS, x=x.data_ptr(), delta=at, weight=norm.at, out=out.data_ptr(), **strides)
     return Work(kernel, given, len(x), some(len(x)))
+
+
+def _add_shared(steps: Steps, layer: Layer, rows: Rows) -> None:
+    """What the experts of a layer add gets the output of the one that all tokens share."""
+    rest, count = layer.rest, len(rows.x)
+    if not isinstance(rest, Routed) or rest.shared is None:
+        return
+    kernel = combine.kernel(combine.Combine(rows.x.shape[1], 1, "gated" if rest.shared_gate is not None else "plain"))
+    at = {"experts": rows.delta, "out": rows.delta, "weights": rows.ones, "shared": rows.shared}
+    at["shared_gate"] = rows.shared_gate
+    given = named(combine.FIELDS, pairs=numbered(0), **{name: one.data_ptr() for name, one in at.items()})
+    steps.add(Work(kernel, given, count, some(count)))
 
 
 def _row(tensor: torch.Tensor, number: int) -> int:

@@ -1,6 +1,7 @@
 """RMSNorm of rows, after adding another row to each where that is wanted.
 
-With r = x + delta (stored back to x), or r = x: out = ((r * (1 / sqrt(sum(r**2) / width + eps))) * w), rounded once.
+With r = x, or r = x + delta, or r = fma(scale, delta, x), which is stored back to x:
+out = ((r * (1 / sqrt(sum(r**2) / width + eps))) * w), rounded once.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ class Norm:
 
 @dataclass(frozen=True)
 class Rms:
-    """A norm of rows in fp32. `adds`: of x + delta, which is stored in x."""
+    """A norm of rows in fp32. `adds`: of x + scale * delta, which is stored in x."""
 
     norm: Norm
     out: torch.dtype = torch.float32
     adds: bool = False
+    scale: float = 1.0
 
 
 @functools.cache
@@ -63,7 +65,9 @@ def kernel(spec: Rms) -> int:
         def square(first: str | int, count: int, values: list[str], x: str = x, delta: str = delta) -> list[str]:
             value = load(code, x, first, count, torch.float32)
             if spec.adds:
-                value = op(code, "fadd", value, load(code, delta, first, count, torch.float32))
+                more = load(code, delta, first, count, torch.float32)
+                scaled = spec.scale != 1
+                value = fma(code, number(spec.scale), more, value) if scaled else op(code, "fadd", value, more)
                 store(code, value, x, first, count, torch.float32)
             return [fma(code, value, value, values[0])]
 

@@ -44,6 +44,7 @@ from core.system.native.ir import Code, fp32, splat
 
 FIELDS = ("logits", "bias", "scales", "ids", "weights")
 NONE = fp32(float("-inf"))
+Score = Literal["softmax", "softmax_chosen", "sigmoid"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Route:
 
     experts: int
     chosen: int
-    score: Literal["softmax", "softmax_chosen", "sigmoid"] = "softmax"
+    score: Score = "softmax"
     bias: bool = False
     renormalised: bool = False
     epsilon: float = 0.0

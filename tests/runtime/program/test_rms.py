@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,14 +18,20 @@ pytestmark = needs_kernels
 @pytest.mark.parametrize(("width", "out"), [*zip((3, 8, 44), DTYPES, strict=True), (128, torch.bfloat16)])
 @pytest.mark.parametrize(
     ("stored", "offset", "adds"),
-    [(None, False, False), (torch.float32, True, True), (torch.bfloat16, False, True), (torch.float16, True, False)],
+    [
+        (None, False, 0),
+        (torch.float32, True, 1),
+        (torch.bfloat16, False, 1),
+        (torch.bfloat16, False, 0.22),
+        (torch.float16, True, 0),
+    ],
 )
 @pytest.mark.parametrize("wild", [False, True])
-def test_rows(width: int, out: torch.dtype, stored: torch.dtype | None, offset: bool, adds: bool, wild: bool) -> None:
-    spec = rms.Rms(rms.Norm(width, 1e-6, stored, offset), out, adds)
+def test_rows(width: int, out: torch.dtype, stored: torch.dtype | None, offset: bool, adds: float, wild: bool) -> None:
+    spec = rms.Rms(rms.Norm(width, 1e-6, stored, offset), out, adds != 0, adds or 1.0)
     x, delta = drawn(width, 9, width, wild=wild), drawn(width + 1, 9, width, wild=wild)
     weight = drawn(2, width).to(stored or torch.float32)
-    residual = x + delta if adds else x
+    residual = torch.from_numpy(oracle.fma(delta.numpy(), np.float32(adds), x.numpy())) if adds else x.clone()
     known = oracle.rms(residual.numpy(), weight.float().numpy() if stored else None, 1e-6, offset)
     into = torch.empty(9, width, dtype=out)
     strides = {"x_stride": width * 4, "out_stride": width * out.itemsize}

@@ -95,10 +95,7 @@ class CanonicalProducts:
                 ROWS: CanonicalProducts(self.matrix, torch.float32, tiled=LONGEST + 1),
                 TILES: CanonicalProducts(self.matrix, torch.float32, tiled=1),
             }
-            times = {
-                name: lambda rows, way=way: way.many(slot.data_ptr(), x[:rows])
-                for name, way in ways.items()
-            }
+            times = {name: lambda rows, way=way: way.many(slot.data_ptr(), x[:rows]) for name, way in ways.items()}
             choose(self.kind, times, threads)
 
     # ------------------------------------------------------------------ products of tensors

@@ -1,0 +1,210 @@
+"""Grouped-query attention with rotary embeddings: found by trying a layer's module on random states."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from core.errors import ModelError
+from core.memory.codec.fast.steps import named, single
+from core.runtime.program import attend, rms, rotate
+from core.runtime.program.attend import Attend
+from core.runtime.program.rotate import Rotate
+from core.runtime.program.weights import (
+    TRIED,
+    NormWeight,
+    Weight,
+    drawn,
+    forward,
+    known,
+    near,
+    norm_of,
+    weight_of,
+)
+
+NORMS = ("q_norm", "k_norm"), ("query_layernorm", "key_layernorm")
+
+BOUNDS = "softcap", "attn_logit_softcapping", "clip_qkv"  # random states do not reach them
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Of heads of `width` numbers, of which the first `rotated` are turned. A norm of queries and keys is of each head,
+    before it is turned or after it, or of all heads at once, before."""
+
+    q: Weight
+    k: Weight
+    v: Weight
+    o: Weight
+    query_heads: int
+    heads: int
+    width: int
+    rotated: int
+    scale: float
+    q_norm: NormWeight | None
+    k_norm: NormWeight | None
+    bias: torch.Tensor | None  # of queries, keys and values, one after the other
+    sinks: torch.Tensor | None  # [query_heads] fp32
+    interleaved: bool = False
+    norm_last: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """Numbers of the product of queries, keys and values."""
+        return (self.query_heads + 2 * self.heads) * self.width
+
+    @property
+    def across(self) -> tuple[NormWeight, NormWeight] | None:
+        """The norms of all heads of queries and of keys."""
+        if self.q_norm is None or self.k_norm is None or self._of_heads:
+            return None
+        return self.q_norm, self.k_norm
+
+    @property
+    def _of_heads(self) -> bool:
+        return self.q_norm is not None and self.q_norm.form.width == self.width
+
+    def kernels(self, cache: torch.dtype) -> tuple[Rotate, Attend]:
+        """The kernels before and after keys and values are in the cache."""
+        bias = self.bias.dtype if self.bias is not None else None
+        norm = self.q_norm.form if self.q_norm is not None and self._of_heads else None
+        heads = self.query_heads, self.heads, self.width
+        turned = Rotate(*heads, self.rotated, cache, norm, bias, self.interleaved, norm_last=self.norm_last)
+        return turned, Attend(*heads, self.width, cache, self.scale, sinks=self.sinks is not None)
+
+    def addresses(self) -> tuple[dict[str, int], dict[str, int]]:
+        """What the kernels read that is not of a pass."""
+        turned = {} if self.bias is None else {"bias": self.bias.data_ptr()}
+        if self.q_norm is not None and self.k_norm is not None and self._of_heads:
+            turned |= {"q_weight": self.q_norm.at, "k_weight": self.k_norm.at}
+        return turned, {} if self.sinks is None else {"sinks": self.sinks.data_ptr()}
+
+
+def attention_of(module: Any, rotary: Any, cos: torch.Tensor, sin: torch.Tensor, dtype: torch.dtype) -> Attention:
+    """The attention of a layer. cos and sin [context, rotated / 2] of the model's `rotary` module."""
+    norms = next((names for names in NORMS if isinstance(getattr(module, names[0], None), nn.Module)), ())
+    sinks = getattr(module, "sinks", None)
+    known(module, ("q_proj", "k_proj", "v_proj", "o_proj", *norms, *(("sinks",) if sinks is not None else ())))
+    width = module.head_dim
+    if getattr(module, "sliding_window", None) is not None:
+        raise ModelError("attention to a window of the last tokens is not known")
+    if bounded := [name for name in BOUNDS if getattr(module, name, None) or getattr(module.config, name, None)]:
+        raise ModelError(f"attention with bounds on its numbers ({', '.join(bounded)}) is not known")
+    q, k, v, o = (weight_of(getattr(module, name)) for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
+    if 2 * cos.shape[1] > width or q.outputs % width or k.outputs % width or k.outputs != v.outputs:
+        raise ModelError("heads of this form are not known")
+    q_norm, k_norm = (norm_of(getattr(module, name)) for name in norms) if norms else (None, None)
+    form = Attention(
+        q,
+        k,
+        v,
+        o,
+        q.outputs // width,
+        k.outputs // width,
+        width,
+        2 * cos.shape[1],
+        float(module.scaling),
+        q_norm,
+        k_norm,
+        None,
+        sinks.detach().float() if sinks is not None else None,
+    )
+    if q_norm is not None and k_norm is not None:
+        widths = q_norm.form.width, k_norm.form.width
+        if widths not in ((width, width), (q.outputs, k.outputs)):
+            raise ModelError("norms of some of the heads are not known")
+        if widths[0] == width and q_norm.form != k_norm.form:
+            raise ModelError("norms of queries and keys of different kinds are not known")
+    form = _tried(form, module, rotary, (cos, sin), dtype)
+    if form.across is None and q.bias is not None and k.bias is not None and v.bias is not None:
+        bias = torch.cat([q.bias, k.bias, v.bias])  # added by the first kernel
+        q, k, v = (replace(one, bias=None) for one in (q, k, v))
+        form = replace(form, q=q, k=k, v=v, bias=bias)
+    return form
+
+
+class _Seen:
+    """In place of a KV cache: what a module appends."""
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+@torch.inference_mode()
+def _tried(
+    form: Attention, module: Any, rotary: Any, tables: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype
+) -> Attention:
+    """The form with the order of what is turned and normed that is nearest to the module's keys; raises ModelError
+    where keys, values or results differ by more than rounding."""
+    x, rows = drawn(dtype, 1, TRIED, form.q.inputs), min(TRIED, len(tables[0]))
+    x = x[:, :rows]
+    seen, positions = _Seen(), torch.arange(rows)
+    mask = torch.full((rows, rows), float("-inf"), dtype=dtype).triu(1)[None, None]
+    names = inspect.signature(type(module).forward).parameters
+    cache = "cache" if "cache" in names else "past_key_values"
+    angles = rotary(x, positions[None])
+    wanted = forward(module, x, position_embeddings=angles, attention_mask=mask, **{cache: seen})[0]
+    qkv = torch.cat([getattr(module, f"{name}_proj")(x[0]).float() for name in "qkv"], -1).contiguous()
+    first = 0
+    for norm in form.across or ():
+        single(rms.kernel(rms.Rms(norm.form)), _in_place(norm, qkv[:, first:]), rows)
+        first += norm.form.width
+    cos, sin = (table[:rows].contiguous() for table in tables)
+    best, nearest = form, float("inf")
+    for interleaved, last in itertools.product(
+        (False, True), (False, True) if form.kernels(dtype)[0].norm else (False,)
+    ):
+        tried = replace(form, interleaved=interleaved, norm_last=last)
+        off = (_keys(tried, qkv, positions, cos, sin, dtype)[1].float() - seen.keys[0].float()).norm()
+        if off < nearest:
+            best, nearest = tried, float(off)
+    q, keys, values = _keys(best, qkv, positions, cos, sin, dtype)
+    out = torch.empty(rows, form.query_heads * form.width)
+    at = {"q": q, "k": keys, "v": values, "out": out, "positions": positions}
+    given = {name: one.data_ptr() for name, one in at.items()} | _strides(rows, form.width, dtype) | form.addresses()[1]
+    single(
+        attend.kernel(best.kernels(dtype)[1]),
+        named(attend.FIELDS, rows=rows, window=attend.NO_WINDOW, **given),
+        rows * form.heads,
+    )
+    if not (
+        near(keys, seen.keys[0]) and near(values, seen.values[0]) and near(module.o_proj(out.to(dtype)), wanted[0])
+    ):
+        raise ModelError(f"{type(module).__name__} computes in a way that is not known")
+    return best
+
+
+def _keys(
+    form: Attention,
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries [T, query_heads * width], keys and values [heads, T, width] after the first kernel."""
+    rows = len(qkv)
+    q = torch.empty(rows, form.query_heads * form.width)
+    keys, values = (torch.empty(form.heads, rows, form.width, dtype=dtype) for _ in range(2))
+    at = {"qkv": qkv, "cos": cos, "sin": sin, "positions": positions, "q": q, "k": keys, "v": values}
+    given = {name: one.data_ptr() for name, one in at.items()} | _strides(rows, form.width, dtype)
+    kernel = rotate.kernel(form.kernels(dtype)[0])
+    single(kernel, named(rotate.FIELDS, **given, **form.addresses()[0]), rows * form.heads)
+    return q, keys, values
+
+
+def _strides(rows: int, width: int, dtype: torch.dtype) -> dict[str, int]:
+    size = width * dtype.itemsize
+    return {f"{one}_{part}_stride": size * times for one in "kv" for part, times in (("head", rows), ("row", 1))}
+
+
+def _in_place(norm: NormWeight, x: torch.Tensor) -> list[int]:
+    """The arguments of a norm of rows in place."""
+    at, stride = x.data_ptr(), x.stride(0) * 4
+    return named(rms.FIELDS, x=at, weight=norm.at, out=at, x_stride=stride, out_stride=stride)

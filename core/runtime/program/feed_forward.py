@@ -1,0 +1,232 @@
+"""What a layer has after attention: a dense feed-forward layer, or a router and experts, of which one may be shared by
+all tokens. Found by trying the modules on random states."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from core.errors import ModelError
+from core.hf.discover import ExpertsSite, RouterOutput, read_router
+from core.memory.codec.fast.steps import named, single
+from core.runtime.program import gate, route
+from core.runtime.program.choose import Groups
+from core.runtime.program.gate import Gate
+from core.runtime.program.route import Route, Score
+from core.runtime.program.weights import (
+    CLOSE,
+    TRIED,
+    Weight,
+    drawn,
+    forward,
+    has_weights,
+    known,
+    near,
+    plain_weight,
+    weight_of,
+)
+
+SAME = 0.8  # of random rows that a rule has to send to the router's own experts: equal scores may come in another order
+EPSILON = 1e-20  # added to totals of sigmoids by all models with such routers: no trial shows it
+ACTIVATIONS = Gate(1), Gate(1, "gelu_tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """down(activation(gate(x)) * up(x))."""
+
+    gate: Weight
+    up: Weight
+    down: Weight
+    form: Gate
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A router and its experts. `correction` [experts], fp32, is added to scores for the choice alone; `shared` is
+    computed for every token, times the sigmoid of `shared_gate` where there is one."""
+
+    site: ExpertsSite
+    router: Weight
+    route: Route
+    correction: torch.Tensor | None
+    shared: Dense | None
+    shared_gate: Weight | None
+
+
+class _Seen(NamedTuple):
+    """A pass of the block over random states."""
+
+    x: torch.Tensor  # [T, H]
+    router: RouterOutput
+    ids: torch.Tensor  # [T, k] as the experts get them
+    weights: torch.Tensor
+    experts: torch.Tensor  # [T, H] in place of what they return
+    output: torch.Tensor
+
+
+@torch.inference_mode()
+def dense_of(module: Any, dtype: torch.dtype) -> Dense:
+    """A dense feed-forward layer for states of a type."""
+    known(module, ("gate_proj", "up_proj", "down_proj"))
+    gates, ups, down = (weight_of(getattr(module, name)) for name in ("gate_proj", "up_proj", "down_proj"))
+    x = drawn(dtype, TRIED, gates.inputs)
+    wanted = forward(module, x)
+    between = torch.cat([module.gate_proj(x), module.up_proj(x)], -1).float()
+    for form in ACTIVATIONS:
+        found, got = replace(form, width=down.inputs), torch.empty(TRIED, down.inputs)
+        at = named(gate.FIELDS, x=between.data_ptr(), out=got.data_ptr())
+        single(gate.kernel(found), at, TRIED * found.units)
+        if near(module.down_proj(got.to(dtype)), wanted):
+            return Dense(gates, ups, down, found)
+    raise ModelError(f"the activation of {type(module).__name__} is not known")
+
+
+@torch.inference_mode()
+def routed_of(site: ExpertsSite, dtype: torch.dtype) -> Routed:
+    """The router of a block, its experts, and the one that all tokens share."""
+    block: Any = site.parent
+    shared, shared_gate, names = None, None, list[str]()
+    for name, child in block.named_children():
+        if child in (site.module, site.router) or not has_weights(child):
+            names.append(name)
+        elif hasattr(child, "down_proj") and shared is None:
+            shared = name
+        elif isinstance(child, nn.Module) and getattr(child, "out_features", 0) == 1 and shared_gate is None:
+            shared_gate = name
+    own = [name for name, one in block.named_parameters(recurse=False) if one.numel() == site.num_experts]
+    known(block, (*names, *own, *(name for name in (shared, shared_gate) if name)))
+    router, vectors = _matrix(site)
+    seen = _seen(site, drawn(dtype, TRIED, router.shape[1]))
+    _combined(seen, getattr(block, shared) if shared else None, getattr(block, shared_gate) if shared_gate else None)
+    bias = _bias(seen, router, vectors)
+    rule, correction = _rule(site, seen, [one for one in vectors if one is not bias])
+    return Routed(
+        site,
+        plain_weight(router, site.router, bias),
+        rule,
+        correction,
+        dense_of(getattr(block, shared), dtype) if shared else None,
+        weight_of(getattr(block, shared_gate)) if shared_gate else None,
+    )
+
+
+def _matrix(site: ExpertsSite) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The matrix of a router, and vectors of a number for each expert, in fp32."""
+    owners = [(site.router, True), (site.parent, False)]
+    tensors = [
+        one.detach()
+        for owner, whole in owners
+        for one in (*owner.parameters(recurse=whole), *owner.buffers(recurse=whole))
+    ]
+    vectors = [one.float().flatten().contiguous() for one in tensors if one.numel() == site.num_experts]
+    others = [one for one in tensors if one.numel() != site.num_experts]
+    if len(others) != 1 or others[0].dim() != 2:
+        raise ModelError(f"routers of the kind {type(site.router).__name__} are not known")
+    return others[0], vectors
+
+
+def _bias(seen: _Seen, router: torch.Tensor, vectors: list[torch.Tensor]) -> torch.Tensor | None:
+    """Which of the vectors is added to a router's product, if any."""
+    product, logits = seen.x.float() @ router.float().t(), seen.router.logits
+    nearest = min(
+        (None, *vectors), key=lambda one: float((logits - (product if one is None else product + one)).norm())
+    )
+    if not near(product if nearest is None else product + nearest, logits):
+        raise ModelError("a router does more than one product")
+    return nearest
+
+
+def _seen(site: ExpertsSite, x: torch.Tensor) -> _Seen:
+    """Run the block with random numbers in place of what experts return."""
+    given: list[Any] = []
+    experts = drawn(x.dtype, *x.shape).flip(0)
+    kept = vars(site.module).get("forward")
+
+    def instead(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        given[:] = hidden, ids, weights
+        return experts.view(hidden.shape)
+
+    answers: list[RouterOutput] = []
+    hook = site.router.register_forward_hook(lambda module, args, output: answers.append(read_router(site, output)))
+    vars(site.module)["forward"] = instead
+    try:
+        output = forward(site.parent, x[None])
+    finally:
+        hook.remove()
+        del vars(site.module)["forward"]
+        if kept is not None:
+            vars(site.module)["forward"] = kept
+    if len(given) != 3 or len(answers) != 1 or not torch.equal(given[0].reshape(x.shape), x):
+        raise ModelError(f"{type(site.parent).__name__} calls its experts in another way")
+    output = output[0] if isinstance(output, tuple) else output
+    return _Seen(x, answers[0], given[1], given[2].float(), experts, output.reshape(x.shape))
+
+
+def _combined(seen: _Seen, shared: Any, shared_gate: Any) -> None:
+    """Raises ModelError where a block adds its experts' outputs in another way."""
+    wanted = seen.experts.float()
+    if shared is not None:
+        more = forward(shared, seen.x).float()
+        wanted = wanted + (more if shared_gate is None else forward(shared_gate, seen.x).float().sigmoid() * more)
+    elif shared_gate is not None:
+        raise ModelError("a gate without a shared expert is not known")
+    if not near(seen.output, wanted):
+        raise ModelError("a block adds the outputs of its experts in a way that is not known")
+
+
+def _rule(site: ExpertsSite, seen: _Seen, vectors: list[torch.Tensor]) -> tuple[Route, torch.Tensor | None]:
+    """How experts are chosen and weighed."""
+    logits = seen.router.logits.float().contiguous()
+    wanted_ids, order = seen.ids.sort(-1)
+    wanted = seen.weights.gather(-1, order)
+    for rule, correction in _rules(site, vectors):
+        ids, weights = torch.empty(len(logits), rule.chosen, dtype=torch.int64), torch.empty(len(logits), rule.chosen)
+        at = {"logits": logits, "ids": ids, "weights": weights} | ({} if correction is None else {"bias": correction})
+        given = named(route.FIELDS, **{name: one.data_ptr() for name, one in at.items()})
+        single(route.kernel(rule), given, len(logits))
+        ids, order = ids.sort(-1)
+        same = (ids == wanted_ids).all(-1)
+        found = weights.gather(-1, order)
+        if same.float().mean() >= SAME and torch.allclose(found[same], wanted[same], rtol=CLOSE, atol=1e-4):
+            return rule, correction
+    raise ModelError(f"{type(site.router).__name__} weighs experts by a rule that is not known")
+
+
+def _rules(site: ExpertsSite, vectors: list[torch.Tensor]) -> Iterator[tuple[Route, torch.Tensor | None]]:
+    """Rules that a router may have: those that use more of what it has come first."""
+    scales = {float(value) for value in _numbers(site, ("routed_scaling_factor", "route_scale"))} - {1.0}
+    count = next(iter(_numbers(site, ("n_group", "num_group", "n_groups"))), 1)
+    kept = next(iter(_numbers(site, ("topk_group",))), 1)
+    groups: list[Groups | None] = [None]
+    if count > kept:
+        size = site.num_experts // int(count)
+        groups[:0] = [Groups(int(count), size, int(kept), best) for best in (2, 1) if best <= size]
+    scores: tuple[Score, ...] = ("softmax", "sigmoid") if not vectors else ("sigmoid", "softmax")
+    plain = Route(site.num_experts, site.top_k)
+    for grouped, correction, score, scale in itertools.product(groups, (*vectors, None), scores, (*scales, 1.0)):
+        for renormalised in (False, True):
+            yield (
+                replace(
+                    plain,
+                    score=score,
+                    bias=correction is not None,
+                    renormalised=renormalised,
+                    epsilon=EPSILON if renormalised and score == "sigmoid" else 0.0,
+                    scale=scale,
+                    groups=grouped,
+                ),
+                correction,
+            )
+    yield replace(plain, score="softmax_chosen"), None
+
+
+def _numbers(site: ExpertsSite, names: tuple[str, ...]) -> list[float]:
+    """The numbers that a router or its block has under such names."""
+    found = [getattr(owner, name, None) for owner in (site.router, site.parent) for name in names]
+    return [one for one in found if isinstance(one, (int, float)) and not isinstance(one, bool)]

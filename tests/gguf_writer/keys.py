@@ -1,0 +1,403 @@
+"""The metadata keys that llama.cpp's converter writes for each architecture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gguf
+
+Config = dict[str, Any]
+SIGMOID = int(gguf.ExpertGatingFuncType.SIGMOID)
+TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
+UNROTATED = ("granitehybrid", "jamba", "nemotron_h_moe")
+PLAIN = {  # GGUF's key -> where transformers' configs have the number
+    "context_length": ["max_position_embeddings", "model_max_length"],
+    "embedding_length": ["hidden_size"],
+    "feed_forward_length": ["intermediate_size"],
+    "vocab_size": ["vocab_size"],
+    "attention.head_count": ["num_attention_heads"],
+    "attention.head_count_kv": ["num_key_value_heads"],
+    "attention.layer_norm_rms_epsilon": ["rms_norm_eps", "norm_eps"],
+    "attention.key_length": ["head_dim"],
+    "attention.value_length": ["head_dim"],
+    "expert_count": ["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"],
+    "expert_used_count": ["num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts"],
+    "expert_group_count": ["n_group"],
+    "expert_group_used_count": ["topk_group"],
+    "expert_feed_forward_length": ["moe_intermediate_size"],
+}
+
+
+def keys(ggml: str, config: Config) -> dict[str, Any]:
+    """Metadata of sizes and settings, and special tokens."""
+    config = config | NAMES.get(ggml, lambda config: {})(config)
+    own = OWN.get(ggml, lambda config: {})(config)
+    found = {f"{ggml}.{key}": value for key, value in (_base(ggml, config) | own).items()}
+    for token, name in TOKENS.items():
+        if config.get(f"{token}_token_id") is not None:
+            found[f"tokenizer.ggml.{name}_token_id"] = config[f"{token}_token_id"]
+    return found
+
+
+def layers_of(config: Config) -> int:
+    if "layers_block_type" in config:
+        return len(config["layers_block_type"])
+    count: int = config.get("num_hidden_layers") or config["n_layers"]
+    return count
+
+
+def _base(ggml: str, config: Config) -> dict[str, Any]:
+    """TextModel.set_gguf_parameters."""
+    found = {"block_count": layers_of(config)}
+    for key, names in PLAIN.items():
+        value = next((config[name] for name in names if config.get(name) is not None), None)
+        if value is not None:
+            found[key] = value
+    parts: Config = config.get("rope_parameters") or {}
+    rope: Config = parts.get("full_attention", parts)
+    if "sliding_attention" in parts:
+        found["rope.freq_base_swa"] = parts["sliding_attention"]["rope_theta"]
+    if "rope_theta" not in rope or ggml in UNROTATED:
+        return found
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    stretched = rope.get("alpha", 1.0) ** (dim / (dim - 2)) if config.get("head_dim") else 1.0
+    found["rope.freq_base"] = rope["rope_theta"] * stretched
+    share = {"glm4moe": 0.5, "qwen35moe": 0.25, "qwen3next": 0.25, "bailingmoe2": 1.0, "mimo2": 1.0}.get(ggml)
+    found["rope.dimension_count"] = (
+        config.get("qk_rope_head_dim")
+        or (config.get("rotary_dim") if ggml == "minimax-m2" else None)
+        or int(dim * (rope.get("partial_rotary_factor", share) if share else 1))
+    )
+    if rope["rope_type"] == "yarn":
+        found |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": rope["factor"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+            "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+        }
+    return found
+
+
+# -- what configs say under other names --------------------------------------------------------------------------------
+
+
+def _dbrx_names(config: Config) -> Config:
+    attention, experts = config["attn_config"], config["ffn_config"]
+    return {
+        "num_hidden_layers": config["n_layers"],
+        "max_position_embeddings": config["max_seq_len"],
+        "hidden_size": config["d_model"],
+        "intermediate_size": experts["ffn_hidden_size"],
+        "num_attention_heads": config["n_heads"],
+        "num_key_value_heads": attention["kv_n_heads"],
+        "num_experts": experts["moe_num_experts"],
+        "num_experts_per_tok": experts["moe_top_k"],
+    }
+
+
+def _gemma4_heads(config: Config) -> Config:
+    heads, full = config["num_key_value_heads"], config.get("num_global_key_value_heads")
+    if full:
+        heads = [heads if kind == "sliding_attention" else full for kind in config["layer_types"]]
+    return {"head_dim": config["global_head_dim"], "head_dim_swa": config["head_dim"], "num_key_value_heads": heads}
+
+
+def _llama4_widths(config: Config) -> Config:
+    return {"intermediate_size": config["intermediate_size_mlp"], "moe_intermediate_size": config["intermediate_size"]}
+
+
+def heads_in(kind: str, config: Config, kinds: str = "layer_types") -> list[int]:
+    """Key heads of each layer: only layers of this kind have some."""
+    return [config["num_key_value_heads"] * (one == kind) for one in config[kinds]]
+
+
+NAMES: dict[str, Callable[[Config], Config]] = {
+    "dbrx": _dbrx_names,
+    "lfm2moe": lambda config: {"num_key_value_heads": heads_in("full_attention", config)},
+    "gemma4": _gemma4_heads,
+    "llama4": _llama4_widths,
+    **dict.fromkeys(
+        ("deepseek2", "deepseek32", "glm-dsa", "mistral4"), lambda config: {"num_key_value_heads": 1, "head_dim": None}
+    ),
+}
+
+
+# -- what an architecture has of its own -------------------------------------------------------------------------------
+
+
+def _slides(config: Config) -> list[bool]:
+    return [kind == "sliding_attention" for kind in config["layer_types"]]
+
+
+def _granite_scales(config: Config) -> Config:
+    found = {
+        "attention.scale": config["attention_multiplier"],
+        "embedding_scale": config["embedding_multiplier"],
+        "residual_scale": config["residual_multiplier"],
+        "logit_scale": config["logits_scaling"],
+    }
+    shared = config.get("shared_intermediate_size")
+    return found | ({"expert_shared_feed_forward_length": shared} if shared else {})
+
+
+def _grouped(config: Config) -> Config:
+    found = {
+        "expert_shared_count": config.get("n_shared_experts", config.get("num_shared_experts")),
+        "leading_dense_block_count": _dense_lead(config),
+        "expert_weights_scale": config["routed_scaling_factor"],
+    }
+    if config["norm_topk_prob"]:
+        found["expert_weights_norm"] = True
+    if config["model_type"] not in ("deepseek_v2", "mistral4"):  # the others' "scoring_func" is "sigmoid"
+        found["expert_gating_func"] = SIGMOID
+    return found
+
+
+def _dense_lead(config: Config) -> int:
+    if "first_k_dense_replace" in config:
+        return int(config["first_k_dense_replace"])
+    kinds: list[str] = config["mlp_layer_types"]
+    return kinds.index("sparse")
+
+
+def _latent_widths(config: Config) -> Config:
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    return {
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + rotated,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+        "attention.value_length_mla": config["v_head_dim"],
+    }
+
+
+def _latent(config: Config) -> Config:
+    """DeepseekV2Model.set_gguf_parameters."""
+    found = _grouped(config) | _latent_widths(config) | {"attention.value_length": config["kv_lora_rank"]}
+    if config["q_lora_rank"]:
+        found["attention.q_lora_rank"] = config["q_lora_rank"]
+    if "mscale_all_dim" in config["rope_parameters"]:
+        found["rope.scaling.yarn_log_multiplier"] = 0.1 * config["rope_parameters"]["mscale_all_dim"]
+    return found
+
+
+def _indexed(config: Config) -> Config:
+    found = _latent(config) | {
+        "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk"],
+    }
+    if "indexer_types" in config:
+        found["attention.indexer.types"] = [kind == "full" for kind in config["indexer_types"]]
+    return found
+
+
+def _mistral(config: Config) -> Config:
+    return _latent(config) | {"attention.temperature_scale": config["rope_parameters"]["llama_4_scaling_beta"]}
+
+
+def _ernie(config: Config) -> Config:
+    return {
+        "interleave_moe_layer_step": config["moe_layer_interval"],
+        "leading_dense_block_count": config["moe_layer_start_index"],
+        "expert_shared_count": config["moe_num_shared_experts"],
+        "expert_shared_feed_forward_length": config["moe_num_shared_experts"] * config["moe_intermediate_size"],
+    }
+
+
+def _lfm2(config: Config) -> Config:
+    return {
+        "leading_dense_block_count": config["num_dense_layers"],
+        "expert_gating_func": SIGMOID,
+        "shortconv.l_cache": config["conv_L_cache"],
+    }
+
+
+def _linear(config: Config) -> Config:
+    found = {
+        "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"],
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": config["linear_num_value_heads"],
+        "ssm.inner_size": config["linear_value_head_dim"] * config["linear_num_value_heads"],
+        "full_attention_interval": 4,
+    }
+    if config["model_type"] == "qwen3_5_moe_text":
+        found["rope.dimension_sections"] = [11, 11, 10, 0]
+    return found
+
+
+def _gemma4(config: Config) -> Config:
+    width = config["head_dim_swa"]
+    found = {
+        "attention.shared_kv_layers": 0,
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": _slides(config),
+        "attention.key_length_swa": width,
+        "attention.value_length_swa": width,
+        "rope.dimension_count_swa": width,
+    }
+    cap = config["final_logit_softcapping"]
+    return found | ({"final_logit_softcapping": cap} if cap else {})
+
+
+def _llama4(config: Config) -> Config:
+    return {"interleave_moe_layer_step": config["interleave_moe_layer_step"], "expert_gating_func": SIGMOID}
+
+
+def _hunyuan(config: Config) -> Config:
+    return {
+        "expert_feed_forward_length": config["intermediate_size"],
+        "expert_shared_feed_forward_length": config["intermediate_size"],
+        "expert_shared_count": 1,
+        "rope.scaling.type": "none",
+        "rope.scaling.factor": 1.0,
+    }
+
+
+def _exaone(config: Config) -> Config:
+    return _grouped(config) | {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": _slides(config),
+        "rope.scaling.type": "none",
+    }
+
+
+def _phi(config: Config) -> Config:
+    found = {"attention.sliding_window": config["sliding_window"] or 0}
+    if original := config["rope_parameters"].get("original_max_position_embeddings"):
+        ratio = config["max_position_embeddings"] / original
+        factor = math.sqrt(1 + math.log(ratio) / math.log(original))
+        found |= {"rope.scaling.original_context_length": original, "rope.scaling.attn_factor": factor}
+    return found
+
+
+def _afmoe(config: Config) -> Config:
+    return {
+        "expert_shared_count": config["num_shared_experts"],
+        "leading_dense_block_count": config["num_dense_layers"],
+        "expert_weights_norm": True,
+        "expert_weights_scale": config["route_scale"],
+        "expert_gating_func": SIGMOID,
+        "attention.sliding_window": config["sliding_window"],
+    }
+
+
+def _nemotron(config: Config) -> Config:
+    """GraniteHybridModel's, then NemotronHModel's."""
+    heads, width = config["mamba_num_heads"], config["moe_intermediate_size"]
+    return {
+        "context_length": 1 << 20,
+        "rope.scaling.finetuned": False,
+        "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],  # config.json says it as norm_eps, too
+        "attention.head_count_kv": heads_in("full_attention", config, "layers_block_type"),
+        "feed_forward_length": [width * (kind == "moe") for kind in config["layers_block_type"]],
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.state_size": config["ssm_state_size"],
+        "ssm.group_count": config["n_groups"],
+        "ssm.inner_size": heads * config["mamba_head_dim"],
+        "ssm.time_step_rank": heads,
+        "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "moe_latent_size": config["moe_latent_size"],
+    }
+
+
+def _granite_hybrid(config: Config) -> Config:
+    return _granite_scales(config) | {
+        "context_length": 1 << 20,
+        "rope.scaling.finetuned": False,
+        "attention.head_count_kv": heads_in("full_attention", config),
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.group_count": config["mamba_n_groups"],
+        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+        "ssm.time_step_rank": config["mamba_n_heads"],
+    }
+
+
+def _jamba(config: Config) -> Config:
+    offset, period = config["attn_layer_offset"], config["attn_layer_period"]
+    attends = [n >= offset and (n - offset) % period == 0 for n in range(config["num_hidden_layers"])]
+    return {
+        "attention.head_count_kv": [config["num_key_value_heads"] * here for here in attends],
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.time_step_rank": config["mamba_dt_rank"],
+    }
+
+
+def _mimo(config: Config) -> Config:
+    ahead = 3
+    slides = [*map(int, _slides(config)), *[1] * ahead]
+    return {
+        "block_count": config["num_hidden_layers"] + ahead,
+        "nextn_predict_layers": ahead,
+        "attention.head_count_kv": [config["num_key_value_heads"] * (1 + here) for here in slides],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": slides,
+        "attention.value_length": config["v_head_dim"],
+        "attention.value_scale": config["attention_value_scale"],
+        "expert_gating_func": SIGMOID,
+    }
+
+
+def _kimi(config: Config) -> Config:
+    return _latent_widths(config) | {
+        "attention.head_count_kv": [int(kind == "full_attention") for kind in config["layer_types"]],
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "kda.head_dim": config["linear_head_dim"],
+        "rope.dimension_count": config["qk_rope_head_dim"],
+        "expert_shared_count": config["num_shared_experts"],
+        "leading_dense_block_count": _dense_lead(config),
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_gating_func": SIGMOID,
+    }
+
+
+OWN: dict[str, Callable[[Config], Config]] = {
+    "qwen2moe": lambda config: {"expert_shared_feed_forward_length": config["shared_expert_intermediate_size"]},
+    "granitemoe": _granite_scales,
+    "glm4moe": _grouped,
+    "dots1": _grouped,
+    "bailingmoe2": _grouped,
+    "deepseek2": _latent,
+    "deepseek32": _indexed,
+    "glm-dsa": _indexed,
+    "mistral4": _mistral,
+    "ernie4_5-moe": _ernie,
+    "gpt-oss": lambda config: {
+        "attention.sliding_window": config["sliding_window"],
+        "expert_feed_forward_length": config["intermediate_size"],
+    },
+    "minimax-m2": lambda config: {
+        "expert_feed_forward_length": config["intermediate_size"],
+        "expert_gating_func": SIGMOID,
+    },
+    "lfm2moe": _lfm2,
+    "qwen35moe": _linear,
+    "qwen3next": _linear,
+    "gemma4": _gemma4,
+    "llama4": _llama4,
+    "hunyuan-moe": _hunyuan,
+    "exaone-moe": _exaone,
+    "phimoe": _phi,
+    "afmoe": _afmoe,
+    "dbrx": lambda config: {
+        "attention.clamp_kqv": config["attn_config"]["clip_qkv"],
+        "attention.layer_norm_epsilon": 1e-5,
+    },
+    "nemotron_h_moe": _nemotron,
+    "granitehybrid": _granite_hybrid,
+    "jamba": _jamba,
+    "mimo2": _mimo,
+    "kimi-linear": _kimi,
+}

@@ -107,7 +107,7 @@ def _arithmetic(loaded: LoadedModel, modules: Sequence[Any]) -> tuple[Program | 
 def with_tried_program(passes: PassWiring, loaded: LoadedModel, kv: KVCache) -> PassWiring:
     """The wiring after a trial of its program: logits of a short text against those of the model's own modules, with
     experts in the fast arithmetic in both. Where they differ by more than rounding, all is computed in the reference
-    arithmetic, which the log says. The cache has to be filled."""
+    arithmetic. The cache has to be filled."""
     hooked, plan = passes.hooked, loaded.plan
     if hooked.program is None:
         return passes
@@ -116,15 +116,12 @@ def with_tried_program(passes: PassWiring, loaded: LoadedModel, kv: KVCache) -> 
     by_modules = replace(hooked, program=None)
     found, wanted = (_logits(one, passes.measured, tokens, kv).float() for one in (hooked, by_modules))
     off = float(((found - wanted).norm(dim=-1) / wanted.norm(dim=-1)).median())
-    log.debug("The program's logits differ from the modules' by %.2g.", off)
     if off < (CLOSE_FP32 if plan.dtype == torch.float32 else CLOSE):
         return passes
-    log.warning(
-        "This model is computed in the reference arithmetic: the fast one differs from its modules by %.2g.", off
-    )
     passes.math[:] = make_math([site.module for site in loaded.sites], plan.codec)  # of every step
     passes.choose(loaded)
-    return replace(passes, hooked=by_modules)
+    fallback = f"its logits differ from those of the model's own modules by {off:.2g} of their size"
+    return replace(passes, hooked=replace(by_modules, fallback=fallback))
 
 
 def _logits(hooked: HookedModel, step: MoEStep, tokens: Sequence[int], kv: KVCache) -> torch.Tensor:

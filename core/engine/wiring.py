@@ -132,8 +132,6 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     find_contexts(model, sites)  # by a pass through all layers, of which no answer is to wait for or can break
     link_gbps = copies_gbps(plan)
     passes = _passes(loaded, transfers, controller)
-    if passes.hooked.fallback:
-        log.warning("This model is computed in the reference arithmetic: %s.", passes.hooked.fallback)
     memory = _memory(loaded, passes, transfers, kv, link_gbps)
     meter = Meter(
         loaded.device,
@@ -156,6 +154,8 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     passes.expert_cache.pin(controller.placed.pinned)
     passes.fill(loaded)
     passes = with_tried_program(passes, loaded, memory.pool.chat)
+    if passes.hooked.fallback:
+        log.warning("This model is computed in the reference arithmetic: %s.", passes.hooked.fallback)
     threads = _timed(loaded, passes, memory, recorder)
     device_decode = DeviceDecode(
         step,

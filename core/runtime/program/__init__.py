@@ -19,9 +19,9 @@ bind.py          the layers of a whole model
 program.py       a pass over them
 experts.py       the experts of a layer
 
-The kernels are in the files above weights.py. A kernel is void(ptr arguments, i64 from, i64 to): it computes the units from..to - 1, which are independent of each
-other. `arguments` points to the fields that its module lists in FIELDS, 8 bytes each: an address, or an i64. What the
-compiled code depends on is a frozen dataclass, and `kernel(spec)` returns the code's address.
+A kernel is void(ptr arguments, i64 from, i64 to): it computes the units from..to - 1, which are independent of each
+other. `arguments` points to the fields that its module, one of the first group, lists in FIELDS, 8 bytes each: an
+address, or an i64. What the compiled code depends on is a frozen dataclass, and `kernel(spec)` returns its address.
 
 What a row results in is one function of that row alone: it has the same bits among any other rows, for any split into
 units, on any thread. A sum over k takes product k by a fused multiply-add into lane k mod 8, in the order of k, and

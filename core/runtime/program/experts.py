@@ -23,7 +23,7 @@ from core.memory.codec.native.threads import LINE, acquire_team
 from core.runtime.expert_math import ExpertMath, Tap
 from core.runtime.product import Product, resident_first
 from core.runtime.program import bias, combine, gate
-from core.runtime.rows import NOTHING, ExpertRows, Routed, compute_all_hits
+from core.runtime.rows import NOTHING, Routed
 
 PAIRS = 256  # rows of resident experts that are computed together: what is between the products stays in the cache
 FP32 = torch.float32
@@ -110,8 +110,9 @@ class FastMath(ExpertMath):
 class FastRows:
     """As `core.runtime.rows.ExpertRows`, in the fast arithmetic."""
 
-    def __init__(self, math: FastMath, product: Product, hidden: torch.Tensor, routed: Routed) -> None:
+    def __init__(self, math: ExpertMath, product: Product, hidden: torch.Tensor, routed: Routed) -> None:
         """`hidden` [T, H]: the states that `routed` sends to experts."""
+        assert isinstance(math, FastMath)
         self._math, self._kernels, self._hidden, self._routed = math, math.kernels, hidden, routed
         self._tokens, self._chosen = routed.ids.shape
         where: dict[int, list[int]] = {}
@@ -189,19 +190,7 @@ class FastRows:
         return total.to(self._hidden.dtype)
 
 
-AnyRows = ExpertRows | FastRows
-
-
-def rows_of(math: ExpertMath, product: Product, hidden: torch.Tensor, routed: Routed) -> AnyRows:
-    """What computes the rows of a layer, in the layer's arithmetic."""
-    return (
-        FastRows(math, product, hidden, routed)
-        if isinstance(math, FastMath)
-        else ExpertRows(math, product, hidden, routed)
-    )
-
-
-def all_hits(
+def fast_all_hits(
     math: ExpertMath,
     segments: Sequence[LeasedSegment],
     hidden: torch.Tensor,
@@ -209,9 +198,8 @@ def all_hits(
     weights: torch.Tensor,
     tap: Tap | None = None,
 ) -> torch.Tensor:
-    """As `core.runtime.rows.compute_all_hits`, in the layer's arithmetic."""
-    if not isinstance(math, FastMath):
-        return compute_all_hits(math, segments, hidden, order, weights, tap)
+    """As `core.runtime.rows.compute_all_hits`."""
+    assert isinstance(math, FastMath)
     return math.token_steps(len(segments)).compute(segments, hidden, weights, tap)
 
 

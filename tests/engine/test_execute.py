@@ -15,7 +15,7 @@ from core.errors import SettingError
 from core.hf import RouterOutput, find_experts
 from core.hf.cached_pass import cached_pass
 from core.hf.files import model_path
-from core.policy.predict import LayerMap, Prediction
+from core.policy.predict import Prediction
 from core.runtime.prediction import predictor_host
 from core.runtime.prediction.speculation import PredictedRouting
 from core.settings.config import Settings
@@ -280,7 +280,7 @@ def test_what_is_executed_is_fetched_before_all_else(
         predicted[one.layer] = one
         keep(one)
 
-    def prefetch(predictions: Sequence[Prediction], at: int, maps: Sequence[LayerMap]) -> None:
+    def prefetch(predictions: Sequence[Prediction], at: int, *more: Any) -> None:
         if at + 1 < engine.shape.layers:
             ids = set(predicted[at + 1].ids.flatten().tolist())
             first = engine.expert_cache.prefetch_queue.schedule.sort(predictions, at)[: len(ids)]
@@ -290,7 +290,7 @@ def test_what_is_executed_is_fetched_before_all_else(
             assert all(prediction.score == 1.0 for prediction in first) or mode == "verify"
             assert predicted[at + 1].ids.shape[1] == engine.shape.top_k
             seen.append(at)
-        issue(predictions, at, maps)
+        issue(predictions, at, *more)
 
     monkeypatch.setattr(engine.predictor_host, "set_predicted", kept)
     monkeypatch.setattr(type(engine.expert_cache), "prefetch", lambda self, *args: prefetch(*args))

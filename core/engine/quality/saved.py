@@ -84,7 +84,8 @@ class Shadow:
         eids = step.layer.astype(np.int64) * self._core.experts + step.expert
         for layer in dict.fromkeys(step.layer.tolist()):
             at = np.flatnonzero(step.layer == layer)
-            self._core.chosen(layer, step.ids[layer])
+            if len(step.ids):  # not of a pass through a part of the layers
+                self._core.chosen(layer, step.ids[layer])
             missed[at] = self._request(layer, eids[at].tolist())
         return missed
 

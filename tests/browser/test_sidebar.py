@@ -48,7 +48,7 @@ def test_a_long_load_shows_progress_and_can_be_cancelled(dashboard: Dashboard) -
 def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Dashboard, every: bool) -> None:
     """One control of each kind: a slider, a menu, a variant with knobs of its own and one that needs a profile, a
     box. Text fields are those of pins, below. Or `every` one, but settings of experts in blocks, which are not shown
-    for whole ones (test_real.py), and those of a GPU on a CPU."""
+    for whole ones (test_split.py), and those of a GPU on a CPU."""
     if every:
         _load_anew(dashboard)  # the deck keeps the last 200 marks of a load, and here they are counted
     dashboard.advanced()

@@ -32,7 +32,7 @@ STATEFUL = layered(
     ("lfm2_moe", "qwen3_next", "nemotron_h", "jamba", "inkling_text", "deepseek_v32"),
     quick=lambda arch: arch == "qwen3_next",
 )
-KNOWN = [arch for arch in (*EXTRA, *MORE) if arch in CONFIG_MAPPING]  # older versions of transformers have not all
+KNOWN = [arch for arch in EXTRA | MORE if arch in CONFIG_MAPPING]  # older versions of transformers have not all
 
 
 # Kinds of memory between tokens: linear attention behind a convolution, state spaces, selected positions.

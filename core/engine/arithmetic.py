@@ -6,16 +6,15 @@ kept in a file, where one is named, for later loads on the same machine.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from core import __version__
 from core.engine.quality.interval import Share, share_of
+from core.system import kept_file
 
 if TYPE_CHECKING:  # it needs torch, and a start of the dashboard does not
     from core.capacity.plan import Plan
@@ -105,7 +104,7 @@ def keep_in(file: Path | None) -> None:
 
 def known(plan: Plan, model_hash: str) -> Distance | None:
     """The kept distance of this model in these formats, if there is one."""
-    kept = _read(_file).get(_key(plan, model_hash))
+    kept = kept_file.read(_file, log).get(_key(plan, model_hash))
     return _distance(kept) if kept is not None else None
 
 
@@ -114,19 +113,14 @@ def keep(plan: Plan, model_hash: str, distance: Distance) -> None:
     if _file is None:
         return
     shown = {"model": Path(plan.spec.model).name, "format": plan.format, "dense": plan.spec.dense}
-    content = {**_read(_file), _key(plan, model_hash): {**shown, **asdict(distance)}}
-    partial = _file.with_name(f"{_file.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
-        partial.replace(_file)
-    except OSError as error:
-        log.warning("The distance is not kept in %s: %s", _file, error)
+    content = {**kept_file.read(_file, log), _key(plan, model_hash): {**shown, **asdict(distance)}}
+    kept_file.replace(_file, content, log)
 
 
 def kept_in(file: Path) -> list[tuple[dict[str, str], Distance]]:
     """What a file has of this version: (model, format, dense; distance)."""
     end = f" {_version()}"
-    rows = [row for key, row in _read(file).items() if key.endswith(end)]
+    rows = [row for key, row in kept_file.read(file, log).items() if key.endswith(end)]
     return [
         ({name: str(row.get(name, "")) for name in ("model", "format", "dense")}, distance)
         for row in rows
@@ -142,20 +136,6 @@ def _key(plan: Plan, model_hash: str) -> str:
 
 def _version() -> str:
     return f"{__version__}-{VERSION}"
-
-
-def _read(file: Path | None) -> dict[str, Any]:
-    """The rows of a file by key; none where it cannot be used."""
-    if file is None:
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        log.info("%s is not used: %s", file, error)
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _distance(row: object) -> Distance | None:

@@ -7,7 +7,6 @@ holds for the process, and is kept in a file, where one is named, for later ones
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from core import __version__
+from core.system import kept_file
 from core.system.native.compile import processor
 
 log = logging.getLogger("moestro.kernels")
@@ -147,7 +147,8 @@ def choose(kind: str, ways: Mapping[str, Way], threads: int, share: int = 1, clo
             if share > 1 and TORCH in timed.seconds:
                 shared = tuple(seconds / share for seconds in timed.seconds[TORCH])
                 timed = Timed({**timed.seconds, TORCH: shared})
-            _keep({**kept, place: timed.seconds})
+            products = {**kept, place: timed.seconds}
+            kept_file.replace(_file, {"machine": machine(), "products": products}, log)
         one.use(timed)
 
 
@@ -168,17 +169,8 @@ def machine() -> dict[str, object]:
 
 def _kept(file: Path | None) -> dict[str, Any]:
     """What a file has for this machine, by kind and threads; nothing where it cannot be used."""
-    if file is None:
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        log.info("%s is not used, and products are timed anew: %s", file, error)
-        return {}
-    same = isinstance(content, dict) and content.get("machine") == machine()
-    products = content.get("products") if same else None
+    content = kept_file.read(file, log)
+    products = content.get("products") if content.get("machine") == machine() else None
     return products if isinstance(products, dict) else {}
 
 
@@ -192,15 +184,3 @@ def _timed(kept: object, ways: Iterable[str]) -> Timed | None:
             return None
     found = Timed({name: tuple(seconds) for name, seconds in kept.items()})
     return found if any(len(seconds) == len(ROWS) for seconds in kept.values()) else None
-
-
-def _keep(products: Mapping[str, object]) -> None:
-    """Write the file anew; another process's at the same moment may be lost, which is then timed again."""
-    if _file is None:
-        return
-    partial = _file.with_name(f"{_file.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(json.dumps({"machine": machine(), "products": products}, indent=1), encoding="utf-8")
-        partial.replace(_file)
-    except OSError as error:
-        log.info("Times of products are not kept in %s: %s", _file, error)

@@ -50,7 +50,7 @@ def ask(engine: Engine, question: str) -> tuple[str, AnswerStats]:
     return "".join(p.text for p in pieces), stats
 
 
-@pytest.mark.long(0.3)  # tests/evaluate/test_demo.py asks the demo model, too
+@pytest.mark.long(0.3)  # tests/measure/test_demo.py asks the demo model, too
 @pytest.mark.parametrize(
     "settings", [{"predictor": "gate"}, {}, {"eviction": "none"}, {"eviction": "lfu", "scope": "global"}]
 )

@@ -17,7 +17,7 @@ from core.memory.codec.grouped import Grouped
 from core.memory.codec.matrix import matrix
 from core.memory.codec.native.products import Kernels
 from core.memory.codec.native.states import BLOCK, LINE, CodeRun, CodeRunOffsets, Plane, StateLayout, code_runs, prepare
-from core.memory.codec.native.threads import _functions
+from core.memory.codec.native.team_code import functions
 from core.system.native import compile
 from core.system.native.compile import compiled, widths
 from tests.kernel_cases import FEW
@@ -179,7 +179,7 @@ def instructions(name: str, inputs: int, width: int, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patched:
         patched.setattr(compile._llvm(), "parse_assembly", read)
         with pytest.raises(Read) as given:
-            Kernels(matrix(codec, "down_proj"), torch.float16, width) if inputs else _functions.__wrapped__()
+            Kernels(matrix(codec, "down_proj"), torch.float16, width) if inputs else functions.__wrapped__()
     return str(given.value)
 
 

@@ -19,7 +19,8 @@ from core.memory.codec.base import Base
 from core.memory.codec.fast.products import GIVEN, CanonicalProducts, numbered, serves
 from core.memory.codec.fast.steps import Steps, Work, named, single
 from core.memory.codec.matrix import Matrix, matrix
-from core.memory.codec.native.threads import LINE, acquire_team
+from core.memory.codec.native.team_code import LINE
+from core.memory.codec.native.threads import acquire_team
 from core.runtime.expert_math import ExpertMath, Tap
 from core.runtime.product import Product, resident_first
 from core.runtime.program import bias, combine, gate

@@ -17,7 +17,8 @@ from core.hf.discover import ExpertsSite
 from core.memory.codec.fast import plain
 from core.memory.codec.fast.products import CanonicalProducts, numbered
 from core.memory.codec.fast.steps import Steps, Work, named
-from core.memory.codec.native.threads import LINE, acquire_team
+from core.memory.codec.native.team_code import LINE
+from core.memory.codec.native.threads import acquire_team
 from core.runtime.batch import Batch
 from core.runtime.kv_cache import SequenceKV
 from core.runtime.program import attend, bias, combine, gate, rms, rotate, route

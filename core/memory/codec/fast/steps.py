@@ -10,7 +10,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from core.memory.codec.native.threads import LINE, STEP, Team
+from core.memory.codec.native.team_code import LINE, STEP
+from core.memory.codec.native.threads import Team
 
 MOST = 512  # steps of a run
 ROOM = 1 << 18  # bytes for arguments

@@ -4,7 +4,8 @@
     codes.py     reads codes as integers, in any of the layouts
     product.py   rows of codes times states
     dequantize.py  dequantises rows of codes, for prompts
-    threads.py   several threads that share one product's rows
+    team_code.py  what threads run that share the rows of a product
+    threads.py   these threads
     products.py  calls the kernels
     plain.py     the same for blocks of plain numbers, whose states are converted to fp32
 

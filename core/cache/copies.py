@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy.typing as npt
 
 from core.cache.counts import Counts
-from core.cache.lease import LeasedSegment
+from core.cache.hits import Hits
 from core.memory.slot import Slot
 from core.memory.ticket import LANDED, QUEUED, Link, Ticket
 from core.policy.eviction import MakePolicy
@@ -47,14 +47,13 @@ class CacheMemory:
 
 
 class Copies:
-    """`whole`: eid -> all of its blocks. `tickets`: eid -> its copy, until it is known to have landed. `hit_leases`:
-    eid -> the segment that a request for it leases, from its first hit until it loses a slot. `phase`: of the pass,
-    noted in every ticket."""
+    """`whole`: eid -> all of its blocks. `tickets`: eid -> its copy, until it is known to have landed. `phase`: of the
+    pass, noted in every ticket."""
 
     def __init__(self, link: Link, store: ExpertSource, whole: Sequence[Segment], phase: str = "prefill") -> None:
         self.link, self.store, self.whole, self.phase = link, store, whole, phase
         self.tickets: dict[int, Ticket] = {}
-        self.hit_leases: list[LeasedSegment | None] = [None] * len(whole)
+        self.hits = Hits(len(whole))
         self.counts = Counts()
 
     def over_same_link(self) -> Copies:
@@ -101,7 +100,7 @@ class Copies:
 
     def drop(self, eid: int) -> None:
         """`eid` loses slots: cancel its copy, or wait until nothing writes into them any more."""
-        self.hit_leases[eid] = None
+        self.hits.drop(eid)
         if (ticket := self.tickets.pop(eid, None)) is not None and not self.link.cancel(ticket):
             self.link.settle(ticket)
 

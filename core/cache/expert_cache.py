@@ -104,6 +104,11 @@ class ExpertCache:
         before the next call to the cache."""
         return self.requests.lookup_all_hits(layer, wanted)
 
+    def hits_at(self) -> int:
+        """Where native code finds the slots of experts that `lookup_all_hits` would find now: the address of their
+        addresses, i64 by eid, 0 for all others. 0 = it would find none."""
+        return self.requests.hits_at()
+
     def prefetch(
         self,
         predictions: Sequence[Prediction],
@@ -224,7 +229,7 @@ class ExpertCache:
         assert len({*free, *held}) == len(free) + len(held), "a slot is free and occupied"
         assert len(free) + len(held) == len(self.arena) == self.slots, "slots, arena and budget do not add up"
         assert all(map(self.is_resident, {*self.copies.tickets, *self.prefetch_queue.fresh})), "a copy without a slot"
-        kept = enumerate(self.copies.hit_leases)
+        kept = enumerate(self.copies.hits.leases)
         assert all(one is None or one.slots == self.core.table[eid] for eid, one in kept), "a kept lease is not its own"
 
     def reshape(
@@ -335,7 +340,7 @@ class ExpertCache:
         assert self.quiet() and not self.core.leased, "the cache is in use"
         self._evict_failed()
         self.copies.tickets.clear()  # all landed: their experts are resident
-        self.copies.hit_leases[:] = [None] * len(self.copies.hit_leases)  # not all of them will be
+        self.copies.hits.clear()  # not all of them will be
         reservation = SlotReservation(self.requests, least)
         self.requests = reservation.borrowed
         return reservation

@@ -29,7 +29,7 @@ class Requests:
     def acquire(self, layer: int, wanted: Sequence[int]) -> Lease:
         """Lease `wanted` (distinct experts of `layer`, at most its `capacity_for`): those with all blocks first, then
         those that lack some, whose copies are submitted. Raises RuntimeError when they do not fit."""
-        core, hits, base = self.core, self.copies.hit_leases, layer * self.core.experts
+        core, hits, base = self.core, self.copies.hits.leases, layer * self.core.experts
         eids, table, blocks = [base + expert for expert in wanted], core.table, core.blocks
         self.prefetches.guard.used(eids)
         missing = core.lease(layer, eids)
@@ -41,7 +41,7 @@ class Requests:
     def lookup_all_hits(self, layer: int, wanted: Sequence[int]) -> list[LeasedSegment] | None:
         """What `acquire` would lease, in the order of `wanted`, if every expert is a hit and no prefetch is pending;
         None otherwise. The hits are counted but not leased: compute them before the next call to the cache."""
-        core, hits, base, prefetches = self.core, self.copies.hit_leases, layer * self.core.experts, self.prefetches
+        core, hits, base, prefetches = self.core, self.copies.hits.leases, layer * self.core.experts, self.prefetches
         eids = [base + expert for expert in wanted]
         segments = [one for eid in eids if (one := hits[eid]) is not None]
         if len(segments) < len(wanted) or prefetches.fresh or prefetches.to_buffer:
@@ -51,6 +51,13 @@ class Requests:
         prefetches.guard.used(eids)
         core.request(layer, eids)
         return segments
+
+    def hits_at(self) -> int:
+        """As `Hits.slots_at`, as long as `lookup_all_hits` would find all that has an address there; 0 = it may not."""
+        core, prefetches = self.core, self.prefetches
+        if prefetches.fresh or prefetches.to_buffer or not all(map(core.keeps, range(core.layers))):
+            return 0
+        return self.copies.hits.slots_at
 
     def replay(
         self, routed: Sequence[Sequence[int]], in_slot: Callable[[int], bool]
@@ -136,7 +143,7 @@ class Requests:
         slots = self.core.table[eid][segment.blocks.start :]
         leased = LeasedSegment(eid % self.core.experts, segment, slots, outcome, ticket)
         if outcome == Outcome.HIT:
-            copies.hit_leases[eid] = leased
+            copies.hits.keep(eid, leased)
         return leased
 
     def _missing(self, eid: int) -> LeasedSegment:

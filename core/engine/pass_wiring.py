@@ -96,7 +96,7 @@ def _arithmetic(loaded: LoadedModel, modules: Sequence[Any]) -> tuple[Program | 
     if plan.spec.arithmetic == "fast":
         try:
             kernels = ExpertKernels(modules[0], plan.codec)
-            program = Program(loaded.model, loaded.sites, plan.context)
+            program = Program(loaded.model, loaded.sites, kernels, plan.context)
         except ModelError as error:
             fallback = str(error)
         else:

@@ -88,6 +88,19 @@ class MoEStep:
         self.sink.layer(layer, routed.asked, routed.requests(requests))
         return result
 
+    def hits_at(self) -> int:
+        """As `ExpertCache.hits_at`, in a pass over one token in which layers whose experts are all hits ask for nothing
+        else; 0 otherwise."""
+        if not self._looks_up or self._tap is not None or not isinstance(self.math[0], FastMath):
+            return 0
+        return self.expert_cache.hits_at()
+
+    def computed(self, layer: int, chosen: list[int]) -> None:
+        """The experts of one token were computed in the slots of `hits_at`."""
+        found = self.expert_cache.lookup_all_hits(layer, chosen)
+        assert found is not None, "an expert was computed that was not there"
+        self.sink.layer(layer, [chosen], None)
+
     def _product(self, layer: int, routed: Routed) -> Product:
         """How the rows of a layer are computed."""
         math, tokens = self.math[layer], len(routed.chosen)

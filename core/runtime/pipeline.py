@@ -16,7 +16,7 @@ from core.hf.packed_texts import AnyPacking
 from core.runtime.batch import Batch, compute
 from core.runtime.device_decode import DeviceDecode
 from core.runtime.moe_step import MoEStep
-from core.runtime.program.program import Program
+from core.runtime.program.program import Hits, Program
 from core.runtime.warmup import Threads
 
 
@@ -71,10 +71,11 @@ class HookedModel:
     program: Program | None = None  # what computes passes in the fast arithmetic; None: transformers' modules
     fallback: str = ""  # why there is no program where one was chosen, for the user
 
-    def compute(self, batch: Batch, keep: int = 1) -> torch.Tensor:
-        """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other."""
+    def compute(self, batch: Batch, keep: int = 1, hits: Hits | None = None) -> torch.Tensor:
+        """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other. `hits` as in
+        `Program.compute`."""
         if self.program is not None:
-            return self.program.compute(batch, keep, self.dispatch)
+            return self.program.compute(batch, keep, self.dispatch, hits)
         return compute(self.model, self.device, batch, keep, self.packing)
 
 
@@ -106,15 +107,15 @@ class Pipeline:
         """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other. `stop` and
         `progress` as in `StepDispatch.to`; after Stopped, what the KV holds of the pass is of no use."""
         hooked, device_decode = self.hooked, self._device_decode
+        if stop is not None and stop():  # what computes a token in one call does not ask
+            raise Stopped
         if keep == 1 and device_decode is not None and (step := device_decode.step_for(batch)) is not None:
-            if stop is not None and stop():  # a graph does not ask
-                raise Stopped
             with step.token(), hooked.dispatch.to(step, stop, progress):
                 return device_decode.compute(batch, lambda: hooked.compute(batch, keep))
         self.step.begin(batch)
         try:
             with hooked.dispatch.to(self.step, stop, progress):
-                return hooked.compute(batch, keep)
+                return hooked.compute(batch, keep, self.step)
         finally:
             self.step.end()
 

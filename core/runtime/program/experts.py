@@ -74,6 +74,24 @@ class ExpertKernels:
         yield self.down.multiply_at(steps, after, slots, FP32)
         yield from self._added(1, steps, after, slots)
 
+    def token(
+        self, steps: Steps, chosen: int, x: int, weights: int, slots: int, total: int, memory: int
+    ) -> Iterable[Work]:
+        """Compute one row at `x` with the experts in so many slots, and their sum by `weights` -> one row at `total`.
+        All are addresses; `memory`: of `token_memory` bytes, aligned."""
+        out = memory + self.up.prepared_bytes
+        room, wide = out + chosen * self.hidden * 4, 2 * self.inner * 4
+        room += -room % LINE
+        yield self.up.prepare(x, 0, 1, memory)
+        given = [number for i in range(chosen) for number in (memory, numbered(0), 1, room + i * wide, wide)]
+        yield from self.works(steps, [1] * chosen, given, slots, out, room)
+        at = {"experts": out, "pairs": numbered(0), "weights": weights, "out": total}
+        yield Work(combine.kernel(combine.Combine(self.hidden, chosen)), named(combine.FIELDS, **at), 1, 1)
+
+    def token_memory(self, chosen: int) -> int:
+        """Bytes that `token` needs."""
+        return self.memory(chosen) + self.up.prepared_bytes + chosen * self.hidden * 4 + LINE
+
     def _added(self, product: int, steps: Steps, given: Sequence[int], slots: int) -> Iterator[Work]:
         """Add the experts' biases to the first or second product, where they have any."""
         kernel = self._biases[product]
@@ -208,21 +226,17 @@ class TokenSteps:
     """One row through its experts, all of them resident: one native call, of whose steps only addresses change."""
 
     def __init__(self, kernels: ExpertKernels, chosen: int) -> None:
-        self._x = torch.empty(1, kernels.hidden)
-        self._out, self._total = torch.empty(chosen, kernels.hidden), torch.empty(1, kernels.hidden)
-        self._memory = torch.empty(kernels.memory(chosen) + kernels.up.prepared_bytes + LINE, dtype=torch.uint8)
+        self._x, self._total = torch.empty(1, kernels.hidden), torch.empty(1, kernels.hidden)
         self._weights = torch.empty(1, chosen)
+        self._memory = torch.empty(kernels.token_memory(chosen) + LINE, dtype=torch.uint8)
+        begin = -self._memory.data_ptr() % LINE
+        out = self._memory[begin + kernels.up.prepared_bytes :][: chosen * kernels.hidden * 4]
+        self._out = out.view(FP32).view(chosen, kernels.hidden)
         self._steps = steps = Steps(8, 8192 + 384 * chosen)
-        x = self._memory.data_ptr() + -self._memory.data_ptr() % LINE
-        memory, wide = x + kernels.up.prepared_bytes, 2 * kernels.inner * 4
-        slots = [0] * chosen
-        self._slots = steps.put(slots)
-        steps.add(kernels.up.prepare(self._x.data_ptr(), 0, 1, x))
-        given = [number for i in range(chosen) for number in (x, numbered(0), 1, memory + i * wide, wide)]
-        steps.extend(kernels.works(steps, [1] * chosen, given, self._slots, self._out.data_ptr(), memory))
-        at = {"experts": self._out.data_ptr(), "pairs": numbered(0), "weights": self._weights.data_ptr()}
-        kernel = combine.kernel(combine.Combine(kernels.hidden, chosen))
-        steps.add(Work(kernel, named(combine.FIELDS, out=self._total.data_ptr(), **at), 1, 1))
+        self._slots = steps.put([0] * chosen)
+        x, weights, total = (one.data_ptr() for one in (self._x, self._weights, self._total))
+        memory = self._memory.data_ptr() + begin
+        steps.extend(kernels.token(steps, chosen, x, weights, self._slots, total, memory))
 
     def compute(
         self, segments: Sequence[LeasedSegment], hidden: torch.Tensor, weights: torch.Tensor, tap: Tap | None

@@ -38,10 +38,15 @@ class Steps:
     def __init__(self, steps: int = MOST, room: int = ROOM) -> None:
         """Memory for so many `steps`, and so many bytes of arguments."""
         self._most, self._room = steps, room
-        self._memory = (ctypes.c_char * (steps * STEP.size + room + LINE))()
-        self._begin = -(-ctypes.addressof(self._memory) // LINE) * LINE
+        self._memory = (ctypes.c_char * (2 * LINE + steps * STEP.size + room))()
+        self.stop = -(-ctypes.addressof(self._memory) // LINE) * LINE  # where a step writes that it is the last
+        self._stop = ctypes.c_int64.from_address(self.stop)
+        self._begin = self.stop + LINE
         self._offset = self._begin - ctypes.addressof(self._memory)
         self.clear()
+
+    def __len__(self) -> int:
+        return self._count
 
     def clear(self) -> None:
         """Forget all steps and what was put."""
@@ -75,9 +80,13 @@ class Steps:
         for work in more:
             self.add(work)
 
-    def run(self, team: Team) -> None:
-        """Compute all steps."""
-        team.run_steps(self._begin, self._count)
+    def run(self, team: Team, first: int = 0, end: int | None = None) -> int:
+        """Compute the steps from the `first` to the one before `end`, or to one that writes at `stop`; returns the
+        number of the one after the last that was computed."""
+        end = self._count if end is None else end
+        self._stop.value = 0
+        team.run_steps(self.stop, self._begin + first * STEP.size, end - first)
+        return first + self._stop.value if self._stop.value else end
 
 
 def single(kernel: int, arguments: Sequence[int], units: int) -> None:

@@ -142,9 +142,10 @@ def _step() -> Code:
 
 
 def _sequence() -> Code:
-    """Generates @sequence(job, steps, count): one step after the other. Those of one part are computed at once, others
-    together with the helpers."""
-    code = Code("void @sequence(ptr %job, ptr %steps, i64 %count)")
+    """Generates @sequence(job, stop, steps, count): one step after the other. Those of one part are computed at once,
+    others together with the helpers. One of one part that writes at `stop` is the last; how many were computed is there
+    then."""
+    code = Code("void @sequence(ptr %job, ptr %stop, ptr %steps, i64 %count)")
     shared = code.let(f"icmp sgt i64 {_field(code, 'shared')}, 0")
     with code.loop(0, "%count") as each:
         step = code.at("%steps", each.index, STEP.size)
@@ -155,7 +156,11 @@ def _sequence() -> Code:
         code.do(f"br i1 {code.let(f'and i1 {many}, {shared}')}, label %{label}.shared, label %{label}.alone")
         code.begin(f"{label}.alone")
         code.do(f"call void {kernel}(ptr {arguments}, i64 0, i64 {units})")
-        code.do(f"br label %{label}.over")
+        stops = code.let(f"icmp ne i64 {code.load('i64', '%stop', 8)}, 0")
+        code.do(f"br i1 {stops}, label %{label}.last, label %{label}.over")
+        code.begin(f"{label}.last")
+        code.store("i64", code.add(each.index, 1), "%stop", 8)
+        code.do("br label %ended")
         code.begin(f"{label}.shared")
         parts = code.let(f"udiv i64 {code.add(units, code.let(f'sub i64 {some}, 1'))}, {some}")
         for name, value in (("units", parts), ("parts", parts), ("rows", some), ("outputs", units), ("given", "0")):
@@ -164,6 +169,8 @@ def _sequence() -> Code:
         code.do("call void @run(ptr %job)")
         code.do(f"br label %{label}.over")
         code.begin(f"{label}.over")
+    code.do("br label %ended")
+    code.begin("ended")
     return code
 
 

@@ -111,15 +111,16 @@ class Team:
         )
         (self._spread if parallel else self._run)(self._job_at)
 
-    def run_steps(self, steps: int, count: int) -> None:
-        """Compute `count` steps, STEPs at an address, one after the other."""
+    def run_steps(self, stop: int, steps: int, count: int) -> None:
+        """Compute `count` steps, STEPs at an address, one after the other. `stop`: the address of a 0, where a step may
+        write that it is the last; then it is the number of those that were computed."""
         threads = 1 if watch.contended or self._alone else _used
         if threads > 1:
             self._wake(threads - 1)
         self._slots[0] = 0
         job = (0, 1, 1, 1, self._step, 0, 0, self._slots_at, 0, 0, threads - 1, 0, 0, 0, 0, 0, 0)
         self._pack(self._job, self._fields_at, *job)
-        self._sequence(self._job_at, steps, count)
+        self._sequence(self._job_at, stop, steps, count)
 
     def _wake(self, helpers: int) -> None:
         while len(self._helpers) < helpers:

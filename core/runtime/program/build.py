@@ -1,0 +1,282 @@
+"""The steps of passes over as many rows of as many sequences: from the embeddings to the logits, layer by layer.
+
+Of one row, the steps of a layer's experts follow its router, for where each is in a slot; the caller computes all
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from core.memory.codec.fast import plain
+from core.memory.codec.fast.products import GIVEN, numbered
+from core.memory.codec.fast.steps import Steps, Work, named
+from core.memory.codec.native.team_code import LINE
+from core.runtime.kv_cache import SequenceKV
+from core.runtime.program import attend, bias, combine, gate, look, rms, rotate, route
+from core.runtime.program.attention import Attention
+from core.runtime.program.bind import Form, Layer
+from core.runtime.program.experts import ExpertKernels
+from core.runtime.program.feed_forward import Dense, Routed
+from core.runtime.program.weights import FP32, NormWeight, Weight
+
+ALONE = 1 << 30  # units that one thread computes: others would join too late
+FEW = 8  # rows up to which norms and routing are computed by one thread
+STEPS, ROOM = 48, 12288  # steps of a layer, and bytes of their arguments, without those of each sequence
+STEPS_OF_TEXT, ROOM_OF_TEXT = 2, 512
+
+
+class Text(NamedTuple):
+    """Some rows of a pass: the next tokens of one sequence, of which the last `kept` have logits."""
+
+    kv: SequenceKV
+    rows: int
+    kept: int
+
+
+class Routing(NamedTuple):
+    """What the router of a layer gives, of all rows, and where its experts are in the steps: the first that is not for
+    the router, the one after those that look for slots, and the one after all of the layer."""
+
+    layer: Layer
+    rest: Routed
+    logits: torch.Tensor  # [T, E] fp32
+    ids: torch.Tensor  # [T, k] int64
+    weights: torch.Tensor  # [T, k] fp32
+    routed: int = 0
+    looked: int = 0
+    end: int = 0
+
+
+class Rows(NamedTuple):
+    """What the layers of a pass share: fp32 but for the positions, and written anew by each layer."""
+
+    positions: torch.Tensor  # [T] int64
+    cos: torch.Tensor  # [T, rotated / 2]
+    sin: torch.Tensor
+    x: torch.Tensor  # [T, H], the residual stream
+    normed: torch.Tensor  # [T, H]
+    delta: torch.Tensor  # [T, H], what experts, or a dense layer in their place, add to it
+    qkv: torch.Tensor
+    q: torch.Tensor
+    mixed: torch.Tensor  # heads after attention
+    attended: torch.Tensor  # [T, H], what attention adds
+    shared: torch.Tensor  # [T, H], what the expert that all tokens share adds
+    shared_gate: torch.Tensor  # [T, 1]
+    ones: torch.Tensor  # [T, 1]
+    gates: torch.Tensor  # [T, 2 * inner] of a dense layer
+    acts: torch.Tensor  # [T, inner]
+
+
+class Built(NamedTuple):
+    """The steps of a pass, and the memory that they compute in."""
+
+    rows: Rows
+    steps: Steps
+    routings: tuple[Routing, ...]
+    normed: torch.Tensor  # [kept, H], of which logits are computed
+    logits: int  # where the address of the logits is among the steps' arguments
+    table: int  # where that of the experts' slots is
+
+
+class Memory:
+    """Memory by name, which the next step of that name overwrites. `moved` counts how often any of it was elsewhere."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, torch.Tensor] = {}
+        self.moved = 0
+
+    def at(self, name: str, size: int) -> int:
+        """The address of so many bytes."""
+        kept = self._kept.get(name)
+        if kept is None or kept.numel() < size + LINE:
+            self.moved += kept is not None
+            with torch.inference_mode(False):
+                kept = self._kept[name] = torch.empty(size + LINE, dtype=torch.uint8)
+        return kept.data_ptr() + -kept.data_ptr() % LINE
+
+
+class Builder:
+    """Builds the steps of one kind of pass over a model: `built` is the result."""
+
+    def __init__(self, form: Form, kernels: ExpertKernels, memory: Memory, texts: Sequence[Text]) -> None:
+        self._form, self._kernels, self._memory, self._texts = form, kernels, memory, texts
+        self._count = sum([text.rows for text in texts])
+        layers = len(form.layers) + 1
+        each = STEPS + STEPS_OF_TEXT * len(texts), ROOM + ROOM_OF_TEXT * len(texts)
+        self._steps = Steps(*(layers * one for one in each))
+        self._table = self._steps.put([0])
+        with torch.inference_mode(False):
+            self._rows = self._made_rows()
+            self._normed = torch.empty(sum([text.kept for text in texts]), form.hidden)
+            routings = [self._layer(number, layer) for number, layer in enumerate(form.layers)]
+        logits = self._head()
+        found = tuple([one for one in routings if one is not None])
+        self.built = Built(self._rows, self._steps, found, self._normed, logits, self._table)
+
+    def _made_rows(self) -> Rows:
+        count, form = self._count, self._form
+        attention, hidden = form.layers[0].attention, form.hidden
+        heads = attention.query_heads * attention.width
+        widths = (*form.cos.shape[1:] * 2, hidden, hidden, hidden, attention.outputs, heads, heads, hidden)
+        widths += (hidden, 1, 1, 2 * form.inner, form.inner)
+        rows = Rows(torch.empty(count, dtype=torch.int64), *[torch.empty(count, width) for width in widths])
+        rows.ones.fill_(1)
+        return rows
+
+    def _layer(self, number: int, layer: Layer) -> Routing | None:
+        """The steps of a layer: the residual stream gets what the experts of the layer before add."""
+        scale, rest, rows, steps = self._form.residual_scale, layer.rest, self._rows, self._steps
+        if number:
+            self._add_shared(self._form.layers[number - 1])
+        steps.add(norm(layer.before, rows.x, rows.delta if number else None, rows.normed, scale))
+        self._attention(number, layer.attention)
+        steps.add(norm(layer.after, rows.x, rows.attended, rows.normed, scale))
+        if isinstance(rest, Dense):
+            self._dense(rest, rows.delta)
+            return None
+        if rest.shared is not None:
+            self._dense(rest.shared, rows.shared)
+        if rest.shared_gate is not None:
+            self._product((rest.shared_gate,), rows.normed, (rows.shared_gate,))
+        return self._routed(layer, rest)
+
+    def _routed(self, layer: Layer, rest: Routed) -> Routing:
+        """A router, and the experts of one row."""
+        rule, count, steps = rest.route, self._count, self._steps
+        ids = torch.empty(count, rule.chosen, dtype=torch.int64)
+        routing = Routing(layer, rest, torch.empty(count, rule.experts), ids, torch.empty(count, rule.chosen))
+        self._product((rest.router,), self._rows.normed, (routing.logits,))
+        at = {name: getattr(routing, name).data_ptr() for name in ("logits", "ids", "weights")}
+        if rest.correction is not None:
+            at["bias"] = rest.correction.data_ptr()
+        steps.add(Work(route.kernel(rule), named(route.FIELDS, **at), count, some(count)))
+        routed = looked = end = len(steps)
+        if count == 1:
+            slots = steps.put([0] * rule.chosen)
+            given = {"ids": ids.data_ptr(), "first": rest.site.index * rule.experts, "table": self._table}
+            steps.add(Work(look.kernel(rule.chosen), named(look.FIELDS, slots=slots, stop=steps.stop, **given), 1, 1))
+            looked = len(steps)
+            memory = self._memory.at("experts", self._kernels.token_memory(rule.chosen))
+            x, total = self._rows.normed.data_ptr(), self._rows.delta.data_ptr()
+            steps.extend(self._kernels.token(steps, rule.chosen, x, routing.weights.data_ptr(), slots, total, memory))
+            end = len(steps)
+        return routing._replace(routed=routed, looked=looked, end=end)
+
+    def _dense(self, form: Dense, out: torch.Tensor) -> None:
+        """The steps of a dense feed-forward layer."""
+        rows, count, inner = self._rows, self._count, form.down.inputs
+        gates = rows.gates.view(-1)[: 2 * count * inner].view(count, 2 * inner)
+        acts = rows.acts.view(-1)[: count * inner].view(count, inner)
+        self._product((form.gate, form.up), rows.normed, (gates, gates[:, inner:]))
+        given, units = named(gate.FIELDS, x=gates.data_ptr(), out=acts.data_ptr()), count * form.form.units
+        self._steps.add(Work(gate.kernel(form.form), given, units, some(units)))
+        self._product((form.down,), acts, (out,))
+
+    def _attention(self, number: int, form: Attention) -> None:
+        """The steps from the norm before attention to what it adds to the residual stream."""
+        rows, steps = self._rows, self._steps
+        starts = 0, form.q.outputs, form.q.outputs + form.k.outputs
+        self._product((form.q, form.k, form.v), rows.normed, [rows.qkv[:, first:] for first in starts])
+        first = 0
+        for across in form.across or ():
+            part = rows.qkv[:, first : first + across.form.width]
+            steps.add(norm(across, part, None, part))
+            first += across.form.width
+        turned, attending = form.kernels(self._form.dtype)
+        for_turning, for_attending = form.addresses()
+        row, begin = form.width * self._form.dtype.itemsize, 0
+        for kv, count, _ in self._texts:
+            k, v = kv.memory.addresses()[2 * number : 2 * number + 2]
+            at = {"k": k, "v": v, "positions": row_at(rows.positions, begin), "q": row_at(rows.q, begin)}
+            at |= {f"{one}_head_stride": kv.memory.context * row for one in "kv"}
+            at |= {f"{one}_row_stride": row for one in "kv"}
+            angles = {"cos": row_at(rows.cos, begin), "sin": row_at(rows.sin, begin)}
+            given = named(rotate.FIELDS, qkv=row_at(rows.qkv, begin), **for_turning, **angles, **at)
+            steps.add(Work(rotate.kernel(turned), given, count * form.heads, some(count * form.heads, 16)))
+            at |= for_attending
+            given = named(attend.FIELDS, out=row_at(rows.mixed, begin), rows=count, window=attend.NO_WINDOW, **at)
+            steps.add(Work(attend.kernel(attending), given, count * form.heads, 1))
+            begin += count
+        self._product((form.o,), rows.mixed, (rows.attended,))
+
+    def _head(self) -> int:
+        """The steps from the last layer to the logits -> where their address is."""
+        form, rows, normed = self._form, self._rows, self._normed
+        self._add_shared(form.layers[-1])
+        end = done = 0
+        for _, count, kept in self._texts:
+            end += count
+            last, out = slice(end - kept, end), normed[done : done + kept]
+            self._steps.add(norm(form.norm, rows.x[last], rows.delta[last], out, form.residual_scale))
+            done += kept
+        (given,) = self._product((form.head,), normed, (torch.empty(0, form.head.outputs),))
+        return given + 8 * (GIVEN - 2)
+
+    def _add_shared(self, layer: Layer) -> None:
+        """What the experts of a layer add gets the output of the one that all tokens share."""
+        rest, rows = layer.rest, self._rows
+        if not isinstance(rest, Routed) or rest.shared is None:
+            return
+        form = combine.Combine(self._form.hidden, 1, "gated" if rest.shared_gate is not None else "plain")
+        at = {"experts": rows.delta, "out": rows.delta, "weights": rows.ones, "shared": rows.shared}
+        at["shared_gate"] = rows.shared_gate
+        given = named(combine.FIELDS, pairs=numbered(0), **{name: one.data_ptr() for name, one in at.items()})
+        self._steps.add(Work(combine.kernel(form), given, self._count, some(self._count)))
+
+    def _product(self, weights: Sequence[Weight], x: torch.Tensor, outs: Sequence[torch.Tensor]) -> list[int]:
+        """Each of `outs` = x times a weight, those of the same form in one step -> where the GIVEN numbers of each
+        are."""
+        steps, rows, kept, found = self._steps, len(x), "", list[int]()
+        done = 0
+        while done < len(weights):
+            products = weights[done].products
+            one = products.matrix
+            alike = 1
+            while done + alike < len(weights) and weights[done + alike].products.matrix == one:
+                alike += 1
+            if not one.bits and plain.padded(one.inputs) == x.stride(0):
+                prepared, name = x.data_ptr(), "plain"
+            else:
+                name = f"prepared {one.bits} {min(one.group, 64)} {one.table} {one.inputs}"
+                prepared = self._memory.at(name, rows * products.prepared_bytes)
+                if name != kept:
+                    steps.add(products.prepare(x.data_ptr(), x.stride(0) * 4, rows, prepared))
+            some_weights, some_outs = weights[done : done + alike], outs[done : done + alike]
+            given = [
+                number
+                for out in some_outs
+                for number in (prepared, numbered(0), rows, out.data_ptr(), out.stride(0) * 4)
+            ]
+            work = products.multiply(steps, given, [weight.slot for weight in some_weights], FP32)
+            steps.add(work)
+            found += [work.arguments[0] + 8 * GIVEN * i for i in range(alike)]
+            for weight, given_at in zip(some_weights, found[done:], strict=True):
+                if weight.bias is not None:
+                    added = bias.kernel(bias.Bias(weight.outputs, weight.bias.dtype))
+                    at = named(bias.FIELDS, given=given_at, slots=steps.put([weight.bias.data_ptr()]))
+                    steps.add(Work(added, at, 1, 1))
+            kept, done = name, done + alike
+        return found
+
+
+def norm(of: NormWeight, x: torch.Tensor, delta: torch.Tensor | None, out: torch.Tensor, scale: float = 1.0) -> Work:
+    """x += scale * delta, and its norm."""
+    kernel = rms.kernel(rms.Rms(of.form, FP32, adds=delta is not None, scale=scale))
+    at = delta.data_ptr() if delta is not None else 0
+    strides = {"x_stride": x.stride(0) * 4, "out_stride": out.stride(0) * 4}
+    given = named(rms.FIELDS, x=x.data_ptr(), delta=at, weight=of.at, out=out.data_ptr(), **strides)
+    return Work(kernel, given, len(x), some(len(x)))
+
+
+def row_at(tensor: torch.Tensor, number: int) -> int:
+    """The address of a row."""
+    return tensor.data_ptr() + number * tensor.stride(0) * tensor.itemsize
+
+
+def some(units: int, few: int = FEW) -> int:
+    """Units that a thread takes at a time: all where they are few."""
+    return ALONE if units <= few else 4

@@ -312,6 +312,8 @@ class ExpertCache:
         for eid in list(copies.tickets):
             copies.wait(eid)
         copies.link.forget()
+        for eid in range(len(core.table)):
+            self.requests.expect_hit(eid)
 
     def start_over(self) -> None:
         """Reset to the state after a load, between two passes: forgets all use and fills the slots anew."""

@@ -8,7 +8,8 @@ from core.cache.lease import LeasedSegment
 
 
 class Hits:
-    """`leases`: eid -> the segment that a request for it leases, from its first hit until it loses a slot."""
+    """`leases`: eid -> the segment that a request for it leases, from when it is known to be complete until it loses a
+    slot."""
 
     def __init__(self, experts: int) -> None:
         self.leases: list[LeasedSegment | None] = [None] * experts

@@ -98,8 +98,23 @@ class Requests:
             if leased.ticket is not None:
                 tickets.pop(leased.segment.eid, None)
         self._end_lease(lease.eids)
+        for leased in lease.requests:
+            if leased.ticket is not None:
+                self.expect_hit(leased.segment.eid)
         if self.prefetches.to_buffer and not self.core.leased:
             self.prefetches.fill()
+
+    def expect_hit(self, eid: int) -> None:
+        """The copies of an expert are over: if all of it is resident, the next request for it is a hit."""
+        core, copies = self.core, self.copies
+        if len(core.table[eid]) == core.blocks and eid not in copies.tickets and eid not in self.prefetches.fresh:
+            self._keep_hit(eid)
+
+    def _keep_hit(self, eid: int) -> LeasedSegment:
+        expert, copies = eid % self.core.experts, self.copies
+        leased = LeasedSegment(expert, copies.whole[eid], self.core.table[eid], Outcome.HIT, None)
+        copies.hits.keep(eid, leased)
+        return leased
 
     def abandon(self) -> None:
         """End all leases, after a pass that broke off."""
@@ -139,12 +154,11 @@ class Requests:
                 outcome = Outcome.PREFETCH_HIT
             if ticket is not None:
                 outcome = Outcome.PARTIAL_HIT
+        if outcome == Outcome.HIT:
+            return self._keep_hit(eid)
         segment = copies.whole[eid] if ticket is None else ticket.segment
         slots = self.core.table[eid][segment.blocks.start :]
-        leased = LeasedSegment(eid % self.core.experts, segment, slots, outcome, ticket)
-        if outcome == Outcome.HIT:
-            copies.hits.keep(eid, leased)
-        return leased
+        return LeasedSegment(eid % self.core.experts, segment, slots, outcome, ticket)
 
     def _missing(self, eid: int) -> LeasedSegment:
         """A request for an expert that lacks blocks: they are copied into slots, to be computed there."""

@@ -151,7 +151,8 @@ class Engine:
         each MoE layer of the prompt, within the pass, and must return at once.
 
         Raises ContextError or BusyError at the first step.
-        `cancel` stops before the next MoE layer; the last piece is always "end" with the statistics.
+        `cancel` stops before the next MoE layer of a prompt and the next token; the last piece is always "end" with the
+        statistics.
         """
         sampling, cancel = (sampling or Sampling()).drawn(), cancel or threading.Event()
         submitted_s = time.perf_counter()

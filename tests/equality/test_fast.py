@@ -15,6 +15,7 @@ from transformers import DynamicCache, Qwen3MoeForCausalLM
 from core.engine import Engine
 from core.memory.codec.native.threads import share
 from core.runtime.batch import Batch, Share
+from core.runtime.moe_step import MoEStep
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -164,6 +165,39 @@ def test_no_bit_depends_on_how_it_is_computed(demo: Engine) -> None:
     sampling = Sampling(max_new_tokens=12, temperature=0.0)
     texts = ["".join(piece.text for piece in demo.generate("The ferry left", sampling) if piece.text) for _ in range(2)]
     assert texts[0] == texts[1] != ""
+
+
+@pytest.mark.parametrize("budget", ["100%", "60%"])
+def test_a_token_in_one_native_call_requests_what_layers_would(
+    demo: Engine, budget: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native, computed = list[int](), MoEStep.computed
+
+    def heard(step: MoEStep, layer: int, chosen: list[int]) -> None:
+        native.append(layer)
+        computed(step, layer, chosen)
+
+    monkeypatch.setattr(MoEStep, "computed", heard)
+    demo.change({"budget": budget, "predictor": "none", "scope": "layer", "eviction": "lru"})
+
+    def answer() -> list[object]:
+        with demo.workbench("A test begins.") as bench:
+            bench.start_over()
+        found, seen = list[object](), list[object]()
+        for piece in demo.generate("The ferry left", Sampling(max_new_tokens=24, temperature=0.0)):
+            found.append(piece.text)
+            if (step := piece.step) is not None and not any(step is one for one in seen):
+                seen.append(step)
+                found.append((step.ids.tolist(), step.expert.tolist(), step.outcome.tolist()))
+        return found
+
+    wanted = answer()
+    layers = demo.shape.layers
+    assert (len(native) > 20 * layers) if budget == "100%" else 0 < len(native) < 20 * layers
+    native.clear()
+    monkeypatch.setattr(MoEStep, "hits_at", lambda step: 0)
+    assert answer() == wanted
+    assert not native
 
 
 @pytest.mark.parametrize("arch", layered(UNKNOWN, quick=lambda arch: arch == "phimoe"))

@@ -132,7 +132,8 @@ class ReservedLayer(Reserved, DynamicLayer):
 
     def grow(self, count: int) -> None:
         super().grow(count)
-        self.keys, self.values = (room.grown(count) for room in self._rooms)
+        keys, values = self._rooms
+        self.keys, self.values = keys.grown(count), values.grown(count)
 
     def addresses(self) -> list[int]:
         return [room.memory.data_ptr() for room in self._rooms if room.memory is not None]

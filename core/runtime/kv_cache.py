@@ -13,7 +13,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from core.hf.cache import reserve
-from core.hf.reserved_layers import Copied, Fixed
+from core.hf.reserved_layers import Copied, Fixed, Reserved
 from core.hf.reserved_tensor import Allocated
 from core.hf.text_to_text import empty_cache
 
@@ -59,6 +59,7 @@ class SequenceKV:
     def cache(self) -> DynamicCache:
         """What transformers reads and appends to, while the memory is this sequence's."""
         assert self._cache is not None, "the memory of this KV cache was given to another sequence"
+        self.memory.catch_up()
         return self._cache
 
     @property
@@ -112,12 +113,27 @@ class KVCache:
         self._config, self._context = model.config, context
         cache = empty_cache(self._config)
         self._allocated = Allocated()
-        self._own = reserve(cache, context, self._allocated)
+        self._reserved = reserve(cache, context, self._allocated)
+        self._behind = 0  # positions that passes by address have written, and that the layers do not count yet
+        self._addresses: tuple[int, ...] = ()  # of the memory of such passes, while it is allocated
         self._given = [layer for layer in self._own if layer.given]
         self._layers = cache.layers
         self.holder: SequenceKV | None = None
         self.before_taken: Callable[[SequenceKV], None] = lambda holder: None
         """Called before the memory is taken from its holder, which may still be copied then."""
+
+    def catch_up(self) -> None:
+        """Have the layers count every position that was written."""
+        if self._behind:
+            count, self._behind = self._behind, 0
+            for layer in self._reserved:
+                layer.grow(count)
+
+    @property
+    def _own(self) -> list[Reserved]:
+        """The layers, which count every position."""
+        self.catch_up()
+        return self._reserved
 
     @torch.inference_mode()
     def like(self, other: KVCache) -> None:
@@ -142,7 +158,7 @@ class KVCache:
         if self.holder is not None:
             self.before_taken(self.holder)
             self.holder.give_up()
-        self.holder = None
+        self.holder, self._addresses = None, ()
         for layer in self._own:
             layer.drop()
 
@@ -153,12 +169,15 @@ class KVCache:
         """Positions that there is memory for."""
         return self._context
 
-    def allocate(self, kv: SequenceKV, heads: int, width: int, dtype: torch.dtype) -> None:
-        """Have memory for keys and values of the holder, before a pass writes them by address."""
+    def allocated(self, kv: SequenceKV, heads: int, width: int, dtype: torch.dtype) -> tuple[int, ...]:
+        """Have memory for keys and values of the holder, before a pass writes them by address -> as `addresses`."""
         assert kv is self.holder
-        for layer in self._own:
-            layer.allocate(heads, width, dtype)
-        assert self.fixable(), "a layer is of another kind"
+        if not self._addresses:
+            for layer in self._own:
+                layer.allocate(heads, width, dtype)
+            assert self.fixable(), "a layer is of another kind"
+            self._addresses = self.addresses()
+        return self._addresses
 
     def fixable(self) -> bool:
         """Whether all layers can be used as `Fixed` says, now: full attention, whose memory is allocated."""
@@ -192,15 +211,14 @@ class KVCache:
     def grow(self, kv: SequenceKV, count: int) -> None:
         """Such a pass has written the holder's next `count` positions: they are tokens from now on."""
         assert kv is self.holder
-        for layer in self._own:
-            layer.grow(count)
+        self._behind += count
         kv.length += count
 
     def release(self) -> None:
         """Give the memory up for good, when the model is unloaded: its holder loses its KV."""
         if self.holder is not None:
             self.holder.give_up()
-        self.holder = None
+        self.holder, self._addresses = None, ()
         self._own.clear()
         self._given.clear()
         self._layers.clear()

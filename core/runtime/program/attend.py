@@ -213,7 +213,7 @@ class _Tile:
         q, out = code.at(self.q, query, spec.width * 4), code.at(self.out, query, spec.values * 4)
         numbers = Numbers(spec.width, spec.values, spec.cache, spec.scale, spec.softcap)
         part, cached = reach.within(code, block), (reach.k, reach.v)
-        return Share(code, numbers, self.room, places, q, out, block, part, cached, self.strides)
+        return Share(code, numbers, self.room, places, q, out, block, part, reach.end, cached, self.strides)
 
     def _query(self, row: str, i: str) -> str:
         """The number of a row's query i among all queries, counted from the tile's first."""

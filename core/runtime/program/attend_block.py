@@ -29,6 +29,7 @@ from core.runtime.program.vectors import (
 from core.system.native.ir import Code, fp32, splat, vector
 
 BLOCK = 64  # keys
+LINE = 64  # bytes that are fetched together
 SPAN = 64  # numbers of a head that are multiplied in one turn of a loop
 # How many keys, and vectors of values, are taken at a time by so many queries: two units that multiply take four cycles
 # for each product, so that eight sums have to be under way, and sixteen registers hold them and what is multiplied.
@@ -75,6 +76,7 @@ class Share:
     out: str
     block: str
     reach: tuple[str, str]
+    end: str  # of the keys that are read in all
     cached: tuple[str, str]  # the addresses of position 0 of keys and of values
     strides: tuple[str, str]  # bytes from one position to the next
 
@@ -102,6 +104,7 @@ class Share:
                 f"and <{LANES} x i1> {code.let(f'icmp sge {INTS} {places}, {ends[0]}')}, "
                 f"{code.let(f'icmp slt {INTS} {places}, {ends[1]}')}"
             )
+            self._fetch(eight.index)
             greatest = []
             for query, (found, before) in enumerate(zip(self._dots(eight.index), eight.values, strict=True)):
                 value = op(code, "fmul", found, number(self.numbers.scale))
@@ -112,6 +115,18 @@ class Share:
                 greatest.append(larger(code, value, before))
             eight.next = greatest
         return eight.values
+
+    def _fetch(self, first: str) -> None:
+        """Have eight values from the `first` on, and eight keys of the next block, in the cache when they are read."""
+        code, last = self.code, self.code.add(self.end, -1)
+        sizes = [width * self.numbers.cache.itemsize for width in (self.numbers.width, self.numbers.values)]
+        for of, ahead in ((1, 0), (0, BLOCK)):
+            for key in range(LANES):
+                place = least_of(code, code.add(first, ahead + key), last)
+                row = code.at(self.cached[of], code.times(place, self.strides[of]))
+                for byte in range(0, sizes[of], LINE):
+                    line = "ptr", code.at(row, byte)
+                    code.run("llvm.prefetch.p0", line, ("i32", "0"), ("i32", "3"), ("i32", "1"))
 
     def _weigh(self, greatest: list[str], most: str, weights: str) -> list[str]:
         """Turn the scores into weights, given each query's greatest score and sums of weights by lane so far, which are

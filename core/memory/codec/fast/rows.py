@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,8 @@ from core.memory.codec.matrix import Matrix, Part
 from core.system.native import numbers
 from core.system.native.ir import Code, fp32, splat, vector
 
-AHEAD = 4096  # bytes prefetched ahead
+AT_ONCE = 2  # rows of the matrix
+AHEAD = 2048  # bytes prefetched ahead in each
 BYTES, SHORTS, INTS, FLOATS = "<32 x i8>", "<16 x i16>", "<8 x i32>", "<8 x float>"
 
 
@@ -34,11 +36,23 @@ class Given:
         return code.at(self.into, code.let(f"mul i64 {at}, {self.out_row}"))
 
 
+def apart(code: Code, first: str, last: str, count: int) -> Iterator[list[str]]:
+    """Loops over the rows first..last - 1 of a matrix, `count` at once, each from a range of its own: processors fetch
+    several streams of consecutive bytes faster than one, or than rows beside each other. What is left comes alone."""
+    distance = code.let(f"udiv i64 {code.let(f'sub i64 {last}, {first}')}, {count}")
+    with code.loop(first, code.add(first, distance)) as each:
+        yield [code.add(each.index, code.times(distance, i) if i else 0) for i in range(count)]
+    with code.loop(code.add(first, code.times(distance, count)), last) as each:
+        yield [each.index]
+
+
 def multiply(code: Code, matrix: Matrix, blocks: Blocks, out: torch.dtype, given: Given) -> None:
     """Append: rows %from..%to - 1 of the matrix in %slot times the given rows of x."""
-    with code.loop("%from", "%to") as row, code.loop(0, given.count) as state:
-        one = _Row(code, matrix, blocks, given.row(code, state.index, blocks.bytes))
-        write(code, matrix, one.sum(row.index), row.index, given.result(code, state.index), out)
+    for rows in apart(code, "%from", "%to", AT_ONCE):
+        with code.loop(0, given.count) as state:
+            found = _Rows(code, matrix, blocks, given.row(code, state.index, blocks.bytes), rows).sums()
+            for row, sums in zip(rows, found, strict=True):
+                write(code, matrix, sums, row, given.result(code, state.index), out)
 
 
 def write(code: Code, matrix: Matrix, sums: str, row: str, into: str, out: torch.dtype) -> None:
@@ -106,27 +120,37 @@ def widened(code: Code, shorts: str) -> str:
     return code.call(INTS, "llvm.x86.avx2.pmadd.wd", (SHORTS, shorts), (SHORTS, splat("i16", 16, 1)))
 
 
-class _Row:
-    """The sums of one row of codes, for each of the LANES accumulators."""
+class _Rows:
+    """The sums of rows of codes, for each of the LANES accumulators."""
 
-    def __init__(self, code: Code, matrix: Matrix, blocks: Blocks, x: str) -> None:
+    def __init__(self, code: Code, matrix: Matrix, blocks: Blocks, x: str, rows: list[str]) -> None:
         """`x`: address of the prepared row of x."""
         self._code, self._matrix, self._blocks, self._meaning = code, matrix, blocks, meaning(matrix)
-        self._x = x
+        self._x, self._rows = x, rows
+        self._each = 1 if matrix.zero is None else 2  # sums of a row
 
-    def sum(self, row: str) -> str:
-        """<8 x float>, before the tree."""
-        code, blocks = self._code, self._blocks
-        carried = [(FLOATS, "zeroinitializer")] * (1 if self._matrix.zero is None else 2)
+    def sums(self) -> list[str]:
+        """<8 x float> of each row, before the tree."""
+        code, blocks, each = self._code, self._blocks, self._each
+        carried = [(FLOATS, "zeroinitializer")] * (each * len(self._rows))
         with code.loop(0, blocks.count // LANES, 1, carried) as step:
-            step.next = self._step(row, step.index, LANES, step.values)
+            step.next = self._steps(step.index, LANES, step.values)
         values = step.values
         if rest := blocks.count % LANES:
-            values = self._step(row, str(blocks.count // LANES), rest, values)
-        return values[0] if len(values) == 1 else code.let(f"fadd {FLOATS} {values[0]}, {values[1]}")
+            values = self._steps(str(blocks.count // LANES), rest, values)
+        if each == 1:
+            return values
+        return [code.let(f"fadd {FLOATS} {a}, {b}") for a, b in zip(values[::2], values[1::2], strict=True)]
+
+    def _steps(self, step: str, count: int, totals: list[str]) -> list[str]:
+        """Add the terms of `count` of LANES blocks of each row."""
+        found = list[str]()
+        for row in self._rows:
+            found += self._step(row, step, count, totals[len(found) : len(found) + self._each])
+        return found
 
     def _step(self, row: str, step: str, count: int, totals: list[str]) -> list[str]:
-        """Add the terms of `count` of LANES blocks."""
+        """Those of one row."""
         code, matrix, blocks = self._code, self._matrix, self._blocks
         whole = ""
         for p, plane in enumerate(blocks.planes):
@@ -180,10 +204,10 @@ class _Row:
             if left < VECTOR:
                 raw = code.pick(f"<{left} x i8>", raw, [min(j, left) for j in range(VECTOR)], "zeroinitializer")
             found.append(self._products(plane, raw, code.at(x, i * plane.per_byte * VECTOR)))
-        return reduced(code, found)
+        return reduced(code, found, added_in_16_bits(self._meaning, plane) // plane.per_byte)
 
     def _products(self, plane: Plane, raw: str, x: str) -> str:
-        """<8 x i32>: a vector of codes times its integers of x."""
+        """A vector of codes times its integers of x: sums of 16 bits where these hold all, else <8 x i32>."""
         code, meant = self._code, self._meaning
         limit, total, short, held = added_in_16_bits(meant, plane), "", "", 0
         for shift, one in enumerate(integers(code, meant, plane, raw)):
@@ -191,7 +215,9 @@ class _Row:
             product = pairs(code, meant, one, magnitudes(code, meant, one), given)
             short = code.let(f"add {SHORTS} {short}, {product}") if held else product
             held += 1
-            if held == limit or shift == plane.per_byte - 1:
+            if plane.per_byte <= limit:
+                total = short
+            elif held == limit or shift == plane.per_byte - 1:
                 wide = widened(code, short)
                 total = code.let(f"add {INTS} {total}, {wide}") if total else wide
                 held = 0
@@ -211,24 +237,41 @@ def group_numbers(code: Code, matrix: Matrix, blocks: Blocks, part: Part, row: s
     return code.pick(f"<{groups} x float>", values, places, "zeroinitializer")
 
 
-def reduced(code: Code, vectors: list[str]) -> str:
-    """Vectors of 32-bit sums, in which those of each of LANES blocks are consecutive, to one of a sum for each."""
-    while len(vectors) > LANES:
-        vectors = [
-            code.let(f"add {INTS} {one}, {other}") for one, other in zip(vectors[::2], vectors[1::2], strict=True)
-        ]
-    lanes = len(vectors)  # of each block
-    labels = [[(i * LANES + j) // lanes for j in range(LANES)] for i in range(lanes)]
-    neighbours = [0, 2, 8, 10, 4, 6, 12, 14], [1, 3, 9, 11, 5, 7, 13, 15]  # of two vectors, within halves
-    halves = [0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]
+WHOLE = [*range(LANES)], [*range(LANES, 2 * LANES)]
+ADDED = {  # which 32 bits of two vectors, by whether the second and the third are of the first one's block
+    (True, True): ([0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]),
+    (False, True): ([0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]),
+    (True, False): ([0, 2, 8, 10, 4, 6, 12, 14], [1, 3, 9, 11, 5, 7, 13, 15]),
+    (False, False): ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]),
+}
+
+
+def reduced(code: Code, vectors: list[str], room: int) -> str:
+    """Vectors of sums, in which those of each of LANES blocks are consecutive, to one of a 32-bit sum for each. They
+    have 16 bits, which hold the sum of `room` of them, or 32 where that is 0."""
+    count = len(vectors)
+    labels = [[(i * LANES + j) // count for j in range(LANES)] for i in range(count)]  # blocks of each 32 bits
+    while room > 1 and len(vectors) > 1:
+        vectors, labels = _halved(code, SHORTS, vectors, labels)
+        room //= 2
+    if room:
+        vectors = [widened(code, one) for one in vectors]
     while len(vectors) > 1:
-        taken = neighbours if labels[0][0] == labels[0][1] else halves
-        after, named = [], []
-        for i in range(0, len(vectors), 2):
-            one, other = (code.pick(INTS, vectors[i], places, vectors[i + 1]) for places in taken)
-            after.append(code.let(f"add {INTS} {one}, {other}"))
-            both = labels[i] + labels[i + 1]
-            named.append([both[at] for at in taken[0]])
-        vectors, labels = after, named
+        vectors, labels = _halved(code, INTS, vectors, labels)
     places = [labels[0].index(block) for block in range(LANES)]
     return vectors[0] if places == sorted(places) else code.pick(INTS, vectors[0], places)
+
+
+def _halved(code: Code, kind: str, vectors: list[str], labels: list[list[int]]) -> tuple[list[str], list[list[int]]]:
+    """Half as many vectors: neighbours, added."""
+    after, named = [], []
+    for i in range(0, len(vectors), 2):
+        own, both = labels[i], labels[i] + labels[i + 1]
+        low, high = ADDED[own[1] == own[0], own[2] == own[0]] if own != labels[i + 1] else WHOLE
+        one, other = (code.let(f"bitcast {kind} {vector} to {INTS}") for vector in vectors[i : i + 2])
+        one, other = (
+            code.let(f"bitcast {INTS} {code.pick(INTS, one, places, other)} to {kind}") for places in (low, high)
+        )
+        after.append(code.let(f"add {kind} {one}, {other}"))
+        named.append([both[at] for at in low])
+    return after, named

@@ -16,12 +16,15 @@ from core.memory.codec.matrix import Matrix
 from core.memory.codec.native.choice import ROWS as TIMED_ROWS
 from core.memory.codec.native.choice import TILES, Timed, choice_of, choose
 from core.memory.codec.native.products import Runs
-from core.memory.codec.native.threads import PART, WORTH_IT, acquire_team
+from core.memory.codec.native.threads import PART, WORTH_IT, acquire_team, shared_by
 from core.system.native.compile import address, compiled, widths
 from core.system.native.ir import Code
 
 TILED = 3  # rows of x from which on codes are unpacked for all of them, until that was timed
 MOST_BYTES = 1 << 20  # of unpacked codes on a thread's stack
+TILE = LANES * tiles.SIDES  # rows of the matrix
+LONG = 256 << 10  # bytes of the matrix that a thread takes at a time, at most
+SEVERAL = 4  # times that a thread takes some
 TOGETHER = 8  # rows of x that a thread prepares at a time
 GIVEN = 5  # numbers for each slot: those of `rows.Given`
 ROWS = "rows"  # the way that multiplies one row of x at a time
@@ -41,8 +44,6 @@ class CanonicalProducts:
         """`dtype`: of x; `out`: of results, x's where None. `tiled`: as the property; 0 = as timed."""
         self.matrix, self._dtype, self._out = matrix, dtype, out or dtype
         self._row_bytes = matrix.inputs * (matrix.bits or 8 * matrix.codes.dtype.itemsize) // 8
-        self._rows = max(LANES * tiles.SIDES, PART // self._row_bytes & -LANES)  # that a thread takes at a time
-        self._parts = -(-matrix.outputs // self._rows)
         self._fixed, self._tiled = tiled > 0, tiled or TILED
         self._timed: Timed | None = None
 
@@ -61,13 +62,18 @@ class CanonicalProducts:
 
     def multiply_at(self, steps: Steps, given: Sequence[int], slots: int, out: torch.dtype) -> Work:
         """The same with the address of the slots' addresses."""
-        units = len(given) // GIVEN * self._parts
-        if units * self._rows * self._row_bytes < WORTH_IT:
-            some = units  # others would join too late
-        else:
-            some = 1
-        arguments = steps.put(given), slots, self._parts, self._rows, self.tiled
-        return Work(_multiply(self.matrix, out), arguments, units, some)
+        size = len(given) // GIVEN * self.matrix.outputs * self._row_bytes
+        rows = self._at_once(size, max(given[2::GIVEN]))
+        parts = -(-self.matrix.outputs // rows)
+        units = len(given) // GIVEN * parts
+        some = units if size < WORTH_IT else 1  # others would join too late
+        return Work(_multiply(self.matrix, out), (steps.put(given), slots, parts, rows, self.tiled), units, some)
+
+    def _at_once(self, size: int, given: int) -> int:
+        """Rows of the matrix that a thread takes at a time, where all have `size` bytes, for so many rows of x at most:
+        long ranges are read faster, but each thread is to have several, and of equal work."""
+        part = max(PART, min(LONG // max(given, 1), size // (SEVERAL * max(shared_by(), 1))))
+        return max(1, part // self._row_bytes // TILE) * TILE
 
     # ------------------------------------------------------------------ a choice that changes no bit
 
@@ -203,7 +209,7 @@ def _multiply(matrix: Matrix, out: torch.dtype) -> int:
         plain.multiply(code, matrix, out, given)
     else:
         blocks = Blocks(matrix)
-        if matrix.inputs * tiles.SIDES * LANES <= MOST_BYTES and tiles.serves(matrix, blocks):
+        if matrix.inputs * TILE <= MOST_BYTES and tiles.serves(matrix, blocks):
             many = code.let(f"icmp sge i64 {given.count}, %tiled")
             few, tiled = (
                 code.let(f"select i1 {many}, {which}")

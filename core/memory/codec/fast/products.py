@@ -24,7 +24,7 @@ TILED = 3  # rows of x from which on codes are unpacked for all of them, until t
 MOST_BYTES = 1 << 20  # of unpacked codes on a thread's stack
 TILE = LANES * tiles.SIDES  # rows of the matrix
 LONG = 256 << 10  # bytes of the matrix that a thread takes at a time, at most
-SEVERAL = 4  # times that a thread takes some
+SEVERAL = 8  # times that a thread takes some
 TOGETHER = 8  # rows of x that a thread prepares at a time
 GIVEN = 5  # numbers for each slot: those of `rows.Given`
 ROWS = "rows"  # the way that multiplies one row of x at a time
@@ -62,17 +62,17 @@ class CanonicalProducts:
 
     def multiply_at(self, steps: Steps, given: Sequence[int], slots: int, out: torch.dtype) -> Work:
         """The same with the address of the slots' addresses."""
-        size = len(given) // GIVEN * self.matrix.outputs * self._row_bytes
-        rows = self._at_once(size, max(given[2::GIVEN]))
+        size, counts = self.matrix.outputs * self._row_bytes, given[2::GIVEN]
+        rows = self._at_once(size * sum(counts) // max(counts))
         parts = -(-self.matrix.outputs // rows)
-        units = len(given) // GIVEN * parts
-        some = units if size < WORTH_IT else 1  # others would join too late
+        units = len(counts) * parts
+        some = units if len(counts) * size < WORTH_IT else 1  # others would join too late
         return Work(_multiply(self.matrix, out), (steps.put(given), slots, parts, rows, self.tiled), units, some)
 
-    def _at_once(self, size: int, given: int) -> int:
-        """Rows of the matrix that a thread takes at a time, where all have `size` bytes, for so many rows of x at most:
-        long ranges are read faster, but each thread is to have several, and of equal work."""
-        part = max(PART, min(LONG // max(given, 1), size // (SEVERAL * max(shared_by(), 1))))
+    def _at_once(self, size: int) -> int:
+        """Rows of the matrix that a thread takes at a time, of `size` bytes in all: long ranges are read faster, but
+        each thread is to take several."""
+        part = max(PART, min(LONG, size // (SEVERAL * max(shared_by(), 1))))
         return max(1, part // self._row_bytes // TILE) * TILE
 
     # ------------------------------------------------------------------ a choice that changes no bit

@@ -10,7 +10,7 @@ from core.memory.codec.matrix import Matrix
 from core.system.native import numbers
 from core.system.native.ir import Code
 
-TILES = ((2, 6), (2, 3), (4, 1))  # rows of the matrix and of x that are multiplied at once
+TILES = ((2, 6), (3, 4), (3, 3), (4, 2), (4, 1))  # rows of the matrix and of x that are multiplied at once
 KEPT = 128 << 10  # bytes of the matrix that stay in the cache while all rows of x pass
 LINE = 64  # bytes
 

@@ -19,10 +19,11 @@ from bench.harness.report import grid
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from core.engine import Engine
 from core.engine.arithmetic import Distance
+from core.engine.distance import Read, divergence
+from core.engine.passages import held_out, windows
 from core.engine.quality.interval import share_of
 from core.errors import ModelError
-from core.measure.distance import Read, divergence, measured, readers
-from core.measure.evaluate.passages import held_out, windows
+from core.measure.distance import measured, readers
 
 FORMATS = "checkpoint,int8,int8-g32,int4-g32,int4-g32-sym,mxfp4"  # those that divide the demo model's sizes
 BOUND = 0.002  # nats a token
@@ -75,8 +76,8 @@ def _beside(engine: Engine, exact: torch.Tensor, tokens: int) -> dict[str, float
 
 
 def _logprobs(engine: Engine, read: Read, tokens: int) -> torch.Tensor:
-    pieces = windows(engine, held_out(engine.model_name), tokens)
-    return torch.cat([read(ids[:-1]).log_softmax(-1).float() for ids in pieces])
+    pieces = windows(engine.prompt.tokenizer, engine.context, held_out(engine.model_name), tokens)
+    return torch.cat([read(ids[:-1]).double().log_softmax(-1).float() for ids in pieces])
 
 
 def table(f: Result) -> list[str]:

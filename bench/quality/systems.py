@@ -36,9 +36,9 @@ from bench.harness.workload import (
 )
 from bench.models.sizes import MIDDLE
 from core.engine import Engine
+from core.engine.texts import bundled
 from core.errors import MoestroError, SettingError
 from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import bundled
 from core.measure.evaluate.modes import BASE, PLAIN, Mode
 from core.measure.evaluate.others import MUCH, Others
 from core.measure.evaluate.rows import FIGURES

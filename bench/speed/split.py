@@ -19,9 +19,9 @@ from bench.harness.report import cell, grid, headline
 from bench.harness.run import Result, Run, Suite
 from bench.harness.workload import Workload, median_round, play, workload
 from core.engine import Engine
+from core.engine.texts import bundled
 from core.errors import MoestroError
 from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import bundled
 from core.measure.evaluate.run import start_mode
 from core.memory.link import LOAD_TO_LAYER
 from core.policy.allocation.cache_plan import CachePlan

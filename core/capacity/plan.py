@@ -82,6 +82,11 @@ class Plan:
         return self.pack.format if self.pack is not None else self.spec.format
 
     @property
+    def compute_type(self) -> str:
+        """The number type of activations: "bfloat16", "float16" or "float32"."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def note(self) -> str:
         """Notes for the user on how this model is run; "" = all of it, exactly."""
         parts = self.outline.left_out

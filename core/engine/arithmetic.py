@@ -26,6 +26,7 @@ VERSION = 1  # of the fast arithmetic: to be raised when its bits change
 BOUND = 0.002  # of the KL, nats a token: what the rounding of states to 8 bits may cost
 ROUNDING_BF16 = 0.002  # what the reference itself is off by in bf16, which comes on top; measured: .0014 to .0036
 ENOUGH = 100  # tokens, of which fewer tell too little
+SHOWN = "model", "format", "dense", "dtype"  # what a kept distance is of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,9 @@ class Distance:
 
     def __str__(self) -> str:
         share = self.agreement
-        return (
-            f"{self.measured_kl}, likeliest token the same for {100 * share.value:.1f} % (95 %: {100 * share.low:.1f} to "
-            f"{100 * share.high:.1f} %), perplexity {self.perplexity:.4g} ({self.reference_perplexity:.4g})"
-        )
+        agreed = f"{100 * share.value:.1f} % (95 %: {100 * share.low:.1f} to {100 * share.high:.1f} %)"
+        perplexity = f"perplexity {self.perplexity:.4g} ({self.reference_perplexity:.4g})"
+        return f"{self.measured_kl}, likeliest token the same for {agreed}, {perplexity}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +144,16 @@ def keep(plan: Plan, model_hash: str, distance: Distance) -> None:
     if _file is None:
         _of_process[key] = distance
         return
-    shown = {"model": Path(plan.spec.model).name, "format": plan.format, "dense": plan.spec.dense}
+    shown = dict(zip(SHOWN, (Path(plan.spec.model).name, plan.format, plan.spec.dense, plan.compute_type), strict=True))
     kept_file.replace(_file, {**kept_file.read(_file, log), key: {**shown, **asdict(distance)}}, log)
 
 
 def kept_in(file: Path) -> list[tuple[dict[str, str], Distance]]:
-    """What a file has of this version: (model, format, dense; distance)."""
+    """What a file has of this version: (values of SHOWN, distance)."""
     end = f" {_version()}"
     rows = [row for key, row in kept_file.read(file, log).items() if key.endswith(end)]
     return [
-        ({name: str(row.get(name, "")) for name in ("model", "format", "dense")}, distance)
+        ({name: str(row.get(name, "")) for name in SHOWN}, distance)
         for row in rows
         if (distance := _distance(row)) is not None
     ]

@@ -84,7 +84,7 @@ def wire_passes(
     measured = MoEStep(math, expert_cache, transfers, NullSink(expert_cache, transfers))
     dispatch = StepDispatch(measured)
     hooked = HookedModel(loaded.model, loaded.device, dispatch, packing_of(loaded.model, modules), program, fallback)
-    installed = install(loaded.model, loaded.sites, dispatch, norms=plan.spec.norms)
+    installed = install(loaded.model, loaded.sites, dispatch)
     return PassWiring(arena, expert_cache, math, hooked, measured, installed)
 
 

@@ -91,16 +91,6 @@ class LoadSpec:
             advanced=True,
         ),
     ] = 1
-    norms: Annotated[
-        Literal["exact", "fused"],
-        Param(
-            "RMS norms on a GPU, which take about eight launches each in the models' own code: exact = in one or two "
-            "where these give the very same bits on this GPU, which is tried at load; fused = also where they "
-            "round differently, so that answers are equal up to rounding. No effect on a CPU.",
-            title="Norms on a GPU",
-            advanced=True,
-        ),
-    ] = "exact"
     threads: Annotated[
         int,
         Param(

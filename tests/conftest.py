@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,6 +24,9 @@ from tests.selection import (
     pytest_terminal_summary,
     pytest_xdist_make_scheduler,
 )
+
+if TYPE_CHECKING:
+    from core.settings.config import Settings
 
 __all__ = [
     "pytest_addoption",
@@ -74,6 +78,21 @@ def _loads_time_little() -> Iterator[None]:
     warmup.PASSES, product_trials.ROUNDS, product_trials.CALLS, fused_rmsnorm.ELEMENTS = 2, 2, 1, 1 << 12
     yield
     warmup.PASSES, product_trials.ROUNDS, product_trials.CALLS, fused_rmsnorm.ELEMENTS = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _the_reference_computes() -> Iterator[None]:
+    """Unless a test names the arithmetic: `auto` compiles a program and measures its distance for every tiny model."""
+    from core.settings.loading import LoadSpec
+
+    real = LoadSpec.checked
+
+    def checked(model: str, settings: Settings | None = None, **values: object) -> LoadSpec:
+        return real(model, settings, **{"arithmetic": "reference", **values})
+
+    LoadSpec.checked = checked  # type: ignore[method-assign, assignment]
+    yield
+    LoadSpec.checked = real  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session", autouse=True)

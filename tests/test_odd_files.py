@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from core.engine.texts import from_file as texts
 from core.errors import MoestroError
-from core.measure.calibrate.texts import from_file as texts
 from core.measure.evaluate.questions import from_file as questions
 from core.profile import load
 from core.profile.file import write as write_profile

@@ -92,8 +92,8 @@ def run(args: argparse.Namespace) -> int:
 
 def calibrated(args: argparse.Namespace, engine: Any, parts: set[str]) -> int:
     """Calibrate and save; prints what was measured."""
+    from core.engine.texts import bundled, from_path
     from core.measure.calibrate.gather import calibrate
-    from core.measure.calibrate.texts import bundled, from_path
     from core.memory.store import Cancelled
     from core.profile.trace import open_trace
 

@@ -208,7 +208,8 @@ def product(one: dict[str, Any]) -> str:
 
 def distance(one: dict[str, Any]) -> str:
     """How far the fast arithmetic is from the reference for one model in its formats, on one line."""
-    return f"fast, {one['model']} {one['format']}, dense {one['dense']}: {one['text']}"
+    taken = "the reference" if one["objection"] else "fast"
+    return f"fast, {one['model']} {one['format']}, dense {one['dense']}, {one['dtype']}: {one['text']}; auto: {taken}"
 
 
 def describe(gpu: dict[str, Any]) -> str:

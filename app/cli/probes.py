@@ -80,10 +80,14 @@ def remarks() -> list[str]:
 
 
 def distances(file: Path) -> list[dict[str, Any]]:
-    """Of each model and format the distance of the fast arithmetic from the reference, as kept in `file`."""
-    from core.engine.arithmetic import kept_in
+    """Of each model and format the distance of the fast arithmetic from the reference, as kept in `file`, and why
+    `auto` does not take it ("" = it does)."""
+    from core.engine.arithmetic import kept_in, objection
 
-    return [{**of, **distance.facts(), "text": str(distance)} for of, distance in kept_in(file)]
+    return [
+        {**of, **distance.facts(), "text": str(distance), "objection": objection(distance, of["dtype"])}
+        for of, distance in kept_in(file)
+    ]
 
 
 def products(file: Path) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ BUNDLED = 50_000  # approximate characters of the bundled prompts
 FILES = 5000  # of a folder, whose sizes are summed
 PROMPTS = 256  # passes over prompts that the prefill speed is taken from: the last ones
 WHOLE = 0.5  # of the longest one's tokens: a chat's next turns are shorter, and cost as much a pass
-Text = Any  # core.measure.calibrate.texts.Text; importing that module imports transformers
+Text = Any  # core.engine.texts.Text; importing that module imports transformers
 
 
 class Calibrate(Protocol):
@@ -167,7 +167,7 @@ class Calibrator(JobOwner[Calibration]):
 
     def _collect(self, engine: EngineProtocol, model: str, reading: Reading) -> tuple[list[Text], list[Trace], str]:
         """The texts and traces to read, and a description for display. Raises MoestroError when there are none."""
-        from core.measure.calibrate import texts as reader
+        from core.engine import texts as reader
 
         texts: list[Text] = []
         traces: list[Trace] = []

@@ -6,8 +6,8 @@ const now = { lossy: null, closeness: 0, weights: "", arithmetic: "reference", f
 
 /** News: `lossy` (null = no model is loaded), how far exact logits may be from transformers' own (`closeness`, a share of
  *  the largest; 0 = no bit differs), the format that `weights` were rounded to ("" = none), the `arithmetic` that
- *  computes, why it is not the one that was chosen (`fallback`) and the `distance` of the fast one from the reference, `rate` of the `of` assignments of the last `window` passes that was changed,
- *  whether the last pass `before` was changed, and the `quality` of the answers that were scored. */
+ *  computes, why that is the reference where it was not chosen (`fallback`) and the `distance` of the fast one from it,
+ *  `rate` of the `of` assignments of the last `window` passes that was changed, whether the last pass `before` was changed, and the `quality` of the answers that were scored. */
 export function tell(news) {
   Object.assign(now, news);
   const { lossy, closeness, weights, rate, distance } = now, fast = now.arithmetic === "fast";
@@ -29,7 +29,7 @@ function explain() {
   const last = (before ? " The last answer was not." : "") + (weights ? ` The model is that of the ${weights} weights; the original ones may answer otherwise.` : "");
   if (!lossy && now.arithmetic === "fast") return `Nothing is substituted, dropped or predicted: every answer has the bits that it has with everything resident, however it is computed.${last} ${distant(now.distance)}`;
   if (!lossy && closeness) return `Nothing is substituted, dropped or predicted.${last} Logits may differ from transformers' own in the last bits: by no more than ${closeness.toExponential(0)} of the largest in fp32, as found with a tiny random model of this type.`;
-  if (!lossy) return `Nothing is substituted, dropped or predicted: every token is the model's own.${last}${now.fallback ? ` The fast arithmetic was chosen, but the reference computes: ${now.fallback}.` : ""}`;
+  if (!lossy) return `Nothing is substituted, dropped or predicted: every token is the model's own.${last}${now.fallback ? ` The reference arithmetic computes: ${now.fallback}.` : ""}`;
   const share = rate === null ? "" : ` Of the experts that the router chose for the last ${window} passes, ${percent(rate)}${of ? ` of ${of}` : ""} were substituted, dropped or predicted.`;
   return `A lossy option is on: answers may differ from those of the model itself.${share}${agreement(quality)}`;
 }
@@ -37,8 +37,8 @@ function explain() {
 /** How far the fast arithmetic is from transformers' own. */
 function distant(distance) {
   if (!distance) return "How far its logits are from transformers' own was not measured: the command bench distance does that.";
-  const { kl, tokens, agreed, agreement_low: low, agreement_high: high } = distance;
-  return `From transformers' own it differs by a KL of ${figure(kl)} nats a token; the likeliest token is the same for ${agreed} of ${tokens} (95 %: ${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)} %).`;
+  const { kl, kl_high: most, tokens, agreed, agreement_low: low, agreement_high: high } = distance;
+  return `From transformers' own it differs by a KL of ${figure(kl)} nats a token (95 %: up to ${figure(most)}); the likeliest token is the same for ${agreed} of ${tokens} (95 %: ${(100 * low).toFixed(1)}–${(100 * high).toFixed(1)} %).`;
 }
 
 const figure = (value) => String(+value.toPrecision(2));

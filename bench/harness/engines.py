@@ -13,9 +13,9 @@ from bench.harness.run import LATENCY_US, Run
 from bench.models.generate import checkpoint
 from bench.models.sizes import FULL, GENERATED, SMALL, Sizes
 from core.engine import Engine
+from core.engine.texts import Text, bundled, tokenize
 from core.errors import MoestroError
 from core.importing import import_model
-from core.measure.calibrate.texts import Text, bundled, tokenize
 from core.memory.link import scaled_gbps
 from core.memory.pack import pack_at
 from core.policy.predict import Predictor

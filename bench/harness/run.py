@@ -150,7 +150,7 @@ def machine(device: torch.device) -> Result:
 
 
 def subject(engine: Engine) -> Result:
-    """The model, its shape, and the threads that decode it."""
+    """The model, its shape, the arithmetic that computes it, and the threads that decode it."""
     shape = engine.shape
     return {
         "model": Path(engine.model_name).name,
@@ -158,5 +158,6 @@ def subject(engine: Engine) -> Result:
         "layers": shape.layers,
         "experts": shape.experts,
         "top_k": shape.top_k,
+        "arithmetic": engine.arithmetic.name,
         "decode_threads": engine.manifest()["decode_threads"],
     }

@@ -14,8 +14,8 @@ from bench.harness.engines import question_of, until_ready
 from bench.harness.figures import overlapped_ms
 from bench.harness.paired import token_ratios
 from core.engine import Engine
+from core.engine.texts import Text
 from core.errors import MoestroError
-from core.measure.calibrate.texts import Text
 from core.measure.evaluate.run import start_mode
 from core.memory.link import Pace
 from core.metrics import BY_NAME, share, values

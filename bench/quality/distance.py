@@ -18,14 +18,13 @@ from bench.harness.engines import model_of
 from bench.harness.report import grid
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from core.engine import Engine
-from core.engine.arithmetic import Distance
-from core.engine.quality.interval import share_of
+from core.engine.arithmetic import BOUND, ROUNDING_BF16, objection
+from core.engine.distance import Read, divergence
+from core.engine.passages import held_out, windows
 from core.errors import ModelError
-from core.measure.distance import Read, divergence, measured, readers
-from core.measure.evaluate.passages import held_out, windows
+from core.measure.distance import measured, readers
 
 FORMATS = "checkpoint,int8,int8-g32,int4-g32,int4-g32-sym,mxfp4"  # those that divide the demo model's sizes
-BOUND = 0.002  # nats a token
 FP32 = ("fp32 to fast", "to reference", "to fast fp32")  # KL
 SETTINGS = {**RESIDENT, "predictor": "none"}
 
@@ -39,14 +38,16 @@ def measure(run: Run, model: str = "demo", formats: str = FORMATS, tokens: int =
                 with run.loaded(name, SETTINGS, arithmetic="fast", format=one, dense=dense) as engine:
                     row = {"format": one, "dense": dense, **engine.arithmetic.facts()}
                     if engine.arithmetic.fast:
-                        row["distance"] = measured(engine, tokens).facts()
+                        distance = measured(engine, tokens)
+                        row["distance"] = distance.facts()
+                        row["objection"] = objection(distance, engine.loaded.plan.compute_type)
                         row["fp32"] = None
                         if exact is not None:
                             row["fp32"] = {**_beside(engine, exact, tokens), "both": in_fp32}
             except ModelError as error:
                 row = {"format": one, "dense": dense, "fallback": str(error), "distance": None}
             found.append(row)
-    return {"rows": found, "bound": BOUND}
+    return {"rows": found}
 
 
 def _exact(run: Run, model: str, form: str, tokens: int) -> tuple[torch.Tensor | None, float | None]:
@@ -75,41 +76,35 @@ def _beside(engine: Engine, exact: torch.Tensor, tokens: int) -> dict[str, float
 
 
 def _logprobs(engine: Engine, read: Read, tokens: int) -> torch.Tensor:
-    pieces = windows(engine, held_out(engine.model_name), tokens)
-    return torch.cat([read(ids[:-1]).log_softmax(-1).float() for ids in pieces])
+    pieces = windows(engine.prompt.tokenizer, engine.context, held_out(engine.model_name), tokens)
+    return torch.cat([read(ids[:-1]).double().log_softmax(-1).float() for ids in pieces])
 
 
 def table(f: Result) -> list[str]:
-    rows = [_row(one, f["bound"]) for one in f["rows"]]
-    heads = ("experts", "dense", "KL", "same token", "95 %", "perplexity", "reference's", *FP32, "")
+    heads = ("experts", "dense", "KL", "up to", "same token", "95 %", "perplexity", "reference's", *FP32, "auto")
     return [
         f"the fast arithmetic and the reference on {f['tokens']} tokens, KL in nats a token; {f['device']}",
-        *grid(heads, rows),
-        f"  bound: a KL of {f['bound']:g} in fp32, where that is computed, else from the reference",
+        *grid(heads, [_row(one) for one in f["rows"]]),
+        f"  (up to: the end of the 95 % interval; auto takes fast where that is within {BOUND:g}, in bfloat16 "
+        f"{BOUND + ROUNDING_BF16:g})",
     ]
 
 
-def _row(one: dict[str, Any], bound: float) -> Sequence[str]:
-    if one["distance"] is None:
-        return (one["format"], one["dense"], *[""] * 8, f"not computed by it: {one['fallback']}")
-    names = Distance.__dataclass_fields__
-    distance = Distance(**{name: value for name, value in one["distance"].items() if name in names})
-    share, both = share_of(distance.agreed, distance.tokens), one["fp32"]
-    assert share is not None
-    judged = distance.kl if both is None or both["both"] is None else both["both"]
+def _row(one: dict[str, Any]) -> Sequence[str]:
+    found, fp32 = one["distance"], one.get("fp32") or {}
+    if found is None:
+        return (one["format"], one["dense"], *[""] * 9, f"the reference: {one['fallback']}")
     return (
         one["format"],
         one["dense"],
-        f"{distance.kl:.5f}",
-        f"{100 * share.value:.1f} %",
-        f"{100 * share.low:.1f}-{100 * share.high:.1f}",
-        f"{distance.perplexity:.2f}",
-        f"{distance.reference_perplexity:.2f}",
-        *(
-            f"{both[name]:.5f}" if both is not None and both[name] is not None else ""
-            for name in ("fast", "reference", "both")
-        ),
-        "within" if judged <= bound else "beyond",
+        f"{found['kl']:.5f}",
+        f"{found['kl_high']:.5f}",
+        f"{100 * found['agreement']:.1f} %",
+        f"{100 * found['agreement_low']:.1f}-{100 * found['agreement_high']:.1f}",
+        f"{found['perplexity']:.2f}",
+        f"{found['reference_perplexity']:.2f}",
+        *("" if (kl := fp32.get(name)) is None else f"{kl:.5f}" for name in ("fast", "reference", "both")),
+        "the reference" if one["objection"] else "fast",
     )
 
 

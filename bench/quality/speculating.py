@@ -20,11 +20,11 @@ from bench.harness.report import cell, grid
 from bench.harness.run import Run
 from bench.routing.probe import listen
 from core.engine import Engine
+from core.engine.passages import held_out
+from core.engine.texts import Text, tokenize
 from core.errors import SettingError
-from core.measure.calibrate.texts import Text, tokenize
 from core.measure.evaluate.follow import follow
 from core.measure.evaluate.modes import PREDICTORS, modes_of
-from core.measure.evaluate.passages import held_out
 from core.measure.evaluate.questions import FactQuestion
 from core.measure.evaluate.run import restored, start_mode
 from core.runtime.measurement import LayerRun

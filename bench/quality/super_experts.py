@@ -22,8 +22,8 @@ import torch
 from bench.harness.report import cells, grid, headline
 from bench.harness.run import Result, Run, Suite
 from core.engine import Engine
+from core.engine.texts import bundled
 from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import bundled
 from core.measure.evaluate.calibrated import READ
 from core.measure.evaluate.modes import UNLIMITED, Mode
 from core.measure.evaluate.passages import Heard, reference

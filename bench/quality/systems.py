@@ -36,9 +36,9 @@ from bench.harness.workload import (
 )
 from bench.models.sizes import MIDDLE
 from core.engine import Engine
+from core.engine.texts import bundled
 from core.errors import MoestroError, SettingError
 from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import bundled
 from core.measure.evaluate.modes import BASE, PLAIN, Mode
 from core.measure.evaluate.others import MUCH, Others
 from core.measure.evaluate.rows import FIGURES
@@ -78,8 +78,9 @@ def measure(
     presets = systems([one for one in chosen if not run.small or one.name in SMALL_PRESETS])
     path = model_of(run, model, MIDDLE)
     largest = max(asked, key=lambda one: (one.share or 0.0, one.bytes or 0))  # what bytes pay for is not known yet
-    engine, others = run.engine(path, {"budget": str(largest)}), Others()
-    split = run.engine(path, {"budget": str(largest)}, blocks=blocks_of(path, run.small))
+    same = {"arithmetic": "reference"}  # which alone computes blocks of experts
+    engine, others = run.engine(path, {"budget": str(largest)}, **same), Others()
+    split = run.engine(path, {"budget": str(largest)}, blocks=blocks_of(path, run.small), **same)
     bench = Bench(run, engine, split, path != model, [str(one) for one in asked], presets)
     found = bench.all(rounds, tokens, questions)
     return {**found, "model": Path(model).name, "others_cores": others.cores()}

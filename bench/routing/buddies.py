@@ -12,9 +12,9 @@ from bench.harness.engines import READ
 from bench.harness.report import cell, grid, headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.buddy_figures import BUSY, measured
+from core.engine.texts import bundled
 from core.errors import SettingError
 from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import bundled
 from core.profile import Profile, load
 
 

@@ -16,8 +16,8 @@ from bench.harness.report import grid, headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.probe import listen
 from core.engine import Engine
+from core.engine.texts import ASSETS, Text, bundled
 from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import ASSETS, Text, bundled
 from core.settings.calibration import CalibrationSettings
 
 INPUTS = ("hidden", "quasi")

@@ -30,8 +30,8 @@ from bench.routing.map_figures import (
 )
 from bench.routing.probe import listen
 from core.engine import Engine
+from core.engine.texts import Text, bundled
 from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import Text, bundled
 from core.settings.sampling import Sampling
 
 CAPACITIES = (10, 30, 100, 300, 1000, 3000)

@@ -23,8 +23,8 @@ from bench.harness.workload import usual
 from bench.routing.methods_result import WAITED, table
 from bench.routing.probe import Predictors, subjects
 from bench.routing.recordings import Recordings
+from core.engine.texts import bundled
 from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import bundled
 from core.policy.predict.base import has_worker
 from core.profile import Profile
 from core.profile.trace import FileTrace

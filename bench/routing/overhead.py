@@ -21,9 +21,9 @@ from bench.harness.paired import difference
 from bench.harness.report import cells, goal, goal_lines, grid, headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from core.engine import Engine
+from core.engine.texts import bundled
 from core.errors import MoestroError
 from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import bundled
 from core.settings.param import Value
 from core.settings.registry import variants
 from core.settings.sampling import Sampling

@@ -14,8 +14,8 @@ from bench.harness.report import grid, headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing import skeleton
 from bench.routing.probe import listen, subjects
+from core.engine.texts import bundled
 from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import bundled
 
 
 def measure(run: Run, model: str = "demo", tokens: int = 256, answer: int = 48) -> Result:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from bench.harness.engines import question_of, until_ready
 from bench.harness.paired import stretches
 from core.engine import Engine
-from core.measure.calibrate.texts import Text
+from core.engine.texts import Text
 from core.policy.predict import LayerMap, Prediction, Predictor, View
 from core.settings.param import Value
 from core.settings.registry import variant, variants

@@ -14,7 +14,7 @@ from typing import Any
 from bench.harness.engines import question_of, until_ready
 from bench.harness.paired import token_ratios
 from core.engine import Engine
-from core.measure.calibrate.texts import Text
+from core.engine.texts import Text
 from core.measure.evaluate.run import start_mode
 from core.profile import Profile, load, save
 from core.profile.trace import FileTrace

@@ -14,8 +14,8 @@ from bench.harness.engines import divided
 from bench.harness.report import grid, headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.probe import listen
+from core.engine.texts import bundled
 from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import bundled
 from core.settings.calibration import CalibrationSettings
 from core.settings.param import Value
 from core.settings.registry import variants

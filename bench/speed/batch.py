@@ -29,10 +29,10 @@ from bench.harness.run import Result, Run, Suite
 from core.engine import Engine
 from core.engine.batch_request import BatchRequest
 from core.engine.loading import own_memory
+from core.engine.texts import bundled
 from core.hf.cached_pass import cached_pass
 from core.hf.files import model_path
 from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import bundled
 from core.metrics import reduced
 from core.policy.batching import NoScheduler, RandomScheduler, Scheduler, TokenScheduler
 from core.settings.sampling import Sampling

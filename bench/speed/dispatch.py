@@ -56,9 +56,9 @@ def measure(run: Run, rounds: int = 15, tokens: int = 24) -> Result:
     found, folder = dict[str, Any](), run.folder(stays=False)
     for experts in EXPERTS[: 2 if run.small else None]:
         sizes = Sizes(f"dispatch-{experts}", HIDDEN, LAYERS, experts, TOP_K, 32, 2, 1, head_dim=32)
-        with run.loaded(str(checkpoint(folder, sizes)), SETTINGS, context=512) as engine:
+        with run.loaded(str(checkpoint(folder, sizes)), SETTINGS, arithmetic="reference", context=512) as engine:
             found[str(experts)] = _measured(run, engine, rounds, tokens)
-    with run.loaded("demo", SETTINGS, context=512) as engine:
+    with run.loaded("demo", SETTINGS, arithmetic="reference", context=512) as engine:
         demo = _demo(run, engine, rounds, tokens)
     steps = [one["step"] for one in found.values()]
     return {

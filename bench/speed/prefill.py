@@ -204,7 +204,7 @@ def table(f: Result) -> list[str]:
     for name, sizes in f["prefill_ratio"].items():
         for budget, ratios in sizes.items():
             for length, one in ratios.items():
-                same = f["same_bits"][budget][length] if name == "bf16" else None
+                same = f["same_bits"][budget][length] if name == "bf16" and f["arithmetic"] == "reference" else None
                 bits = "-" if same is None else "the same" if same else "DIFFERENT"
                 speeds = (f["tok_s"][system][length] for system in (f"{name} {budget}", "transformers"))
                 more = (one, *(f[figure][name][budget][length] for figure in ("read_over_missing", "over_bound")))
@@ -218,7 +218,7 @@ def table(f: Result) -> list[str]:
         *(f"  int4 over bf16 at {budget}: {_by_length(of)}" for budget, of in f["int4_over_bf16"].items()),
         *(f"  {name} at 100% over llama.cpp's: {_by_length(of)}" for name, of in f["over_llama"].items() if of),
         "  (bound: the longer of computing alone and reading the missing experts once from this disk; bits: whether "
-        "the logits are transformers')",
+        "the reference arithmetic's logits are transformers')",
         *goal_lines(f["goals"]),
     ]
 

@@ -19,9 +19,9 @@ from bench.harness.report import cell, grid, headline
 from bench.harness.run import Result, Run, Suite
 from bench.harness.workload import Workload, median_round, play, workload
 from core.engine import Engine
+from core.engine.texts import bundled
 from core.errors import MoestroError
 from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import bundled
 from core.measure.evaluate.run import start_mode
 from core.memory.link import LOAD_TO_LAYER
 from core.policy.allocation.cache_plan import CachePlan
@@ -81,12 +81,19 @@ def measure(run: Run, model: str = "demo", budget: str = "20%", rounds: int = 5,
 def _engines(
     run: Run, models: Mapping[str, str], blocks: int, budget: str, host: str = "auto"
 ) -> Iterator[dict[str, Engine]]:
-    """One with whole experts and one with experts in blocks."""
+    """One with whole experts and one with experts in blocks, in the one arithmetic that computes both."""
     settings = {**BASE, "budget": budget, "link": "own"}
     with ExitStack() as stack:
         yield {
             name: stack.enter_context(
-                run.loaded(model, settings, context=512, host=host, blocks=blocks if name == "split" else 1)
+                run.loaded(
+                    model,
+                    settings,
+                    arithmetic="reference",
+                    context=512,
+                    host=host,
+                    blocks=blocks if name == "split" else 1,
+                )
             )
             for name, model in models.items()
         }

@@ -64,7 +64,14 @@ def moestro(job: Job) -> Job:
     opened_s = time.perf_counter()
     settings = Settings({"budget": job["budget"], "link": "own", "predictor": job.get("predictor", "none")})
     engine = Engine.load(
-        LoadSpec.checked(job["model"], settings, context=CONTEXT, threads=job.get("threads", 0), dense=job["dense"])
+        LoadSpec.checked(
+            job["model"],
+            settings,
+            context=CONTEXT,
+            threads=job.get("threads", 0),
+            arithmetic="fast",
+            dense=job["dense"],
+        )
     )
     loaded_s = time.perf_counter()
     engine.prompt.ends = set()
@@ -112,7 +119,11 @@ def fit(job: Job) -> Job:
     from core.settings.sampling import Sampling
 
     spec = LoadSpec.checked(
-        job["model"], Settings({"budget": job["budget"], "link": "own"}), dense=job["dense"], context=job["context"]
+        job["model"],
+        Settings({"budget": job["budget"], "link": "own"}),
+        arithmetic="fast",
+        dense=job["dense"],
+        context=job["context"],
     )
     estimated = estimate(spec)
     before, held = own_bytes(), Highest()

@@ -41,12 +41,6 @@ SPLIT = (
     "Exact weights, split sums: an expert's output is the sum of its {} blocks', so that logits may differ from "
     "transformers' own in the last bits, by no more than {:.0e} of the largest in fp32 (found with tiny random models)."
 )
-FUSED_NORMS = 5e-6
-"""The same bound for norms that a GPU computes at once; tests/equality/test_split.py."""
-NORMS = (
-    "Norms computed at once: they round otherwise than transformers' own, so that logits may differ in the last bits, "
-    "by no more than {:.0e} of the largest in fp32 (found with tiny random models, on a CPU)."
-)
 FAST = (
     "Fast arithmetic: the answers' bits are those with everything resident, and differ slightly from transformers' "
     "own. If it does not know the model, the reference computes, and the model's status shows the reason."
@@ -82,6 +76,11 @@ class Plan:
         return self.pack.format if self.pack is not None else self.spec.format
 
     @property
+    def compute_type(self) -> str:
+        """The number type of activations: "bfloat16", "float16" or "float32"."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def note(self) -> str:
         """Notes for the user on how this model is run; "" = all of it, exactly."""
         parts = self.outline.left_out
@@ -90,10 +89,9 @@ class Plan:
         close = CLOSE.format(self.outline.closeness) if self.outline.closeness else ""
         split = SPLIT.format(self.codec.blocks, SPLIT_SUMS) if self.codec.blocks > 1 else ""
         device = remark(self.device, self.dtype) or (passed_over(self.spec.device) if self.device.type == "cpu" else "")
-        norms = NORMS.format(FUSED_NORMS) if self.spec.norms == "fused" and self.device.type == "cuda" else ""
         turns = TEXT_TO_TEXT if self.outline.encoder_layers else ""
         fast = "" if self.spec.arithmetic != "fast" else FAST if self.device.type == "cpu" else FAST_ON_CPU
-        return " ".join(filter(None, (text, turns, fast, close, split, norms, notice(self.device), device)))
+        return " ".join(filter(None, (text, turns, fast, close, split, notice(self.device), device)))
 
     @property
     def weights(self) -> str:
@@ -105,8 +103,7 @@ class Plan:
     def closeness(self) -> float:
         """Largest difference of the logits from transformers' own with nothing lossy on, as a share of the largest
         logit; 0.0 = bit for bit the same."""
-        split, fused = self.codec.blocks > 1, self.spec.norms == "fused" and self.device.type == "cuda"
-        return max(self.outline.closeness, SPLIT_SUMS if split else 0.0, FUSED_NORMS if fused else 0.0)
+        return max(self.outline.closeness, SPLIT_SUMS if self.codec.blocks > 1 else 0.0)
 
 
 def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:

@@ -1,7 +1,8 @@
 """Which arithmetic computes a loaded model, and how far its answers are from the reference's.
 
-The distance of the fast arithmetic is a figure of a model in its formats. It is measured by `core.measure.distance` and
-kept in a file, where one is named, for later loads on the same machine.
+The distance of the fast arithmetic is a figure of a model in its formats and compute type. `core.engine.distance`
+measures it, once: it is kept in a file, where one is named, for later loads on the same machine, else for the life of
+the process. The setting `auto` takes the fast arithmetic where that distance is within the bound (`objection`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from core import __version__
-from core.engine.quality.interval import Share, share_of
+from core.engine.quality.interval import Share, margin, share_of
 from core.system import kept_file
 
 if TYPE_CHECKING:  # it needs torch, and a start of the dashboard does not
@@ -22,6 +23,10 @@ if TYPE_CHECKING:  # it needs torch, and a start of the dashboard does not
 log = logging.getLogger("moestro.load")
 
 VERSION = 1  # of the fast arithmetic: to be raised when its bits change
+BOUND = 0.002  # of the KL, nats a token: what the rounding of states to 8 bits may cost
+ROUNDING_BF16 = 0.002  # what the reference itself is off by in bf16, which comes on top; measured: .0014 to .0036
+ENOUGH = 100  # tokens, of which fewer tell too little
+SHOWN = "model", "format", "dense", "dtype"  # what a kept distance is of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +36,17 @@ class Distance:
 
     tokens: int
     kl: float  # KL(reference || fast), nats per token
+    kl_error: float  # its standard error
     kl_most: float  # the largest of a token
     agreed: int  # tokens whose likeliest next token is the reference's
     perplexity: float
     reference_perplexity: float
     closeness: float  # largest difference of logits, as a share of the largest logit at its place
+
+    @property
+    def kl_high(self) -> float:
+        """The upper end of the KL's 95 % interval."""
+        return self.kl + margin(self.kl_error)
 
     @property
     def agreement(self) -> Share:
@@ -47,23 +58,27 @@ class Distance:
     def facts(self) -> dict[str, float]:
         """All of it as plain values."""
         share = self.agreement
-        return {**asdict(self), "agreement": share.value, "agreement_low": share.low, "agreement_high": share.high}
+        shares = {"agreement": share.value, "agreement_low": share.low, "agreement_high": share.high}
+        return {**asdict(self), "kl_high": self.kl_high, **shares}
+
+    @property
+    def measured_kl(self) -> str:
+        """The KL with n and its interval, in words."""
+        return f"KL {self.kl:.2g} nats a token over {self.tokens} tokens (95 %: up to {self.kl_high:.2g})"
 
     def __str__(self) -> str:
         share = self.agreement
-        return (
-            f"KL {self.kl:.2g} nats a token over {self.tokens} tokens, likeliest token the same for "
-            f"{100 * share.value:.1f} % (95 %: {100 * share.low:.1f} to {100 * share.high:.1f} %), perplexity "
-            f"{self.perplexity:.4g} ({self.reference_perplexity:.4g})"
-        )
+        agreed = f"{100 * share.value:.1f} % (95 %: {100 * share.low:.1f} to {100 * share.high:.1f} %)"
+        perplexity = f"perplexity {self.perplexity:.4g} ({self.reference_perplexity:.4g})"
+        return f"{self.measured_kl}, likeliest token the same for {agreed}, {perplexity}"
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """What computes the passes of a load."""
+    """What computes the passes of a load, as it was chosen or as `auto` took it."""
 
     name: Literal["reference", "fast"] = "reference"
-    fallback: str = ""  # why the reference computes, where the fast one was chosen; "" = the chosen one computes
+    fallback: str = ""  # why the reference computes, where it was not chosen; "" = it was, or the fast one computes
     distance: Distance | None = None  # of the fast one; None: it was not measured, or the reference computes
 
     @property
@@ -94,35 +109,51 @@ class Arithmetic:
 
 REFERENCE = Arithmetic()
 _file: Path | None = None
+_of_process: dict[str, Distance] = {}  # where no file is named
+
+
+def objection(distance: Distance, dtype: str) -> str:
+    """Why `auto` does not take the fast arithmetic with this distance in a compute type ("bfloat16"), for the user;
+    "" = it does: the KL is surely within the bound."""
+    bound = BOUND + (ROUNDING_BF16 if dtype == "bfloat16" else 0.0)
+    if distance.tokens < ENOUGH:
+        return f"the fast arithmetic's distance was measured over too few tokens to tell: {distance.measured_kl}"
+    if distance.kl_high <= bound:
+        return ""
+    return f"the fast arithmetic's distance is not surely within {bound:g}: {distance.measured_kl}"
 
 
 def keep_in(file: Path | None) -> None:
-    """Keep distances in this file, and take those that are there; None = keep none."""
+    """Keep distances in this file, and take those that are there; None = keep them for the life of the process."""
     global _file
     _file = file
 
 
 def known(plan: Plan, model_hash: str) -> Distance | None:
     """The kept distance of this model in these formats, if there is one."""
-    kept = kept_file.read(_file, log).get(_key(plan, model_hash))
+    key = _key(plan, model_hash)
+    if _file is None:
+        return _of_process.get(key)
+    kept = kept_file.read(_file, log).get(key)
     return _distance(kept) if kept is not None else None
 
 
 def keep(plan: Plan, model_hash: str, distance: Distance) -> None:
     """Keep a distance for later loads. Another process's at the same moment may be lost."""
+    key = _key(plan, model_hash)
     if _file is None:
+        _of_process[key] = distance
         return
-    shown = {"model": Path(plan.spec.model).name, "format": plan.format, "dense": plan.spec.dense}
-    content = {**kept_file.read(_file, log), _key(plan, model_hash): {**shown, **asdict(distance)}}
-    kept_file.replace(_file, content, log)
+    shown = dict(zip(SHOWN, (Path(plan.spec.model).name, plan.format, plan.spec.dense, plan.compute_type), strict=True))
+    kept_file.replace(_file, {**kept_file.read(_file, log), key: {**shown, **asdict(distance)}}, log)
 
 
 def kept_in(file: Path) -> list[tuple[dict[str, str], Distance]]:
-    """What a file has of this version: (model, format, dense; distance)."""
+    """What a file has of this version: (values of SHOWN, distance)."""
     end = f" {_version()}"
     rows = [row for key, row in kept_file.read(file, log).items() if key.endswith(end)]
     return [
-        ({name: str(row.get(name, "")) for name in ("model", "format", "dense")}, distance)
+        ({name: str(row.get(name, "")) for name in SHOWN}, distance)
         for row in rows
         if (distance := _distance(row)) is not None
     ]
@@ -130,8 +161,7 @@ def kept_in(file: Path) -> list[tuple[dict[str, str], Distance]]:
 
 def _key(plan: Plan, model_hash: str) -> str:
     """All that a distance depends on."""
-    dtype = str(plan.dtype).removeprefix("torch.")
-    return f"{model_hash} {plan.format} {plan.spec.dense} {dtype} {_version()}"
+    return f"{model_hash} {plan.format} {plan.spec.dense} {plan.compute_type} {_version()}"
 
 
 def _version() -> str:

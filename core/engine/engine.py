@@ -84,6 +84,9 @@ class Engine:
     ) -> Engine:
         """Load a model as `spec` says. `profile` finds a model's profile by the model's hash; by default there is none.
 
+        Where `spec` leaves the arithmetic open and this model's distance is not known, it is measured (`core.engine.
+        distance`), in 20 seconds at most.
+
         Raises ModelError, BudgetError, ContextError, SettingError, ProfileError or Cancelled, after releasing
         everything.
         """
@@ -91,7 +94,7 @@ class Engine:
         check_early(spec.settings, planned.sizes, profile is not None)
         RENDERER.hold(planned)
         try:
-            wiring = wire(load(planned, progress, cancel), profile)
+            wiring = wire(load(planned, progress, cancel), profile, progress, cancel)
         except BaseException as error:
             forget_frames(error)  # or they would keep what was loaded so far
             RENDERER.release(planned)

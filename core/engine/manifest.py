@@ -60,7 +60,7 @@ def describe(
         "expert_bytes": shape.expert_bytes,
         **plan.spec.describe(),
         "format": plan.format,
-        "dtype": str(plan.dtype).removeprefix("torch."),
+        "dtype": plan.compute_type,
         "context": plan.context,
         "device": str(plan.device),
         "device_name": device_name(plan.device),

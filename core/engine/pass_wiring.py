@@ -17,6 +17,7 @@ from core.cache.copies import CacheMemory
 from core.cache.expert_cache import ExpertCache
 from core.capacity.free_memory import free_bytes
 from core.capacity.sizes import PREFILL_CHUNK, Sizes
+from core.engine.arithmetic import known, objection
 from core.engine.loading import LoadedModel
 from core.errors import BudgetError, ModelError
 from core.hf import install
@@ -39,8 +40,6 @@ from core.runtime.step_sink import NullSink
 from core.runtime.warmup import Threads
 
 REST = 20 << 20  # bytes: a segment of torch's allocator that is used in part
-TRIED = 12  # random tokens of the program's trial
-CLOSE, CLOSE_FP32 = 0.1, 0.01  # median distance of their logits from the modules'; measured: .005 to .03, and 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +84,17 @@ def wire_passes(
     measured = MoEStep(math, expert_cache, transfers, NullSink(expert_cache, transfers))
     dispatch = StepDispatch(measured)
     hooked = HookedModel(loaded.model, loaded.device, dispatch, packing_of(loaded.model, modules), program, fallback)
-    installed = install(loaded.model, loaded.sites, dispatch, norms=plan.spec.norms)
+    installed = install(loaded.model, loaded.sites, dispatch)
     return PassWiring(arena, expert_cache, math, hooked, measured, installed)
 
 
 def _arithmetic(loaded: LoadedModel, modules: Sequence[Any]) -> tuple[Program | None, list[ExpertMath], str]:
     """What computes passes and experts in the arithmetic that was chosen, or in the reference one and why, where the
-    fast one does not know the model."""
+    fast one does not know the model, or is known to be too far from it for `auto`."""
     plan, fallback = loaded.plan, ""
-    if plan.spec.arithmetic == "fast":
+    if plan.spec.arithmetic == "auto" and (distance := known(plan, loaded.model_hash)) is not None:
+        fallback = objection(distance, plan.compute_type)
+    if plan.spec.arithmetic != "reference" and not fallback:
         try:
             kernels = ExpertKernels(modules[0], plan.codec)
             program = Program(loaded.model, loaded.sites, kernels, plan.context)
@@ -104,34 +105,14 @@ def _arithmetic(loaded: LoadedModel, modules: Sequence[Any]) -> tuple[Program | 
     return None, make_math(modules, plan.codec), fallback
 
 
-def with_tried_program(passes: PassWiring, loaded: LoadedModel, kv: KVCache) -> PassWiring:
-    """The wiring after a trial of its program: logits of a short text against those of the model's own modules, with
-    experts in the fast arithmetic in both. Where they differ by more than rounding, all is computed in the reference
-    arithmetic. The cache has to be filled."""
-    hooked, plan = passes.hooked, loaded.plan
-    if hooked.program is None:
-        return passes
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(plan.outline.vocab, (min(TRIED, plan.context - 1),), generator=draw).tolist()
-    by_modules = replace(hooked, program=None)
-    found, wanted = (_logits(one, passes.measured, tokens, kv).float() for one in (hooked, by_modules))
-    off = float(((found - wanted).norm(dim=-1) / wanted.norm(dim=-1)).median())
-    if off < (CLOSE_FP32 if plan.dtype == torch.float32 else CLOSE):
-        return passes
-    passes.math[:] = make_math([site.module for site in loaded.sites], plan.codec)  # of every step
-    passes.choose(loaded)
-    fallback = f"its logits differ from those of the model's own modules by {off:.2g} of their size"
-    return replace(passes, hooked=replace(by_modules, fallback=fallback))
-
-
-def _logits(hooked: HookedModel, step: MoEStep, tokens: Sequence[int], kv: KVCache) -> torch.Tensor:
-    """[T, V] of a text."""
-    pipeline, batch = Pipeline(hooked, step, Threads()), Batch("prefill", (Share(tokens, kv.fresh()),))
-    pipeline.begin(batch)
-    try:
-        return pipeline.forward(batch, len(tokens)).clone()
-    finally:
-        pipeline.end()
+def reference_passes(loaded: LoadedModel, hooked: HookedModel, step: MoEStep) -> Pipeline:
+    """Passes of the exact model by transformers' modules and products, whatever computes otherwise; over the cache of
+    `step`, which is filled. Their caller holds the model."""
+    cache, transfers = step.expert_cache, step.transfers
+    math = make_math([site.module for site in loaded.sites], loaded.plan.codec)
+    choose_products(math, cache.sample(loaded.shape.top_k), loaded.plan.dtype)
+    plain = MoEStep(math, cache, transfers, NullSink(cache, transfers))
+    return Pipeline(replace(hooked, program=None), plain, Threads())
 
 
 def with_measured_workspace(loaded: LoadedModel, transfers: TransferEngine, kv: KVCache) -> LoadedModel:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -13,9 +13,10 @@ from core.capacity.free_memory import free_bytes
 from core.capacity.memory_accounting import Ledger
 from core.capacity.sizes import SHORT_CHUNK
 from core.engine.batch_trial import BatchTrial
-from core.engine.loading import LoadedModel, with_buddies
-from core.engine.pass_wiring import PassWiring, wire_passes, with_measured_workspace, with_tried_program
+from core.engine.loading import LoadedModel, Progress, with_buddies
+from core.engine.pass_wiring import PassWiring, reference_passes, wire_passes, with_measured_workspace
 from core.engine.prefix_cache import PrefixCache
+from core.engine.program_trial import decided
 from core.engine.quality.meter import Meter
 from core.engine.settings_controller import EngineParts, MemoryParts, PredictionParts, SettingsController, begin
 from core.hf.fast_linear import dense_codecs
@@ -40,16 +41,12 @@ from core.runtime.moe_step import MoEStep
 from core.runtime.pipeline import Pipeline
 from core.runtime.prediction.predictor_host import PredictorHost
 from core.runtime.prefetcher import Prefetcher
-from core.runtime.product_trials import choose_products, make_math
 from core.runtime.program.experts import FastMath
 from core.runtime.recorder import Recorder
-from core.runtime.step_sink import NullSink
 from core.runtime.telemetry import Telemetry
 from core.runtime.token_graph import TokenGraphs
 from core.runtime.trace_capture import TraceCapture
 from core.runtime.warmup import SHORT, Threads, choose_threads, short_prompt, time_pass
-
-log = logging.getLogger("moestro.load")
 
 Profiles = Callable[[str], Profile | None]
 """Finds the profile of the model with this hash, if there is one."""
@@ -90,14 +87,9 @@ class Wiring:
         return self.answering.step.math
 
     def reference(self) -> Pipeline:
-        """Passes of the exact model by transformers' modules and products, whatever arithmetic was chosen. Its caller
+        """Passes of the exact model by transformers' modules and products, whatever arithmetic computes. Its caller
         holds the model lock."""
-        loaded, step, hooked = self.loaded, self.measuring.step, self.measuring.hooked
-        cache, transfers = step.expert_cache, step.transfers
-        math = make_math([site.module for site in loaded.sites], loaded.plan.codec)
-        choose_products(math, cache.sample(loaded.shape.top_k), loaded.plan.dtype)
-        plain = MoEStep(math, cache, transfers, NullSink(cache, transfers))
-        return Pipeline(replace(hooked, program=None), plain, Threads())
+        return reference_passes(self.loaded, self.measuring.hooked, self.measuring.step)
 
     def open_session(self) -> MeasurementSession:
         """Passes of the exact model, outside any answer. Its caller holds the model lock."""
@@ -107,9 +99,9 @@ class Wiring:
         return MeasurementSession(self.measuring, loaded.sites, loaded.shape, self.kv, limits)
 
 
-def wire(loaded: LoadedModel, profiles: Profiles | None) -> Wiring:
-    """Build and fill the cache and build the parts around it; tries out how this machine computes fastest. Raises
-    SettingError or BudgetError, after releasing the experts' memory."""
+def wire(loaded: LoadedModel, profiles: Profiles | None, progress: Progress, cancel: threading.Event | None) -> Wiring:
+    """Build and fill the cache and build the parts around it; decides on the arithmetic, and tries out how this machine
+    computes fastest. Raises SettingError, BudgetError or Cancelled, after releasing the experts' memory."""
     transfers = TransferEngine(loaded.device, loaded.store.fetch, loaded.plan.tier.readers, loaded.store.is_pinned)
     try:
         kv = KVCache(loaded.model, loaded.plan.context)
@@ -120,14 +112,20 @@ def wire(loaded: LoadedModel, profiles: Profiles | None) -> Wiring:
             with_buddies(loaded, profiles(loaded.model_hash) if profiles is not None else None),
             lambda: rules_of(loaded.model, loaded.sites),
         )
-        return _around(loaded, transfers, controller, kv)
+        return _around(loaded, transfers, controller, kv, lambda passes: decided(passes, loaded, kv, progress, cancel))
     except BaseException:
         transfers.close()
         loaded.store.close()
         raise
 
 
-def _around(loaded: LoadedModel, transfers: TransferEngine, controller: SettingsController, kv: KVCache) -> Wiring:
+def _around(
+    loaded: LoadedModel,
+    transfers: TransferEngine,
+    controller: SettingsController,
+    kv: KVCache,
+    decided: Callable[[PassWiring], PassWiring],
+) -> Wiring:
     plan, model, sites, shape = loaded.plan, loaded.model, loaded.sites, loaded.shape
     find_contexts(model, sites)  # by a pass through all layers, of which no answer is to wait for or can break
     link_gbps = copies_gbps(plan)
@@ -150,12 +148,10 @@ def _around(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     step = MoEStep(passes.math, passes.expert_cache, transfers, recorder, prefetcher, miss)
     passes.hooked.dispatch.usual = step
 
-    predictor_host.use(*plan.spec.settings.prefetch.predictor, controller.profile)
     passes.expert_cache.pin(controller.placed.pinned)
     passes.fill(loaded)
-    passes = with_tried_program(passes, loaded, memory.pool.chat)
-    if passes.hooked.fallback:
-        log.warning("This model is computed in the reference arithmetic: %s.", passes.hooked.fallback)
+    passes = decided(passes)
+    predictor_host.use(*plan.spec.settings.prefetch.predictor, controller.profile)
     threads = _timed(loaded, passes, memory, recorder)
     device_decode = DeviceDecode(
         step,

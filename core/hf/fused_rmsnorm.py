@@ -2,25 +2,23 @@
 
 The models' code rounds after the division and again after the weight; torch's fused kernel rounds once, and may sum in
 another order. Which of its two forms gives the very bits of a module depends on the GPU and on torch: each is tried on
-random states, and one that fails is used only where answers may be equal up to rounding.
+random states, and where both fail the model's own code stays.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.functional import rms_norm
 
-Norms = Literal["exact", "fused"]
 Forward = Callable[[torch.Tensor], torch.Tensor]
 DEVICE = "cuda"  # the only one where launches take longer than what they compute
 OWN = "forward"  # attribute of a module that shadows its class's method
 ELEMENTS = 1 << 18  # numbers compared in the trial of a kind of norm
-ROUNDINGS = 2.0  # by as many units of its number type a result may differ from the module's own where it is "fused"
 
 
 class Kind(NamedTuple):
@@ -46,21 +44,18 @@ def in_two(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tenso
 FORMS: tuple[Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor], ...] = (at_once, in_two)
 
 
-def fuse(model: nn.Module, norms: Norms = "exact") -> list[nn.Module]:
-    """Replace the `forward` of every norm on a GPU for which a form passes the trial; returns those modules. "exact":
-    the bits of the module's own forward; "fused": up to ROUNDINGS of its number type."""
+def fuse(model: nn.Module) -> list[nn.Module]:
+    """Replace the `forward` of every norm on a GPU for which a form has the bits of the module's own; returns those
+    modules."""
     tried: dict[Kind, Any] = {}
     found: list[nn.Module] = []
     for module in model.modules():
         if (kind := kind_of(module)) is None:
             continue
         if kind not in tried:
-            off = [units_off(module, kind, form) for form in FORMS]
-            limit = 0.0 if 0.0 in off or norms == "exact" else ROUNDINGS  # the very bits, where a form has them
-            tried[kind] = next((form for form, most in zip(FORMS, off, strict=True) if most <= limit), None)
+            tried[kind] = next((form for form in FORMS if units_off(module, kind, form) == 0.0), None)
         form = tried[kind]
-        # its own weights once more
-        if form is not None and units_off(module, kind, form, 1) <= (ROUNDINGS if norms == "fused" else 0.0):
+        if form is not None and units_off(module, kind, form, 1) == 0.0:  # its own weights once more
             vars(module)[OWN] = functools.partial(form, weight=module.get_parameter("weight"), epsilon=kind.epsilon)
             found.append(module)
     return found

@@ -24,7 +24,7 @@ from core.hf.adapters.expert_attributes import ASCENDING
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
 from core.hf.fast_linear import patch_linears
 from core.hf.fast_rmsnorm import patch_rmsnorms, restore
-from core.hf.fused_rmsnorm import Norms, fuse
+from core.hf.fused_rmsnorm import fuse
 from core.hf.rotary import replace
 
 NAME = "moestro"  # of our experts implementation in transformers' registry
@@ -56,7 +56,6 @@ class Installed:
         sites: Sequence[ExpertsSite],
         experts_forward: ExpertsForward,
         router_observer: RouterObserver | None,
-        norms: Norms = "exact",
     ) -> None:
         self._model, self._sites = model, tuple(sites)
         self._before: dict[str, str | None] | None = model.get_experts_implementation()
@@ -67,7 +66,7 @@ class Installed:
             if router_observer is not None:
                 hook = _observe(site.index, router_observer)
                 self._handles.append(site.router.register_forward_hook(hook, with_kwargs=True))
-        self._quick = [*patch_rmsnorms(model), *fuse(model, norms), *replace(model), *patch_linears(model)]
+        self._quick = [*patch_rmsnorms(model), *fuse(model), *replace(model), *patch_linears(model)]
 
     def uninstall(self) -> None:
         """Remove the hooks and restore the model's former experts implementation."""
@@ -93,17 +92,15 @@ def install(
     sites: Sequence[ExpertsSite],
     experts_forward: ExpertsForward,
     router_observer: RouterObserver | None = None,
-    norms: Norms = "exact",
 ) -> Installed:
     """Make `experts_forward` compute the experts of every site, and call `router_observer` for every router call.
-    `norms` as in core.hf.fused_rmsnorm.
 
     Raises ModelError, with the model unchanged, when it already has hooks of ours.
     """
     if any(BOUND in vars(site.module) for site in sites):
         raise ModelError("This model is already in use by another engine. Unload that one first.")
     register()
-    return Installed(model, sites, experts_forward, router_observer, norms)
+    return Installed(model, sites, experts_forward, router_observer)
 
 
 def _bind(site: ExpertsSite, forward: ExpertsForward) -> Callable[..., torch.Tensor]:

@@ -48,16 +48,17 @@ class LoadSpec:
         ),
     ] = "checkpoint"
     arithmetic: Annotated[
-        Literal["reference", "fast"],
+        Literal["auto", "fast", "reference"],
         Param(
             "reference = transformers' own modules and products: its very bits. fast = one function of our own for a "
             "CPU, faster, whose answers do not depend on how a prompt is cut, on other prompts of a batch, or on the "
             "number of threads; they differ slightly from the reference's. What it does not know (another device, "
-            "other layers) is computed by the reference, and the model's status says why.",
+            "other layers) is computed by the reference, and the model's status says why. auto = fast where that "
+            "difference, measured once at the first load, is within a bound; else reference.",
             title="Arithmetic",
             advanced=True,
         ),
-    ] = "reference"
+    ] = "auto"
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         Param(
@@ -90,16 +91,6 @@ class LoadSpec:
             advanced=True,
         ),
     ] = 1
-    norms: Annotated[
-        Literal["exact", "fused"],
-        Param(
-            "RMS norms on a GPU, which take about eight launches each in the models' own code: exact = in one or two "
-            "where these give the very same bits on this GPU, which is tried at load; fused = also where they "
-            "round differently, so that answers are equal up to rounding. No effect on a CPU.",
-            title="Norms on a GPU",
-            advanced=True,
-        ),
-    ] = "exact"
     threads: Annotated[
         int,
         Param(

@@ -24,6 +24,7 @@ DISTANCES = {  # each predictor had a width, a floor and a distance of its own: 
 SHARED = {"width": "width", "floor": "floor", "distance": "distance", "stride": "distance"}  # then, and now
 GONE = {  # name -> what holds now
     "borrow": "long prompts always borrow slots where that copies less",
+    "norms": "a GPU's norms are computed at once where that has the bits of the model's own",
     "regret_tokens": "the last 512 tokens are compared",
     "eviction.lfu.half_life": "LFU never forgets; LFRU and LCP do",
     "predictor.random.seed": "its draws always start alike",

@@ -249,7 +249,7 @@ def test_the_fast_arithmetic_is_exact_and_named_with_its_distance(
     with host.store.db.tx() as db:
         db.execute("UPDATE messages SET stats = json_remove(stats, '$.arithmetic') WHERE chat = ?", [old])
     assert read(archive.write(host.store, tmp_path / "a.zip", chat=old))[0]["answers"]["arithmetic"][0] == "reference"
-    distance = Distance(200, 0.0004, 0.01, 190, 5.0, 5.1, 0.02)
+    distance = Distance(200, 0.0004, 0.0001, 0.01, 190, 5.0, 5.1, 0.02)
     monkeypatch.setattr(QuickEngine, "arithmetic", Arithmetic("fast", distance=distance))
     monkeypatch.setattr(QuickEngine, "closeness", 0.02)
     assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)

@@ -118,6 +118,7 @@ def test_neither_are_answers_of_another_size_form_or_number(store: Store) -> Non
     used(store, 32, spec={"threads": 3})
     used(store, 32, spec={"blocks": 3})
     used(store, 32, spec={"arithmetic": "fast"})
+    used(store, 32, spec={"arithmetic": "reference"})  # as in earlier versions, which had no other
     used(store, ENOUGH - 1)
     assert "measured" not in told(store, asked()).basis
     used(store, 32)

@@ -77,7 +77,7 @@ def test_the_sidebar_says_why_the_reference_computes(host: Host, monkeypatch: py
     assert "arithmetic" not in made._status()
     assert isinstance(host.models.loaded, Loaded)
     monkeypatch.setattr(host.models.loaded.engine, "arithmetic", Arithmetic("reference", "no kernels <here>"))
-    assert "the reference computes this model: no kernels &lt;here&gt;." in made._status()
+    assert "The reference arithmetic computes this model: no kernels &lt;here&gt;." in made._status()
 
 
 def test_a_redraw_of_the_sidebar_leaves_what_was_said_of_the_load_s_form(host: Host) -> None:

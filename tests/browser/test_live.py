@@ -75,7 +75,8 @@ def test_the_badge_says_where_exact_is_up_to_rounding(dashboard: Dashboard) -> N
         const said = [say({ lossy: false, closeness: 1e-6 }), say({ lossy: true, rate: null }),
           say({ lossy: false, closeness: 0 }), say({ weights: "int8" }), say({ weights: "" }),
           say({ arithmetic: "fast", closeness: null }), say({ weights: "int8", closeness: 0.1,
-            distance: { kl: 0.00043, tokens: 512, agreed: 500, agreement_low: 0.95, agreement_high: 0.98 } }),
+            distance: { kl: 0.00043, kl_high: 0.00052, tokens: 512, agreed: 500, agreement_low: 0.95,
+              agreement_high: 0.98 } }),
           say({ lossy: true }), say({ lossy: false, arithmetic: "reference", weights: "", closeness: 0, distance: null,
             fallback: "it has other layers" }), say({ fallback: "" })];
         badge.remove();
@@ -87,7 +88,8 @@ def test_the_badge_says_where_exact_is_up_to_rounding(dashboard: Dashboard) -> N
     short = ["UP TO ROUNDING", *words[1:5], "EXACT, fast", "EXACT for int8 weights, fast", *words[7:]]
     assert [one[2] for one in said] == short
     assert "not measured" in said[5][1] and "the same for 500 of 512 (95 %: 95.0–98.0 %)" in said[6][1]
-    assert "the reference computes: it has other layers." in said[8][1] and "reference" not in said[9][1]
+    assert "KL of 0.00043 nats a token (95 %: up to 0.00052)" in said[6][1]
+    assert "The reference arithmetic computes: it has other layers." in said[8][1] and "reference" not in said[9][1]
     assert "by no more than 1e-6 of the largest" in said[0][1] and "rounding" not in said[2][1]
 
 

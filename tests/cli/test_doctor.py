@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -80,12 +81,15 @@ def test_it_shows_which_way_of_a_product_is_taken(
 def test_it_shows_the_distances_of_the_fast_arithmetic(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     spec = LoadSpec.checked("demo", format="int8", dense="int8", arithmetic="fast")
     arithmetic.keep_in(tmp_path / DISTANCES)
-    arithmetic.keep(plan(spec), "hash", arithmetic.Distance(200, 0.0004, 0.01, 190, 5.0, 5.1, 0.02))
+    near = arithmetic.Distance(200, 0.0004, 0.0001, 0.01, 190, 5.0, 5.1, 0.02)
+    arithmetic.keep(plan(spec), "hash", near)
+    arithmetic.keep(plan(spec), "other", replace(near, kl_error=0.01))
     arithmetic.keep_in(None)
     cli.main(["doctor"])
-    (shown,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Arithmetic")]
-    assert "fast, demo int8, dense int8: KL 0.0004 nats a token over 200 tokens, likeliest token the same" in shown
-    assert "95.0 % (95 %: 91.0 to 97.3 %), perplexity 5 (5.1)" in shown
+    shown, far = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Arithmetic")]
+    assert "fast, demo int8, dense int8, bfloat16: KL 0.0004 nats a token over 200 tokens (95 %: up to 0.0006)" in shown
+    assert "95.0 % (95 %: 91.0 to 97.3 %), perplexity 5 (5.1); auto: fast" in shown
+    assert "(95 %: up to 0.02)" in far and far.endswith("auto: the reference")
 
 
 def test_the_text_shows_a_gpu_and_its_link(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

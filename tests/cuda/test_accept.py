@@ -59,7 +59,7 @@ def test_norms_at_once(toy: Subject) -> None:
     found = parts.norms(toy)
     forms = [form.__name__ for form in FORMS]
     assert all(found[f"{form}_us"] > 0 <= found[f"{form}_units_off"] for form in forms)
-    assert found["fused"] in forms and found["exact"] in (*forms, "the model's own")
+    assert found["taken"] in (*forms, "the model's own")
 
 
 def test_rotation_at_once(toy: Subject) -> None:

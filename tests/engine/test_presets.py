@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from core.engine import Engine
+from core.engine.texts import bundled
 from core.errors import SettingError
 from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import bundled
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.presets import PRESETS, Preset, matching

@@ -12,12 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.engine.passages import spread
+from core.engine.texts import bundled
 from core.errors import SettingError
-from core.measure.calibrate.texts import bundled
 from core.measure.evaluate.modes import BASE, PREDICTORS, chosen, modes_of, needs, residencies
 from core.measure.evaluate.others import Others
 from core.measure.evaluate.passages import Heard, read
-from core.measure.evaluate.questions import FactQuestion, demo_questions, from_file, sample, spread
+from core.measure.evaluate.questions import FactQuestion, demo_questions, from_file, sample
 from core.measure.evaluate.rows import (
     FIGURES,
     EvaluationRow,

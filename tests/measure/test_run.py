@@ -13,12 +13,12 @@ import torch
 
 from app.cli.eval import table
 from core.engine import Engine
+from core.engine.passages import windows
 from core.errors import SettingError
 from core.hf.cached_pass import cached_pass
 from core.hf.text_to_text import empty_cache
 from core.measure.evaluate.follow import follow
 from core.measure.evaluate.modes import Mode, chosen
-from core.measure.evaluate.passages import windows
 from core.measure.evaluate.questions import FactQuestion, ask
 from core.measure.evaluate.rows import EvaluationRow, to_json
 from core.measure.evaluate.run import Material, evaluate, gather, start_mode
@@ -216,7 +216,7 @@ def test_cancelling_leaves_nothing_changed(engine: Engine, when: str) -> None:
 
 
 def test_what_is_wrong_is_said(engine: Engine) -> None:
-    material = Material([], windows(engine, [TEXT], 8))
+    material = Material([], windows(engine.prompt.tokenizer, engine.context, [TEXT], 8))
     for share in (0.0, 1.5, -0.5):
         with pytest.raises(SettingError, match="not possible: it is a share of the experts"):
             evaluate(engine, chosen("exact"), [share], material)
@@ -232,6 +232,6 @@ def test_what_is_wrong_is_said(engine: Engine) -> None:
 
 def test_windows_are_spread_over_the_texts(engine: Engine) -> None:
     ids = engine.prompt.tokens(TEXT)
-    pieces = windows(engine, [TEXT, "y", TEXT], 70)
+    pieces = windows(engine.prompt.tokenizer, engine.context, [TEXT, "y", TEXT], 70)
     assert [len(piece) - 1 for piece in pieces] == [63, 7] and pieces[0] == ids[63:127]
-    assert [len(piece) for piece in windows(engine, [TEXT[:9]], 100)] == [9]
+    assert [len(piece) for piece in windows(engine.prompt.tokenizer, engine.context, [TEXT[:9]], 100)] == [9]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from core.engine import Engine
+from core.engine.texts import tokenize
 from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import tokenize
 from core.policy.substitute.entropy import entropy
 from core.profile import Profile
 from core.profile.trace import Chunk

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from core.engine import Engine
+from core.engine.texts import tokenize
 from core.measure.calibrate import likeness
 from core.measure.calibrate import paths as module
 from core.measure.calibrate.gather import calibrate
 from core.measure.calibrate.maps import MapCollection
 from core.measure.calibrate.paths import Paths
-from core.measure.calibrate.texts import tokenize
 from core.memory.store import Cancelled
 from core.policy.substitute.entropy import entropy
 from core.profile.routing import Activations, Entropies, FirstTokens

@@ -15,10 +15,10 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from core.engine import Engine
+from core.engine.texts import Tokens, bundled, from_path, shortened, tokenize
 from core.errors import ProfileError
 from core.measure.calibrate.gather import calibrate
 from core.measure.calibrate.paths import Paths
-from core.measure.calibrate.texts import Tokens, bundled, from_path, shortened, tokenize
 from core.policy.predict.nets.path import Passage
 from core.profile.summary import describe
 from core.profile.trace import ArrayTrace

@@ -27,7 +27,7 @@ ONLY_PACKS = {"host"}  # choices without effect for other models
 CHOICES = tuple(declared(LoadSpec).values())
 MOST_CONTEXT = 8192  # maximum of the slider until a model's own limit is known
 RECENT = 8
-FALLBACK = "The fast arithmetic was chosen, but the reference computes this model: {}."
+FALLBACK = "The reference arithmetic computes this model: {}."
 IMPORTING = '<p class="importing" data-import="line" hidden></p>'
 # The button inside the verdict: sends its budget to Python as event data.
 SUGGEST_JS = """element.addEventListener("click", (e) => {

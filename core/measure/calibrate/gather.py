@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from core.engine import Engine
+from core.engine.texts import Text, Tokens, shortened, tokenize
 from core.errors import ProfileError, SettingError
 from core.measure.calibrate.hit_curves import POLICY
 from core.measure.calibrate.nets import NETS
 from core.measure.calibrate.observe import Observer
 from core.measure.calibrate.paths import Paths
 from core.measure.calibrate.states import States
-from core.measure.calibrate.texts import Text, Tokens, shortened, tokenize
 from core.measure.calibrate.times import FEWEST_TOKENS, PASSES, PROMPT, measure
 from core.measure.calibrate.written import Writer
 from core.memory.store import Cancelled

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from core.engine.texts import Tokens
 from core.measure.calibrate.gate_recall import GateAhead
 from core.measure.calibrate.hit_curves import HitCurves
 from core.measure.calibrate.likeness import Likeness
@@ -16,7 +17,6 @@ from core.measure.calibrate.maps import MapCollection
 from core.measure.calibrate.outputs import Norms, Outputs, Peaks
 from core.measure.calibrate.paths import Paths
 from core.measure.calibrate.states import States
-from core.measure.calibrate.texts import Tokens
 from core.profile.routing import Activations, Entropies, FirstTokens
 from core.profile.trace import Chunk, Trace
 from core.runtime.measurement import LayerRun, MeasurementSession

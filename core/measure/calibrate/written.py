@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from core.engine.sampler import Sampler
+from core.engine.texts import Tokens
 from core.measure.calibrate.paths import Paths
-from core.measure.calibrate.texts import Tokens
 from core.runtime.measurement import LayerRun, MeasurementSession
 from core.settings.sampling import Sampling
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from core.engine import Engine
+from core.engine.texts import bundled
 from core.errors import SettingError
 from core.measure.calibrate.gather import calibrate
-from core.measure.calibrate.texts import bundled
 from core.measure.evaluate.modes import Mode, needs
 from core.measure.evaluate.run import Progress
 from core.profile import PARTS, Profile

@@ -1,8 +1,7 @@
-"""The text for perplexity, in windows, and the exact model's log-probabilities of it."""
+"""The exact model's log-probabilities of a text, and what a mode makes of it beside them."""
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,22 +10,12 @@ from pathlib import Path
 import torch
 
 from core.engine import Engine
+from core.engine.passages import STRETCH
+from core.engine.texts import Text, from_path
 from core.errors import MoestroError, SettingError
-from core.measure.calibrate.texts import ASSETS, Text, from_path, tokenize
 from core.measure.evaluate.follow import follow
-from core.measure.evaluate.questions import spread
 from core.memory.store import Cancelled
 from core.types import StepRecord
-
-STRETCH = 16  # positions that are one draw of a figure: neighbours are alike
-WINDOW = 128  # tokens predicted in one run, each seeing those before it in the window
-
-
-def held_out(model: str) -> list[Text]:
-    """For the demo model, Python documentation that it was not trained on (five topics of the text of its card's
-    perplexity); for all others, running text of the bundled prompts."""
-    found = from_path(ASSETS / "demo" / "held_out.txt" if model == "demo" else ASSETS / "prompts.jsonl")
-    return [text for text in found if isinstance(text, str)]
 
 
 def read(path: Path) -> list[Text]:
@@ -35,25 +24,6 @@ def read(path: Path) -> list[Text]:
         return from_path(path)
     except MoestroError as error:
         raise SettingError(str(error)) from error
-
-
-def windows(engine: Engine, texts: Sequence[Text], tokens: int) -> list[list[int]]:
-    """Pieces of the texts [1 + WINDOW], evenly spread over all, with `tokens` predicted tokens in all: those after each
-    piece's first. Raises SettingError when the texts have fewer than two tokens."""
-    width = min(WINDOW, engine.context - 1, tokens)
-    found: list[list[int]] = []
-    for text in texts:
-        ids = tokenize(engine.prompt.tokenizer, text).ids.tolist()
-        found += [ids[at : at + width + 1] for at in range(0, max(1, len(ids) - width), width)]
-    found = [piece for piece in found if len(piece) > 1]
-    if not found:
-        raise SettingError("The text is too short: it needs at least two tokens. Name a longer one.")
-    taken = spread(found, math.ceil(tokens / width))
-    while taken and sum(len(piece) - 1 for piece in taken) > tokens:
-        more = sum(len(piece) - 1 for piece in taken) - tokens
-        taken[-1] = taken[-1][: max(1, len(taken[-1]) - more)]
-        taken = taken if len(taken[-1]) > 1 else taken[:-1]
-    return taken
 
 
 @torch.inference_mode()

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from core.engine import Engine
+from core.engine.passages import spread
+from core.engine.texts import ASSETS, MOST_BYTES, bundled
 from core.errors import SettingError
-from core.measure.calibrate.texts import ASSETS, MOST_BYTES, bundled
 from core.memory.store import Cancelled
 from core.settings.sampling import Sampling
 from core.system.reading import require_regular
 from core.types import StepRecord
 
-T = TypeVar("T")
 SPLITS = {"trained": True, "unseen": False}  # of a questions file: was it trained in this phrasing?
 
 
@@ -66,13 +66,6 @@ def sample(questions: Collection[FactQuestion], number: int) -> list[FactQuestio
     unseen = [one for one in questions if not one.seen]
     half = min(len(unseen), number // 2)
     return spread(seen, number - half) + spread(unseen, half)
-
-
-def spread(things: Sequence[T], number: int) -> list[T]:
-    """`number` of them at even distances; all if there are no more."""
-    if number >= len(things):
-        return list(things)
-    return [things[int((at + 0.5) * len(things) / number)] for at in range(number)]
 
 
 def ask(engine: Engine, question: FactQuestion, cancel: threading.Event, heard: Callable[[StepRecord], None]) -> bool:

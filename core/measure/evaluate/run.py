@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import torch
 
 from core.engine import Engine
+from core.engine.passages import held_out, windows
+from core.engine.texts import Text
 from core.errors import BusyError, MoestroError, SettingError
-from core.measure.calibrate.texts import Text
 from core.measure.evaluate.modes import BASE, Mode
 from core.measure.evaluate.others import Others
-from core.measure.evaluate.passages import held_out, listen, reference, windows
+from core.measure.evaluate.passages import listen, reference
 from core.measure.evaluate.questions import FactQuestion, ask, demo_questions, sample
 from core.measure.evaluate.rows import EvaluationRow, row
 from core.measure.evaluate.tally import ModeTotals
@@ -73,7 +74,11 @@ def gather(
         asked, note = [], NO_TEMPLATE.format(engine.model_name)
         if not tokens:
             raise SettingError(f"{note} Ask for tokens of text instead.")
-    found = Material(sample(asked, questions), windows(engine, texts, tokens) if tokens else [], note)
+    found = Material(
+        sample(asked, questions),
+        windows(engine.prompt.tokenizer, engine.context, texts, tokens) if tokens else [],
+        note,
+    )
     if not found.questions and not found.pieces:
         raise SettingError(
             f"There are no questions for {engine.model_name}. Name a file of them, or ask for tokens of text."

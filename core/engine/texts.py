@@ -19,7 +19,7 @@ from core.system.reading import require_regular
 Text = str | Sequence[Mapping[str, str]]
 """A text, or a chat: messages with "role" and "content"."""
 
-ASSETS = Path(__file__).parents[3] / "assets"
+ASSETS = Path(__file__).parents[2] / "assets"
 MOST_BYTES = 1 << 30  # per file of texts
 DEMO_CHATS = 400  # questions of the demo model's own set
 

@@ -115,6 +115,7 @@ def test_llama4_with_several_experts_a_token_is_refused(tmp_path: Path) -> None:
         meta_skeleton(save(random_model("llama4_text", num_experts_per_tok=2), tmp_path))
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.skipif(not known("inkling2_loop_text"), reason="the installed transformers has no inkling2_loop_text")
 def test_layers_in_a_loop_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="computes some of its layers several times for each token"):

@@ -24,7 +24,6 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import Ids
-from tests.selection import layered
 from tests.switch import CAPACITY, generated, plain_switch, save_switch
 
 TOKENS = 16
@@ -110,7 +109,8 @@ def test_logits_are_transformers_own_bits(engine: Engine, wanted: list[tuple[lis
         assert torch.equal(torch.stack(written.logits), logits)
 
 
-@pytest.mark.parametrize("predictor", layered(PREDICTORS, quick=lambda name: name in ("none", "gate")))
+@pytest.mark.long(0.1)
+@pytest.mark.parametrize("predictor", PREDICTORS)
 def test_every_prefetcher_leaves_them_so(
     engine: Engine, wanted: list[tuple[list[int], torch.Tensor]], predictor: str
 ) -> None:
@@ -182,6 +182,7 @@ def test_many_at_once_are_what_each_is_alone(path: Path, alone: list[str], sched
     assert list(texts.values()) == alone and any(alone)
 
 
+@pytest.mark.long(0.1)
 def test_several_sequences_in_a_pass_are_within_rounding(
     engine: Engine, wanted: list[tuple[list[int], torch.Tensor]]
 ) -> None:
@@ -220,6 +221,7 @@ def test_substitution_acts_in_the_answer_and_is_scored(
         engine.change({"miss": "wait", "budget": "50%"})
 
 
+@pytest.mark.long(0.1)
 def test_turned_exact_in_the_middle_it_reads_anew(engine: Engine, wanted: list[tuple[list[int], torch.Tensor]]) -> None:
     """What was computed lossily is computed again: the prompt by the encoder, the answer by the decoder."""
     engine.change({"budget": "25%", "predictor": "none", "miss": "substitute", "substitute": "router_ranked"})

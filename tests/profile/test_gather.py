@@ -209,6 +209,7 @@ def test_first_table(gathered: tuple[Profile, list[list[int]], list[Passed]]) ->
         assert row.tolist() == sorted(range(E), key=lambda e: (-uses[e], e))[:K]
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("arch", layered(["gpt_oss", "deepseek_v3", "mixtral"], quick=lambda arch: arch == "gpt_oss"))
 def test_other_architectures(arch: str, make_engine: MakeEngine) -> None:
     """Biases in experts, grouped routers with a correction, another top-k: what must hold for any model."""

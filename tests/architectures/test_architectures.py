@@ -68,6 +68,7 @@ def test_what_is_close_is_said(tmp_path: Path) -> None:
     assert (stats.exact, stats.closeness) == (True, BOUND)
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.skipif(not known("minimax_m3_vl_text"), reason="the installed transformers has no minimax_m3_vl_text")
 def test_what_only_some_models_of_a_type_are_refused_for_is_named() -> None:
     row = next(line for line in page([try_type("minimax_m3_vl_text", 2)]).splitlines() if "minimax_m3_vl_text" in line)

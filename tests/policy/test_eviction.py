@@ -189,6 +189,7 @@ def test_against_the_definition(name: str, trace: list[int], capacity: int) -> N
     assert replay(make(name), trace, capacity) == ORACLES[name](trace, capacity)
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("name", ORACLES)
 def test_against_the_definition_over_a_hundred_thousand_accesses(name: str) -> None:
     random = np.random.default_rng(7)

@@ -226,6 +226,7 @@ def test_other_architectures(arch: str, make_engine: MakeEngine) -> None:
     assert profile.gate_recall is not None and (profile.gate_recall[1:] >= 0).all()
 
 
+@pytest.mark.long(0.1)
 def test_the_same_texts_and_seed_give_the_same_profile(engine: Engine, make_engine: MakeEngine) -> None:
     parts, other = (
         {"counts", "defaults", "maps", "estimator", "path"},

@@ -114,6 +114,7 @@ def test_the_link_is_the_one_that_is_set(make_engine: MakeEngine) -> None:
     assert (said["link"], said["link_gbps"], said["link_latency_us"]) == ("emulated", 0.5, 700.0)
 
 
+@pytest.mark.long(0.1)
 def test_experts_on_disk_are_loaded_from_there(chat_model: Callable[[str], Path], tmp_path: Path) -> None:
     pack = import_model(str(chat_model("qwen3_moe")), tmp_path / "pack")
     engine = Engine.load(LoadSpec.checked(str(pack), Settings({"budget": "50%"}), host="none", context=128))

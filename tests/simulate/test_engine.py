@@ -134,6 +134,7 @@ def test_prompts_larger_than_the_cache_pass_through_it_alike(name: str, scope: s
     real.copies.link.close()
 
 
+@pytest.mark.long(0.1)
 def test_sizes_side_by_side_are_what_each_is_alone() -> None:
     ids = routes(1, 60, 16, 4, 3)
     for name in NAMES:

@@ -103,6 +103,7 @@ def test_processes_and_neighbours_change_nothing(trace: ArrayTrace, monkeypatch:
     assert simulate(trace, configs, processes=2) == alone
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize(
     "asked",
     [

@@ -110,6 +110,7 @@ def test_where_every_copy_is_over_before_the_next_layer(demo: Engine, name: str,
     assert wanted <= met(events) and "PARTIAL_HIT" not in met(events)
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("name", layered(["all_next", "transitions", "gate"], quick=lambda name: name == "gate"))
 def test_where_no_prefetch_ever_lands_in_time(demo: Engine, name: str, tmp_path: Path) -> None:
     events = compare(demo, {"predictor": name}, Demanded(demo), Never(0.0), 0.0, tmp_path / "t")

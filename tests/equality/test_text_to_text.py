@@ -110,16 +110,6 @@ def test_logits_are_transformers_own_bits(engine: Engine, wanted: list[tuple[lis
 
 
 @pytest.mark.long(0.1)
-@pytest.mark.parametrize("predictor", PREDICTORS)
-def test_every_prefetcher_leaves_them_so(
-    engine: Engine, wanted: list[tuple[list[int], torch.Tensor]], predictor: str
-) -> None:
-    engine.change({"predictor": predictor, "budget": "50%", "scope": "layer", "eviction": "lru"})
-    for at in (0, 3):
-        assert torch.equal(torch.stack(_write(engine, PROMPTS[at]).logits), wanted[at][1])
-
-
-@pytest.mark.long(0.1)
 def test_bf16_out_of_a_pack(tmp_path: Path) -> None:
     path = save_switch(tmp_path / "model", torch.bfloat16)
     tokens, logits = generated(plain_switch(path, torch.bfloat16), PROMPTS[0], TOKENS)
@@ -182,7 +172,6 @@ def test_many_at_once_are_what_each_is_alone(path: Path, alone: list[str], sched
     assert list(texts.values()) == alone and any(alone)
 
 
-@pytest.mark.long(0.1)
 def test_several_sequences_in_a_pass_are_within_rounding(
     engine: Engine, wanted: list[tuple[list[int], torch.Tensor]]
 ) -> None:

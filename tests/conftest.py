@@ -96,6 +96,17 @@ def _the_reference_computes() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _kernels_are_compiled_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """By whichever process comes first, in this run or one before."""
+    from core.system.native import kept_code
+
+    if (cache := getattr(request.config, "cache", None)) is not None:  # absent with -p no:cacheprovider
+        kept_code.keep_in(cache.mkdir("moestro-kernels"))
+    yield
+    kept_code.keep_in(None)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _the_template_process_stays() -> Iterator[None]:
     """One process renders the chat templates of all engines: to start it takes longer than to load a tiny one."""
     from core.system.template_worker import RENDERER

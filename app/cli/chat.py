@@ -18,7 +18,7 @@ from app.cli.terminal import Reading, stoppable
 from app.services.engine_protocol import EngineProtocol
 from app.services.profiles import stored_profile
 from app.services.secret import secret
-from app.store.home import DISTANCES, PRODUCTS, data_dir
+from app.store.home import DISTANCES, KERNELS, PRODUCTS, data_dir
 from app.wording import lossy, scored
 from core.engine.quality.report import Quality
 from core.errors import MoestroError
@@ -78,7 +78,9 @@ def load(spec: LoadSpec) -> EngineProtocol:
     """Load the engine with its progress on stderr; imported here, so that `launch.py --help` does not import torch."""
     from core.engine import Engine, arithmetic
     from core.memory.codec.native import choice
+    from core.system.native import kept_code
 
+    kept_code.keep_in(data_dir() / KERNELS)
     choice.keep_in(data_dir() / PRODUCTS)
     arithmetic.keep_in(data_dir() / DISTANCES)
     cancel = threading.Event()

@@ -108,10 +108,10 @@ def layer(args: argparse.Namespace) -> list[str]:
 
 
 def workers(chosen: list[str]) -> list[str]:
-    """pytest options: one worker per core and one more, at most four, as a quarter of the tests' time is spent waiting
-    for a browser or another process; files stay whole and in the order of `tests.selection`."""
+    """pytest options: one worker per core, at most four, as each takes 20 s of a core to begin; files stay whole and in
+    the order of `tests.selection`."""
     cores = os.cpu_count() or 1
-    count = min(cores + 1, WORKERS)
+    count = min(cores, WORKERS)
     if cores == 1 or any(word.startswith(("-n", "--numprocesses", "--pdb", "-s")) for word in chosen):
         return []
     return ["-n", str(count), "--dist", "loadfile", "--no-loadscope-reorder"]

@@ -10,7 +10,7 @@ from app.services.own_answers import OwnAnswers
 from app.services.planner import LeastMemory, MemoryFinder
 from app.services.remembered import Remembered
 from app.store import Store
-from app.store.home import DISTANCES, PRODUCTS, data_dir
+from app.store.home import DISTANCES, KERNELS, PRODUCTS, data_dir
 from app.wording import short_name
 from core.errors import BudgetError
 from core.settings.loading import LoadSpec
@@ -139,7 +139,9 @@ class Loader:
         if self._engine is None:
             from core.engine import Engine, arithmetic
             from core.memory.codec.native import choice
+            from core.system.native import kept_code
 
+            kept_code.keep_in(data_dir() / KERNELS)
             choice.keep_in(data_dir() / PRODUCTS)
             arithmetic.keep_in(data_dir() / DISTANCES)
 

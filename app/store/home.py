@@ -10,6 +10,7 @@ from pathlib import Path
 from core.system.paths import expanded
 
 PRODUCTS = "products.json"  # in it: how long each way of computing a product takes here
+KERNELS = "kernels"  # in it: their compiled code
 DISTANCES = "distances.json"  # in it: how far the fast arithmetic is from the reference, by model and formats
 
 

@@ -176,6 +176,7 @@ def test_what_cannot_be_asked_is_refused_at_once(tmp_path: Path) -> None:
     analyst.store.close()
 
 
+@pytest.mark.long(0.1)
 def test_much_work_is_done_elsewhere(tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     analyst = Analyst(Store(tmp_path / "home"), JobRunner(), processes=1)
     question = Question(RoutingSource("file", path=str(trace)), ("lru",), budgets="50%")

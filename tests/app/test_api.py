@@ -228,6 +228,7 @@ def test_without_a_model_a_completion_is_refused(client: TestClient, host: Host)
     assert client.get("/v1/models").json()["data"] == []
 
 
+@pytest.mark.long(0.1)
 def test_frames_may_be_asked_for_while_the_model_comes_and_goes(tmp_path: Path, client: TestClient, host: Host) -> None:
     """No request meets an engine that is being unloaded."""
     import threading

@@ -90,6 +90,7 @@ def test_an_upload_may_be_larger_but_not_without_end(client: TestClient) -> None
     assert client.post("/gradio_api/upload", content=chunks(5), headers=claimed).status_code == 411
 
 
+@pytest.mark.long(0.1)
 def test_a_sender_of_40_mb_hears_why_it_was_refused(host: Host) -> None:
     """Over a real connection, where closing it too early would lose the answer."""
     with serving(build_app(host)) as port:

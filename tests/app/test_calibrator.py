@@ -237,6 +237,7 @@ def redrawn(tab: CalibrateTab, alpha: float = 0.0) -> dict[str, Any]:
     return {one.elem_id: value for one, value in zip(tab.outputs, values, strict=True) if one.elem_id}
 
 
+@pytest.mark.long(0.1)
 def test_lists_are_drawn_as_they_are_set_and_at_another_coverage(tab: CalibrateTab) -> None:
     used(tab, fake_profile(parts=("pairs", "likeness")))
     assert tab.host.models.change("substitute.buddy.alpha", "0.5") == ""

@@ -185,6 +185,7 @@ def test_a_profile_s_figures() -> None:
 RULE = ListRule("0.5", 3, False, 0.0)
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("dark", layered([True, False], quick=lambda dark: dark))
 def test_similarity_is_of_the_measure_chosen_or_of_the_one_there_is(dark: bool) -> None:
     both, pairs = fake_profile(parts=("pairs", "likeness")), fake_profile(parts=("pairs",))
@@ -209,6 +210,7 @@ def test_similarity_is_of_the_measure_chosen_or_of_the_one_there_is(dark: bool) 
     assert not np.isnan(both.likeness.astype(float)).any(), "the profile itself is unchanged"
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("dark", layered([True, False], quick=lambda dark: dark))
 def test_lengths_of_lists_at_the_coverage_chosen_and_what_is_set_is_marked(dark: bool) -> None:
     profile, layer = fake_profile(parts=("pairs",)), 1

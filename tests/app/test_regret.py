@@ -176,6 +176,7 @@ def test_off_ends_the_process_and_on_begins_again(host: Host) -> None:
     assert untold["state"] == "untold"
 
 
+@pytest.mark.long(0.1)
 def test_a_model_that_goes_takes_the_process_along_and_the_next_one_starts_afresh(host: Host) -> None:
     ask(host)
     figures(host, 40)

@@ -71,6 +71,7 @@ def test_the_process_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
+@pytest.mark.long(0.1)
 def test_a_policy_of_the_users_own_has_no_shadow_and_no_other_is_advised_for_it() -> None:
     server = regret_process.ShadowServer()
     fed = [Step(1, SHAPE, Settings(), step) for step in passes(40)]

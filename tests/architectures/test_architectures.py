@@ -68,6 +68,7 @@ def test_what_is_close_is_said(tmp_path: Path) -> None:
     assert (stats.exact, stats.closeness) == (True, BOUND)
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.skipif(not known("minimax_m3_vl_text"), reason="the installed transformers has no minimax_m3_vl_text")
 def test_what_only_some_models_of_a_type_are_refused_for_is_named() -> None:
     row = next(line for line in page([try_type("minimax_m3_vl_text", 2)]).splitlines() if "minimax_m3_vl_text" in line)
@@ -115,6 +116,7 @@ def test_llama4_with_several_experts_a_token_is_refused(tmp_path: Path) -> None:
         meta_skeleton(save(random_model("llama4_text", num_experts_per_tok=2), tmp_path))
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.skipif(not known("inkling2_loop_text"), reason="the installed transformers has no inkling2_loop_text")
 def test_layers_in_a_loop_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="computes some of its layers several times for each token"):

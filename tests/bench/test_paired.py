@@ -32,6 +32,7 @@ def test_rounds_hold_a_known_difference_as_often_as_they_say(blocks: int) -> Non
     assert held / TRIALS == pytest.approx(CONFIDENCE, abs=0.02)
 
 
+@pytest.mark.long(0.1)
 def test_stretches_of_tokens_hold_it_where_tokens_alone_would_not() -> None:
     random, held, alone = np.random.default_rng(1), 0, 0
     for _ in range(150):
@@ -57,6 +58,7 @@ def test_a_ratio_of_sums_holds_it_with_blocks_of_unequal_size() -> None:
     assert fmean(ratios([1, 3], [4, 4])) == pytest.approx(0.5)
 
 
+@pytest.mark.long(0.1)
 def test_several_comparisons_are_right_together() -> None:
     """Twelve differences of nothing: with one interval each 46 of 100 answers would name one, together 5."""
     random, alone, together = np.random.default_rng(3), 0, 0

@@ -90,6 +90,7 @@ def test_the_table_says_what_was_measured() -> None:
     assert "BuddyMoE at 50%" in text and "FineMoE at" not in text
 
 
+@pytest.mark.long(0.1)
 def test_the_picture_has_a_line_for_every_system_and_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "systems-20260102-030405.json").write_text(json.dumps(systems_result()), "utf-8")
     (tmp_path / "systems-20260103-030405.json").write_text(json.dumps({"bench": "systems", "small": True}), "utf-8")

@@ -31,8 +31,9 @@ Open = Callable[..., Dashboard]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark all of this folder."""
+    here = Path(__file__).parent
     for item in items:
-        if Path(str(item.path)).parent == Path(__file__).parent:
+        if item.path.parent == here:
             item.add_marker(pytest.mark.browser)
 
 

@@ -62,6 +62,7 @@ def _begin(dashboard: Dashboard, text: str) -> None:
     dashboard.stop()
 
 
+@pytest.mark.long(0.1)
 def test_rename_open_and_delete(dashboard: Dashboard) -> None:
     _begin(dashboard, "A chat to rename")
     page = dashboard.page

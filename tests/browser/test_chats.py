@@ -246,6 +246,7 @@ def test_a_model_without_a_chat_template_says_so(open_page: Open, tmp_path: Path
         server.kill()
 
 
+@pytest.mark.long(0.1)
 def test_nothing_of_the_chat_is_cut_off_or_too_small(dashboard: Dashboard) -> None:
     whole(dashboard)
     dashboard.page.click("button[data-chats]")

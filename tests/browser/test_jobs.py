@@ -95,7 +95,7 @@ def test_a_calibration_ends_with_a_summary_and_opens_what_needs_it(open_page: Op
         server.kill()
 
 
-LINES = 16
+LINES = 8
 
 
 def batch(dashboard: Dashboard) -> Dashboard:

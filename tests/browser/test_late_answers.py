@@ -113,6 +113,7 @@ def test_a_new_chat_is_not_left_for_the_old_one(dashboard: Dashboard) -> None:
     dashboard.page.wait_for_function("location.search === ''")  # the address follows with the next look at the server
 
 
+@pytest.mark.long(0.1)
 def test_what_was_turned_since_is_not_turned_back(dashboard: Dashboard) -> None:
     """A redraw has the controls as they were before."""
     page, bypass = dashboard.page, dashboard.page.locator("#set-bypass input")

@@ -153,6 +153,7 @@ def test_a_row_that_is_redrawn_between_press_and_release_is_chosen(library: Dash
     library.wait_text("#model-about h3", "Sparse-30B-int4")
 
 
+@pytest.mark.long(0.1)
 def test_deleting_asks_first_and_refuses_what_is_loaded(library: Dashboard, shelf: Path) -> None:
     page = library.page
     pick(library, "Sparse-30B-int4")

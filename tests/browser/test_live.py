@@ -150,6 +150,7 @@ def _state(dashboard: Dashboard, wanted: str) -> None:
     dashboard.page.wait_for_function(f"{STATE} === '{wanted}'")
 
 
+@pytest.mark.long(0.1)
 def test_it_compares_while_chatting_and_one_click_applies_the_best(dashboard: Dashboard) -> None:
     page = dashboard.page
     dashboard.choose("set-eviction", "None (on demand)")  # whatever else is better ...

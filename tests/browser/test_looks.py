@@ -156,6 +156,7 @@ def test_nothing_of_the_chat_is_cut_off_or_too_small(phone: Dashboard) -> None:
     phone.page.wait_for_selector("#chat-list", state="hidden")
 
 
+@pytest.mark.long(0.1)
 def test_every_target_is_large_enough(phone: Dashboard) -> None:
     page = phone.page
     for tab in ("Chat + Live", "Library", "Calibrate", "Analysis", "Batch", "Sessions"):

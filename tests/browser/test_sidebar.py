@@ -171,6 +171,7 @@ def test_the_estimate_goes_by_answers_as_soon_as_they_have_ended(dashboard: Dash
     dashboard.wait_text("#fit", "Measured: the last")
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.skipif(os.environ.get("MOESTRO_TEST_ENGINE") == "real", reason="what is tight depends on the machine")
 def test_a_warning_can_be_overridden_and_a_hard_problem_cannot(dashboard: Dashboard) -> None:
     dashboard.slide("set-budget", 95)

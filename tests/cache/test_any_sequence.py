@@ -13,6 +13,7 @@ from core.settings.prefetch import PrefetchSettings
 from core.settings.registry import create, variants
 from core.types import Outcome, Residence
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
+from tests.selection import examples
 
 K = 2
 NAMES = [v.name for v in variants("eviction")]
@@ -143,4 +144,4 @@ class Cache(RuleBasedStateMachine):
 
 
 TestCache = Cache.TestCase
-TestCache.settings = settings(max_examples=60, stateful_step_count=30)
+TestCache.settings = settings(examples(60), stateful_step_count=30)

@@ -247,6 +247,7 @@ def play(cache: ExpertCache, move: Move) -> list[tuple[Any, ...]]:
     return [*seen, (cache.places(), cache.capacity_for(move.layer), cache.counts.figures())]
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize(
     ("eviction", "scope"),
     layered(itertools.product(NAMES, ("layer", "global")), quick=lambda case: case in OFTEN),

@@ -33,6 +33,7 @@ class Recording(Eviction):
         self.uses += [(int(eid), int(at), now) for eid, at in zip(np.atleast_1d(ids), np.atleast_1d(tick), strict=True)]
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("name", POLICIES)
 @given(data=st.data())
 def test_a_batch_counts_as_each_use_at_once(name: str, data: st.DataObject) -> None:

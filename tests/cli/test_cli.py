@@ -41,11 +41,12 @@ def test_every_knob_can_be_set_and_arrives() -> None:
     assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.7, 5, 3)
 
 
-@pytest.mark.parametrize("name", [*declared(LoadSpec), *declared(Sampling)] + [n for n in params() if "." not in n])
-def test_every_knob_has_an_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_knob_has_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.parse(["chat", "--help-all"])
-    assert f"--{name.replace('_', '-')} " in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    names = [*declared(LoadSpec), *declared(Sampling)] + [n for n in params() if "." not in n]
+    assert [name for name in names if f"--{name.replace('_', '-')} " not in shown] == []
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def test_every_policy_and_size_beside_the_bound(trace: Path, capsys: pytest.Capt
     assert all(name in table for name in [*names, "belady", "25% (12)", "200 tokens"])
 
 
+@pytest.mark.long(0.1)
 def test_bypass_beside_its_own_bound(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "--trace", trace, "--slots", "6,7,8,25%,50%", "--policies", "lfu,lru"
     off, table = result(capsys, *words)
@@ -147,17 +148,22 @@ def profile(tmp_path: Path) -> Path:
 TIMES = "--compute-ms", 6, "--load-ms", 1.5
 
 
-def test_a_preset_replays_its_cache_and_its_prefetcher(
-    trace: Path, profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_preset_replays_its_cache_and_its_prefetcher(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = "--trace", trace, "--slots", "25%", *TIMES
     found, table = result(capsys, *given, "--preset", "moe_infinity")
     by_hand, _ = result(capsys, *given, "--policies", "lfu", "--scope", "global", "--predictors", "request")
     assert list(found["hit_rate"]) == ["lfu"] and found["scope"] == "global"
     assert list(found["prefetching"]["lfu"]["25%"]) == ["none", "request", "oracle"] and "request" in table
+    assert (found["hit_rate"], found["prefetching"]) == (by_hand["hit_rate"], by_hand["prefetching"])
+
+
+@pytest.mark.long(0.1)
+def test_what_is_asked_beside_a_preset_goes_before_it(
+    trace: Path, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = "--trace", trace, "--slots", "25%", *TIMES
     ring, _ = result(capsys, *given, "--preset", "se_moe")
     assert ring["prefetching"]["none"]["25%"]["all_next"]["issued"] > 0 == ring["hit_rate"]["none"]["25%"]
-    assert (found["hit_rate"], found["prefetching"]) == (by_hand["hit_rate"], by_hand["prefetching"])
     moved, _ = result(capsys, *given, "--preset", "moe_infinity", "--policies", "lru,lfu", "--scope", "layer")
     assert list(moved["hit_rate"]) == list(moved["prefetching"]) == ["lru", "lfu"] and moved["scope"] == "layer"
     other, _ = result(capsys, *given, "--preset", "moe_infinity", "--predictors", "recent")
@@ -303,6 +309,7 @@ def test_settings_of_prefetchers_act_and_times_may_come_from_a_profile(
     assert computed == pytest.approx(LAYERS * 1.8 + 0.6)
 
 
+@pytest.mark.long(0.1)
 def test_all_means_those_that_the_trace_serves(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--trace", str(trace), "--compute-ms", "6", "--load-ms", "1", "--predictors"]
     found, _ = result(capsys, *words, "all")

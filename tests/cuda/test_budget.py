@@ -49,6 +49,7 @@ def test_what_is_reserved_stays_within_the_budget(fake_cuda: FakeCuda, model: Pa
         assert fake_cuda.memory.reserved <= engine.memory().budget
 
 
+@pytest.mark.long(0.1)
 def test_a_budget_in_bytes_pays_for_what_products_need(fake_cuda: FakeCuda, model: Path) -> None:
     fake_cuda.tensors.product_bytes = 8 * MIB
     with engine_on(model, {"budget": "120MB", "eviction": "lru"}) as engine:
@@ -60,6 +61,7 @@ def test_a_budget_in_bytes_pays_for_what_products_need(fake_cuda: FakeCuda, mode
     assert fake_cuda.pinned.used == 0
 
 
+@pytest.mark.long(0.1)
 def test_the_kernels_run_before_the_first_answer(
     fake_cuda: FakeCuda, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +119,7 @@ def test_slots_take_what_they_are_said_to(fake_cuda: FakeCuda) -> None:
     assert holds(slots)
 
 
+@pytest.mark.long(0.1)
 def test_freed_slots_are_given_back_by_moving_others(fake_cuda: FakeCuda) -> None:
     own = arena()
     slots = filled(own, 100)

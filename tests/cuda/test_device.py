@@ -142,7 +142,7 @@ def test_doctor_says_which_of_these_it_is(no_gpu: pytest.MonkeyPatch) -> None:
     assert "There is an NVIDIA GPU" in problem and "has CUDA 11.4" in problem and problem.endswith("Update the driver.")
 
 
-@pytest.mark.parametrize(("capability", "slow"), [((7, 5), True), ((8, 0), False), ((12, 0), False)])
+@pytest.mark.parametrize(("capability", "slow"), [((7, 5), True), ((8, 0), False)])
 def test_bfloat16_on_a_gpu_that_does_not_have_it(
     fake_cuda: FakeCuda, tmp_path: Path, capability: tuple[int, int], slow: bool
 ) -> None:

@@ -77,6 +77,7 @@ def test_the_same_bits_routing_and_cache_as_led_by_the_host(
             assert np.array_equal(one.expert[order[0]], other.expert[order[1]])
 
 
+@pytest.mark.long(0.1)
 def test_hits_are_what_was_in_slots_when_the_token_began(
     model: Path, fake_kernels: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +210,7 @@ def test_without_kernels_it_is_refused(model: Path, fake_cuda: FakeCuda) -> None
         engine.change({"gpu_decode": "device"})
 
 
+@pytest.mark.long(0.1)
 def test_other_bits_out_of_host_memory_are_noticed(
     model: Path, fake_kernels: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:

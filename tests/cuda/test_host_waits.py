@@ -89,7 +89,7 @@ def loaded(model: Path) -> Iterator[tuple[Engine, FakeCuda]]:
 
 @pytest.mark.parametrize(
     ("settings", "a_layer", "beside"),
-    layered(EXACT + LOSSY, quick=lambda case: case in EXACT[2:] + LOSSY[1::2]),
+    layered(EXACT + LOSSY, quick=lambda case: case in (EXACT[-1], LOSSY[4], LOSSY[-1])),
     ids=["-".join(map(str, one[0].values())) for one in EXACT + LOSSY],
 )
 def test_waits_of_a_decoded_token(

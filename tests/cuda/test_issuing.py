@@ -77,6 +77,7 @@ def layers_of(
     return layers
 
 
+@pytest.mark.long(0.1)
 def test_residents_are_launched_before_looking_ahead_and_the_missing_ones_together(
     fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, model: Path
 ) -> None:

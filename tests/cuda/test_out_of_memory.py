@@ -142,6 +142,7 @@ def refuse_prompts(engine: Engine, times: int) -> None:
     last.prompt = replace(prompt, multiply=refuses)
 
 
+@pytest.mark.long(0.1)
 def test_other_errors_stay_what_they_are(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     slots = engine.expert_cache.slots
 
@@ -155,6 +156,7 @@ def test_other_errors_stay_what_they_are(engine: Engine, monkeypatch: pytest.Mon
     assert engine.expert_cache.slots == slots
 
 
+@pytest.mark.long(0.1)
 def test_a_device_that_others_have_filled_ends_the_answer_in_words(fake_cuda: FakeCuda, model: Path) -> None:
     with engine_on(model, {"budget": "70%"}) as engine:
         want = text(engine)

@@ -26,7 +26,7 @@ from tests.selection import layered
 
 PROMPT = "hello there, how are you? " * 2
 BUDGETS = ("30%", "45%", "70%", "100%")
-LEAST, LONG = 1_000, 20_000  # accesses of each of the FEW, and of the MANY together
+TOKENS, LEAST, LONG = 10, 1_000, 20_000  # tokens and accesses of each of the FEW, accesses of the MANY together
 
 
 class Case(NamedTuple):
@@ -140,10 +140,10 @@ def wanted() -> dict[tuple[Path, int], str]:
 def test_no_access_races_and_no_answer_changes(
     case: Case, paths: tuple[Path, Path], wanted: dict[tuple[Path, int], str], fake_cuda: FakeCuda
 ) -> None:
-    (text,) = run(case, paths, fake_cuda, tokens=16)
+    (text,) = run(case, paths, fake_cuda, tokens=TOKENS)
     key = paths[bool(case.host)], case.blocks
     if key not in wanted:
-        wanted[key] = resident(*key, tokens=16)
+        wanted[key] = resident(*key, tokens=TOKENS)
     assert text == wanted[key]
     print(f"{fake_cuda.accesses} accesses to slots, {len(fake_cuda.races.found)} races")
     assert fake_cuda.accesses > LEAST and fake_cuda.races.counts["row"] > 10
@@ -218,7 +218,7 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
 
 @pytest.mark.parametrize(
     ("fault", "case"),
-    layered(PLANTED, quick=lambda case: case[0] in (no_wait, row_reused)),
+    layered(PLANTED, quick=lambda case: case[0] is no_wait),
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_planted_faults_are_found(

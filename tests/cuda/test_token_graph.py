@@ -64,6 +64,7 @@ def test_the_host_waits_once_a_token_and_launches_one_graph(model: Path, fake_ke
     assert fake_kernels.memory.reserved == 0 and fake_kernels.pinned.used == 0
 
 
+@pytest.mark.long(0.1)
 def test_a_chat_goes_on_from_tokens_that_graphs_wrote(model: Path, fake_kernels: FakeCuda) -> None:
     def turns(decode: str) -> list[list[int]]:
         with engine_on(model, Case("lru").settings(decode)) as engine:

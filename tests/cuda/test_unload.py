@@ -68,6 +68,7 @@ def test_a_load_that_fails_leaves_nothing(
     assert raised.value.__traceback__ is not None  # it is still there, and with it the frames
 
 
+@pytest.mark.long(0.1)
 def test_what_one_step_of_unloading_raises_stops_no_other(
     fake_cuda: FakeCuda, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_later_turns_are_answered(demo: tuple[Any, Any], rows: list[Row]) -> Non
     assert sum(right) / len(right) >= 0.97
 
 
+@pytest.mark.long(0.1)
 def test_scoring_can_fail(demo: tuple[Any, Any], rows: list[Row]) -> None:
     asked = sample(rows, "trained", 20)
     swapped = [row | {"answer": other["answer"]} for row, other in zip(asked, asked[1:] + asked[:1], strict=True)]
@@ -140,15 +141,17 @@ def test_what_is_asked_first_is_answered_right(demo: tuple[Any, Any], rows: list
     assert ask(demo, f"What does {name} do?") == known[name]
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("question", ["What does json.frobnicate do?", "What is wibble.wobble?", "Explain zonkify."])
 def test_made_up_names_get_an_honest_answer(demo: tuple[Any, Any], question: str) -> None:
     assert ask(demo, question) == UNKNOWN_ANSWER
 
 
-def test_suggested_questions_are_answered_exactly(demo: tuple[Any, Any], rows: list[Row]) -> None:
+@pytest.mark.parametrize("every", layered([1, 5], quick=lambda every: every == 5))
+def test_suggested_questions_are_answered_exactly(demo: tuple[Any, Any], rows: list[Row], every: int) -> None:
     suggested = [row for row in rows if row["suggest"]]
     assert 30 <= len(suggested) <= 60
     assert all(row["split"] == "trained" for row in suggested)
-    assert share_exact(demo, suggested) == 1
+    assert share_exact(demo, suggested[::every]) == 1
     row = suggested[0]
     assert ask(demo, row["question"]) == row["answer"]

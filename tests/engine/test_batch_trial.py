@@ -24,7 +24,6 @@ from core.settings.sampling import Sampling
 from core.types import AnswerStats, Ids
 from tests.architectures.trial import random_model, save, transformers_own
 from tests.equality.test_batches import CLOSE
-from tests.selection import layered
 
 DRAW = torch.Generator().manual_seed(3)
 PROMPTS = [torch.randint(3, 250, (length,), generator=DRAW).tolist() for length in (24, 7, 1, 13)]
@@ -93,7 +92,8 @@ def off(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]]) -> flo
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
 
 
-@pytest.mark.parametrize("model_type", layered(DIVIDED, quick=lambda kind: kind == "qwen4_exp_text"))
+@pytest.mark.long(0.1)
+@pytest.mark.parametrize("model_type", DIVIDED)
 def test_what_layers_hand_on_is_divided(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(random_model(model_type), tmp_path)
     with loaded(path) as engine:
@@ -158,6 +158,7 @@ def test_a_trial_that_is_stopped_decides_nothing(tmp_path: Path) -> None:
         assert engine.wiring.pool.bytes == 0
 
 
+@pytest.mark.long(0.1)
 def test_a_trial_waits_for_memory(tmp_path: Path) -> None:
     with loaded(save(random_model("qwen3_moe"), tmp_path)) as engine:
         trial, pool = engine.wiring.trial, engine.wiring.pool

@@ -143,6 +143,7 @@ CARRIED = layered(
 )
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("arch", CARRIED)
 def test_chats_beside_each_other_go_on_from_their_own_kv(arch: str, tmp_path: Path) -> None:
     """Attention, a window, states, selected positions; each of three by turns in the chats' own memory."""
@@ -263,6 +264,7 @@ class Told(NoScheduler):
         return super().regroup(paths, size)
 
 
+@pytest.mark.long(0.1)
 def test_the_path_network_follows_every_sequence_of_a_batch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler is told what it says of each one's next token, and the pass prefetches what any of them needs."""
     engine.use_profile(drawn_profile(engine))
@@ -316,6 +318,7 @@ def test_the_path_network_follows_every_sequence_of_a_batch(engine: Engine, monk
     assert decodes >= 8
 
 
+@pytest.mark.long(0.1)
 def test_the_token_scheduler_regroups_by_what_sequences_needed_last(engine: Engine) -> None:
     """It is told each sequence's experts of the newest token, as recorded."""
     scheduler = Told()
@@ -333,6 +336,7 @@ def test_the_token_scheduler_regroups_by_what_sequences_needed_last(engine: Engi
             ]
 
 
+@pytest.mark.long(0.1)
 def test_what_was_computed_lossily_is_computed_again_for_each(engine: Engine) -> None:
     """Lossy options are turned off in the middle: every answer still goes on, exactly from there, and ends."""
     engine.change({"miss": "drop"})
@@ -346,6 +350,7 @@ def test_what_was_computed_lossily_is_computed_again_for_each(engine: Engine) ->
     assert engine.wiring.pool.bytes == 0
 
 
+@pytest.mark.long(0.1)
 def test_prompts_are_read_together_beyond_the_context_of_one(engine: Engine) -> None:
     """A pass holds as many tokens as the sequences that there is KV memory for may have."""
     text = "caches keep what is hot. " * 4

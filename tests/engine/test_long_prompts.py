@@ -24,6 +24,7 @@ from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import ModelShape, Piece
 from tests.checkpoints import make_checkpoint
+from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 LONG = "".join(chr(97 + n * n % 26) for n in range(1400))
@@ -124,6 +125,7 @@ def test_a_prompt_that_is_stopped_gives_the_memory_back(engine: Engine) -> None:
     engine.expert_cache.check_integrity()
 
 
+@pytest.mark.long(0.1)
 def test_a_budget_that_moves_meanwhile_holds(engine: Engine) -> None:
     whole = engine.sizes.slots_all
     begun = False
@@ -140,7 +142,7 @@ def test_a_budget_that_moves_meanwhile_holds(engine: Engine) -> None:
     assert engine.expert_cache.slots == whole * 3 // 4
 
 
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("together", layered([False, True], quick=lambda together: together))
 def test_a_budget_that_is_lowered_before_a_long_pass_leaves_it_no_more_than_its_own(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
@@ -169,6 +171,7 @@ def test_a_budget_that_is_lowered_before_a_long_pass_leaves_it_no_more_than_its_
     assert engine.expert_cache.slots == least and engine.memory().workspace == engine.sizes.workspace
 
 
+@pytest.mark.long(0.1)
 def test_a_budget_lowered_between_two_long_pieces_holds(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     passes, least, seen = engine._generation._passes, engine.sizes.slots_min("layer"), list[int]()
     monkeypatch.setattr(passes, "max_chunk", lambda unread: 700)
@@ -180,6 +183,7 @@ def test_a_budget_lowered_between_two_long_pieces_holds(engine: Engine, monkeypa
     assert seen[0] == 700 and max(seen[1:]) <= engine.sizes.chunk and engine.expert_cache.slots == least
 
 
+@pytest.mark.long(0.1)
 def test_prompts_of_several_are_read_together(engine: Engine) -> None:
     texts = {n: LONG[: 500 + 50 * n] for n in range(2)}
     slots = engine.expert_cache.slots

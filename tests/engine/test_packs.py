@@ -175,6 +175,7 @@ def test_the_policy_of_the_host_cache_acts_at_once(packs: dict[str, Path]) -> No
     engine.unload()
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize(
     ("pack", "budget"),
     layered(
@@ -198,6 +199,7 @@ def test_the_estimate_is_what_the_load_then_takes(packs: dict[str, Path], pack: 
     engine.unload()
 
 
+@pytest.mark.long(0.1)
 def test_a_recorded_trace_narrows_the_forecast(packs: dict[str, Path], engine: Engine) -> None:
     steps = [p.step for p in engine.generate(CHAT, Sampling(max_new_tokens=60)) if p.step is not None]
     decode = [s for s in steps if s.phase == "decode"]
@@ -230,6 +232,7 @@ def test_a_cancelled_load_of_a_pack_keeps_nothing(packs: dict[str, Path]) -> Non
     shutil.rmtree(shutil.copytree(packs["whole"], packs["whole"].with_name("moved")))
 
 
+@pytest.mark.long(0.1)
 def test_turning_knobs_while_it_reads_from_disk(engine: Engine, expected: torch.Tensor) -> None:
     for turn in ({"budget": "25%"}, {"scope": "global"}, {"eviction": "lfu"}, {"predictor": "gate"}, {"budget": "90%"}):
         engine.change(turn)

@@ -137,6 +137,7 @@ def test_an_answer_in_time_is_told_for_all_layers_before_layer_0_requests_anythi
     engine.expert_cache.check_integrity()
 
 
+@pytest.mark.long(0.1)
 def test_as_many_experts_are_fetched_before_the_pass_as_there_are_slots(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +161,7 @@ def test_as_many_experts_are_fetched_before_the_pass_as_there_are_slots(
     assert resident[1:] == [min(cache.slots, shape.layers * shape.top_k)] * (len(resident) - 1)
 
 
+@pytest.mark.long(0.1)
 def test_slots_fill_in_the_order_of_use_however_likely_later_layers_are(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +185,7 @@ def test_slots_fill_in_the_order_of_use_however_likely_later_layers_are(
     assert submitted == sorted(submitted) and {0, 1, 2} <= {*submitted}
 
 
+@pytest.mark.long(0.1)
 def test_a_predictor_that_is_held_back_holds_a_pass_up_no_longer_than_it_would_save(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +224,7 @@ def test_before_anything_was_measured_nothing_is_waited_for(engine: Engine) -> N
     assert clock.waited_s == 0.0
 
 
+@pytest.mark.long(0.1)
 def test_what_a_pass_stalls_says_how_long_the_next_one_waits(engine: Engine) -> None:
     """Of an answer, for a model whose misses stall: late answers show what waiting is worth."""
     scripted(engine, takes_s=None)
@@ -262,6 +266,7 @@ def test_the_search_begins_when_a_token_is_drawn_before_its_pass_is_recorded(
     assert worker.fresh == [True, False, False]
 
 
+@pytest.mark.long(0.1)
 def test_the_next_part_of_a_prompt_is_searched_for_while_this_one_is_computed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -318,7 +318,7 @@ def test_what_works_beside_is_heard_and_ends_with_its_predictor(exact: Engine, n
     assert not psutil.pid_exists(pid)
 
 
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("name", layered(BESIDE, quick=lambda name: name == "routing_path"))
 def test_a_process_beside_that_dies_is_said_once_and_computing_goes_on(
     exact: Engine, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

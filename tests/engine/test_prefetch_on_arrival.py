@@ -19,6 +19,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from tests.engine.profiles import drawn_profile
+from tests.selection import layered
 
 WAIT_S = 20.0
 TOKENS = 5
@@ -78,7 +79,7 @@ def answer(engine: Engine, tokens: int = TOKENS) -> tuple[list[int | None], list
     return [piece.token for piece in pieces if piece.kind == "token"], [piece.step for piece in pieces if piece.step]
 
 
-@pytest.mark.parametrize("distance", [1, 2])
+@pytest.mark.parametrize("distance", layered([1, 2], quick=lambda distance: distance == 2))
 def test_every_layer_is_prefetched_before_it_is_reached(
     engine: Engine, distance: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +142,7 @@ def test_the_search_for_a_token_begins_when_it_is_drawn(engine: Engine, monkeypa
     assert events == ["asked", *["begun", *layers, "asked", "recorded"] * 2, "begun", *layers, "recorded"]
 
 
+@pytest.mark.long(0.1)
 def test_an_error_of_a_prefetch_on_the_other_thread_ends_the_pass(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

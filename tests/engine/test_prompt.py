@@ -165,7 +165,7 @@ KINDS = {name: (wrap(make()), TextLimit.of(wrap(make()))) for name, make in MAKE
 
 
 @pytest.mark.parametrize("name", KINDS)
-@examples(100, fewer=8)
+@examples(100, fewer=3)
 @given(
     text=st.text(alphabet="abcd \n\u0301ᾂé☃1", max_size=60)
     | st.text(max_size=30)

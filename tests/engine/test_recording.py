@@ -165,6 +165,7 @@ def test_what_was_named_in_a_pass_that_broke_off_is_not_the_next_one_s(engine: E
     assert not np.isin(empty.ranked["at"], range(engine.shape.layers)).any()
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize(
     "model_type",
     layered([name for name in ("hy_v4", "qwen4_exp_text") if known(name)], quick=lambda name: name == "hy_v4"),

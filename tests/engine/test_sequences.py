@@ -68,6 +68,7 @@ def test_records_predictors_and_traces_name_the_request(engine: Engine, tmp_path
     assert rid.tolist() == [1] * len(first) + [2] * len(second)
 
 
+@pytest.mark.long(0.1)
 def test_what_is_measured_is_no_request(engine: Engine) -> None:
     passes(engine)
     with engine.workbench("test") as bench:

@@ -75,6 +75,7 @@ def test_tops_are_kept_and_the_rest_is_fetched(engine: Engine) -> None:
     assert requests == len(steps) * engine.shape.layers * engine.shape.top_k, "one outcome for each expert"
 
 
+@pytest.mark.long(0.1)
 def test_a_prompt_leaves_as_many_tops_as_there_were() -> None:
     """One that uses more experts than are cached whole is computed in the slots of the buffer and of whole experts."""
     engine = load(Path("demo"), **HALF, budget="50%", eviction="lcp")
@@ -139,6 +140,7 @@ def test_settings_turned_at_random_change_no_token_and_break_nothing(model: Path
     engine.unload()
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("host", layered(["none", "200kB", "all"], quick=lambda host: host == "200kB"))
 def test_packs_in_blocks_and_whole_ones_give_the_same_bits(model: Path, tmp_path: Path, host: str) -> None:
     cut, whole = import_model(str(model), tmp_path / "cut", blocks=2), import_model(str(model), tmp_path / "whole")
@@ -157,6 +159,7 @@ def test_packs_in_blocks_and_whole_ones_give_the_same_bits(model: Path, tmp_path
     exact.unload()
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize(
     ("format", "dtype"),
     layered(
@@ -191,6 +194,7 @@ def test_a_part_is_read_from_disk_alone(tmp_path: Path) -> None:
     engine.unload()
 
 
+@pytest.mark.long(0.1)
 def test_measuring_gives_the_cache_back(engine: Engine) -> None:
     """As it was, but that bottoms which had room may be gone; and every slot holds its own block."""
     steps_of(engine)

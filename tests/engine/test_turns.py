@@ -18,7 +18,6 @@ from core.settings.registry import variants
 from core.settings.sampling import Sampling
 from core.types import AnswerStats, Ids, Piece, StepRecord
 from tests.engine.profiles import drawn_profile
-from tests.selection import layered
 
 FIRST = list(range(3, 33))
 NEXT = [70, 71, 72, 73, 74]
@@ -75,6 +74,7 @@ def test_the_setting_acts_and_off_keeps_nothing(engine: Engine) -> None:
     assert cached(engine, [3, *FIRST, 9]) == 0
 
 
+@pytest.mark.long(0.1)
 def test_bytes_in_host_memory_are_counted(engine: Engine) -> None:
     assert engine.memory().kept == 0
     ask(engine, FIRST)
@@ -85,6 +85,7 @@ def test_bytes_in_host_memory_are_counted(engine: Engine) -> None:
     assert engine.memory().kv == engine.sizes.kv and engine.memory().used <= engine.memory().budget
 
 
+@pytest.mark.long(0.1)
 def test_everything_is_dropped_with_the_profile(engine: Engine) -> None:
     text, _ = ask(engine, FIRST)
     engine.use_profile(drawn_profile(engine))
@@ -136,6 +137,7 @@ def test_an_exact_answer_takes_over_no_lossy_token(engine: Engine) -> None:
     assert all(piece.step.exact for piece in pieces if piece.step is not None)
 
 
+@pytest.mark.long(0.1)
 def test_lossy_turned_off_in_an_answer_keeps_the_exact_text(engine: Engine) -> None:
     engine.prompt.ends = set()
     engine.change({"miss": "drop", "budget": str(engine.sizes.bytes(12))})
@@ -167,6 +169,7 @@ def test_an_answer_that_nobody_reads_on_is_kept_too(engine: Engine) -> None:
     assert cached(engine, [*FIRST, 9]) == len(FIRST)
 
 
+@pytest.mark.long(0.1)
 def test_a_draw_that_fails_takes_its_pass_along(engine: Engine) -> None:
     def draw(ids: Sequence[int], logits: torch.Tensor) -> int:
         if len(ids) > len(FIRST) + 2:
@@ -178,6 +181,7 @@ def test_a_draw_that_fails_takes_its_pass_along(engine: Engine) -> None:
     assert cached(engine, [*FIRST, 7, 7, 7, 7]) == len(FIRST) + 2
 
 
+@pytest.mark.long(0.1)
 def test_measuring_changes_nothing_of_a_chat(engine: Engine) -> None:
     text, _ = ask(engine, FIRST)
     with engine.workbench("test") as bench:
@@ -193,7 +197,8 @@ def test_measuring_changes_nothing_of_a_chat(engine: Engine) -> None:
 PREDICTORS = [v.name for v in variants("predictor") if not getattr(v.make, "needs", ())]
 
 
-@pytest.mark.parametrize("predictor", layered(PREDICTORS, quick=lambda name: name in ("request", "gate")))
+@pytest.mark.long(0.1)
+@pytest.mark.parametrize("predictor", PREDICTORS)
 def test_every_predictor_copes_with_a_request_that_begins_in_the_middle(engine: Engine, predictor: str) -> None:
     text, _ = ask(engine, FIRST)
     engine.change({"predictor": predictor})
@@ -202,6 +207,7 @@ def test_every_predictor_copes_with_a_request_that_begins_in_the_middle(engine: 
     assert stats_of(pieces).cached_tokens == len(text) - 1 and len(after) == len(text) + len(NEXT) + 5
 
 
+@pytest.mark.long(0.1)
 def test_a_trace_has_the_tokens_that_were_computed(engine: Engine, tmp_path: Path) -> None:
     engine.keep(probs=False, ranks=False, tokens=True)
     text, first = ask(engine, FIRST)

@@ -27,12 +27,22 @@ class Reference:
     tokens: list[int]
 
 
+@pytest.fixture(scope="session")
+def references() -> dict[str, Reference]:
+    """Those that were made: parameters that come in tuples take a fixture down after each."""
+    return {}
+
+
 @pytest.fixture(scope="module", params=layered(list(ARCHITECTURES), quick=lambda arch: arch in EVERYWHERE))
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp(request.param)
-    save_tokenizer(make_checkpoint(request.param, path))
-    model = plain_transformers(path, torch.float32)
-    logits, tokens = run(model, DynamicCache(config=model.config), lambda step: None)
-    assert logits.shape[0] == len(PROMPT) + STEPS
-    return Reference(request.param, path, logits, tokens)
+def reference(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, references: dict[str, Reference]
+) -> Reference:
+    if request.param not in references:
+        torch.set_num_threads(1)
+        path = tmp_path_factory.mktemp(request.param)
+        save_tokenizer(make_checkpoint(request.param, path))
+        model = plain_transformers(path, torch.float32)
+        logits, tokens = run(model, DynamicCache(config=model.config), lambda step: None)
+        assert logits.shape[0] == len(PROMPT) + STEPS
+        references[request.param] = Reference(request.param, path, logits, tokens)
+    return references[request.param]

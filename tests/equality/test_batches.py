@@ -112,7 +112,13 @@ class Together:
         self._engine.expert_cache.check_integrity()
 
 
-@pytest.mark.parametrize("settings", [{"budget": "all"}, {"budget": "50%", "scope": "global", "eviction": "lfu"}])
+@pytest.mark.parametrize(
+    "settings",
+    layered(
+        [{"budget": "all"}, {"budget": "50%", "scope": "global", "eviction": "lfu"}],
+        quick=lambda settings: "scope" in settings,
+    ),
+)
 def test_sequences_together_are_what_they_are_alone(
     engine: Engine, alone: list[Alone], settings: dict[str, object]
 ) -> None:

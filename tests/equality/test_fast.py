@@ -4,6 +4,7 @@ whatever is resident, and however many threads compute."""
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -118,7 +119,11 @@ def test_logits_are_near_transformers(path: Path) -> None:
         engine.unload()
 
 
-@pytest.mark.parametrize("dense", ["checkpoint", "int4-g32"])
+@pytest.mark.parametrize(
+    ("path", "dense"),
+    layered(itertools.product(KNOWN, ("checkpoint", "int4-g32")), quick=lambda case: case[0] == "qwen3_moe"),
+    indirect=["path"],
+)
 def test_rounded_weights(path: Path, dense: str) -> None:
     assert distance(path, format="int4-g32-sym", dense=dense) < ROUNDED
 

@@ -43,10 +43,20 @@ OFTEN = {
 
 
 @pytest.fixture(scope="module")
-def engine(reference: Reference) -> Iterator[Engine]:
-    engine = Engine.load(LoadSpec.checked(str(reference.path), Settings({"budget": "all"}), dtype="float32"))
-    yield engine
-    engine.unload()
+def engines() -> Iterator[dict[str, Engine]]:
+    """Those that were loaded, by architecture."""
+    loaded: dict[str, Engine] = {}
+    yield loaded
+    for engine in loaded.values():
+        engine.unload()
+
+
+@pytest.fixture
+def engine(reference: Reference, engines: dict[str, Engine]) -> Engine:
+    if reference.arch not in engines:
+        spec = LoadSpec.checked(str(reference.path), Settings({"budget": "all"}), dtype="float32")
+        engines[reference.arch] = Engine.load(spec)
+    return engines[reference.arch]
 
 
 def settings_of(engine: Engine, case: dict[str, object], predictor: str) -> dict[str, object]:

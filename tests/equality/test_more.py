@@ -82,6 +82,7 @@ def test_chunks_and_decode_are_identical(arch: str, path: Path, turn: int) -> No
         engine.unload()
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("arch", STATEFUL, indirect=True)
 def test_an_answer_broken_off_leaves_no_trace_in_the_next(
     arch: str, path: Path, monkeypatch: pytest.MonkeyPatch

@@ -56,6 +56,7 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(random_model("qwen3_vl_moe"), tmp_path_factory.mktemp("vision"))
 
 
+@pytest.mark.long(0.1)
 def test_parts_that_are_not_text_are_neither_read_nor_counted_and_that_is_said(
     vision: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

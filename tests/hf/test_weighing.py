@@ -14,6 +14,7 @@ from core.hf.adapters import adapt
 from core.hf.watch import Seen, watch
 from core.hf.weighing import Rule, rule_of, rules_of
 from tests.checkpoints import ARCHITECTURES, EXTRA, MORE, random_model
+from tests.selection import layered
 
 KNOWN = [arch for arch in (*ARCHITECTURES, *EXTRA, *MORE) if arch in CONFIG_MAPPING]
 WITHOUT = ["phimoe", "inkling_text"]  # weighs by order of selection; shares one sum with its shared experts
@@ -32,7 +33,7 @@ LOGITS = torch.tensor([[math.log(4), math.log(2), math.log(1), math.log(1)], [0.
 IDS = torch.tensor([[0, 1], [1, 3]])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", layered([torch.float32, torch.bfloat16], quick=lambda dtype: dtype == torch.float32))
 @pytest.mark.parametrize("arch", KNOWN)
 @torch.no_grad()
 def test_a_routers_rule_gives_its_own_weights(arch: str, dtype: torch.dtype) -> None:

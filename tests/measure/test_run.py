@@ -63,6 +63,7 @@ def decoded(plain: Any, ids: list[int]) -> torch.Tensor:
     return torch.stack(rows)
 
 
+@pytest.mark.long(0.1)
 def test_following_a_text_gives_transformers_logits(engine: Engine, plain: Any) -> None:
     ids, steps = engine.prompt.tokens(TEXT)[:40], list[Any]()
     found = dict(follow(engine, ids, 1, NEVER, steps.append))

@@ -19,7 +19,6 @@ CODE = """
 import sys
 import torch
 from torch import nn
-from core.hf.fast_linear import dense_codecs, patch_linears
 from core.memory.codec import PartSpec, make_codec
 from core.memory.codec.measure import fill, random_expert, specs_of
 from core.memory.codec.native import choice
@@ -67,6 +66,9 @@ timed = choice.known()[kind(codec, "gate_up_proj")]
 assert timed.estimate(way, 70) == min(timed.estimate(name, 70) for name in ways)
 
 # dense layers of the model
+if sys.argv[2] == "plain":
+    sys.exit(print("whole"))
+from core.hf.fast_linear import dense_codecs, patch_linears  # takes longer to import than all else
 layers = nn.Linear(512, 1024, bias=False), nn.Linear(512, 1024), nn.Linear(500, 1024, bias=False)
 model = nn.ModuleList(layers).bfloat16()
 own = model[0].forward
@@ -81,11 +83,14 @@ print("whole")
 """
 
 
-@pytest.mark.parametrize("capability", layered(["avx2", "default"], quick=lambda capability: capability == "avx2"))
-def test_products_where_torch_has_avx2_at_most(capability: str) -> None:
+@pytest.mark.parametrize(
+    ("capability", "parts"),
+    layered([("avx2", "plain"), ("avx2", "dense"), ("default", "dense")], quick=lambda case: case[1] == "plain"),
+)
+def test_products_where_torch_has_avx2_at_most(capability: str, parts: str) -> None:
     limits = {"ATEN_CPU_CAPABILITY": capability, "ONEDNN_MAX_CPU_ISA": "AVX2" if capability == "avx2" else "SSE41"}
     ended = subprocess.run(
-        [sys.executable, "-c", CODE, capability],
+        [sys.executable, "-c", CODE, capability, parts],
         cwd=ROOT,
         env=os.environ | limits,
         capture_output=True,

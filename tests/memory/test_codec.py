@@ -16,7 +16,7 @@ from core.memory.codec.grouped import Grouped
 from core.memory.codec.measure import ffn_error, fill, random_expert, specs_of
 from core.settings.formats import LOADABLE
 from tests.kernel_cases import FEW
-from tests.selection import layered
+from tests.selection import examples, layered
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -124,6 +124,7 @@ def test_cast_formats_name_their_number_type() -> None:
         assert name not in LOADABLE
 
 
+@examples(100, fewer=10)
 @given(
     name=st.sampled_from(sorted(FORMATS)),
     dtype=st.sampled_from(DTYPES),

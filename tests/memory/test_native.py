@@ -37,18 +37,19 @@ WIDTHS = [
 
 def by_turns(cases: Iterable[Any]) -> list[Any]:
     """Each case with vectors of one width, the next with those of the other; with the other one they are long, where
-    this CPU has both. Of cases that are formats, all but FEW are long."""
+    this CPU has both. Formats other than FEW are long."""
     both = len(widths()) > 1
+    names = [(case[0] if type(case) is tuple else case, case) for case in cases]
     return [
         pytest.param(
             *(case if type(case) is tuple else (case,)),
             *width.values,
             marks=[
                 *width.marks,
-                *([pytest.mark.long(0.1)] if (both and (at + turn) % 2) or (case in CODED and case not in FEW) else []),
+                *([pytest.mark.long(0.1)] if (both and (at + turn) % 2) or name not in FEW else []),
             ],
         )
-        for at, case in enumerate(cases)
+        for at, (name, case) in enumerate(names)
         for turn, width in enumerate(WIDTHS)
     ]
 

@@ -189,13 +189,6 @@ def test_against_the_definition(name: str, trace: list[int], capacity: int) -> N
     assert replay(make(name), trace, capacity) == ORACLES[name](trace, capacity)
 
 
-@pytest.mark.parametrize("name", ORACLES)
-def test_against_the_definition_over_a_hundred_thousand_accesses(name: str) -> None:
-    random = np.random.default_rng(7)
-    trace = np.minimum(random.zipf(1.3, 100_000) - 1, random.integers(0, 60, 100_000)).tolist()
-    assert replay(make(name, experts=20), trace, 24) == ORACLES[name](trace, 24)
-
-
 @given(trace=traces, capacity=st.integers(1, 6))
 def test_lcp_against_its_formula(trace: list[int], capacity: int) -> None:
     assert replay(make("lcp", rho=0.25, omega=8), trace, capacity) == lcp(trace, capacity)

@@ -191,6 +191,7 @@ def test_token_by_token_is_the_same_as_all_at_once() -> None:
     assert torch.allclose(torch.cat(pieces, 1), whole, atol=1e-5)
 
 
+@pytest.mark.long(0.1)
 @torch.no_grad()
 def test_the_decoder_looks_back_on_a_window_and_no_farther() -> None:
     net = RoutingPathNet(LAYERS, EXPERTS, TOKENS, d_ff=32, heads=2, d_kv=8, blocks=1)
@@ -280,6 +281,7 @@ class Kept:
         self.tensors = None
 
 
+@pytest.mark.long(0.1)
 def test_a_cancelled_training_goes_on_to_the_same_net() -> None:
     state, data, cancel = Kept(), passages(20), threading.Event()
     whole = path.train(data, experts=EXPERTS, epochs=6)

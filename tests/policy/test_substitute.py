@@ -37,7 +37,7 @@ cases = st.tuples(st.integers(0, 2**32), st.integers(2, 12), st.integers(1, 8))
 
 
 @pytest.mark.parametrize(("name", "params"), [(name, p) for name, all_ in CHOOSING.items() for p in all_])
-@examples(40)
+@examples(40, fewer=8)
 @given(case=cases)
 def test_the_batch_chooses_as_algorithm_1_does(name: str, params: dict[str, Any], case: tuple[int, int, int]) -> None:
     """10 x 40 draws of gates, lists and residency, with 10 tokens each: 4,000 cases."""

@@ -126,6 +126,7 @@ def test_only_a_pack_with_pairs_takes_any(tmp_path: Path) -> None:
     assert said.startswith("The buddy lists cannot be written") and not (tmp_path / buddies.NAME).exists()
 
 
+@pytest.mark.long(0.1)
 def test_calibrating_a_pack_puts_them_into_it(
     chat_model: Callable[[str], Path],
     tmp_path: Path,

@@ -209,6 +209,7 @@ def test_first_table(gathered: tuple[Profile, list[list[int]], list[Passed]]) ->
         assert row.tolist() == sorted(range(E), key=lambda e: (-uses[e], e))[:K]
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("arch", layered(["gpt_oss", "deepseek_v3", "mixtral"], quick=lambda arch: arch == "gpt_oss"))
 def test_other_architectures(arch: str, make_engine: MakeEngine) -> None:
     """Biases in experts, grouped routers with a correction, another top-k: what must hold for any model."""
@@ -225,6 +226,7 @@ def test_other_architectures(arch: str, make_engine: MakeEngine) -> None:
     assert profile.gate_recall is not None and (profile.gate_recall[1:] >= 0).all()
 
 
+@pytest.mark.long(0.1)
 def test_the_same_texts_and_seed_give_the_same_profile(engine: Engine, make_engine: MakeEngine) -> None:
     parts, other = (
         {"counts", "defaults", "maps", "estimator", "path"},

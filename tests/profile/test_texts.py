@@ -166,6 +166,7 @@ def test_by_default_the_model_writes_what_the_network_learns_from(
     assert "trained on 200 tokens that the model wrote itself" in describe(profile)["path"]
 
 
+@pytest.mark.long(0.1)
 def test_it_writes_the_same_again(engine: Engine, learnt: list[Passage]) -> None:
     for _ in range(2):
         calibrate(engine, TEXTS, parts={"path"}, settings=FEW, limit=100)
@@ -185,6 +186,7 @@ def test_the_most_tokens_to_read_are_the_most_to_write(engine: Engine, learnt: l
     assert sum(len(one.ids) for one in learnt) == 70
 
 
+@pytest.mark.long(0.1)
 def test_recorded_routing_counts_and_the_rest_is_written(engine: Engine, learnt: list[Passage]) -> None:
     ids = torch.rand(40, 3, 8).argsort(-1)[..., :4].numpy()
     trace = ArrayTrace(ids, 8, tok=torch.arange(40).numpy())
@@ -196,6 +198,7 @@ def test_recorded_routing_counts_and_the_rest_is_written(engine: Engine, learnt:
     assert [list(one.ids) for one in learnt] == [list(range(40))]
 
 
+@pytest.mark.long(0.1)
 def test_a_disk_without_room_is_said_before_anything_is_read(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_token_computed_alone_is_routed_otherwise_than_in_the_prompt(
     assert bool(resident) is (settings == {}), "without retention nothing stays"
 
 
+@pytest.mark.long(0.1)
 def test_slots_for_less_than_a_pass(make_engine: MakeEngine) -> None:
     """One pool of four slots serves three layers of four experts each: every pass misses, and its stalls are left out
     of what an emulated link of 2 ms a copy would make of it."""
@@ -104,6 +105,7 @@ def test_pinned_experts_stay(settings: dict[str, object], make_engine: MakeEngin
     assert all(engine.expert_cache.is_resident(eid) for eid in (7, 15, 23))
 
 
+@pytest.mark.long(0.1)
 def test_the_link_is_the_one_that_is_set(make_engine: MakeEngine) -> None:
     engine = make_engine(settings={"link": "emulated", "link_gbps": 0.5, "link_latency_us": 700.0})
     times, said = timed(engine)
@@ -112,6 +114,7 @@ def test_the_link_is_the_one_that_is_set(make_engine: MakeEngine) -> None:
     assert (said["link"], said["link_gbps"], said["link_latency_us"]) == ("emulated", 0.5, 700.0)
 
 
+@pytest.mark.long(0.1)
 def test_experts_on_disk_are_loaded_from_there(chat_model: Callable[[str], Path], tmp_path: Path) -> None:
     pack = import_model(str(chat_model("qwen3_moe")), tmp_path / "pack")
     engine = Engine.load(LoadSpec.checked(str(pack), Settings({"budget": "50%"}), host="none", context=128))

@@ -47,7 +47,7 @@ def test_rows_are_computed_in_their_places(width: int, total: int) -> None:
     ("model_type", "width"),
     layered(
         [("gpt_oss", 32), ("gpt_oss", 40), ("gpt_oss", 48), ("gpt_oss", 56), ("hy_v4", 48)],
-        quick=lambda case: case in (("gpt_oss", 40), ("hy_v4", 48)),
+        quick=lambda case: case == ("gpt_oss", 40),
     ),
 )
 def test_any_expert_width_is_exact(model_type: str, width: int, tmp_path: Path) -> None:

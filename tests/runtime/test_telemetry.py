@@ -104,7 +104,7 @@ def test_a_pass_is_added_while_a_frame_is_made(monkeypatch: pytest.MonkeyPatch) 
     assert frames and frame(telemetry, points=200).columns["step"].tolist() == list(range(FOLD + 9))
 
 
-@pytest.mark.parametrize("looks_every", layered([1, 7, 100, RING + 100], quick=lambda every: every in (7, RING + 100)))
+@pytest.mark.parametrize("looks_every", layered([1, 7, 100, RING + 100], quick=lambda every: every == 7))
 def test_a_frame_shows_the_passes_themselves(looks_every: int) -> None:
     """Each column, over rings that fill up and begin anew, against loops over the records."""
     rng, shape = np.random.default_rng(0), ModelShape(layers=3, experts=8, top_k=2, hidden=4, expert_bytes=8)

@@ -182,6 +182,7 @@ def test_no_source_is_served(client: TestClient, path: str) -> None:
     assert client.get(path).status_code in (403, 404)
 
 
+@pytest.mark.long(0.1)
 def test_where_a_proxy_claims_to_be_is_not_believed(client: TestClient) -> None:
     plain = client.get("/config").json()["root"]
     told = {
@@ -219,6 +220,7 @@ def test_the_queue_that_nothing_is_put_into_rests(page: FastAPI) -> None:
         gradio_guard.rest_queue(blocks)
 
 
+@pytest.mark.long(0.1)
 def test_pages_of_the_past_are_not_kept_for_ever(
     client: TestClient, page: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,6 +203,7 @@ class Jumping(selectors.DefaultSelector):
         return found
 
 
+@pytest.mark.long(0.1)
 def test_an_idle_server_wakes_up_about_once_a_second(tmp_path: Path) -> None:
     host, clock = open_host(tmp_path), Jumping()
     app = build(host)

@@ -18,7 +18,7 @@ from core.settings.registry import variants
 from core.simulate import BELADY, BELADY_BYPASS, Config, Replay, simulate
 from core.simulate.run import maker
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
-from tests.selection import examples
+from tests.selection import examples, layered
 from tests.simulate.test_engine import K, routes
 
 NAMES = [v.name for v in variants("eviction")]
@@ -77,7 +77,7 @@ def test_by_hand() -> None:
     assert forced.requests - forced.hits == 2 * (4 + 9 * 2)  # one of 2 and 3 stays, and one of 0 and 1 comes back
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", layered(NAMES, quick=lambda name: name in ("lru", "lfu", "lcp")))
 def test_no_policy_passes_the_bound(name: str) -> None:
     source = ArrayTrace(routes(3, 200, 16), 16)
     sizes = [LAYERS * K + K, 15, 30, 45]

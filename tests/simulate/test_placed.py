@@ -86,6 +86,7 @@ def test_what_cannot_be_is_said_as_the_engine_says_it(trace: ArrayTrace) -> None
         simulate(trace, [Config("lru", SLOTS, pinned=tuple(range(7)))])
 
 
+@pytest.mark.long(0.1)
 def test_processes_and_neighbours_change_nothing(trace: ArrayTrace, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = [
         {},
@@ -102,6 +103,7 @@ def test_processes_and_neighbours_change_nothing(trace: ArrayTrace, monkeypatch:
     assert simulate(trace, configs, processes=2) == alone
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize(
     "asked",
     [

@@ -174,6 +174,7 @@ def test_a_view_shows_what_the_trace_has_and_refuses_the_rest() -> None:
         bare.distribution()
 
 
+@pytest.mark.long(0.1)
 def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     configs = [TimedConfig(Config("lru", 24), name) for name in ("recent", ORACLE)]
     alone = timed(trace(40), configs, CLOCK, BLOB, processes=1)

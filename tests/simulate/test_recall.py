@@ -14,6 +14,7 @@ from core.profile.trace.chunk import RANKED
 from core.simulate import Clock, Config
 from core.simulate.prefetchers import TimedConfig, timed
 from core.simulate.recall import recall
+from tests.selection import layered
 from tests.simulate.test_engine import routes
 
 # two layers, top-2 of four experts, three tokens
@@ -49,7 +50,12 @@ def test_prompts_are_learnt_from_but_not_counted() -> None:
     assert recall(trace, config("previous_token"), 2) == (pytest.approx(2 / 2), pytest.approx(0 / 2))
 
 
-@pytest.mark.parametrize("name", ["previous_token", "recent", "request", "transitions", "all_next"])
+@pytest.mark.parametrize(
+    "name",
+    layered(
+        ["previous_token", "recent", "request", "transitions", "all_next"], quick=("request", "all_next").__contains__
+    ),
+)
 def test_it_grows_with_m_and_is_the_timed_simulator_s_at_k(name: str) -> None:
     layers, experts, k = 3, 16, 3
     trace = ArrayTrace(routes(1, 50, experts, layers, k), experts)

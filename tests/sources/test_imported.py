@@ -149,6 +149,7 @@ def test_a_gguf_in_16_bits_has_the_logits_of_the_checkpoint(arch: str, tmp_path:
     assert torch.equal(ours(pack, "auto"), plainly(checkpoint, torch.bfloat16))
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("arch", layered(PLAIN, quick=lambda arch: arch == "gpt_oss"))
 def test_a_plain_checkpoint_imported_has_its_own_logits(arch: str, tmp_path: Path) -> None:
     """In bf16, as they come; a pack in two blocks has them, too."""

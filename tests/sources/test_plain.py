@@ -216,6 +216,7 @@ def in_source(path: Path, part: str, shell: Path) -> torch.Tensor:
         return reader.read(0, 0)[part].float()
 
 
+@pytest.mark.long(0.1)
 def test_six_bits_cut_to_four_are_said_with_what_that_loses(tmp_path: Path) -> None:
     _, file = make_gguf("qwen3_moe", tmp_path, q4_k_m, **WIDE)
     found = forecast_import(str(file))

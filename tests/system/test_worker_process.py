@@ -126,6 +126,7 @@ def test_work_that_would_never_end_is_stopped() -> None:
         list(here([Task(times_two, (1,))], cancel=cancel))
 
 
+@pytest.mark.long(0.1)
 def test_processes_end_with_the_iterator() -> None:
     pids = run([Task(os.getpid), Task(wait_for_ever)], 2)
     _, pid = next(pids)

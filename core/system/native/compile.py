@@ -11,6 +11,7 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
+from core.system.native import kept_code
 from core.system.native.ir import Code
 
 log = logging.getLogger("moestro.kernels")
@@ -75,12 +76,12 @@ def compiled(*codes: Code, width: int, features: str = "") -> dict[str, Function
     llvm = _llvm()
     declared = sorted(set().union(*(code.declared for code in codes)))
     attributes = f'attributes #0 = {{ nounwind "min-legal-vector-width"="{width * 8}" }}'
-    module = llvm.parse_assembly("\n".join([*(code.text() for code in codes), *declared, attributes, ""]))
+    text = "\n".join([*(code.text() for code in codes), *declared, attributes, ""])
+    module, target = llvm.parse_assembly(text), llvm.Target.from_default_triple()
     module.verify()
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=CPUS[width], features=features, opt=3, jit=True
-    )
+    machine = target.create_target_machine(cpu=CPUS[width], features=features, opt=3, jit=True)
     engine = llvm.create_mcjit_compiler(module, machine)
+    kept_code.attach(engine, machine.triple, CPUS[width], features, llvm.llvm_version_info, text)
     engine.finalize_object()
     _engines.append(engine)
     made: dict[str, Function] = {}

@@ -54,6 +54,7 @@ def test_figures_are_those_of_transformers(engine: Engine, reference: Any) -> No
     assert engine.quality.tokens == 48
 
 
+@pytest.mark.long(0.1)
 def test_passes_of_any_length_give_the_same(engine: Engine, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audits, "CHUNK", 7)
     check(engine, reference)
@@ -61,6 +62,7 @@ def test_passes_of_any_length_give_the_same(engine: Engine, reference: Any, monk
     check(engine, reference, tokens=6)
 
 
+@pytest.mark.long(0.1)
 def test_a_model_that_reads_a_prompt_in_one_pass_is_scored_as_well(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -92,6 +94,7 @@ def test_the_exact_model_agrees_with_itself(engine: Engine) -> None:
     assert all(scores.agrees)
 
 
+@pytest.mark.long(0.1)
 def test_only_what_was_lossy_is_compared_when_it_is_turned_off_in_the_middle(engine: Engine, reference: Any) -> None:
     said: list[int] = []
     for piece in engine.generate(PROMPT, Sampling(max_new_tokens=20)):
@@ -173,6 +176,7 @@ def test_a_new_answer_takes_the_model_from_an_audit(engine: Engine, reference: A
     assert quality.kl == pytest.approx(by_hand(reference, engine.prompt.tokens(PROMPT), said, lossy)[0], abs=1e-4)
 
 
+@pytest.mark.long(0.1)
 def test_an_audit_is_begun_three_times_and_then_given_up(engine: Engine) -> None:
     _, stats, _ = say(engine)
     stopped = threading.Event()
@@ -189,6 +193,7 @@ def test_an_audit_is_begun_three_times_and_then_given_up(engine: Engine) -> None
     assert engine.unscored == 0
 
 
+@pytest.mark.long(0.1)
 def test_only_so_many_wait(engine: Engine) -> None:
     numbers = [say(engine, 3)[1].audit for _ in range(meters.WAITING + 2)]
     told = [engine.audit() for _ in numbers]
@@ -242,6 +247,7 @@ def test_unloading_forgets_what_waits(model: Path) -> None:
     assert engine.audit() is None
 
 
+@pytest.mark.long(0.1)
 def test_an_answer_may_be_left_in_the_middle(engine: Engine) -> None:
     pieces = engine.generate(PROMPT, Sampling(max_new_tokens=20))
     for _ in range(6):

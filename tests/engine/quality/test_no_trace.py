@@ -88,6 +88,7 @@ def test_an_audit_leaves_no_trace(engine: Engine, changes: dict[str, object]) ->
             assert torch.equal(held, fresh), f"the slot of {eid} holds another expert"
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("changes", layered(SETTINGS[1:4], quick=lambda changes: "scope" in changes))
 def test_the_chat_goes_on_as_if_there_had_been_no_audit(model: Path, changes: dict[str, object]) -> None:
     told: list[list[StepRecord]] = []

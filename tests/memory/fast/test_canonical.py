@@ -20,10 +20,11 @@ from core.memory.codec.matrix import Matrix, matrix
 from core.memory.codec.native.choice import TILES, Timed, choice_of
 from core.memory.codec.native.threads import share, shared_by
 from core.system.native.compile import widths
-from tests.kernel_cases import CODED
+from tests.kernel_cases import CODED, FEW
 from tests.selection import layered
 
 PLAIN = ("bfloat16", "float16", "float32")
+FORMATS = layered([*CODED, *PLAIN], quick=(*FEW, "mxfp4", *PLAIN).__contains__)
 GROUPS = {"int8": 32, "int4-g128": 128, "int4-g128-sym": 128}  # of inputs, where not 64
 WHOLE = 2e-2  # relative distance from the product of the dequantised weights: x keeps 8 bits of each block
 needs_kernels = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
@@ -67,7 +68,7 @@ def inputs_of(format: str, blocks: int) -> int:
 
 
 @needs_kernels
-@pytest.mark.parametrize("format", [*CODED, *PLAIN])
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
     ("outputs", "blocks"), layered([(24, 12), (7, 3), (16, 11), (40, 16)], lambda case: case == (24, 12))
 )
@@ -83,7 +84,7 @@ def test_bits_are_the_portable_ones(format: str, outputs: int, blocks: int, coun
 @needs_kernels
 @settings(max_examples=20, deadline=None)
 @given(
-    format=st.sampled_from(["int4-g64", "mxfp4", "int8", "int3", "bfloat16"]),
+    format=st.sampled_from(["int4-g64", "int3", "bfloat16"]),
     counts=st.lists(st.integers(1, 7), min_size=1, max_size=5),
     threads=st.integers(1, 3),
     order=st.randoms(use_true_random=False),
@@ -121,7 +122,7 @@ def test_one_row_for_many_experts(format: str) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("format", [*CODED, *PLAIN])
+@pytest.mark.parametrize("format", FORMATS)
 def test_near_the_product_of_the_weights(format: str) -> None:
     found, slots, weights = case(format, 24, inputs_of(format, 12))
     x = rows(9, found.inputs)

@@ -82,6 +82,7 @@ def process_of(apart: ProcessWorker) -> psutil.Process:
     return psutil.Process(apart.pid)
 
 
+@pytest.mark.long(0.1)
 @pytest.mark.parametrize("case", [maps, path])
 def test_the_answers_are_those_that_it_gives_here(case: Any) -> None:
     task, heard = case()

@@ -5,8 +5,9 @@ whose experts are replaced by nothing is transformers' own share (`model`, of wh
 it, and recording to that, are medians of the differences between passes that follow one another, one of each kind. What
 is left to the reader of a record, or is done for 64 passes at once where nothing reads it, is timed apart (`reading`).
 What the model's own code for rotary embeddings adds (core.hf.rotary replaces it), and each predictor to recording, are
-differences between medians of rounds. On a GPU these are times of the host, which launches a layer's kernels. A token
-of the demo model, experts and all, is timed with its own code for rotary embeddings and without.
+differences between medians of rounds. `program` is a whole layer of an answer's token in the fast arithmetic, tiny
+experts and recording included, where it knows the model. On a GPU these are times of the host, which launches a layer's
+kernels. A token of the demo model, experts and all, is timed with its own code for rotary embeddings and without.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, cast
 import torch
 
 from bench.harness.figures import differences
-from bench.harness.report import grid
+from bench.harness.report import cells, grid
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.models.generate import checkpoint
 from bench.models.sizes import Sizes
@@ -38,7 +39,7 @@ from core.settings.registry import variants
 
 EXPERTS = (16, 64, 256)
 LAYERS, TOP_K, HIDDEN = 16, 8, 64
-GOALS = {"step": 25.0, "recording": 10.0}  # microseconds a layer
+GOALS = {"step": 25.0, "recording": 10.0, "program": 40.0}  # microseconds a layer
 GROWTH = 1.25  # goal: the step with most experts over that with fewest
 SETTINGS = {**RESIDENT, "predictor": "none"}
 COLUMNS = {
@@ -48,6 +49,7 @@ COLUMNS = {
     "step": "MoE step",
     "recording": "recording",
     "reading": "reading",
+    "program": "program",
 }
 
 
@@ -56,8 +58,11 @@ def measure(run: Run, rounds: int = 15, tokens: int = 24) -> Result:
     found, folder = dict[str, Any](), run.folder(stays=False)
     for experts in EXPERTS[: 2 if run.small else None]:
         sizes = Sizes(f"dispatch-{experts}", HIDDEN, LAYERS, experts, TOP_K, 32, 2, 1, head_dim=32)
-        with run.loaded(str(checkpoint(folder, sizes)), SETTINGS, arithmetic="reference", context=512) as engine:
+        model = str(checkpoint(folder, sizes))
+        with run.loaded(model, SETTINGS, arithmetic="reference", context=512) as engine:
             found[str(experts)] = _measured(run, engine, rounds, tokens)
+        with run.loaded(model, SETTINGS, arithmetic="fast", context=512) as engine:
+            found[str(experts)]["program"] = _program(run, engine, rounds, tokens)
     with run.loaded("demo", SETTINGS, arithmetic="reference", context=512) as engine:
         demo = _demo(run, engine, rounds, tokens)
     steps = [one["step"] for one in found.values()]
@@ -101,6 +106,14 @@ def _measured(run: Run, engine: Engine, rounds: int, tokens: int) -> dict[str, A
         "own_rotation": us["own rotation"] - us["alone"],
         "predictors": {name: us[name] - us["none"] for name in names},
     }
+
+
+def _program(run: Run, engine: Engine, rounds: int, tokens: int) -> float | None:
+    """Microseconds a layer of an answer's token in the fast arithmetic; None where the reference computes."""
+    if not engine.arithmetic.fast:
+        return None
+    seconds = [passes(engine.wiring, [engine.wiring.answering], tokens)[0] for _ in run.rounds(rounds)]
+    return 1e6 * median([one for each in seconds[1:] for one in each]) / LAYERS
 
 
 def _use(engine: Engine, predictor: str) -> None:
@@ -221,7 +234,7 @@ def _timed(modules: Sequence[torch.nn.Module]) -> Iterator[list[float]]:
 def table(f: Result) -> list[str]:
     predictors = list(next(iter(f["experts"].values()))["predictors"])
     rows = [
-        (experts, *(f"{one[figure]:.1f}" for figure in COLUMNS), *(f"{one['predictors'][p]:.1f}" for p in predictors))
+        (experts, *cells(one, dict.fromkeys(COLUMNS, ".1f")), *(f"{one['predictors'][p]:.1f}" for p in predictors))
         for experts, one in f["experts"].items()
     ]
     demo = f["demo"]
@@ -230,7 +243,8 @@ def table(f: Result) -> list[str]:
         *grid(("experts", *COLUMNS.values(), *predictors), rows),
         f"  the demo model: {demo['token_us']:.0f} a token, {demo['own_rotation_us']:.0f} with its own rotation "
         f"({demo['token_us'] / demo['own_rotation_us']:.3f})",
-        f"  goals: MoE step {f['goals']['step']:g}, recording {f['goals']['recording']:g}; the step with most "
+        f"  goals: MoE step {f['goals']['step']:g}, recording {f['goals']['recording']:g}, program "
+        f"{f['goals']['program']:g}; the step with most "
         f"experts over that with fewest: {f['growth']:.2f} (goal {f['growth_goal']:g})",
     ]
 

@@ -32,8 +32,8 @@ from bench.models.generate import checkpoint
 from bench.models.sizes import FULL, SMALL
 from bench.speed.plain import Plain
 from core.engine import Engine
+from core.engine.distance import divergence
 from core.errors import MoestroError
-from core.measure.distance import divergence
 from core.runtime.batch import Batch, Share
 
 LENGTHS = {False: (128, 512, 1500), True: (16, 48)}  # tokens of a prompt; True: of the smoke test

@@ -101,7 +101,7 @@ def measure(
     run: Run, rounds: int = 5, tokens: int = 64, formats: str = "int4,bf16", lengths: str = "", peers: str = ""
 ) -> Result:
     """`formats`: which of FORMATS; `lengths`: of prompts, "" = LENGTHS; `peers`: as `bench.models.peers.agreed`."""
-    folder, names = run.folder(), programs.agreed(peers)
+    folder, names, threads = run.folder(), programs.agreed(peers), torch.get_num_threads()
     kinds, sizes = formats.split(","), [int(one) for one in lengths.split(",") if one] or LENGTHS[run.small]
     if unknown := [kind for kind in kinds if kind not in FORMATS]:
         raise MoestroError(f"There is no format {', '.join(unknown)} here. Choose of {', '.join(FORMATS)}.")
@@ -113,7 +113,7 @@ def measure(
     found: dict[str, Any] = {}
     for kind in kinds:
         with ExitStack() as stack:
-            systems, about = _systems(run, stack, model, kind, names, python, text, base)
+            systems, about = _systems(run, stack, model, kind, names, python, threads, text, base)
             found[kind] = {"about": about, "speeds": _rounds(run, systems, kind, sizes, rounds, tokens)}
     return {**_compared(found), "found": found, "lengths": list(sizes), "model": model.name}
 
@@ -128,6 +128,7 @@ def _systems(
     kind: str,
     names: list[str],
     python: Path,
+    threads: int,
     text: list[int],
     base: torch.Tensor,
 ) -> tuple[dict[str, Timed], dict[str, Any]]:
@@ -137,7 +138,7 @@ def _systems(
     pack = pack_of(run, str(model), kind, format=FORMATS[kind])
     settings = {"budget": "100%", "link": "own", "predictor": "none"}
     for arithmetic in ("fast", "reference"):
-        load: dict[str, Any] = {"arithmetic": arithmetic, "context": CONTEXT, "dense": DENSE[kind]}
+        load: dict[str, Any] = {"arithmetic": arithmetic, "context": CONTEXT, "dense": DENSE[kind], "threads": threads}
         engine = stack.enter_context(run.loaded(str(pack), settings, **load))
         systems[arithmetic] = _Ours(engine).timed
         bits = _bits(engine.sizes.dense + engine.sizes.blob * engine.shape.total, model)
@@ -145,7 +146,7 @@ def _systems(
         about[arithmetic] = {"file": FORMATS[kind], **figures, "computed_by": engine.arithmetic.name}
     for name in names:
         file = programs.gguf(model, FILES[kind][name], python, run.say)
-        job = {"peer": name, "path": str(file), "threads": torch.get_num_threads()}
+        job = {"peer": name, "path": str(file), "threads": threads}  # torch's own are fewer once an engine is loaded
         if name == "ik":
             job |= _fastest(run, python, job)
         peer = stack.enter_context(Peer(python, **job))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pytest
 import torch
@@ -14,12 +14,17 @@ from bench.models import peers as programs
 from bench.speed import peers
 from core.errors import MoestroError
 
+THREADS = 3  # of torch before anything is loaded
 
-class HalfAsFast:
+
+class Other:
     """In place of another program: a token takes it .1 ms, a prompt of any length 1 ms."""
+
+    threads: ClassVar[list[int]] = []
 
     def __init__(self, python: Path, **job: Any) -> None:
         assert job["peer"] == "ik"
+        self.threads.append(job["threads"])
 
     def ask(self, **asked: Any) -> dict[str, Any]:
         if "text" in asked:
@@ -37,10 +42,12 @@ def test_each_round_has_every_system_and_ratios_have_intervals(tmp_path: Path, m
         assert kind == "Q4_0"
         return next(model.glob("*.safetensors"))
 
-    monkeypatch.setattr(peers, "Peer", HalfAsFast)
+    monkeypatch.setattr(peers, "Peer", Other)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: THREADS)
     monkeypatch.setattr(programs, "environment", lambda folder, names, say: Path(sys.executable))
     monkeypatch.setattr(programs, "gguf", named)
     found: Result = peers.SUITE.run(small=True, keep=tmp_path, formats="int4", lengths="16", rounds=3, peers="ik")
+    assert Other.threads == [THREADS] * (len(peers.CONFIGURATIONS) + 1) + [1], "as many as ours, and one to read logits"
     speeds = found["found"]["int4"]["speeds"]
     assert speeds.keys() == {"fast", "reference", "ik"} and speeds["ik"]["16"]["decode"] == pytest.approx([1e4] * 3)
     about = found["found"]["int4"]["about"]

@@ -84,7 +84,7 @@ def test_bits_are_the_portable_ones(format: str, outputs: int, blocks: int, coun
 @needs_kernels
 @settings(max_examples=20, deadline=None)
 @given(
-    format=st.sampled_from(["int4-g64", "int3", "bfloat16"]),
+    format=st.sampled_from(["int4-g64", "mxfp4", "int8", "int3", "bfloat16"]),
     counts=st.lists(st.integers(1, 7), min_size=1, max_size=5),
     threads=st.integers(1, 3),
     order=st.randoms(use_true_random=False),

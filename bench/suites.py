@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from bench.harness.run import Suite
 
 SUITES = {  # name -> folder, options
-    "quick": ("speed", "model budget rounds tokens dtype small"),
-    "tiers": ("speed", "rounds tokens keep llama small"),
-    "peers": ("speed", "rounds tokens formats lengths peers keep small"),
+    "quick": ("speed", "model budget rounds tokens dtype peers small"),
+    "tiers": ("speed", "rounds tokens formats budgets peers keep small"),
+    "peers": ("speed", "rounds tokens formats lengths arithmetics peers keep small"),
     "formats": ("speed", "rounds small"),
     "predictors": ("routing", "model tokens small"),
     "estimator": ("routing", "model tokens small"),
@@ -28,7 +28,7 @@ SUITES = {  # name -> folder, options
     "distance": ("quality", "model formats tokens small"),
     "invariance": ("quality", "model prompts small"),
     "turns": ("speed", "model rounds small"),
-    "prefill": ("speed", "rounds keep llama small"),
+    "prefill": ("speed", "rounds lengths peers keep small"),
     "pieces": ("speed", "rounds keep small"),
     "split": ("speed", "model budget rounds tokens keep small"),
     "batch": ("speed", "model rounds tokens keep small"),

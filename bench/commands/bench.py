@@ -48,17 +48,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("model", MODEL, metavar="NAME")
     option("profile", "a profile to read, in place of calibrating a model", type=expanded, metavar="FILE")
     option("budget", BUDGET, metavar="TEXT", type=options.checked(params()["budget"]))
-    option("budgets", "budgets with commas between them, shares or bytes (default: 25%%,50%%,75%%)", metavar="LIST")
+    option(
+        "budgets",
+        "budgets with commas between them, shares or bytes (default: 25%%,50%%,75%%; tiers: 100%%,75%%,50%%,37.5%%)",
+        metavar="LIST",
+    )
     option(
         "formats",
-        "expert formats with commas between them (default: those that divide the demo; peers: int4,bf16)",
+        "expert formats with commas between them (default: those that divide the demo; peers, tiers: int4,bf16)",
         metavar="LIST",
     )
     option("lengths", "tokens of a prompt, with commas between them (default: 128,512,1500)", metavar="LIST")
+    option("arithmetics", "ours, with commas between them (default: fast,reference)", metavar="LIST")
     option(
         "peers",
-        "other programs to compare with: all, ik (ik_llama.cpp), llama (llama.cpp) or none (default: it asks before it "
-        "installs their wheels, into an environment of the bench's own)",
+        "other programs to compare with: all, ik (ik_llama.cpp), llama (llama.cpp) or none (default: all; it asks "
+        "before it installs their wheels, into an environment of the bench's own)",
         choices=PEERS,
     )
     option("prompts", "how many (default: 20)", type=count, metavar="N")
@@ -68,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("dtype", "compute type (default: auto, the checkpoint's)", choices=declared(LoadSpec)["dtype"].choices)
     option("keep", KEEP, type=expanded, metavar="DIR")
     group.add_argument("--small", action="store_true", help="a smoke test, too small for its figures to mean anything")
-    option("llama", "a Python interpreter that has llama_cpp (default: this one, if it has)", metavar="PYTHON")
     option("minutes", "how long (default: path 15, soak 60)", type=count, metavar="N")
     option("seed", "random seed (default: 1)", type=count, metavar="N")
     group.add_argument(

@@ -48,6 +48,23 @@ def difference(some: Sequence[float], others: Sequence[float] | float, compariso
     return Difference(fmean(pairs), student(len(pairs) - 1, 1 - (1 - CONFIDENCE) / comparisons) * error, len(pairs))
 
 
+class Ratio(NamedTuple):
+    """How many times as much one subject has as another: the geometric mean over blocks, and its interval, None where
+    there are too few."""
+
+    ratio: float
+    low: float | None
+    high: float | None
+
+
+def times(some: Sequence[float], others: Sequence[float]) -> Ratio:
+    """The ratio of two subjects' figures above 0, from the same blocks, as the difference of their logarithms."""
+    logs = [math.log(a / b) for a, b in zip(some, others, strict=True)]
+    between = difference(logs, 0.0)
+    low, high = (math.exp(between.low), math.exp(between.high)) if between is not None else (None, None)
+    return Ratio(math.exp(fmean(logs)), low, high)
+
+
 def pseudo_values(blocks: Sequence[B], statistic: Callable[[Sequence[B]], float]) -> list[float]:
     """The jackknife's pseudo-values of a statistic of blocks; their mean is the statistic, less most of its bias."""
     n, whole = len(blocks), statistic(blocks)

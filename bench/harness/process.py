@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from bench.harness.protocol import Job
 from core.errors import MoestroError
@@ -33,74 +33,97 @@ METHOD = "posix_fadvise(DONTNEED) on every file of the model before every run, c
 NO_METHOD = "none: this system has no posix_fadvise, so files may come from the page cache"
 
 
+class Session:
+    """`python -m module` (see `bench.harness.protocol`) with one job, idle after its imports, which then answers
+    requests. Use as a context manager, which ends it.
+
+    With a `limit` in bytes the process may hold that much more than it held after its imports, page cache included.
+    `seen` has `idle_bytes`, what it held then, and `limit_bytes`, the sum.
+    """
+
+    def __init__(self, module: str, job: Job, python: str = sys.executable, limit: int | None = None) -> None:
+        """Raises MoestroError where it does not start, or where a limit is requested and the system has none."""
+        self._limited, self._stack = limit is not None, ExitStack()
+        with ExitStack() as undo:
+            self._group = undo.enter_context(MemoryGroup(job.get("kind", "bench"))) if limit is not None else None
+            self._errors = undo.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))
+            self._process = undo.enter_context(
+                subprocess.Popen(
+                    [python, "-m", module],
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._errors,
+                    text=True,
+                    encoding="utf-8",
+                )
+            )
+            undo.callback(self._process.kill)
+            idle = self.ask(**job, group=str(self._group.path) if self._group else "")
+            self.seen: Job = {"idle_bytes": idle["rss"]}
+            if self._group is not None and limit is not None:
+                held = self._group.used()
+                self.seen = {"idle_bytes": held, "limit_bytes": held + limit}
+                self._group.limit_to(held + limit)
+            self._stack = undo.pop_all()
+
+    def ask(self, **request: Any) -> Job:
+        """Its answer to a request. Raises MoestroError with the reason where it ends without one."""
+        assert self._process.stdin and self._process.stdout
+        clock = threading.Timer(LONGEST_S, self._process.kill)
+        clock.start()
+        try:
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise MoestroError(self._reason(self._process.wait(), clock))
+        clock.cancel()
+        return dict(json.loads(line))
+
+    def charged_bytes(self) -> int | None:
+        """Most bytes that its memory group was charged with; None without a limit, and where the system does not
+        say."""
+        return self._group.peak() if self._group else None
+
+    def _reason(self, status: int, clock: threading.Timer) -> str:
+        if not clock.is_alive():
+            return f"no answer within {LONGEST_S:.0f} s"
+        clock.cancel()
+        if status == -9 and self._limited:
+            return "ended by the system: it needs more memory than the limit"
+        self._errors.seek(0)
+        lines = self._errors.read().strip().splitlines()
+        return lines[-1] if lines else f"ended with status {status}"
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+
 def measure(
     module: str,
     job: Job,
     files: Sequence[Path],
     python: str = sys.executable,
     limit: int | None = None,
-    cold: bool = True,
+    request: Job | None = None,
 ) -> Job:
-    """The answer of `python -m module` (see `bench.harness.protocol`) to a job, and what the system measured of it.
-
-    `files` are dropped from the page cache before, if `cold`. With a `limit` in bytes the process may hold that much
-    more than it held after its imports, page cache included: `limit_bytes` is the sum. `failed` has the reason if it
-    did not answer. Raises MoestroError when a limit is requested and the system has none.
-    """
-    stayed = drop(files) if cold else None
-    with ExitStack() as stack:
-        group = stack.enter_context(MemoryGroup(job["kind"])) if limit is not None else None
-        errors = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))
-        process = stack.enter_context(
-            subprocess.Popen(
-                [python, "-m", module],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                encoding="utf-8",
-            )
-        )
-        stack.callback(process.kill)
-        clock = threading.Timer(LONGEST_S, process.kill)
-        clock.start()
-        stack.callback(clock.cancel)
-        idle = _ask(process, {**job, "group": str(group.path) if group else ""})
-        seen: Job = {"stayed_cached": stayed, "idle_bytes": idle.get("rss")}
-        if group is not None and limit is not None:
-            seen["idle_bytes"] = group.used()
-            seen["limit_bytes"] = seen["idle_bytes"] + limit
-            group.limit_to(seen["limit_bytes"])
-        found = _ask(process, {}) if idle else {}
-        status = process.wait()
-        if not found:
-            seen["failed"] = _reason(status, errors, bool(group), clock)
-        if group is not None:
-            seen["charged_bytes"] = group.peak()
-    return {**found, **seen}
-
-
-def _ask(process: subprocess.Popen[str], words: Job) -> dict[str, Any]:
-    """Sends a line and reads one; returns an empty dict when the process has ended."""
-    assert process.stdin and process.stdout
-    try:
-        process.stdin.write(json.dumps(words) + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-    except BrokenPipeError:
-        line = ""
-    return dict(json.loads(line)) if line else {}
-
-
-def _reason(status: int, errors: IO[str], limited: bool, clock: threading.Timer) -> str:
-    if not clock.is_alive():
-        return f"no answer within {LONGEST_S:.0f} s"
-    if status == -9 and limited:
-        return "ended by the system: it needs more memory than the limit"
-    errors.seek(0)
-    lines = errors.read().strip().splitlines()
-    return lines[-1] if lines else f"ended with status {status}"
+    """The answer of a session to one request, and what the system measured of it. `files` are dropped from the page
+    cache before. `failed` has the reason if it did not answer. Raises MoestroError when a limit is requested and the
+    system has none."""
+    stayed = drop(files)
+    with Session(module, job, python, limit) as session:
+        try:
+            found = session.ask(**(request or {}))
+        except MoestroError as error:
+            found = {"failed": str(error)}
+        return {**found, **session.seen, "stayed_cached": stayed, "charged_bytes": session.charged_bytes()}
 
 
 def ended_well(found: Job, what: str) -> Job:

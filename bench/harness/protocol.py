@@ -1,8 +1,9 @@
 """The protocol between the bench and a measurement in its own process.
 
 The bench sends a job; the process joins its memory group, imports what it needs and reports that it is idle; the bench
-then knows its memory without a model, sets the limit, and lets it continue; the process measures and answers. Needs
-only the standard library, so that it also runs in the interpreter that has llama.cpp.
+then knows its memory without a model and sets the limit. After that, each line that it sends is a request, which the
+process measures and answers, until its input ends. Needs only the standard library, so that it also runs in the
+interpreter that has other programs.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ Job = dict[str, Any]
 STARTED_S = time.perf_counter()
 
 
-def take_part(prepare: Callable[[Job], Callable[[], Job]]) -> None:
+def take_part(prepare: Callable[[Job], Callable[[Job], Job]]) -> None:
     """The main function of a measuring process. `prepare` imports for the job, and returns the function
-    that measures it."""
+    that measures what is requested."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not mix with the answers
 
@@ -34,8 +35,9 @@ def take_part(prepare: Callable[[Job], Callable[[], Job]]) -> None:
         (Path(job["group"]) / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
     measure = prepare(job)
     say({"idle": True, "rss": memory()["rss"]})
-    sys.stdin.readline()
-    say({**measure(), **{f"peak_{name}": value for name, value in memory().items()}, "read_bytes": read_bytes()})
+    for line in sys.stdin:
+        found = measure(json.loads(line))
+        say({**found, **{f"peak_{name}": value for name, value in memory().items()}, "read_bytes": read_bytes()})
 
 
 def memory() -> dict[str, int]:

@@ -31,6 +31,14 @@ def cells(row: Mapping[str, Any], forms: Mapping[str, str]) -> list[str]:
     return [cell(row.get(name), form) for name, form in forms.items()]
 
 
+def interval(ratio: Mapping[str, float | None] | None) -> str:
+    """A `bench.harness.paired.Ratio` as a result has it."""
+    if ratio is None:
+        return "-"
+    between = f" ({cell(ratio['low'])}-{cell(ratio['high'])})" if ratio["low"] is not None else ""
+    return cell(ratio["ratio"]) + between
+
+
 def headline(result: Mapping[str, Any]) -> str:
     """The model and its shape."""
     active = f", {result['top_k']} active" if "top_k" in result else ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
@@ -15,6 +15,7 @@ import torch
 
 from core.engine import Engine
 from core.engine.manifest import device_name, versions
+from core.errors import MoestroError
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 
@@ -104,7 +105,11 @@ class Run:
 
     def engine(self, model: str, settings: Mapping[str, object] = RESIDENT, **more: Any) -> Engine:
         """The same, until the run ends."""
-        return self._stack.enter_context(self.loaded(model, settings, **more))
+        return self.open(self.loaded(model, settings, **more))
+
+    def open(self, what: AbstractContextManager[T]) -> T:
+        """What is used until the run ends."""
+        return self._stack.enter_context(what)
 
     def one_thread(self) -> None:
         """Torch computes on one thread until the run ends."""
@@ -137,6 +142,22 @@ class Run:
                 if number:
                     found[variant].append(one)
         return found
+
+
+def chosen(what: str, asked: str, known: Iterable[str]) -> list[str]:
+    """Of a list with commas. Raises MoestroError for an unknown one."""
+    names = [name.strip() for name in asked.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in known]:
+        raise MoestroError(f"There is no {what} {', '.join(unknown)} here. Choose of {', '.join(known)}.")
+    return names
+
+
+def numbers(asked: str, default: Sequence[int]) -> list[int]:
+    """Of a list with commas, "" = the default. Raises MoestroError for what is not a whole number above 0."""
+    words = [word.strip() for word in asked.split(",") if word.strip()]
+    if wrong := [word for word in words if not word.isdecimal() or not int(word)]:
+        raise MoestroError(f"{', '.join(wrong)} is not a whole number above 0.")
+    return [int(word) for word in words] or [*default]
 
 
 def machine(device: torch.device) -> Result:

@@ -1,47 +1,37 @@
-"""The files that `bench tiers` measures: one model as a checkpoint, as packs and as GGUF files."""
+"""The files that `bench tiers` measures: one model as a checkpoint, as packs and as other programs' files."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
-
-import numpy as np
 
 from bench.harness.process import drop, ended_well, measure
 from bench.harness.protocol import Job
+from bench.harness.run import Run
 from bench.models.generate import checkpoint
+from bench.models.peers import PACKAGES, Peer, peers_of
 from bench.models.sizes import FULL, SMALL
-from core.errors import MoestroError
 from core.memory.pack.contents import delete
 
 FORMATS = {"bf16": "checkpoint", "int4": "int4-g64"}  # of the packs
 DENSE = {"bf16": "checkpoint", "int4": "int4-g64"}  # ... of their layers outside the experts, as loaded
-GGUF = {"bf16": "BF16", "int4": "Q4_K_M"}  # ... of the GGUF files compared with them
 PROMPT = "What does a cache of experts do for a language model?"
-ALIKE = 0.99  # least cosine of llama.cpp's logits with transformers'
 
 
 @dataclass
 class Fixtures:
-    """Paths of all files. `llama` is the interpreter with llama_cpp; if it is "", `without` says why there is none."""
+    """Paths of all files. `peers` has every format that is measured, and the other programs with their files of it."""
 
     folder: Path
     model: Path
     say: Callable[[str], None]
-    llama: str = ""
-    without: str = ""
-    gguf: dict[str, Path] = field(default_factory=dict)
+    peers: Mapping[str, Sequence[Peer]]
     packs: dict[str, Path] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def threads(self) -> list[int]:
@@ -49,92 +39,18 @@ class Fixtures:
         return sorted({1, os.cpu_count() or 1})
 
 
-def build(folder: Path, small: bool, llama: str, say: Callable[[str], None]) -> Fixtures:
-    """Builds the checkpoint, and the GGUF files if llama.cpp is available. Existing files are used again."""
-    folder.mkdir(parents=True, exist_ok=True)
-    fixtures = Fixtures(folder, checkpoint(folder, SMALL if small else FULL, say=say), say)
-    fixtures.llama, fixtures.without = find_llama(llama)
-    if fixtures.llama:
-        _gguf_files(fixtures)
-    return fixtures
-
-
-def find_llama(asked: str) -> tuple[str, str]:
-    """(interpreter that can import llama_cpp, or "", and why there is none)."""
-    if not asked:
-        here = importlib.util.find_spec("llama_cpp") is not None
-        return (sys.executable, "") if here else ("", "llama_cpp is not installed, and no --llama PYTHON was given")
-    try:
-        done = subprocess.run([asked, "-c", "import llama_cpp"], capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise MoestroError(f"--llama {asked} does not start: {error}. Name a Python interpreter.") from None
-    if done.returncode:
-        raise MoestroError(
-            f"--llama {asked} cannot import llama_cpp. Install llama-cpp-python for it: "
-            f"{asked} -m pip install llama-cpp-python"
-        )
-    return asked, ""
-
-
-def _gguf_files(fixtures: Fixtures) -> None:
-    from bench.models.gguf_file import write_bf16
-
-    for name, kind in GGUF.items():
-        fixtures.gguf[name] = fixtures.folder / f"{fixtures.model.name}.{kind}.gguf"
-    whole, small = fixtures.gguf["bf16"], fixtures.gguf["int4"]
-    if not whole.exists():
-        fixtures.say(f"writing {whole.name}")
-        write_bf16(fixtures.model, whole)
-    if not small.exists():
-        fixtures.say(f"quantizing {small.name} with llama.cpp")
-        partial = small.with_suffix(".partial")
-        ended_well(
-            measure(
-                "bench.speed.llama",
-                {"kind": "quantize", "source": str(whole), "target": str(partial), "threads": fixtures.threads},
-                [],
-                fixtures.llama,
-                cold=False,
-            ),
-            "Quantizing",
-        )
-        partial.rename(small)
-
-
-def check_gguf(fixtures: Fixtures) -> Job:
-    """Compares llama.cpp's reading of the BF16 file with transformers' of the checkpoint, over the tokens of one text:
-    the mean cosine of their logits, and how often both have the same likeliest token. Raises MoestroError when they
-    differ."""
-    ids = [int(i) for i in np.random.default_rng(0).integers(3, 4000, 24)]
-    theirs = ended_well(
-        measure(
-            "bench.speed.llama",
-            {"kind": "logits", "model": str(fixtures.gguf["bf16"]), "ids": ids},
-            [],
-            fixtures.llama,
-            cold=False,
-        ),
-        "llama.cpp",
-    )
-    ours = ended_well(
-        measure("bench.speed.worker", {"kind": "logits", "model": str(fixtures.model), "ids": ids}, [], cold=False),
-        "transformers",
-    )
-    fixtures.versions["llama_cpp_python"] = theirs["version"]
-    a, b = np.array(theirs["logits"]), np.array(ours["logits"])
-    cosine = float(((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).mean())
-    if not cosine >= ALIKE:
-        raise MoestroError(
-            f"llama.cpp computes something else from {fixtures.gguf['bf16']} than transformers from the "
-            f"checkpoint (cosine of the logits {cosine:.3f}). Delete the file and try again."
-        )
-    return {"tokens": len(ids), "cosine": cosine, "same_likeliest": float((a.argmax(1) == b.argmax(1)).mean())}
+def build(run: Run, peers: str, formats: Sequence[str] = (*FORMATS,)) -> Fixtures:
+    """Builds the checkpoint, and other programs' files. Existing files are used again."""
+    folder = run.folder()
+    model = checkpoint(folder, SMALL if run.small else FULL, say=run.say)
+    return Fixtures(folder, model, run.say, peers_of(run, peers, model, formats))
 
 
 def import_packs(fixtures: Fixtures) -> Job:
-    """Imports the checkpoint anew into each format: seconds, peak memory above the idle process's, sizes."""
+    """Imports the checkpoint anew into each format of `peers`: seconds, peak memory above the idle process's, sizes."""
     found: Job = {}
-    for name, format in FORMATS.items():
+    for name in fixtures.peers:
+        format = FORMATS[name]
         pack = fixtures.packs[name] = fixtures.folder / f"{fixtures.model.name}.{name}.pack"
         for old in (pack, Path(f"{pack}.partial")):
             if old.exists():
@@ -210,12 +126,11 @@ def machine(fixtures: Fixtures) -> Job:
         ahead = (Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}") / "queue" / "read_ahead_kb").read_text()
     except (OSError, AttributeError):
         pass  # another system, or a file system without a device
-    if fixtures.gguf:
-        fixtures.versions["gguf"] = version("gguf")
+    others = {PACKAGES[peer.name] for of in fixtures.peers.values() for peer in of}
     return {
         "device": device_name(torch.device("cpu")),
         "cores": os.cpu_count(),
         "ram_gb": host_memory().total / 1e9,
         "read_ahead_kb": int(ahead) if ahead.strip() else None,
-        "versions": {**versions(), **fixtures.versions},
+        "versions": {**versions(), **dict(one.split("==") for one in others)},
     }

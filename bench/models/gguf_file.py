@@ -31,8 +31,8 @@ Weight = tuple[str, tuple[int, ...], bool, Callable[[], torch.Tensor]]  # name, 
 
 
 def write_bf16(model: Path, target: Path) -> Path:
-    """Writes `target` from a bf16 Qwen3-MoE checkpoint of `bench.models.generate`. One layer's matrices are in
-    memory."""
+    """Writes `target` from a bf16 Qwen3-MoE checkpoint, such as the demo or one of `bench.models.generate`. One layer's
+    matrices are in memory."""
     import gguf
 
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
@@ -67,7 +67,8 @@ def _weights(config: dict[str, Any], tensors: TensorFiles) -> Iterator[Weight]:
         return torch.stack([tensors.read(f"{at}mlp.experts.{e}.{part}.weight") for e in range(experts)])
 
     for ours, theirs in OUTER.items():
-        yield plain(f"{ours}.weight", f"{theirs}.weight")
+        if f"{ours}.weight" in tensors.tensors:  # tied embeddings are there once, in both formats
+            yield plain(f"{ours}.weight", f"{theirs}.weight")
     for layer in range(config["num_hidden_layers"]):
         at, block = f"model.layers.{layer}.", f"blk.{layer}."
         for ours, theirs in PLAIN.items():

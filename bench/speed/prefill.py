@@ -3,8 +3,8 @@ link?
 
 All systems stay loaded, and a round gives each of them the same prompts: transformers in bf16, and the engine out of
 packs in bf16 and in int4, with everything resident and with half of the experts on disk. The time is that to the first
-token. Every prompt is new, and finds the cache as the one before left it. Where llama.cpp is installed, a process of
-its own reads the same prompts in each round, in BF16 and in Q4_K_M.
+token. Every prompt is new, and finds the cache as the one before left it. ik_llama.cpp and llama.cpp read the same
+prompts in each round, with everything resident.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,11 +19,14 @@ import torch
 
 from bench.harness.engines import pack_of, random_tokens
 from bench.harness.figures import ratio
-from bench.harness.process import ended_well
-from bench.harness.process import measure as measure_process
-from bench.harness.report import cell, goal, goal_lines, grid
-from bench.harness.run import Result, Run, Suite
-from bench.models.fixtures import FORMATS, build, check_gguf, disk_gbps
+from bench.harness.paired import times
+from bench.harness.report import cell, goal, goal_lines, grid, interval
+from bench.harness.run import Result, Run, Suite, numbers
+from bench.models.fixtures import FORMATS, disk_gbps
+from bench.models.generate import checkpoint
+from bench.models.peers import NAMES, peers_of
+from bench.models.sizes import FULL, SMALL
+from bench.speed.fidelity import HEADS, NOTE, Fidelity, shown
 from bench.speed.plain import Plain
 from core.engine import Engine
 from core.settings.sampling import Sampling
@@ -51,10 +53,11 @@ class Seen:
 Systems = dict[str, dict[int, Seen]]  # by name and length
 
 
-def measure(run: Run, rounds: int = 5, llama: str = "") -> Result:
-    """`llama` = an interpreter that has llama_cpp."""
-    built = build(run.folder(), run.small, llama, run.say)
-    model, same = built.model, check_gguf(built) if built.llama else None
+def measure(run: Run, rounds: int = 5, lengths: str = "", peers: str = "") -> Result:
+    """`lengths`: of prompts, "" = LENGTHS; `peers`: as `bench.models.peers.agreed`."""
+    sizes = numbers(lengths, LENGTHS[run.small])
+    model = checkpoint(run.folder(), SMALL if run.small else FULL, say=run.say)
+    others = {f"{NAMES[peer.name]} {name}": peer for name, of in peers_of(run, peers, model).items() for peer in of}
     packs = {name: pack_of(run, str(model), name, format=FORMATS[name]) for name in FORMATS}
     speeds = disk_gbps(packs["bf16"], 0.1 if run.small else 0.7)
     engines: dict[str, Engine] = {}
@@ -63,22 +66,26 @@ def measure(run: Run, rounds: int = 5, llama: str = "") -> Result:
         engines[f"{name} {budget}"] = run.engine(str(packs[name]), settings, context=CONTEXT)
     run.say("loading transformers")
     plain = Plain(model, torch.bfloat16, torch.device("cpu"))
+    fidelity = Fidelity(model, plain)
+    about = {name: fidelity.of_engine(engines[f"{name} 100%"], FORMATS[name]) for name in FORMATS}
+    about |= {name: fidelity.of_peer(peer) for name, peer in others.items()}
+    sessions = {name: run.open(peer.opened(**peer.fastest(run.say))) for name, peer in others.items()}
     found: Systems = {}
     for number in run.rounds(rounds):
         systems = found if number else {}
-        prompts = {length: random_tokens(length, number, length) for length in LENGTHS[run.small]}
+        prompts = {length: random_tokens(length, number, length) for length in sizes}
         for length, ids in prompts.items():
             _theirs(plain, ids, systems.setdefault("transformers", {}).setdefault(length, Seen()))
             for name, engine in engines.items():
                 _ours(engine, ids, systems.setdefault(name, {}).setdefault(length, Seen()))
-        for name, file in built.gguf.items() if number else ():  # it warms up by itself
-            _llama(built.llama, file, prompts, systems.setdefault(f"llama.cpp {name}", {}))
+            for name, session in sessions.items():
+                seconds = session.ask(prompt=ids, tokens=[])["prompt_s"]
+                systems.setdefault(name, {}).setdefault(length, Seen()).seconds.append(seconds)
     return {
         **result(found, max(speeds.values())),
         "pieces": {name: engine.sizes.chunk for name, engine in engines.items()},
         "workspace_bytes": {name: engine.sizes.workspace for name, engine in engines.items()},
-        "llama_cpp": built.without or built.versions,
-        "llama_cpp_check": same,
+        "about": about,
         "model": model.name,
         "disk_gbps": speeds,
     }
@@ -88,19 +95,6 @@ def _theirs(plain: Plain, ids: list[int], seen: Seen) -> None:
     seconds, logits = plain.prefill(ids)
     seen.seconds.append(seconds)
     seen.logits.append(logits)
-
-
-def _llama(python: str, file: Path, prompts: Mapping[int, list[int]], found: dict[int, Seen]) -> None:
-    job = {
-        "kind": "prefill",
-        "model": str(file),
-        "prompts": [*prompts.values()],
-        "context": CONTEXT,
-        "threads": torch.get_num_threads(),
-    }
-    answer = ended_well(measure_process("bench.speed.llama", job, [], python, cold=False), "llama.cpp")
-    for length, seconds in zip(prompts, answer["seconds"], strict=True):
-        found.setdefault(length, Seen()).seconds.append(seconds)
 
 
 def _ours(engine: Engine, ids: list[int], seen: Seen) -> None:
@@ -155,12 +149,14 @@ def result(found: Systems, disk: float) -> dict[str, Any]:
         "read_over_missing": reads,
         "int4_over_bf16": by_int4,
         "over_bound": each(over_bound),
-        "over_llama": {
-            name: {
-                str(n): ratio(one.seconds, seen(name, "100%", n).seconds)
-                for n, one in found.get(f"llama.cpp {name}", {}).items()
+        "over": {
+            f"{name} at 100% over {other}": {
+                str(n): times(one.seconds, seen(name, "100%", n).seconds)._asdict()
+                for n, one in found[f"{other} {name}"].items()
             }
             for name in FORMATS
+            for other in NAMES.values()
+            if f"{other} {name}" in found
         },
         "goals": goals(ratios, reads, by_int4),
         "tok_s": {
@@ -216,7 +212,12 @@ def table(f: Result) -> list[str]:
             rows,
         ),
         *(f"  int4 over bf16 at {budget}: {_by_length(of)}" for budget, of in f["int4_over_bf16"].items()),
-        *(f"  {name} at 100% over llama.cpp's: {_by_length(of)}" for name, of in f["over_llama"].items() if of),
+        *(
+            f"  {over}: {', '.join(f'{n} tokens {interval(one)}' for n, one in of.items())}"
+            for over, of in f["over"].items()
+        ),
+        *grid(("system", *HEADS), [(name, *shown(about)) for name, about in f["about"].items()]),
+        f"  ({NOTE})",
         "  (bound: the longer of computing alone and reading the missing experts once from this disk; bits: whether "
         "the reference arithmetic's logits are transformers')",
         *goal_lines(f["goals"]),
@@ -227,4 +228,4 @@ def _by_length(ratios: Mapping[str, float | None]) -> str:
     return ", ".join(f"{length} tokens {cell(one)}" for length, one in ratios.items())
 
 
-SUITE = Suite(measure, table, small={"rounds": 1})
+SUITE = Suite(measure, table, small={"rounds": 1, "peers": "none"})

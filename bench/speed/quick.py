@@ -1,7 +1,8 @@
 """bench quick: is the engine as fast as transformers with everything resident, and what does a cache gain otherwise?
 
 Every round runs every configuration once on the same prompt. Figures are medians over the rounds' passes, ratios are
-medians of the rounds' own ratios.
+medians of the rounds' own ratios. Beside the demo model in bf16, ik_llama.cpp and llama.cpp decode as many tokens of
+the same weights; `bench peers` compares at a size where speed matters.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bench.harness.engines import QUESTION, decode_steps, emulated_link
+from bench.harness.engines import QUESTION, decode_steps, emulated_link, random_tokens
 from bench.harness.figures import belady_misses_per_token, overlapped_ms, ratio
-from bench.harness.report import cell, grid
+from bench.harness.paired import times
+from bench.harness.report import cell, grid, interval
 from bench.harness.run import RESIDENT, Result, Run, Suite
+from bench.models.peers import Peer, peers_of
+from bench.speed.fidelity import HEADS, Fidelity, shown
 from bench.speed.plain import IMPLEMENTATIONS, Plain
 from core.capacity.plan import plan
 from core.memory.link import REFERENCE
@@ -45,17 +49,34 @@ class Passes(NamedTuple):
 
 
 def measure(
-    run: Run, model: str = "demo", budget: str = "50%", rounds: int = 5, tokens: int = 48, dtype: str = "auto"
+    run: Run,
+    model: str = "demo",
+    budget: str = "50%",
+    rounds: int = 5,
+    tokens: int = 48,
+    dtype: str = "auto",
+    peers: str = "",
 ) -> Result:
-    """`tokens` = decode passes a round."""
+    """`tokens` = decode passes a round; `peers`: as `bench.models.peers.agreed`."""
     planned = plan(LoadSpec.checked(model, Settings(dict(RESIDENT)), dtype=dtype))
     engine = run.engine(model, RESIDENT, endless=True, dtype=dtype)
     plain, ids = Plain(planned.files.path, planned.dtype, planned.device), engine.prompt.tokens(QUESTION)
     most = torch.get_num_threads()
     plains = {f"{name}, {n} thread{'s'[: n > 1]}": (name, n) for name in IMPLEMENTATIONS for n in sorted({1, most})}
     link: dict[str, Any] = {}
+    others: dict[str, Peer] = {}
+    if model == "demo" and planned.dtype == torch.bfloat16:
+        files = peers_of(run, peers, planned.files.path, ["bf16"], run.folder(stays=False))
+        others = {peer.title: peer for peer in files["bf16"]}
+    fidelity = Fidelity(planned.files.path, plain) if others else None
+    about = {"Moestro": fidelity.of_engine(engine, "checkpoint")} if fidelity else {}
+    about |= {name: fidelity.of_peer(peer) for name, peer in others.items() if fidelity}
+    sessions = {name: run.open(peer.opened(**peer.fastest(run.say))) for name, peer in others.items()}
 
     def one(name: str, number: int) -> Passes:
+        if name in sessions:
+            answer = sessions[name].ask(prompt=ids, tokens=random_tokens(tokens, number))
+            return Passes([1e3 * seconds for seconds in answer["token_s"]])
         if name in plains:
             implementation, threads = plains[name]
             try:
@@ -70,7 +91,7 @@ def measure(
         return Passes([step.total_ms for step in steps], steps)
 
     # in this order, as the link follows from the time of a layer with everything resident
-    found = run.by_turns([*plains, *OURS, *LINKED], one, rounds, alternate=False)
+    found = run.by_turns([*plains, *sessions, *OURS, *LINKED], one, rounds, alternate=False)
     tpot = {name: median(ms for passes in of for ms in passes.ms) for name, of in found.items()}
     each = {name: [median(passes.ms) for passes in of] for name, of in found.items()}
     fastest, pace, size = min(plains, key=tpot.__getitem__), engine.transfers.pace, engine.sizes.blob
@@ -98,6 +119,9 @@ def measure(
         "telemetry_off_tpot_ms": tpot["telemetry_off"],
         "plain_tpot_ms": {name: tpot[name] for name in plains},
         "plain_fastest": fastest,
+        "about": about,
+        "peers_tpot_ms": {name: tpot[name] for name in sessions},
+        "peers_over": {name: times(each[name], each["resident"])._asdict() for name in sessions},
         "belady_misses_per_token": belady,
         "systems": table,
         "slots": engine.expert_cache.slots,
@@ -111,8 +135,9 @@ def _mean(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> 
 
 def table(r: Result) -> list[str]:
     ours = f"Moestro, {r['decode_threads']} decode thread(s)"
-    times = [(f"transformers {name}", ms) for name, ms in r["plain_tpot_ms"].items()]
-    times += [(ours, r["resident_tpot_ms"]), ("  the same, telemetry off", r["telemetry_off_tpot_ms"])]
+    tpot = [(f"transformers {name}", ms) for name, ms in r["plain_tpot_ms"].items()]
+    tpot += r["peers_tpot_ms"].items()
+    tpot += [(ours, r["resident_tpot_ms"]), ("  the same, telemetry off", r["telemetry_off_tpot_ms"])]
     systems = [
         (
             name,
@@ -125,8 +150,10 @@ def table(r: Result) -> list[str]:
     ]
     return [
         f"Everything resident, {r['dtype']}, TPOT in ms (medians):",
-        *grid(("", ""), [(name, cell(ms, ".3f")) for name, ms in times]),
+        *grid(("", ""), [(name, cell(ms, ".3f")) for name, ms in tpot]),
         f"  Moestro / fastest transformers ({r['plain_fastest']}): {r['resident_ratio']:.3f}, goal <= {RATIO:g}",
+        *(f"  tokens a second over {name}: {interval(one)}" for name, one in r["peers_over"].items()),
+        *grid(("", *HEADS), [(name, *shown(about)) for name, about in r["about"].items()]),
         f"  telemetry on / off: {r['telemetry_ratio']:.3f}, goal <= {TELEMETRY}",
         f"Budget {r['budget']} ({r['slots']} slots), EMULATED link of {r['link_gbps']} GB/s + "
         f"{r['link_latency_us']} us, scaled like {r['link_scaled_like']}:",
@@ -137,4 +164,4 @@ def table(r: Result) -> list[str]:
     ]
 
 
-SUITE = Suite(measure, table, small={"rounds": 1, "tokens": 8})
+SUITE = Suite(measure, table, small={"rounds": 1, "tokens": 8, "peers": "none"})

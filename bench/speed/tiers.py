@@ -1,4 +1,5 @@
-"""bench tiers: a model read from disk within a memory budget, against everything resident, transformers and llama.cpp.
+"""bench tiers: a model read from disk within a memory budget, against everything resident, transformers, ik_llama.cpp
+and llama.cpp.
 
 Every measurement is a process of its own that starts with the model's files out of the page cache. A round measures
 every system once on the same tokens. Below 100 % every process is limited to the budget's bytes and its memory without
@@ -9,26 +10,33 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
+
+import torch
 
 from bench.harness import process
 from bench.harness.process import MemoryGroup, ended_well
 from bench.harness.protocol import Job
-from bench.harness.run import Result, Run, Suite
+from bench.harness.run import RESIDENT, Result, Run, Suite, chosen
 from bench.models import fixtures
 from bench.models.fixtures import DENSE, FORMATS, PROMPT, Fixtures
+from bench.models.peers import NAMES, Peer
+from bench.models.peers import WORKER as PEER
 from bench.models.sizes import FULL, SMALL
+from bench.speed.fidelity import About, Fidelity
+from bench.speed.plain import Plain
 from bench.speed.tiers_result import Runs, result, routing, table
 from core.capacity.plan import plan
 from core.errors import MoestroError
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 
-BUDGETS = ("100%", "75%", "50%", "37.5%")
 WARM = 8  # decode passes before the engine's count
-LLAMA_WARM = 2  # ... before llama.cpp's count: under a limit one can take seconds
-LLAMA_CAP_S = 6.0  # of decoding with one number of threads
+PEER_WARM = 2  # ... before other programs' count: under a limit one can take seconds
+PEER_CAP_S = 6.0  # of decoding by one of them
 PLAIN_TOKENS = 8
 CONTEXT = 512
 FIT_CONTEXT = 2048  # filled to measure how much memory a process then holds
@@ -40,14 +48,23 @@ LIMIT = (
 )
 
 
-def measure(run: Run, rounds: int = 3, tokens: int = 32, llama: str = "") -> Result:
-    """`tokens` = decode passes of the engine a round; `llama` = an interpreter that has llama_cpp."""
+def measure(
+    run: Run,
+    rounds: int = 3,
+    tokens: int = 32,
+    formats: str = "bf16,int4",
+    budgets: str = "100%,75%,50%,37.5%",
+    peers: str = "",
+) -> Result:
+    """`tokens` = decode passes of the engine a round; `formats`: which of FORMATS; `peers`: as
+    `bench.models.peers.agreed`."""
     began_s, load_before = time.perf_counter(), _load()
-    built = fixtures.build(run.folder(), run.small, llama, run.say)
+    built = fixtures.build(run, peers, chosen("format", formats, FORMATS))
     why_unlimited = "the small model is no larger than what processes differ by" if run.small else _why_unlimited()
-    same = fixtures.check_gguf(built) if built.llama else None
     imports = fixtures.import_packs(built)
-    tiers, sizes = Tiers(built, tokens, not why_unlimited), SMALL if run.small else FULL
+    about = _about(run, built)
+    tiers = Tiers(built, budgets.split(","), tokens, not why_unlimited)
+    sizes = SMALL if run.small else FULL
     for number in run.rounds(rounds, warm=False):
         tiers.round(number)
     disk = {name: median(values) for name, values in tiers.disk.items()}
@@ -55,8 +72,7 @@ def measure(run: Run, rounds: int = 3, tokens: int = 32, llama: str = "") -> Res
         **result(tiers.runs, tiers.budgets, imports, max(disk.values()), tiers.fits),
         "model": built.model.name,
         "routing": routing(tiers.runs, sizes.top_k / sizes.experts),
-        "llama_cpp": built.without or "present",
-        "llama_cpp_check": same,
+        "about": about,
         "cold_cache_method": process.METHOD if hasattr(os, "posix_fadvise") else process.NO_METHOD,
         "stayed_cached_bytes": tiers.stayed,
         "disk_gbps": disk,
@@ -67,17 +83,30 @@ def measure(run: Run, rounds: int = 3, tokens: int = 32, llama: str = "") -> Res
     }
 
 
+def _about(run: Run, built: Fixtures) -> dict[str, dict[str, About]]:
+    """By format and system: its file, bits a weight and KL."""
+    fidelity = Fidelity(built.model, Plain(built.model, torch.bfloat16, torch.device("cpu")))
+    found: dict[str, dict[str, About]] = {}
+    for name, pack in built.packs.items():
+        load: Any = {"arithmetic": "fast", "dense": DENSE[name], "context": CONTEXT}
+        with run.loaded(str(pack), RESIDENT, **load) as engine:
+            found[name] = {"moestro": fidelity.of_engine(engine, FORMATS[name])}
+        found[name] |= {NAMES[peer.name]: fidelity.of_peer(peer) for peer in built.peers[name]}
+    return found
+
+
 class Tiers:
     """The measurements of a round, and the results so far."""
 
-    def __init__(self, built: Fixtures, tokens: int, limited: bool) -> None:
+    def __init__(self, built: Fixtures, budgets: Sequence[str], tokens: int, limited: bool) -> None:
         self.runs = Runs()
         self.stayed = 0
         self.loads: list[float | None] = []
         self.disk: dict[str, list[float]] = {}
         self.fits: dict[str, Job] = {}
         self._fixtures, self._tokens, self._limited = built, tokens, limited
-        self.budgets = {name: {budget: self._bytes(name, budget) for budget in BUDGETS} for name in FORMATS}
+        self._fastest = {peer: peer.fastest(built.say) for of in built.peers.values() for peer in of}
+        self.budgets = {name: {budget: self._bytes(name, budget) for budget in budgets} for name in built.packs}
 
     def _bytes(self, name: str, budget: str) -> int:
         pack, settings = str(self._fixtures.packs[name]), Settings({"budget": budget})
@@ -85,11 +114,11 @@ class Tiers:
         return plan(spec).sizes.budget_bytes(spec.settings.cache.budget)
 
     def round(self, number: int) -> None:
-        for threads, gbps in fixtures.disk_gbps(self._fixtures.packs["bf16"]).items():
+        for threads, gbps in fixtures.disk_gbps(next(iter(self._fixtures.packs.values()))).items():
             self.disk.setdefault(threads, []).append(gbps)
-        for name in FORMATS:
+        for name, budgets in self.budgets.items():
             whole: Job = {}
-            for budget in BUDGETS:
+            for budget in budgets:
                 limit = self.budgets[name][budget] if self._limited and budget != "100%" else None
                 ours = self._ours(name, budget, limit, number)
                 whole = whole or ours
@@ -99,8 +128,8 @@ class Tiers:
                     self._ours(name, budget, limit, number, "checkpoint")
                 if number == 1:
                     self._fit(name, budget)
-                if self._fixtures.llama and (limit is not None or budget == "100%"):
-                    self._llama(name, budget, limit, whole)
+                for peer in self._fixtures.peers[name] if limit is not None or budget == "100%" else ():
+                    self._peer(peer, name, budget, limit, whole)
         self.loads.append(_load())
 
     def _ours(self, name: str, budget: str, limit: int | None, number: int, dense: str = "") -> Job:
@@ -135,54 +164,43 @@ class Tiers:
             "count": PLAIN_TOKENS,
             "threads": self._fixtures.threads,
         }
-        found = ended_well(self._measure("transformers", "bf16", "100%", job), "transformers")
+        found = ended_well(
+            self._measure("transformers", "bf16", "100%", job, file=self._fixtures.model), "transformers"
+        )
         for one in found["runs"]:
-            variant = f"{one['implementation']}, {_threads(one['threads'])}"
+            variant = f"{one['implementation']}, {one['threads']} thread{'s'[: one['threads'] > 1]}"
             self.runs.add("transformers", "bf16", "100%", variant, one["tok_s"], {})
 
-    def _llama(self, name: str, budget: str, limit: int | None, whole: Job) -> None:
-        """Every number of threads in the first round, then the fastest. Under a limit without repacking weights into
-        private memory, which could not be read from the file again; in memory, with and without."""
-        known = self.runs.best("llama.cpp", name, budget)
-        for repack in (False,) if limit is not None else (False, True):
-            threads = [n for n in self._fixtures.threads if known in (None, _variant(n, repack))]
-            if not threads:
-                continue
-            job = {
-                "kind": "decode",
-                "ids": whole["ids"],
-                "tokens": whole["tokens"],
-                "warm": LLAMA_WARM,
-                "cap_s": LLAMA_CAP_S,
-                "threads": threads,
-                "repack": repack,
-            }
-            found = self._measure("llama.cpp", name, budget, job, limit)
-            for one in found.get("runs", []):
-                seen = {**found, "read_bytes_per_token": one["read_bytes"] / len(one["seconds"])}
-                tok_s = len(one["seconds"]) / sum(one["seconds"])
-                self.runs.add("llama.cpp", name, budget, _variant(one["threads"], repack), tok_s, seen)
-            if "failed" in found:
-                self.runs.failed["llama.cpp", name, budget] = found["failed"]
+    def _peer(self, peer: Peer, name: str, budget: str, limit: int | None, whole: Job) -> None:
+        """The same tokens by another program: under a limit memory-mapped, else in its fastest configuration."""
+        job = peer.job(**({"mmap": True} if limit is not None else self._fastest[peer]))
+        request = {"prompt": whole["ids"], "tokens": whole["tokens"], "cap_s": PEER_CAP_S}
+        more = {"python": str(peer.python), "request": request}
+        system = NAMES[peer.name]
+        found = self._measure(system, name, budget, job, limit, module=PEER, file=peer.file, **more)
+        if "failed" in found:
+            self.runs.failed[system, name, budget] = found["failed"]
+        else:
+            seconds = found.pop("token_s")[PEER_WARM:]
+            self.runs.add(system, name, budget, "", len(seconds) / sum(seconds), found)
 
-    def _measure(self, system: str, name: str, budget: str, job: Job, limit: int | None = None) -> Job:
-        """One process, with the file that the system reads."""
-        built, module, more = self._fixtures, WORKER, dict[str, Any]()
-        built.say(f"  {system}, {name}, {budget}")
-        file = built.model if system == "transformers" else built.packs[name]
-        if system == "llama.cpp":
-            file, module, more = built.gguf[name], "bench.speed.llama", {"python": built.llama}
-        found = process.measure(module, {**job, "model": str(file)}, [file], limit=limit, **more)
+    def _measure(
+        self,
+        system: str,
+        name: str,
+        budget: str,
+        job: Job,
+        limit: int | None = None,
+        module: str = WORKER,
+        file: Path | None = None,
+        **more: Any,
+    ) -> Job:
+        """One process with `file`, the pack unless another is given."""
+        self._fixtures.say(f"  {system}, {name}, {budget}")
+        file = file or self._fixtures.packs[name]
+        found = process.measure(module, {"model": str(file), **job}, [file], limit=limit, **more)
         self.stayed += found["stayed_cached"] or 0
         return found
-
-
-def _variant(threads: int, repack: bool) -> str:
-    return _threads(threads) + (", weights repacked" if repack else "")
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread{'s'[: count > 1]}"
 
 
 def _why_unlimited() -> str:
@@ -197,4 +215,4 @@ def _load() -> float | None:
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
-SUITE = Suite(measure, table, small={"rounds": 1})
+SUITE = Suite(measure, table, small={"rounds": 1, "peers": "none"})

@@ -9,9 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 from bench.harness.figures import overlapped_ms
+from bench.harness.paired import times
 from bench.harness.protocol import Job
-from bench.harness.report import cell, goal, goal_lines, grid
+from bench.harness.report import cell, goal, goal_lines, grid, interval
 from bench.harness.run import Result
+from bench.models.peers import NAMES
+from bench.speed.fidelity import HEADS, NOTE, shown
 from core.memory.link import Pace
 
 Key = tuple[str, str, str]  # system, format, budget
@@ -93,14 +96,22 @@ def result(
             for (s, name, b), found in runs.tok_s.items()
             if s != "moestro"
         },
-        "llama_cpp_limits": {
-            f"{name}, {b}": {
-                value: runs.middle("llama.cpp", name, b, value)
-                for value in ("idle_bytes", "limit_bytes", "charged_bytes", "read_bytes_per_token", "first_token_s")
-            }
+        "over": {
+            f"{name}, {b}, {other}": times(ours[: len(theirs)], theirs[: len(ours)])._asdict()
             for name, sizes in each.items()
             for b in sizes
-            if runs.middle("llama.cpp", name, b, "limit_bytes")
+            for other in NAMES.values()
+            if (ours := runs.rounds("moestro", name, b)) and (theirs := runs.rounds(other, name, b))
+        },
+        "peers_limits": {
+            f"{other}, {name}, {b}": {
+                value: runs.middle(other, name, b, value)
+                for value in ("idle_bytes", "limit_bytes", "charged_bytes", "token_bytes", "prompt_s")
+            }
+            for other in NAMES.values()
+            for name, sizes in each.items()
+            for b in sizes
+            if runs.middle(other, name, b, "limit_bytes")
         },
         "failed": {", ".join(key): why for key, why in runs.failed.items()},
     }
@@ -150,9 +161,10 @@ def _detail(runs: Runs, name: str, budget: str, disk_gbps: float) -> dict[str, A
 
 
 def routing(runs: Runs, chance: float) -> Job:
-    """The router's spread, from the runs with everything resident, and its interpretation. `chance` = the share of the
-    previous token's experts that a router would choose again by chance."""
-    repeats = runs.middle("moestro", "bf16", "100%", "repeats_of_previous_token") or 0.0
+    """The router's spread, from the first budget of the first format, and its interpretation. `chance` = the share of
+    the previous token's experts that a router would choose again by chance."""
+    of = (runs.middle(*key, "repeats_of_previous_token") for key in runs.tok_s if key[0] == "moestro")
+    repeats = next(one for one in of if one is not None)
     return {
         "repeats_of_previous_token": repeats,
         "by_chance": chance,
@@ -173,8 +185,9 @@ def goals(
         one_each = median(a / b for a, b in zip(runs.rounds(*int4), theirs, strict=False)) if theirs else None
         found.append(goal("all resident, int4 / transformers bf16, one thread each", ">=", 3.0, one_each))
     for name in details:
-        times = runs.ratio(("moestro", name, "50%"), ("llama.cpp", name, "50%"))
-        found.append(goal(f"at 50 %, {name} / llama.cpp mmap", ">=", 4.0, times))
+        for other in NAMES.values():
+            ahead = runs.ratio(("moestro", name, "50%"), (other, name, "50%"))
+            found.append(goal(f"at 50 %, {name} / {other} mmap", ">=", 4.0, ahead))
     read = [
         abs((runs.middle("moestro", name, b, value) or 0.0) / one["misses_x_blob"] - 1)
         for name, sizes in details.items()
@@ -195,7 +208,7 @@ def goals(
 
 
 def table(f: Result) -> list[str]:
-    systems = ("moestro", "transformers", "llama.cpp")
+    systems = ("moestro", "transformers", *NAMES.values())
     rows = []
     for name, sizes in f["tok_s"].items():
         for budget, one in sizes.items():
@@ -205,15 +218,19 @@ def table(f: Result) -> list[str]:
             rows.append((name, budget, *(cell(one.get(s)) for s in systems), f"{d['hit_rate']:.1%}", *more))
     speeds = ", ".join(f"{gbps:.2f} GB/s with {name}" for name, gbps in f["disk_gbps"].items())
     opened = {name: ", ".join(f"{b} {s:.2f}" for b, s in of.items()) for name, of in f["open_to_first_token_s"].items()}
-    there = "BF16 and Q4_K_M, mmap" if f["llama_cpp"] == "present" else f"absent, {f['llama_cpp']}"
     loads = ", ".join(map(str, f["load_average"]["rounds"]))
     lines = [
-        f"Decode, tokens a second (medians of {f['rounds']} rounds; files cold; llama.cpp: {there}):",
+        f"Decode, tokens a second (medians of {f['rounds']} rounds; files cold; other programs with mmap below 100%):",
         *grid(
             ("experts", "budget", *systems, "hit rate", "MB/token", "misses x blob", "bound", "Belady's"),
             rows,
         ),
         f"  (bound: the longer of computing alone and reading what was missed from this disk, {speeds})",
+        *(f"  {over}: {interval(one)} times as fast" for over, one in f["over"].items()),
+        *grid(
+            ("experts", "system", *HEADS), [(n, s, *shown(a)) for n, of in f["about"].items() for s, a in of.items()]
+        ),
+        f"  ({NOTE})",
         f"  {f['routing']['says']}",
         "Import and open:",
         *grid(

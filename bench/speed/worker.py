@@ -17,14 +17,13 @@ NEEDS = {
     "moestro": ["core.engine.engine", "bench.harness.figures"],
     "fit": ["core.engine.engine"],
     "transformers": ["bench.speed.plain"],
-    "logits": ["bench.speed.plain"],
 }
 
 
-def prepare(job: Job) -> Callable[[], Job]:
+def prepare(job: Job) -> Callable[[Job], Job]:
     """Imports everything the job needs, including the architecture's module and the compiler of native code, so that
     idle memory includes it all. The memory of compiling counts as the model's in an estimate, and as idle under a
-    limit: llama.cpp is compiled beforehand."""
+    limit: other programs are compiled beforehand."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -37,8 +36,8 @@ def prepare(job: Job) -> Callable[[], Job]:
 
         if widths() and job["kind"] == "moestro":
             acquire_team().release()
-    run = {"import": import_pack, "moestro": moestro, "fit": fit, "transformers": plain, "logits": logits}[job["kind"]]
-    return lambda: run(job)
+    run = {"import": import_pack, "moestro": moestro, "fit": fit, "transformers": plain}[job["kind"]]
+    return lambda _: run(job)
 
 
 def import_pack(job: Job) -> Job:
@@ -187,16 +186,6 @@ def plain(job: Job) -> Job:
                 {"implementation": implementation, "threads": threads, "tok_s": 1e3 * len(passes) / sum(passes)}
             )
     return {"runs": runs}
-
-
-def logits(job: Job) -> Job:
-    """The logits after every token of a text, by transformers' eager experts."""
-    import torch
-
-    from bench.speed.plain import Plain
-
-    torch.set_num_threads(1)
-    return {"logits": Plain(Path(job["model"]), torch.bfloat16, torch.device("cpu")).logits(job["ids"])}
 
 
 if __name__ == "__main__":

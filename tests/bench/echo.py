@@ -7,10 +7,10 @@ from collections.abc import Callable
 from bench.harness.protocol import Job, take_part
 
 
-def prepare(job: Job) -> Callable[[], Job]:
+def prepare(job: Job) -> Callable[[Job], Job]:
     print("a library talks on standard output")
 
-    def measure() -> Job:
+    def measure(request: Job) -> Job:
         if job["kind"] == "fails":
             raise ValueError("no such luck")
         held = bytearray(job.get("bytes", 0))

@@ -68,7 +68,7 @@ class Run:
         self, say: Callable[[str], None], small: bool, keep: Path | None, so_far: Callable[[Result], None]
     ) -> None:
         self.say, self.small, self.so_far = say, small, so_far
-        self.about = machine(torch.device("cpu"))
+        self.about, self.threads = machine(torch.device("cpu")), torch.get_num_threads()
         self._keep, self._stack = keep, ExitStack()
 
     def __enter__(self) -> Run:
@@ -93,6 +93,7 @@ class Run:
         """An engine. The first one of a run is in the head of the result. `endless`: answers end at their limit only,
         so that all have the same number of tokens."""
         self.say(f"loading {Path(model).name}")
+        torch.set_num_threads(self.threads)  # one that is loaded already computes with fewer, beside its own
         engine = Engine.load(LoadSpec.checked(model, Settings(dict(settings)), **load))
         try:
             if endless:
@@ -114,6 +115,7 @@ class Run:
     def one_thread(self) -> None:
         """Torch computes on one thread until the run ends."""
         self._stack.callback(torch.set_num_threads, torch.get_num_threads())
+        self.threads = 1
         torch.set_num_threads(1)
 
     def rounds(self, count: int, *, warm: bool = True, what: str = "") -> Iterator[int]:

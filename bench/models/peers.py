@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from bench.harness.process import Session
 from bench.harness.run import Run
 from bench.models.gguf_file import write_bf16
@@ -33,14 +31,15 @@ class Peer(NamedTuple):
     kind: str  # of the file
     file: Path
     python: Path
+    threads: int
 
     @property
     def title(self) -> str:
         return f"{NAMES[self.name]} {self.kind}"
 
     def job(self, **switches: Any) -> dict[str, Any]:
-        """Of `bench.speed.peer_worker`, with as many threads as torch has."""
-        return {"peer": self.name, "model": str(self.file), "threads": torch.get_num_threads(), **switches}
+        """Of `bench.speed.peer_worker`."""
+        return {"peer": self.name, "model": str(self.file), "threads": self.threads, **switches}
 
     def opened(self, **switches: Any) -> Session:
         return Session(WORKER, self.job(**switches), str(self.python))
@@ -80,7 +79,7 @@ def peers_of(
         run.say("Other programs are left out: --peers all installs them.")
 
     def peer(name: str, kind: str) -> Peer:
-        return Peer(name, kind, gguf(folder or kept, model, kind, python, run.say), python)
+        return Peer(name, kind, gguf(folder or kept, model, kind, python, run.say), python, run.threads)
 
     return {format: [peer(name, FILES[format][name]) for name in names] for format in formats}
 

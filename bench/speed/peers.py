@@ -94,6 +94,7 @@ def _systems(
     pack = pack_of(run, str(model), kind, format=FORMATS[kind])
     for arithmetic in ours:
         load: dict[str, Any] = {"arithmetic": arithmetic, "context": CONTEXT, "dense": DENSE[kind]}
+        load["threads"] = run.threads
         engine = stack.enter_context(run.loaded(str(pack), {**RESIDENT, "predictor": "none"}, **load))
         systems[arithmetic] = _Ours(engine).timed
         about[arithmetic] = {**fidelity.of_engine(engine, FORMATS[kind]), "computed_by": engine.arithmetic.name}

@@ -45,9 +45,9 @@ class Plain:
         return passes
 
     @torch.inference_mode()
-    def prefill(self, ids: list[int]) -> tuple[float, torch.Tensor]:
-        """Seconds of reading a prompt in one pass with grouped_mm experts, on all threads, and the logits [V] after its
-        last token."""
+    def prefill(self, ids: list[int], threads: int) -> tuple[float, torch.Tensor]:
+        """Seconds of reading a prompt in one pass with grouped_mm experts, and the logits [V] after its last token."""
+        torch.set_num_threads(threads)
         self._model.set_experts_implementation("grouped_mm")
         cache, inputs = DynamicCache(config=self._model.config), torch.tensor([ids], device=self._device)
         began_s = time.perf_counter()

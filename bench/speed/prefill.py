@@ -22,7 +22,7 @@ from bench.harness.figures import ratio
 from bench.harness.paired import times
 from bench.harness.report import cell, goal, goal_lines, grid, interval
 from bench.harness.run import Result, Run, Suite, numbers
-from bench.models.fixtures import FORMATS, disk_gbps
+from bench.models.fixtures import DENSE, FORMATS, disk_gbps
 from bench.models.generate import checkpoint
 from bench.models.peers import NAMES, peers_of
 from bench.models.sizes import FULL, SMALL
@@ -63,24 +63,27 @@ def measure(run: Run, rounds: int = 5, lengths: str = "", peers: str = "") -> Re
     engines: dict[str, Engine] = {}
     for name, budget in OURS:
         settings = {"budget": budget, "link": "own", "predictor": "none"}
-        engines[f"{name} {budget}"] = run.engine(str(packs[name]), settings, context=CONTEXT)
+        engines[f"{name} {budget}"] = run.engine(str(packs[name]), settings, context=CONTEXT, dense=DENSE[name])
     run.say("loading transformers")
     plain = Plain(model, torch.bfloat16, torch.device("cpu"))
     fidelity = Fidelity(model, plain)
     about = {name: fidelity.of_engine(engines[f"{name} 100%"], FORMATS[name]) for name in FORMATS}
     about |= {name: fidelity.of_peer(peer) for name, peer in others.items()}
-    sessions = {name: run.open(peer.opened(**peer.fastest(run.say))) for name, peer in others.items()}
+    switches = {name: peer.fastest(run.say) for name, peer in others.items()}
     found: Systems = {}
     for number in run.rounds(rounds):
         systems = found if number else {}
         prompts = {length: random_tokens(length, number, length) for length in sizes}
         for length, ids in prompts.items():
-            _theirs(plain, ids, systems.setdefault("transformers", {}).setdefault(length, Seen()))
+            _theirs(plain, run.threads, ids, systems.setdefault("transformers", {}).setdefault(length, Seen()))
             for name, engine in engines.items():
                 _ours(engine, ids, systems.setdefault(name, {}).setdefault(length, Seen()))
-            for name, session in sessions.items():
-                seconds = session.ask(prompt=ids, tokens=[])["prompt_s"]
-                systems.setdefault(name, {}).setdefault(length, Seen()).seconds.append(seconds)
+        for name, peer in others.items() if number else ():
+            with peer.opened(**switches[name]) as session:  # one at a time: each holds the whole model
+                session.ask(prompt=random_tokens(sizes[0], 0), tokens=[])
+                for length, ids in prompts.items():
+                    seconds = session.ask(prompt=ids, tokens=[])["prompt_s"]
+                    systems.setdefault(name, {}).setdefault(length, Seen()).seconds.append(seconds)
     return {
         **result(found, max(speeds.values())),
         "pieces": {name: engine.sizes.chunk for name, engine in engines.items()},
@@ -91,8 +94,8 @@ def measure(run: Run, rounds: int = 5, lengths: str = "", peers: str = "") -> Re
     }
 
 
-def _theirs(plain: Plain, ids: list[int], seen: Seen) -> None:
-    seconds, logits = plain.prefill(ids)
+def _theirs(plain: Plain, threads: int, ids: list[int], seen: Seen) -> None:
+    seconds, logits = plain.prefill(ids, threads)
     seen.seconds.append(seconds)
     seen.logits.append(logits)
 

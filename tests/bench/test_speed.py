@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.harness.run import Run
 from bench.models import fixtures
 from bench.models.generate import checkpoint
 from bench.models.sizes import Sizes
@@ -154,12 +155,12 @@ def test_ratios_are_medians_of_the_rounds_own() -> None:
     assert found["over_bound"]["bf16"]["100%"]["100"] == 1.0
 
 
-def test_llama_cpp_has_ratios_where_it_is_installed() -> None:
+def test_other_programs_have_ratios_of_the_same_rounds() -> None:
     seen = seen_by(bf16_100=[2.0, 2.0, 3.0])
-    assert prefill.result(seen, 1.0)["over_llama"] == {"bf16": {}, "int4": {}}
+    assert prefill.result(seen, 1.0)["over"] == {}
     seen["llama.cpp bf16"] = {100: Seen([1.0, 4.0, 3.0])}
     found = prefill.result(seen, 1.0)
-    assert found["over_llama"] == {"bf16": {"100": 1.0}, "int4": {}}  # of .5, 2 and 1
+    assert found["over"]["bf16 at 100% over llama.cpp"]["100"]["ratio"] == pytest.approx(1.0)  # of .5, 2 and 1
     assert found["tok_s"]["llama.cpp bf16"]["100"] == pytest.approx(100 / 3)
 
 
@@ -255,16 +256,8 @@ def test_bytes_off_by_more_than_five_percent_miss_the_goal(read: float, kept: bo
     assert [g["kept"] for g in goals(runs, details, imports)[-2:]] == [False, True]
 
 
-def test_the_generated_model_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fixtures, "find_llama", lambda asked: ("", "there is none"))
+def test_the_generated_model_is_used_again(tmp_path: Path) -> None:
     said: list[str] = []
-    first = fixtures.build(tmp_path, True, "", said.append)
-    assert fixtures.build(tmp_path, True, "", said.append).model == first.model
+    with Run(said.append, True, tmp_path, lambda found: None) as run:
+        assert fixtures.build(run, "none").model == fixtures.build(run, "none").model
     assert len(said) == 1
-
-
-def test_an_interpreter_without_llama_cpp_is_refused_by_name(tmp_path: Path) -> None:
-    from core.errors import MoestroError
-
-    with pytest.raises(MoestroError, match="does not start"):
-        fixtures.find_llama(str(tmp_path / "python"))

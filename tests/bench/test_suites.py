@@ -32,6 +32,7 @@ from core.settings.registry import variants
 from core.simulate import BELADY, BELADY_BYPASS
 from core.simulate.prefetchers import ORACLE, TimedConfig
 from core.system.native.compile import widths
+from tests.bench import other
 from tests.engine.profiles import drawn_profile
 from tests.prediction.held import held_until
 
@@ -72,8 +73,13 @@ def test_the_command_line_knows_the_options_of_a_suite(name: str) -> None:
 
 
 @pytest.mark.long(0.3)
+@pytest.mark.usefixtures("other_programs")
 def test_quick() -> None:
-    r = tried("quick").result
+    one = tried("quick", peers="llama")
+    r = one.result
+    assert r["peers_tpot_ms"] == {"llama.cpp BF16": pytest.approx(0.1)}
+    assert r["about"]["Moestro"]["bits"] == pytest.approx(16, rel=0.02) and r["about"]["Moestro"]["kl"] < 0.01
+    assert 0 < r["peers_over"]["llama.cpp BF16"]["ratio"] < 1 and "tokens a second over llama.cpp BF16: 0." in one.text
     assert r["layers"] == 6 and r["versions"] and r["cores"] and r["rounds"] == 1
     assert (
         r["resident_ratio"] > 0
@@ -161,8 +167,9 @@ def test_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.long(0.3)
+@pytest.mark.usefixtures("other_programs")
 def test_prefill(tmp_path: Path) -> None:
-    one = tried("prefill", tmp_path)
+    one = tried("prefill", tmp_path, peers="all")
     r, lengths = one.result, [str(length) for length in prefill.LENGTHS[True]]
     for name, budget in prefill.OURS:
         assert [*r["prefill_ratio"][name][budget]] == lengths
@@ -174,6 +181,10 @@ def test_prefill(tmp_path: Path) -> None:
         assert any(r["missing_bytes"][name]["50%"].values())
     assert all(same for by_length in r["same_bits"].values() for same in by_length.values())
     assert sum("importing" in text for text in one.said) == len(prefill.FORMATS)
+    assert r["tok_s"]["llama.cpp int4"]["16"] == pytest.approx(16e3)
+    assert 0 < r["over"]["int4 at 100% over llama.cpp"]["16"]["ratio"] < 1
+    assert r["about"].keys() == {"bf16", "int4", *(f"{n}llama.cpp {f}" for n in ("", "ik_") for f in prefill.FORMATS)}
+    assert "int4 at 100% over ik_llama.cpp: 16 tokens 0." in one.text
     assert "the same" in one.text and "DIFFERENT" not in one.text
 
 
@@ -195,35 +206,40 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[protocol.Job]:
     """Measurements without processes of their own: the jobs are real, what a process would add is made up."""
     asked: list[protocol.Job] = []
 
-    def measure(module: str, job: protocol.Job, files: Sequence[Path], **more: Any) -> protocol.Job:
-        assert module == tiers.WORKER and all(file.exists() for file in files)
+    def measure(
+        module: str, job: protocol.Job, files: Sequence[Path], request: protocol.Job | None = None, **more: Any
+    ) -> protocol.Job:
+        assert all(file.exists() for file in files)
         asked.append(job)
         held = {f"peak_{name}": value for name, value in protocol.memory().items()}
         idle = {"idle_bytes": protocol.memory()["rss"], "stayed_cached": 0}
-        return {**worker.prepare(job)(), **held, **idle}
+        return {**{tiers.WORKER: worker, tiers.PEER: other}[module].prepare(job)(request or {}), **held, **idle}
 
     monkeypatch.setattr(process, "measure", measure)
     monkeypatch.setattr(fixtures, "measure", measure)
-    monkeypatch.setattr(tiers, "BUDGETS", ("100%", "50%"))
     monkeypatch.setattr(fixtures.Fixtures, "threads", [1])
     monkeypatch.setattr(fixtures, "disk_gbps", lambda pack: {"1 thread": 1.0})
-    monkeypatch.setattr(fixtures, "find_llama", lambda asked: ("", "there is none"))
     return asked
 
 
 @pytest.mark.long(0.2)
+@pytest.mark.usefixtures("other_programs")
 def test_tiers(tmp_path: Path, in_process: list[protocol.Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    one = tried("tiers", tmp_path, tokens=4)
-    r = one.result
-    more = ["moestro", "fit"] * (len(tiers.BUDGETS) - 1)  # at the budgets below 100 %
-    kinds = ["import", "import", "moestro", "transformers", "fit", *more, "moestro", "moestro", "fit", *more]
-    assert [job["kind"] for job in in_process] == kinds
-    whole = [job["dense"] for job in in_process if job.get("budget") == "100%" and job["kind"] == "moestro"]
-    assert whole == ["checkpoint", "int4-g64", "checkpoint"]
-    assert all(tuple(of) == tiers.BUDGETS for of in r["tok_s"].values())
-    assert set(r["tok_s"]["bf16"]["100%"]) == {"moestro", "transformers"}
-    assert r["tok_s"]["int4"]["100%"].keys() == {"moestro", "moestro, dense layers as in the checkpoint"}
-    assert r["fit"].keys() == {f"{name}, {budget}" for name in ("bf16", "int4") for budget in tiers.BUDGETS}
+    one, budgets = tried("tiers", tmp_path, tokens=4, budgets="100%,50%", peers="all"), ["100%", "50%"]
+    r, others = one.result, ["ik", "llama"]  # where everything is resident, as nothing is limited here
+    more = ["moestro", "fit"]  # below that
+    whole = ["moestro", "transformers", "fit", *others, *more, "moestro", "moestro", "fit", *others, *more]
+    assert [job.get("kind") or job["peer"] for job in in_process] == ["import", "import", *whole]
+    resident = [job for job in in_process if job.get("budget") == "100%"]
+    assert [job["dense"] for job in resident if job["kind"] == "moestro"] == ["checkpoint", "int4-g64", "checkpoint"]
+    assert all([*of] == budgets for of in r["tok_s"].values())
+    theirs = {"ik_llama.cpp", "llama.cpp"}
+    assert r["tok_s"]["bf16"]["100%"].keys() == {"moestro", "transformers", *theirs}
+    assert r["tok_s"]["int4"]["100%"].keys() == {"moestro", "moestro, dense layers as in the checkpoint", *theirs}
+    assert r["tok_s"]["int4"]["100%"]["llama.cpp"] == pytest.approx(1e4)
+    assert 0 < r["over"]["int4, 100%, ik_llama.cpp"]["ratio"] < 1 and "int4, 50%, ik_llama.cpp" not in r["over"]
+    assert all(of["moestro"]["kl"] < 1 < of["llama.cpp"]["kl"] for of in r["about"].values())
+    assert r["fit"].keys() == {f"{name}, {budget}" for name in ("bf16", "int4") for budget in budgets}
     assert all(of["estimated_bytes"] >= of["counted_bytes"] > 0 for of in r["fit"].values())
     assert r["tok_s"]["int4"]["50%"]["moestro"] > 0
     blob = SMALL.expert_bytes // SMALL.layers // SMALL.experts
@@ -235,16 +251,16 @@ def test_tiers(tmp_path: Path, in_process: list[protocol.Job], monkeypatch: pyte
         assert r["bytes_per_token"][name]["50%"] == pytest.approx(r["misses_x_blob"][name]["50%"], rel=0.05)
         assert r["bytes_per_token"][name]["100%"] == 0
         assert detail["belady_misses_per_token"] <= detail["disk_misses_per_token"]
-    assert r["llama_cpp"] == "there is none" and r["memory_limit_method"].startswith("none: ")
+    assert r["memory_limit_method"].startswith("none: ")
     assert r["routing"]["by_chance"] == 0.25 and 0 < r["routing"]["repeats_of_previous_token"] <= 1
-    assert "absent, there is none" in one.text and "not measured" in one.text and r["routing"]["says"] in one.text
-    job = next(job for job in in_process if (job["kind"], job.get("budget")) == ("moestro", "50%"))
+    assert "not measured" in one.text and r["routing"]["says"] in one.text
+    job = next(job for job in in_process if (job.get("kind"), job.get("budget")) == ("moestro", "50%"))
     budget = int(r["moestro"]["bf16"]["50%"]["budget_bytes"])
     monkeypatch.setattr("core.capacity.free_memory.free_bytes", lambda device: (budget, budget))
     monkeypatch.setattr(fit, "HOST_MARGIN", fit.HOST_MARGIN)  # which a group sets to 0
     with pytest.raises(BudgetError, match="host memory"):
-        worker.prepare(job)()
-    assert worker.prepare({**job, "group": "with a limit"})()["tok_s"] > 0, "no margin is left in a group"
+        worker.prepare(job)({})
+    assert worker.prepare({**job, "group": "with a limit"})({})["tok_s"] > 0, "no margin is left in a group"
 
 
 # ---------------------------------------------------------------------- routing

@@ -14,7 +14,7 @@ COMMANDS = {
     "simulate": "Replay a routing trace through cache policies and sizes, without a model.",
     "plan": "Divide a budget among layers by the waiting it saves, or find the least budget for a speed.",
     "eval": "Measure what lossy settings cost in quality and buy in speed.",
-    "bench": "Measure speed side by side with plain transformers and llama.cpp.",
+    "bench": "Measure speed side by side with plain transformers, ik_llama.cpp and llama.cpp.",
     "papers": "Print what became of every table and figure of the five papers here; --run asks again.",
     "doctor": "Show what hardware, versions, speeds and free memory Moestro sees.",
     "accept": "Prove Moestro on this machine's GPU, and write one file to send with a bug report.",

@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -290,6 +291,8 @@ def test_a_flipped_bit_is_found_before_it_is_computed_with(whole: Path, tmp_path
     with pytest.raises(ModelError, match="damaged"):
         load(copy, "all")
     for thread in set(threading.enumerate()) - before:  # one of transformers' may be ending just now
+        while thread.ident is None:  # it is listed before it runs
+            time.sleep(0.001)
         thread.join(20)
         assert not thread.is_alive(), "somebody is left waiting for work"
 

@@ -46,6 +46,7 @@ def load(model: Path | str = "demo", **how: object) -> Engine:
 def demo() -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patch:  # other modules' loads have measured it, perhaps
         patch.setattr(arithmetic, "_of_process", {})
+        patch.setattr(arithmetic, "_file", None)
         engine = load(sequences=4)
     yield engine
     engine.unload()
@@ -177,6 +178,7 @@ def test_beyond_the_bound_the_reference_computes(
     """What was measured lives for the process where no file is named."""
     monkeypatch.setattr(arithmetic, "BOUND", -1.0)
     monkeypatch.setattr(arithmetic, "_of_process", {})
+    monkeypatch.setattr(arithmetic, "_file", None)
     how = dict(dtype="float32", format="int8")
     sampling, wanted, found = Sampling(max_new_tokens=4, temperature=0.0, logprobs=0), [], []
     for chosen, measures in (("reference", False), ("auto", True), ("auto", False), ("fast", False)):

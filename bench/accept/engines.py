@@ -25,6 +25,7 @@ from core.settings.sampling import Sampling
 from core.types import Ids, StepRecord
 
 STRESS_S = 240.0
+STRESS_PROMPTS = (40, 100, 200, 400)  # tokens; experts of few and of many rows are computed by different products
 STRESSED = [(p, s) for p in ("none", "gate", "previous_token", "all_next") for s in ("layer", "global")]
 FEW = "20%"  # of the experts, and what that becomes while it answers
 MOVES = ("40%", "15%", FEW)
@@ -43,9 +44,8 @@ DISTINCT = 64  # tokens that texts are made of, so that routing repeats itself
 
 def load(model: str, device: torch.device, context: int, settings: dict[str, object], **choices: object) -> Engine:
     """An engine whose answers do not end by themselves."""
-    spec = LoadSpec.checked(
-        model, Settings(settings), format=FORMAT, device=device.type, context=context, dtype="bfloat16", **choices
-    )
+    choices = {"format": FORMAT, "dtype": "bfloat16", **choices}
+    spec = LoadSpec.checked(model, Settings(settings), device=device.type, context=context, **choices)
     engine = Engine.load(spec)
     engine.prompt.ends = set()
     return engine
@@ -85,16 +85,17 @@ def talk(engine: Engine, vocab: int, tokens: int, prompt: int = 100) -> list[Ste
 
 def stress(subject: Subject, seconds: float = STRESS_S) -> dict[str, Any]:
     """A copy that races with computing shows as other bits: logits with few slots, prefetchers and moving budgets
-    against those with every expert in its slot."""
+    against those with every expert in its slot, after prompts of several lengths."""
     model = str(checkpoint(subject.folder, subject.different))
     vocab, length = subject.different.vocab, 24 if subject.small else 160
-    ids, said = drawn(40, vocab, 3), drawn(length, vocab, 4)
+    said = drawn(length, vocab, 4)
 
-    def logits(settings: dict[str, object], moved: Callable[[Engine, int], object]) -> torch.Tensor:
-        engine = load(model, subject.device, 256, settings)
+    def logits(prompt: int, settings: dict[str, object], moved: Callable[[Engine, int], object]) -> torch.Tensor:
+        engine = load(model, subject.device, 1024, settings)
         try:
             text, at = Text(said, keep=True), 0
-            for piece in engine.generate(Ids(ids), Sampling(max_new_tokens=length), draw=text):
+            ids = Ids(drawn(prompt, vocab, 3))
+            for piece in engine.generate(ids, Sampling(max_new_tokens=length), draw=text):
                 if piece.kind == "token":
                     moved(engine, at)
                     at += 1
@@ -107,16 +108,22 @@ def stress(subject: Subject, seconds: float = STRESS_S) -> dict[str, Any]:
         if at % 17 == 5:
             engine.change({"budget": MOVES[at // 17 % len(MOVES)]})
 
-    want, until, runs = logits({"budget": "all"}, lambda engine, at: None), time.monotonic() + seconds, 0
+    want, until, runs = dict[int, torch.Tensor](), time.monotonic() + seconds, 0
     while not runs or (time.monotonic() < until and not subject.small):
         for predictor, scope in STRESSED:
-            got = logits({"budget": FEW, "predictor": predictor, "scope": scope, "eviction": "lru"}, move)
-            if not torch.equal(got, want):
-                first = int((got != want).any(1).nonzero()[0])
-                most = float((got - want).abs().max())
-                raise Wrong(f"{predictor}, {scope}: other logits from pass {first} on, by {most:.3g} at most")
+            prompt = STRESS_PROMPTS[runs % len(STRESS_PROMPTS)]
+            if prompt not in want:
+                want[prompt] = logits(prompt, {"budget": "all"}, lambda engine, at: None)
+            got = logits(prompt, {"budget": FEW, "predictor": predictor, "scope": scope, "eviction": "lru"}, move)
+            if not torch.equal(got, want[prompt]):
+                first = int((got != want[prompt]).any(1).nonzero()[0])
+                most = float((got - want[prompt]).abs().max())
+                raise Wrong(
+                    f"{predictor}, {scope}, a prompt of {prompt} tokens: other logits from pass {first} on, by "
+                    f"{most:.3g} at most"
+                )
             runs += 1
-    return {"runs": runs, "passes": runs * len(want)}
+    return {"runs": runs, "passes": runs * length}
 
 
 def speed(subject: Subject, tokens: int = 64) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm, apply_rotary_pos_emb
 
 from bench.accept.drawn import Subject
-from bench.accept.link import Wrong
+from bench.accept.link import Wrong, milliseconds
 from core.hf.fused_rmsnorm import DEVICE, FORMS, fuse, kind_of, units_off
 from core.hf.rotary import Rotation, tried
 
+GROUPED = (256, 1024, 4096, 8192)  # positions at which grouped queries are timed
 LENGTHS = 48  # that the KV of a text grows by
 FROM = 1000  # tokens that it has before
 ANEW = 3.0  # so many times as long for a length that is new as for one that was seen: it is planned anew
@@ -36,6 +37,32 @@ def attention(subject: Subject) -> dict[str, Any]:
             continue
         found[name] = {"new_us": 1e6 * statistics.median(new), "again_us": 1e6 * statistics.median(again)}
         found[f"{name}_plans_anew"] = found[name]["new_us"] > ANEW * found[name]["again_us"]
+    return found | {"grouped_us": grouped(subject)}
+
+
+def grouped(subject: Subject) -> dict[str, Any]:
+    """Device microseconds of a decoded token's attention whose query heads share keys and values, by positions: shared
+    as they are, as transformers repeats them, and shared under a mask, as a graph of fixed positions needs."""
+    sizes, found = subject.sizes, dict[str, Any]()
+    for length in GROUPED[:1] if subject.small else GROUPED:
+        q, k, v = _states(subject, length)
+        k, v = k[:, : sizes.kv_heads].contiguous(), v[:, : sizes.kv_heads].contiguous()
+        mask = torch.ones(1, 1, 1, length, dtype=torch.bool, device=subject.device)
+        times = sizes.heads // sizes.kv_heads
+        ways: dict[str, Callable[[], object]] = {
+            "shared": lambda: scaled_dot_product_attention(q, k, v, enable_gqa=True),  # noqa: B023
+            "repeated": lambda: scaled_dot_product_attention(
+                q,
+                k.repeat_interleave(times, 1),
+                v.repeat_interleave(times, 1),  # noqa: B023
+            ),
+            "masked": lambda: scaled_dot_product_attention(q, k, v, mask, enable_gqa=True),  # noqa: B023
+        }
+        for name, way in ways.items():
+            try:
+                found[f"{name}_{length}"] = round(1e3 * milliseconds(way, 20), 1)
+            except RuntimeError as error:
+                found[f"{name}_{length}"] = str(error).partition("\n")[0]
     return found
 
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.accept import decode, engines, launches, link, parts
+from bench.accept import decode, engines, launches, link, parts, prompts
 from bench.accept.drawn import Subject, subject
 from core.errors import MoestroError
 
@@ -22,6 +23,9 @@ WORK: dict[str, Callable[[Subject], dict[str, Any]]] = {
     "attention": parts.attention,
     "norms": parts.norms,
     "rotation": parts.rotation,
+    "nodes": prompts.graph_nodes,
+    "rows": prompts.rows,
+    "prompts": prompts.prompts,
     "stress": engines.stress,
     "decode": decode.led_by_the_gpu,
     "speed": engines.speed,
@@ -38,6 +42,7 @@ def main(words: list[str]) -> int:
     try:
         found = WORK[name](subject(Path(folder), small="--small" in options))
     except (MoestroError, link.Wrong) as error:
+        traceback.print_exc()
         print(error)
         return 1
     print(json.dumps({**found, "took_s": round(time.perf_counter() - began_s, 1)}))

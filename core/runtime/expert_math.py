@@ -20,7 +20,7 @@ from core.memory.codec.direct import FusedCodec, PlainBlocks, PlainRows, row_pro
 from core.memory.codec.kernels import SlotKernels
 from core.memory.codec.plain import Plain
 from core.memory.codec.segments import Segments
-from core.runtime.grouped import GroupedMath
+from core.runtime.grouped import FEW, GroupedMath
 from core.runtime.product import Product, by_expert, limited, resident_first
 from core.runtime.row_places import BLOCK, Places, depends_on_position, gated
 
@@ -96,7 +96,8 @@ class ExpertMath:
             self.token, self.prompt = scratch.join(whole.token), scratch.join(whole.prompt)
             self.blocks = Product(self._block_parts, first, adds=True)
         elif self.grouped is not None:
-            self.token, self.prompt = Product(self.grouped.few, first), Product(self._by_kernels, limited)
+            self.token = Product(self.grouped.few, first)
+            self.prompt = Product(self._by_kernels, partial(limited, few=FEW))
         else:
             stacked = stack or isinstance(codec, FusedCodec)
             several = isinstance(codec, Plain) and not placed
@@ -153,11 +154,13 @@ class ExpertMath:
     def _by_kernels(
         self, slots: Sequence[Slot], x: torch.Tensor, counts: Sequence[int] | None = None, places: Places | None = None
     ) -> torch.Tensor:
-        """The rows of a prompt, on a GPU."""
+        """The rows of a prompt, on a GPU: of experts that all have at most FEW rows each, or all have more."""
         assert self.grouped is not None and counts is not None
-        if self.grouped.takes(len(x)):
-            return self.grouped.many(slots, counts, x)
-        return self.one_by_one(slots, x, counts, places)
+        if max(counts) <= FEW:
+            return self.grouped.few([slot for slot, count in zip(slots, counts, strict=True) for _ in range(count)], x)
+        if self.grouped.is_plain:
+            return self.one_by_one(slots, x, counts, places)
+        return self.grouped.many(slots, counts, x)
 
     def _row_by_row(
         self,

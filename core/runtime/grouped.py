@@ -10,7 +10,12 @@ from core.memory.arena import Slot
 from core.memory.codec.kernels import SlotKernels
 from core.runtime.row_places import Places
 
-FEW = 64  # rows up to which products read weights directly from slots; each row reads its expert's weights again
+# Rows of an expert in a pass up to which each row reads the expert's weights in its slot; for more they are dequantised
+# once, or multiplied in place where they are plain. The two sum in different orders, so this number is part of the
+# function that is computed: it is not measured, and counts an expert's own rows, never what lies in a batch with it,
+# which depends on which experts are resident. From about 8 rows on a codec of 4 bits a weight reads more bytes by row
+# than by writing and reading 16-bit weights.
+FEW = 8
 DOWN = "down_proj"
 
 
@@ -37,14 +42,13 @@ class GroupedMath:
         a = self._gate(self._kernels.multiply_by_ids(self._up, table, ids, x))
         return self._kernels.multiply_by_ids(DOWN, table, ids, a)
 
-    def takes(self, rows: int) -> bool:
-        """Whether `many` handles that many rows: with plain weights, large batches are faster multiplied in place."""
-        return rows <= FEW or not self._kernels.is_plain
+    @property
+    def is_plain(self) -> bool:
+        """Whether experts of more than FEW rows are multiplied in place: `many` is for coded weights."""
+        return self._kernels.is_plain
 
     def many(self, slots: Sequence[Slot], counts: Sequence[int], x: torch.Tensor) -> torch.Tensor:
         """counts[i] states through the expert in slots[i]; x [all, H] is ordered by expert -> [all, H]."""
-        if x.shape[0] <= FEW:
-            return self.few([slot for slot, count in zip(slots, counts, strict=True) for _ in range(count)], x)
         return self._product(DOWN, slots, counts, self._gate(self._product(self._up, slots, counts, x)))
 
     def _product(self, part: str, slots: Sequence[Slot], counts: Sequence[int], x: torch.Tensor) -> torch.Tensor:

@@ -62,17 +62,26 @@ def limited(
     most: int | None = None,
     together: int = TOGETHER,
     late: int = LATE,
+    few: int = 0,
 ) -> Iterator[list[LeasedSegment]]:
     """Resident segments first, in batches of at most `together`, and of at most `late` where some are being copied. A
-    batch of several has at most `most` rows, and no more than the layer has tokens."""
+    batch of several has at most `most` rows, and no more than the layer has tokens. Experts of at most `few` rows are
+    in no batch with others of more."""
     most = tokens if most is None else min(most, tokens)
     batch: list[LeasedSegment] = []
-    size = 0
-    for one in sorted(segments, key=lambda one: one.ticket is not None):
+    size, kind = 0, False
+
+    def kind_of(one: LeasedSegment) -> tuple[bool, bool]:
+        return one.ticket is not None, 0 < few < rows[one.expert]
+
+    for one in sorted(segments, key=kind_of):
+        is_late, is_many = kind_of(one)
         count = rows[one.expert]
-        if batch and (size + count > most or len(batch) >= (late if one.ticket is not None else together)):
+        full = size + count > most or len(batch) >= (late if is_late else together)
+        if batch and (full or is_many != kind):
             yield batch
             batch, size = [], 0
+        kind = is_many
         batch.append(one)
         size += count
     if batch:

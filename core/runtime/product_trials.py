@@ -95,7 +95,7 @@ def objection(math: ExpertMath, slots: Sequence[Slot], hidden: int, dtype: torch
     x = torch.randn(FEW + 1, hidden, generator=torch.Generator().manual_seed(0)).to(slots[0].raw.device, dtype)
     try:
         got = [math.grouped.few(slots, x[:1])[-1:]]
-        if math.grouped.takes(len(x)):
+        if not math.grouped.is_plain:
             got.append(math.grouped.many(slots[-1:], [len(x)], x))
         want = _reference(math, slots[-1], x)
         errors = [float((y.cpu().float() - want[: len(y)]).norm() / want[: len(y)].norm()) for y in got]

@@ -1,6 +1,7 @@
 """What Triton's kernels would do on the fake GPU: products of slots, or of experts that only the device knows.
 
-Numbers are those of the portable products, an expert at a time. Reads of slots, pinned rows and tables are noted in the
+Products of single rows are summed in fp64 and rounded once, so that they differ from torch's products of dequantised
+weights in some bits, as those of real kernels do. Reads of slots, pinned rows and tables are noted in the
 current stream. An address that is neither a slot's nor one of pinned memory, as kernels have it, loses the device.
 """
 
@@ -62,8 +63,9 @@ class FakeKernels:
             with torch._C.DisableTorchFunction():
                 for i, raw in enumerate(raws):
                     parts, row = self._codec.views(raw), x[min(i, len(x) - 1)][None]
-                    y = self._codec.linear(parts, part, row)
-                    out[i] = (y + parts.plain[part + "_bias"] if part + "_bias" in parts.plain else y)[0]
+                    weight = self._codec.dequantize(parts, part)
+                    y = row[0].double() @ (weight if self._codec.is_transposed else weight.t()).double()
+                    out[i] = y + parts.plain[part + "_bias"] if part + "_bias" in parts.plain else y
 
         launched()
         if (graph := self._fake.captures.current) is not None:

@@ -12,7 +12,6 @@ from core.cache.lease import LeasedSegment
 from core.memory.codec import FORMATS, PartSpec, make_codec
 from core.memory.codec.kernels import available, blocks, make_kernels, say_unavailable, scratch_bytes, why_not
 from core.memory.codec.kernels.products import LANES, LANES_MOST, SCRATCH_BYTES, launches
-from core.runtime.grouped import FEW
 from core.runtime.product import LATE, TOGETHER, limited
 from core.types import Outcome, Segment
 from tests.kernel_cases import codec_of, matrices
@@ -122,4 +121,18 @@ def test_experts_of_a_prompt_are_cut_into_portions() -> None:
         assert sum(counts[one.expert] for one in some) <= 30
         assert len(some) <= (TOGETHER if some[-1].ticket is None else LATE)
     assert [one.expert for one in portions[0]] == [0, 1, 2]
-    assert FEW >= TOGETHER >= LATE
+    assert TOGETHER >= LATE
+
+
+def test_experts_of_few_rows_are_computed_apart_from_those_of_many() -> None:
+    counts = [7, 1, 1, 9, 2, 8, 12, 2]
+    held = [
+        LeasedSegment(e, Segment(e, range(1)), [], Outcome.HIT, object() if e % 2 else None)  # type: ignore[arg-type]
+        for e in range(len(counts))
+    ]
+    portions = list(limited(held, dict(enumerate(counts)), 100, few=8))
+    assert sorted(one.expert for some in portions for one in some) == list(range(len(counts)))
+    for some in portions:
+        assert len({counts[one.expert] > 8 for one in some}) == 1
+    late = [one.ticket is not None for some in portions for one in some]
+    assert late == sorted(late), "resident experts first"

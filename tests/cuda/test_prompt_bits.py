@@ -1,0 +1,51 @@
+"""No bit of a prompt's answer depends on which experts are resident: on a GPU experts of few rows and of many are
+computed by different products, and which one it is must not depend on what else lies in a batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.engine import Engine
+from core.hf.cached_pass import cached_pass
+from core.runtime.grouped import FEW
+from tests.checkpoints import make_checkpoint
+from tests.cuda.conftest import engine_on
+from tests.fake_cuda import FakeCuda
+from tests.tiny_tokenizer import save_tokenizer
+
+
+@pytest.fixture(scope="module")
+def many_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("many_experts")
+    return save_tokenizer(make_checkpoint("qwen3_moe", folder, num_experts=32))
+
+
+@torch.inference_mode()
+def logits(engine: Engine, tokens: int) -> torch.Tensor:
+    ids = torch.randint(2, 40, (1, tokens), generator=torch.Generator().manual_seed(tokens))
+    return cached_pass(engine.model, ids.to("cuda"), engine.fresh_cache()).logits[0].cpu()
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "int4-g32"])
+def test_residency_changes_no_bit_of_a_prompt(fake_kernels: FakeCuda, many_experts: Path, name: str) -> None:
+    found: dict[str, list[torch.Tensor]] = {}
+    for budget in ("all", "50%", "25%"):
+        with engine_on(many_experts, {"budget": budget, "predictor": "none"}, format=name) as engine:
+            assert engine.wiring.math[0].grouped is not None
+            found[budget] = [logits(engine, tokens) for tokens in (20, 65, 80, 200)]
+    for budget in ("50%", "25%"):
+        for want, got in zip(found["all"], found[budget], strict=True):
+            assert torch.equal(want, got), (budget, len(want), (want - got).abs().max())
+
+
+def test_the_products_of_the_fake_gpu_differ(fake_kernels: FakeCuda, many_experts: Path) -> None:
+    """Otherwise the test above could not fail."""
+    with engine_on(many_experts, {"budget": "all", "predictor": "none"}, format="int4-g32") as engine:
+        math = engine.wiring.math[0]
+        x = torch.randn(FEW + 1, math.inputs, generator=torch.Generator().manual_seed(0)).to("cuda")
+        slot = engine.expert_cache.sample(1)[0]
+        assert math.grouped is not None
+        assert not torch.equal(math.grouped.few([slot] * len(x), x), math.grouped.many([slot], [len(x)], x))

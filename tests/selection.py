@@ -4,7 +4,8 @@
 `--until TIME` skips, by name, each long test that would not be over by then. Under xdist the browser tests are one unit
 of work, as they share a server and a browser, and come first; then the longest files, then those with most tests.
 
-`-m gpu` reads tests/gpu alone, where these tests are, and needs what the engine needs, and pytest.
+`-m gpu` reads tests/gpu alone, where these tests are, and needs what the engine needs, and pytest. In any other run
+torch sees no GPU.
 
 A pytest plugin that imports nothing heavy; tests/conftest.py takes its hooks over.
 """
@@ -111,6 +112,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 def pytest_configure(config: pytest.Config) -> None:
     times.register(config)
+    if "gpu" not in config.getoption("markexpr", ""):  # what `auto` chooses must not depend on the machine
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     gc.disable()  # while libraries and tests are imported, of which nothing is to be collected: a sixth of the time
     if hasattr(config, "workerinput"):  # once all else that is registered is done, or every run waits some seconds
         atexit.register(os._exit, 0)  # while half a million objects are taken down one by one

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -90,6 +91,8 @@ def check(args: argparse.Namespace, more: tuple[str, ...]) -> int:
         failed += slow.result() if args.pytest else []  # what was chosen may be over first; pytest comes last
         tests = call("pytest", command)
         failed += [] if args.pytest else slow.result()
+    if not args.pytest and shutil.which("nvidia-smi"):  # the other tests hide the GPU from torch
+        tests = call("pytest on the GPU", ("-m", "pytest", "-m", "gpu", *workers(["tests/gpu"]))) or tests
     if failed:
         print(f"\nFailed besides the tests: {', '.join(failed)} (see above).", flush=True)
     return 1 if failed or tests else 0

@@ -14,20 +14,13 @@ from app.cli import browser, probes
 from app.start import installer
 from app.store.home import DISTANCES, PRODUCTS, data_dir
 from core import __version__
-from core.system.command import COMMAND
 from core.system.paths import expanded
 
 GB = 1e9
-CUDNN = "CUDNN_ATTENTION"
 FITTING = (
     "install Moestro again, with the program that you installed it with."
     if installer.INSTALLED
     else "run `python launch.py`, which installs what fits."
-)
-ATTENTION = (
-    "torch takes {} for a decoded token",
-    "torch takes {} for a decoded token. Whether it plans anew for every length of a text is measured by "
-    f"`{COMMAND} accept --only attention`",
 )
 
 
@@ -187,7 +180,7 @@ def report(found: dict[str, Any]) -> str:
     if found.get("kernels"):
         rows.append(("Kernels", f"launched by {found['kernels']}"))
     if found.get("attention"):
-        rows.append(("Attention", ATTENTION[found["attention"] == CUDNN].format(found["attention"])))
+        rows.append(("Attention", f"of decoded tokens by {found['attention']} kernels"))
     read = f"read {disk['read_gbps']:.1f} GB/s{' (cached)' if disk['cached'] else ''}" if disk["read_gbps"] else ""
     speeds = f"{read}, write {disk['write_gbps']:.1f} GB/s" if read else "not measured"
     rows += [

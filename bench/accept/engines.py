@@ -29,14 +29,13 @@ STRESS_PROMPTS = (40, 100, 200, 400)  # tokens; experts of few and of many rows 
 STRESSED = [(p, s) for p in ("none", "gate", "previous_token", "all_next") for s in ("layer", "global")]
 FEW = "20%"  # of the experts, and what that becomes while it answers
 MOVES = ("40%", "15%", FEW)
-SPEEDS: tuple[tuple[str, dict[str, object], bool], ...] = (  # name, settings, cuDNN's attention
-    ("all", {"budget": "all", "eviction": "lru", "predictor": "none"}, False),
-    ("all_cudnn", {"budget": "all", "eviction": "lru", "predictor": "none"}, True),
-    ("35%", {"budget": "35%", "eviction": "lru", "predictor": "none"}, False),
-    ("35%_gate", {"budget": "35%", "eviction": "lru", "predictor": "gate"}, False),
-    ("35%_ondemand", {"budget": "35%", "eviction": "none", "predictor": "none"}, False),
-    ("15%", {"budget": "15%", "eviction": "lru", "predictor": "none"}, False),
-    ("15%_ondemand", {"budget": "15%", "eviction": "none", "predictor": "none"}, False),
+SPEEDS: tuple[tuple[str, dict[str, object]], ...] = (
+    ("all", {"budget": "all", "eviction": "lru", "predictor": "none"}),
+    ("35%", {"budget": "35%", "eviction": "lru", "predictor": "none"}),
+    ("35%_gate", {"budget": "35%", "eviction": "lru", "predictor": "gate"}),
+    ("35%_ondemand", {"budget": "35%", "eviction": "none", "predictor": "none"}),
+    ("15%", {"budget": "15%", "eviction": "lru", "predictor": "none"}),
+    ("15%_ondemand", {"budget": "15%", "eviction": "none", "predictor": "none"}),
 )
 GOAL_MS = 16.0  # a token of the largest model with all experts on a GPU of the H100's class
 DISTINCT = 64  # tokens that texts are made of, so that routing repeats itself
@@ -137,8 +136,7 @@ def speed(subject: Subject, tokens: int = 64) -> dict[str, Any]:
         began_s = time.perf_counter()
         talk(engine, sizes.vocab, 4)
         found["first_answer_s"] = time.perf_counter() - began_s
-        for name, settings, cudnn in SPEEDS:
-            torch.backends.cuda.enable_cudnn_sdp(cudnn)
+        for name, settings in SPEEDS:
             try:
                 engine.change(settings)
             except BudgetError as error:
@@ -151,7 +149,6 @@ def speed(subject: Subject, tokens: int = 64) -> dict[str, Any]:
                 with own_rotation(engine.model):
                     found["launches"]["a_pass_own_rotation"] = _launches(engine, sizes.vocab)["a_pass"]
     finally:
-        torch.backends.cuda.enable_cudnn_sdp(True)
         engine.unload()
     found["all_ms"] = found["all"].get("ms", "the experts do not all fit")
     found["goal"] = f"{GOAL_MS:.0f} ms with qwen3-30b-a3b on an H100"

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm, ap
 
 from bench.accept.drawn import Subject
 from bench.accept.link import Wrong, milliseconds
+from core.hf.decode_attention import Shape
+from core.hf.decode_attention import tried as attention_for
 from core.hf.fused_rmsnorm import DEVICE, FORMS, fuse, kind_of, units_off
 from core.hf.rotary import Rotation, tried
 
@@ -41,29 +44,45 @@ def attention(subject: Subject) -> dict[str, Any]:
 
 
 def grouped(subject: Subject) -> dict[str, Any]:
-    """Device microseconds of a decoded token's attention whose query heads share keys and values, by positions: shared
-    as they are, as transformers repeats them, and shared under a mask, as a graph of fixed positions needs."""
+    """Device microseconds of a decoded token's attention whose query heads share keys and values, by positions: by
+    torch as they are shared, repeated, and under a mask as a graph of fixed positions would need; and by the kernels of
+    core.hf.decode_attention."""
     sizes, found = subject.sizes, dict[str, Any]()
+    times, width = sizes.heads // sizes.kv_heads, sizes.head_dim or sizes.hidden // sizes.heads
+    own = attention_for(Shape(sizes.heads, sizes.kv_heads, width, width, torch.bfloat16, width**-0.5), subject.device)
     for length in GROUPED[:1] if subject.small else GROUPED:
         q, k, v = _states(subject, length)
         k, v = k[:, : sizes.kv_heads].contiguous(), v[:, : sizes.kv_heads].contiguous()
         mask = torch.ones(1, 1, 1, length, dtype=torch.bool, device=subject.device)
-        times = sizes.heads // sizes.kv_heads
+        shared = partial(scaled_dot_product_attention, enable_gqa=True)
         ways: dict[str, Callable[[], object]] = {
-            "shared": lambda: scaled_dot_product_attention(q, k, v, enable_gqa=True),  # noqa: B023
-            "repeated": lambda: scaled_dot_product_attention(
-                q,
-                k.repeat_interleave(times, 1),
-                v.repeat_interleave(times, 1),  # noqa: B023
-            ),
-            "masked": lambda: scaled_dot_product_attention(q, k, v, mask, enable_gqa=True),  # noqa: B023
+            "shared": partial(shared, q, k, v),
+            "repeated": partial(_repeated, q, k, v, times),
+            "masked": partial(shared, q, k, v, mask),
         }
+        if own is not None:
+            ways["own"] = partial(own, q, k, v, torch.tensor([length - 1], device=subject.device))
         for name, way in ways.items():
             try:
-                found[f"{name}_{length}"] = round(1e3 * milliseconds(way, 20), 1)
+                found[f"{name}_{length}"] = round(_in_a_graph_us(way), 1)
             except RuntimeError as error:
                 found[f"{name}_{length}"] = str(error).partition("\n")[0]
     return found
+
+
+def _repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, times: int) -> torch.Tensor:
+    return scaled_dot_product_attention(q, k.repeat_interleave(times, 1), v.repeat_interleave(times, 1))
+
+
+def _in_a_graph_us(call: Callable[[], object], times: int = 20) -> float:
+    """Device time of a call, without the host's for its launches."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(times):
+            call()
+    return 1e3 * milliseconds(graph.replay, 5, 2) / times
 
 
 def chosen(subject: Subject) -> str:

@@ -24,17 +24,16 @@ from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from core.errors import ModelError
 from core.hf.cached_pass import cached_pass
+from core.hf.decode_attention import ATTENTION, REGISTRY
 from core.hf.reserved_layers import ReservedLayer, ReservedWindow
 from core.memory.to_device import to_device
 
 CACHES = ("past_key_values", "past_key_value", "cache_params", "cache")
 """What a mixer's argument for the KV cache may be called."""
 KEPT = (ReservedLayer, ReservedWindow)  # cache layers of plain attention: keys and values, and nothing else
-REGISTRY = "ALL_ATTENTION_FUNCTIONS"  # modelling files that use it ask it for the attention to compute
 EAGER = "eager_attention_forward"  # a modelling file's own attention
 FORWARD = "forward"  # attribute of a module that shadows its class's method
 POSITIONS = "indexer_position_ids"  # attribute of a cache layer
@@ -242,7 +241,7 @@ class Packing:
         layer = self._pass.layers[module.layer_idx]
         if not isinstance(layer, PackedLayer) or layer.given is not key:
             raise ModelError(f"{type(module).__name__} attends in a way that Moestro cannot divide among sequences.")
-        attend = ALL_ATTENTION_FUNCTIONS.get(self._usual) or _eager(module)
+        attend = ATTENTION.get(self._usual) or _eager(module)
         queries = query.split(self._pass.counts, 2)
         masks = attention_mask if isinstance(attention_mask, PerSequence) else (None,) * len(queries)
         outs = [

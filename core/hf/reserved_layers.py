@@ -13,6 +13,7 @@ import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from core.errors import ModelError
+from core.hf.decode_attention import FILLED
 from core.hf.reserved_tensor import Allocated, ReservedTensor
 
 
@@ -157,6 +158,7 @@ class ReservedLayer(Reserved, DynamicLayer):
             assert room.memory is not None
             room.memory.index_copy_(2, fixed.position, new)
             found.append(room.memory.narrow(2, 0, fixed.length))
+        setattr(found[0], FILLED, fixed.position)
         return found[0], found[1]
 
     def get_seq_length(self) -> int:

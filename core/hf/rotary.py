@@ -1,7 +1,8 @@
 """Rotary embeddings of queries and keys in one call, bit-identical to the model's own code, which makes some twenty.
 
 Attention modules call a function of their own file for it, with q, k, cos and sin. A module found to do so gets a
-`forward` with the same code, in which that function's name is ours; nothing of transformers changes. What is called
+`forward` with the same code, in which that function's name is ours, and on a GPU the registry of attention functions
+(core.hf.decode_attention); nothing of transformers changes. What is called
 with a few tokens is tried at the first call with states of these shapes, strides and number types: random ones, as many
 as needed, and compared with the model's own function. The form that it has (core.hf.rotary_form) is computed by native
 code on a CPU (core.hf.fast_rotary) or one kernel on a GPU (core.hf.fused_rotary) where every bit is the same, strides
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 
 from core.hf import fast_rotary, fused_rotary
+from core.hf.decode_attention import ATTENTION, REGISTRY
 from core.hf.rotary_form import Form, Pair, Rotate, forms, rotated
 
 log = logging.getLogger("moestro.kernels")
@@ -95,11 +97,18 @@ def replace(model: nn.Module) -> list[nn.Module]:
     copies: dict[FunctionType, FunctionType] = {}
     for module in model.modules():
         forward: Any = type(module).forward
-        own = dict(_rotating(forward))
-        if not own or OWN in vars(module) or not _computes(module):
+        ours: dict[str, Any] = {name: Rotation(function) for name, function in _rotating(forward)}
+        asks = _asks(forward, REGISTRY)
+        device = _device(module) if (ours or asks) and OWN not in vars(module) else None
+        backend = BACKENDS.get(device.type) if device is not None else None
+        if device is None or backend is None or not backend.available(device):
+            continue
+        if asks and device.type == "cuda":
+            ours[REGISTRY] = ATTENTION
+        if not ours:
             continue
         if forward not in copies:
-            copies[forward] = _copy(forward, {name: Rotation(function) for name, function in own.items()})
+            copies[forward] = _copy(forward, ours)
         vars(module)[OWN] = MethodType(copies[forward], module)
         found.append(module)
     return found
@@ -123,14 +132,18 @@ def _decorated(forward: Any) -> FunctionType | None:
     return forward if isinstance(forward, FunctionType) else None
 
 
-def _computes(module: nn.Module) -> bool:
-    """Whether anything but the model's own function can rotate where a module is."""
+def _asks(forward: Any, name: str) -> bool:
+    """Whether a forward uses what its file has by this name."""
+    inner = _decorated(forward)
+    return inner is not None and name in inner.__code__.co_names and name in inner.__globals__
+
+
+def _device(module: nn.Module) -> torch.device | None:
     tensor = next(itertools.chain(module.parameters(), module.buffers()), None)
-    backend = None if tensor is None else BACKENDS.get(tensor.device.type)
-    return backend is not None and tensor is not None and backend.available(tensor.device)
+    return None if tensor is None else tensor.device
 
 
-def _copy(forward: FunctionType, ours: dict[str, Rotation]) -> FunctionType:
+def _copy(forward: FunctionType, ours: dict[str, Any]) -> FunctionType:
     """The same function, which finds `ours` where it looks for what its file has; one that decorates such a function
     calls a copy of that."""
     inner, names, closure = getattr(forward, "__wrapped__", None), forward.__globals__, forward.__closure__

@@ -26,7 +26,6 @@ from core.settings.loading import LoadSpec
 from core.system.native.compile import widths
 from core.system.nvidia import nvidia_gpus
 from tests import fake_nvml
-from tests.fake_driver import FakeDriver
 
 GPU = {
     "name": "NVIDIA Test",
@@ -107,7 +106,7 @@ def test_without_nvml_there_is_less_to_say(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_triton_cannot_launch_without_is_a_problem_where_the_driver_cannot_be_opened(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tool: str, said: str
 ) -> None:
-    def refuse() -> CudaDriver:
+    def refuse(device: torch.device) -> CudaDriver:
         raise DriverError("NVIDIA's driver cannot be opened (not found)")
 
     include, found = tmp_path / "include", {"gcc": "/usr/bin/gcc"}
@@ -118,31 +117,28 @@ def test_what_triton_cannot_launch_without_is_a_problem_where_the_driver_cannot_
     monkeypatch.setattr(kernels.shutil, "which", lambda name: found.get(Path(name).name))
     monkeypatch.setattr(kernels.sysconfig, "get_paths", lambda scheme=None: {"include": str(include)})
     monkeypatch.setattr(kernels.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(kernels, "open_driver", refuse)
+    monkeypatch.setattr(kernels, "driver_launcher", refuse)
     monkeypatch.setattr(probes, "gpus", lambda: [GPU])
     cli.main(["doctor"])
     printed = capsys.readouterr().out
-    assert "Triton needs" not in printed and "Kernels        launched by Triton\n" in printed
+    assert "Triton needs" not in printed and "Kernels        launched by Triton, as the CUDA driver does not" in printed
     found.pop(tool, None)
     (include / tool).unlink(missing_ok=True)
     assert cli.main(["doctor"]) == 1
     printed = capsys.readouterr().out
-    assert f"Triton needs {said} to start the GPU's kernels" in printed and "cannot be opened (not found)" in printed
+    assert f"Triton needs {said} to take its place" in printed and "cannot be opened (not found)" in printed
     assert "apt install gcc python3-dev" in printed
-    monkeypatch.setattr(kernels, "open_driver", FakeDriver().driver)
+    monkeypatch.setattr(kernels.platform, "system", lambda: "Windows")  # where the package has a compiler
+    assert kernels.notice(torch.device("cuda")) == ""
+    monkeypatch.setattr(kernels, "driver_launcher", lambda device: None)
     cli.main(["doctor"])
     printed = capsys.readouterr().out
-    assert "Triton needs" not in printed
-    assert f"Kernels        launched by the CUDA driver, as Triton's own launcher needs {said}\n" in printed
-    monkeypatch.setattr(kernels.platform, "system", lambda: "Windows")  # where the package has a compiler
-    assert kernels.launched_by(torch.device("cuda")) == "Triton"
+    assert "Triton needs" not in printed and "Kernels        launched by the CUDA driver\n" in printed
 
 
 def test_a_compiler_that_is_named_and_absent_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "why_not", lambda device: "")
     monkeypatch.setenv("CC", "no-such-compiler -O3")
-    assert "a C compiler" in kernels.launched_by(torch.device("cuda"))
-    assert kernels.launched_by(torch.device("cpu")) == "Triton" and kernels.notice(torch.device("cpu")) == ""
+    assert "a C compiler" in kernels.lacking() and kernels.notice(torch.device("cpu")) == ""
 
 
 def test_a_gpu_that_torch_cannot_use_is_a_problem(

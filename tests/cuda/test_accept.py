@@ -176,7 +176,7 @@ def test_an_answer_without_a_compiler_with_the_kernels(
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     found = engines.no_compiler(subject(tmp_path, small=True, device=GPU))
-    assert found["launched_by"] == "the CUDA driver, as Triton's own launcher needs a C compiler"
+    assert found["launched_by"].startswith("Triton, as the CUDA driver does not")  # there is none to open here
 
 
 @pytest.mark.long(0.1)

@@ -14,7 +14,7 @@ import torch
 from tests.fake_cuda.clocks import Clocks, Event, Stream, Wait, traced_queue, traced_threading
 from tests.fake_cuda.faults import Faults
 from tests.fake_cuda.graphs import Captures
-from tests.fake_cuda.kernels import FakeKernels, mapped
+from tests.fake_cuda.kernels import FakeAttention, FakeKernels, mapped
 from tests.fake_cuda.memory import DeviceMemory, PinnedMemory
 from tests.fake_cuda.races import Races
 from tests.fake_cuda.tensors import Tensors
@@ -94,6 +94,8 @@ def installed(fake: FakeCuda, *, kernels: bool = False) -> Iterator[FakeCuda]:
         _watch(fake, patch)
         if kernels:
             patch.setattr("core.runtime.product_trials.make_kernels", lambda codec: FakeKernels(codec, fake))
+            patch.setattr("core.hf.decode_attention.tried", lambda shape, device: FakeAttention(shape))
+            patch.setattr("core.hf.decode_attention.ATTENTION._made", {})
         try:
             with fake.tensors:
                 yield fake

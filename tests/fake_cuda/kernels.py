@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from core.errors import DeviceError
+from core.hf.decode_attention import Shape
 from core.memory.codec.base import Codec
 from core.memory.codec.kernels import portable
 
@@ -88,6 +89,21 @@ class FakeKernels:
     def _note(self, address: int, what: str) -> None:
         if (region := self._fake.races.region(address)) is not None:
             self._fake.races.by_stream(region, writes=False, what=what)
+
+
+class FakeAttention:
+    """In the place of core.hf.decode_attention.AttentionKernels: the formula in fp64, rounded once."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, last: torch.Tensor | None) -> torch.Tensor:
+        times = self._shape.heads // self._shape.shared
+        keys, values = (one[0].repeat_interleave(times, 0).double() for one in (k, v))
+        scores = q[0].double() @ keys.transpose(1, 2) * self._shape.scaling
+        if last is not None:
+            scores = scores.masked_fill(torch.arange(k.shape[2], device=k.device) > last, float("-inf"))
+        return (scores.softmax(-1) @ values).transpose(0, 1)[None].to(q.dtype)
 
 
 def mapped(fake: FakeCuda, pinned: torch.Tensor) -> int:

@@ -96,7 +96,7 @@ def test_a_wrong_result_is_found(caplog: pytest.LogCaptureFixture) -> None:
     assert math.grouped is None and fake.launches and "off in a trial" in caplog.text
 
 
-def test_the_driver_launches_only_where_triton_cannot(
+def test_triton_launches_only_where_the_driver_does_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     codec = cases.codec_of("int4-g32", {"down_proj": torch.randn(8, 64)}, torch.float32, CPU, False)
@@ -104,22 +104,21 @@ def test_the_driver_launches_only_where_triton_cannot(
     monkeypatch.setattr(kernels, "driver_launcher", lambda device: ours)
     assert cases.kernels_of(codec)._launcher is ByTriton  # interpreted, on a CPU
     monkeypatch.setattr(codec, "device", CUDA)
-    assert cases.kernels_of(codec)._launcher is ours
-    monkeypatch.setattr(kernels, "lacking", lambda: "")
-    assert cases.kernels_of(codec)._launcher is ByTriton
+    assert cases.kernels_of(codec)._launcher is ours and kernels.notice(CUDA) == ""
+    assert kernels.launched_by(CUDA) == "the CUDA driver"
 
     def refuse(device: torch.device | None = None) -> CudaDriver:
         raise DriverError("NVIDIA's driver cannot be opened (not found)")
 
-    monkeypatch.setattr(kernels, "lacking", lambda: "a C compiler")
     monkeypatch.setattr(kernels, "driver_launcher", refuse)
-    monkeypatch.setattr(kernels, "open_driver", refuse)
+    monkeypatch.setattr(kernels, "lacking", lambda: "")
+    assert cases.kernels_of(codec)._launcher is ByTriton and kernels.notice(CUDA) == ""
+    assert "cannot be opened" in kernels.launched_by(CUDA)
+    monkeypatch.setattr(kernels, "lacking", lambda: "a C compiler")
     with caplog.at_level(logging.WARNING, "moestro.kernels"):
         assert kernels.make_kernels(codec) is None
-    assert "the CUDA driver cannot take its place (NVIDIA's driver cannot be opened (not found))" in caplog.text
+    assert "the CUDA driver cannot start them (NVIDIA's driver cannot be opened (not found))" in caplog.text
     assert "one at a time" in kernels.notice(CUDA) and "cannot be opened (not found)" in kernels.notice(CUDA)
-    monkeypatch.setattr(kernels, "open_driver", FakeDriver().driver)
-    assert kernels.notice(CUDA) == ""
 
 
 def test_the_kernel_of_rotary_embeddings_is_launched_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +131,6 @@ def test_the_kernel_of_rotary_embeddings_is_launched_the_same_way(monkeypatch: p
 
     from core.hf.rotary_kernel import rotate
 
-    monkeypatch.setattr(kernels, "lacking", lambda: "a C compiler")
     monkeypatch.setattr(kernels, "driver_launcher", lambda device: ours)
     fused_rotary._starter.cache_clear()
     on_gpu = SimpleNamespace(device=torch.device("cuda"))

@@ -37,7 +37,7 @@ def interpreted(*asked: str) -> list[Any]:
     return list(json.loads(run.stdout.splitlines()[-1]))
 
 
-SOME = ("interpreted:drawn", "interpreted_ids:2")
+SOME = ("interpreted:drawn", "interpreted_ids:2", "interpreted_attention")
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +136,17 @@ def test_every_bit_of_rotary_embeddings_of_drawn_sizes_in_every_number_type() ->
     (found,) = interpreted("interpreted_rotary:12")
     assert set(found) == set(FUNCTIONS)
     assert all(calls == dict.fromkeys(map(str, DTYPES), 12) for calls in found.values())
+
+
+# -- attention of decoded tokens --------------------------------------------------------------------------------------
+
+
+def test_attention_is_close_to_the_formula(some: dict[str, Any]) -> None:
+    errors = some["interpreted_attention"]
+    assert len(errors) == 18 and not wrong(errors)
+
+
+@pytest.mark.long(0.5)
+def test_attention_of_many_parts() -> None:
+    (errors,) = interpreted("interpreted_attention:all")
+    assert len(errors) == 24 and not wrong(errors)

@@ -5,7 +5,8 @@
     blocks.py    tile sizes of a program
     products.py  calls the kernels: fields of a codec's slots, launches, scratch memory
     build.py     compiles them in this process, without a C compiler
-    driver.py    launches them through the CUDA driver, where Triton lacks the C compiler that its own launcher needs
+    driver.py    launches them through the CUDA driver: in half of the time of Triton's own launcher, and without a
+                 C compiler
     check.py     compiles all of them for GPUs that need not be there
 
 Where the kernels are unavailable, the codec's own `linear` computes, and one log message says so.
@@ -27,7 +28,7 @@ import torch
 from core.memory.codec.base import Base, Codec
 from core.memory.codec.kernels.driver import driver_launcher
 from core.memory.codec.kernels.products import LANES_MOST, ByTriton, Launcher, SlotKernels, portable, scratch_bytes
-from core.memory.cuda_driver import DriverError, open_driver
+from core.memory.cuda_driver import DriverError
 
 __all__ = [
     "LANES_MOST",
@@ -92,8 +93,19 @@ def lacking() -> str:
 
 def launched_by(device: torch.device) -> str:
     """What launches the kernels on a GPU, and why, where they can be tried."""
-    lacks = lacking() if device.type == "cuda" else ""
-    return f"the CUDA driver, as Triton's own launcher needs {lacks}" if lacks else "Triton"
+    refused = driver_refuses(device)
+    return f"Triton, as the CUDA driver does not ({refused})" if refused else "the CUDA driver"
+
+
+def driver_refuses(device: torch.device) -> str:
+    """Why kernels are not launched through the CUDA driver; "" where they are."""
+    if torch.version.hip is not None:
+        return "it is AMD's"
+    try:
+        driver_launcher(device)
+    except DriverError as error:
+        return str(error)
+    return ""
 
 
 def notice(device: torch.device) -> str:
@@ -102,20 +114,24 @@ def notice(device: torch.device) -> str:
         return ""
     if reason := why_not(device):
         return f"Experts are computed one at a time on this GPU, more slowly, because {reason}."
-    if lacks := lacking():
-        try:
-            open_driver()
-        except DriverError as error:
-            return (
-                f"Triton needs {lacks} to start the GPU's kernels, and the CUDA driver cannot start them in its place "
-                f"({error}): experts are computed one at a time, more slowly. {INSTALL}"
-            )
+    if (refused := driver_refuses(device)) and (lacks := lacking()):
+        return (
+            f"The CUDA driver cannot start the GPU's kernels ({refused}), and Triton needs {lacks} to take its place: "
+            f"experts are computed one at a time, more slowly. {INSTALL}"
+        )
     return ""
 
 
 def launcher_of(device: torch.device) -> Launcher:
-    """Triton's where it finds what it needs, else the driver's. Raises DriverError."""
-    return driver_launcher(device) if device.type == "cuda" and lacking() else ByTriton
+    """The driver's; Triton's where that refuses, if Triton finds what it needs. Raises DriverError."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return ByTriton
+    try:
+        return driver_launcher(device)
+    except DriverError:
+        if lacking():
+            raise
+        return ByTriton
 
 
 def make_kernels(codec: Codec) -> SlotKernels | None:
@@ -125,7 +141,7 @@ def make_kernels(codec: Codec) -> SlotKernels | None:
         try:
             return SlotKernels(codec, launcher_of(codec.device))
         except DriverError as error:
-            reason = f"Triton's own launcher needs {lacking()}, and the CUDA driver cannot take its place ({error})"
+            reason = f"the CUDA driver cannot start them ({error}), and Triton's own launcher needs {lacking()}"
         except Exception as error:  # a broken installation of triton can raise anything
             reason = f"triton cannot be loaded ({error})"
     if codec.device.type == "cuda":

@@ -1,0 +1,46 @@
+"""`python -m tests.memory.interpret interpreted_attention[:all]`: the kernels of a decoded token's attention under
+Triton's interpreter, {case: error / its bound}. bfloat16 is left out, whose products the interpreter does not know."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import torch
+
+from core.hf import decode_attention
+from core.hf.decode_attention import CHUNK, AttentionKernels, Shape, exact
+from core.memory.codec.kernels import ByTriton
+
+CASES = {  # heads, heads of keys and values, width, width of values, positions kept, of which these are filled
+    "grouped": (8, 2, 32, 32, 3 * CHUNK, (1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK)),
+    "each its own": (3, 3, 24, 16, CHUNK + 7, (5, CHUNK + 7)),
+    "odd": (6, 2, 80, 80, 70, (64, 65)),
+}
+LONG = {"many parts": (2, 1, 16, 16, 20 * CHUNK, (16 * CHUNK, 16 * CHUNK + 1, 20 * CHUNK))}  # joined in two rounds
+
+
+def errors(heads: int, shared: int, width: int, values: int, kept: int, filled: tuple[int, ...]) -> dict[str, float]:
+    """Of keys and values that lie in memory for more positions, before which nothing of theirs ends."""
+    found, random = dict[str, float](), torch.Generator().manual_seed(kept)
+    for dtype in (torch.float32, torch.float16):
+        made = AttentionKernels(Shape(heads, shared, width, values, dtype, width**-0.5), ByTriton)
+        q = torch.randn(1, heads, 1, width, generator=random).to(dtype)
+        k, v = (torch.randn(1, shared, kept + 9, of, generator=random).to(dtype) for of in (width, values))
+        k[:, :, kept:], v[:, :, kept:] = float("nan"), float("nan")
+        for count in filled:
+            want = exact(q, k[:, :, :count], v[:, :, :count], width**-0.5)
+            here = made(q, k[:, :, :count], v[:, :, :count], None)
+            there = made(q, k[:, :, :kept], v[:, :, :kept], torch.tensor([count - 1]))
+            assert torch.equal(here, there), "bits depend on where the number of positions is"
+            bound = 4 * torch.finfo(dtype).eps * float(want.norm())
+            found[f"{dtype} {count}"] = float((here[0, 0].float() - want).norm()) / bound
+    return found
+
+
+def found(which: str) -> dict[str, float]:
+    """What was compared; a trial of a load, too."""
+    with torch.inference_mode(), patch.object(decode_attention.kernels, "launcher_of", lambda device: ByTriton):
+        shape = Shape(4, 2, 16, 16, torch.float16, 0.25)
+        assert decode_attention.tried(shape, torch.device("cpu")) is not None
+        cases = CASES | (LONG if which == "all" else {})
+        return {f"{name} {what}": one for name, case in cases.items() for what, one in errors(*case).items()}

@@ -64,7 +64,7 @@ def grouped(subject: Subject) -> dict[str, Any]:
             ways["own"] = partial(own, q, k, v, torch.tensor([length - 1], device=subject.device))
         for name, way in ways.items():
             try:
-                found[f"{name}_{length}"] = round(_in_a_graph_us(way), 1)
+                found[f"{name}_{length}"] = round(in_a_graph_us(way), 1)
             except RuntimeError as error:
                 found[f"{name}_{length}"] = str(error).partition("\n")[0]
     return found
@@ -74,7 +74,7 @@ def _repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, times: int) -> 
     return scaled_dot_product_attention(q, k.repeat_interleave(times, 1), v.repeat_interleave(times, 1))
 
 
-def _in_a_graph_us(call: Callable[[], object], times: int = 20) -> float:
+def in_a_graph_us(call: Callable[[], object], times: int = 20) -> float:
     """Device time of a call, without the host's for its launches."""
     call()
     torch.cuda.synchronize()

@@ -14,6 +14,7 @@ from bench.accept.drawn import QWEN, Subject
 from bench.accept.engines import drawn, load
 from bench.accept.launches import filled, kernels_of
 from bench.accept.link import Wrong, milliseconds
+from bench.accept.parts import in_a_graph_us
 from bench.models.generate import checkpoint
 from core.engine import Engine
 from core.hf.cached_pass import cached_pass
@@ -24,7 +25,7 @@ from core.runtime.grouped import FEW, products
 LENGTHS = (20, 65, 100, 200, 400)
 FORMATS = ("int4-g64", "int8", "checkpoint")
 BUDGETS = ("50%", "20%")
-EXPERTS = 8  # multiplied together where products are timed
+EXPERTS, MANY = 8, 128  # multiplied together where products are timed; so many that no cache holds them
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -63,8 +64,9 @@ def _pass(engine: Engine, length: int) -> tuple[torch.Tensor, float]:
 
 
 def rows(subject: Subject) -> dict[str, Any]:
-    """Microseconds of EXPERTS experts' first matrices by rows each: read from the slots by row, or dequantised once.
-    Whether torch's grouped product gives a row the same bits whatever lies beside it."""
+    """GB/s at which a token's products read slots. Microseconds of EXPERTS experts' first matrices by rows each: read
+    from the slots by row (the device's alone), or dequantised once (the host's launches included). Whether torch's
+    grouped product gives a row the same bits whatever lies beside it."""
     if reason := kernels.why_not(subject.device):
         return {"left_out": reason}
     sizes = subject.sizes if subject.small else QWEN
@@ -73,15 +75,24 @@ def rows(subject: Subject) -> dict[str, Any]:
         specs = {part: PartSpec((2 * sizes.width, sizes.hidden), torch.bfloat16)}
         codec = make_codec(name, specs=specs, dtype=torch.bfloat16, device=subject.device)
         expert = {part: random_expert(sizes.hidden, sizes.width)[part]}
-        slots, one = filled(codec, [expert] * EXPERTS), kernels_of(codec, kernels.ByTriton)
+        slots, one = filled(codec, [expert] * MANY), kernels_of(codec, kernels.launcher_of(subject.device))
+        found[f"{name}_gbps"] = MANY * codec.slot_bytes / in_a_graph_us(lambda: _tokens(one, part, slots), 1) / 1e3  # noqa: B023
+        slots = slots[:EXPERTS]
         for count in ROWS:
             x = torch.randn(EXPERTS * count, sizes.hidden, device=subject.device).to(torch.bfloat16)
             each = [slot for slot in slots for _ in range(count)]
             found[f"{name}_{count}_rows_us"] = {
-                "by_row": 1e3 * milliseconds(lambda: one.multiply(part, each, x), 20),  # noqa: B023
+                "by_row": in_a_graph_us(lambda: one.multiply(part, each, x)),  # noqa: B023
                 "dequantised": 1e3 * milliseconds(lambda: _dequantised(one, part, slots, count, x), 20),  # noqa: B023
             }
     return found | {"limit": FEW} | _beside_others(subject)
+
+
+def _tokens(one: Any, part: str, slots: Sequence[torch.Tensor]) -> None:
+    """Products of one state with EXPERTS experts at a time: what is read is in no cache."""
+    x = torch.zeros(1, one.inputs(part), dtype=one.dtype, device=slots[0].device)
+    for at in range(0, len(slots), EXPERTS):
+        one.multiply(part, slots[at : at + EXPERTS], x)
 
 
 def _dequantised(one: Any, part: str, slots: Sequence[torch.Tensor], count: int, x: torch.Tensor) -> None:

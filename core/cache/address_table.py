@@ -46,10 +46,10 @@ class AddressTable:
         self._in_flight = frozenset(copies.tickets)
         return waited_s
 
-    def request(self, routed: Sequence[Sequence[int]]) -> list[list[LeasedSegment]]:
+    def request(self, routed: Sequence[Sequence[int]]) -> list[list[LeasedSegment] | None]:
         """After a token, for which the host has waited: `routed` [layers][k] are the experts that it was computed with
-        -> each layer's requests, whose outcomes are where the kernels read the experts. The missing ones are admitted
-        and copied."""
+        -> each layer's requests, whose outcomes are where the kernels read the experts; None = in slots, all of them.
+        The missing ones are admitted and copied."""
         requests, submitted = self._expert_cache.requests.replay(routed, self.in_slot)
         self._submitted.update(submitted)
         return requests

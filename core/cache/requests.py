@@ -61,18 +61,21 @@ class Requests:
 
     def replay(
         self, routed: Sequence[Sequence[int]], in_slot: Callable[[int], bool]
-    ) -> tuple[list[list[LeasedSegment]], list[int]]:
+    ) -> tuple[list[list[LeasedSegment] | None], list[int]]:
         """Request the experts `routed` [layers][k] of a token that kernels have already computed -> the requests of
-        each layer in the order in which they count, and the experts whose copies were submitted.
+        each layer in the order in which they count, None = all are hits; and the experts whose copies were submitted.
 
         `in_slot(eid)`: the kernels read the expert in its slot, otherwise over the link. The same requests in the same
         order as layer by layer leave the core in the same state. Copies are submitted once all layers are through, so
         that an expert that was evicted again is never copied. Experts have one block each."""
         core, copies = self.core, self.copies
         admitted: dict[int, None] = {}
-        requests = []
+        requests: list[list[LeasedSegment] | None] = []
         for layer, chosen in enumerate(routed):
             base = layer * core.experts
+            if all(in_slot(base + e) for e in chosen) and self.lookup_all_hits(layer, chosen) is not None:
+                requests.append(None)
+                continue
             eids = [base + expert for expert in dict.fromkeys(chosen)]
             self.prefetches.guard.used(eids)
             missing = core.lease(layer, eids)

@@ -114,6 +114,10 @@ class SlotKernels:
         """Rows (out features) of a matrix [out, in]."""
         return self._matrices[part].outputs
 
+    def inputs(self, part: str) -> int:
+        """Columns (in features) of a matrix [out, in]."""
+        return self._matrices[part].inputs
+
     def multiply(self, part: str, slots: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """Multiply one state by the matrix of each slot, plus bias: x [slots, in], or [1, in] shared -> [slots, out].
 

@@ -71,6 +71,7 @@ def _bits(engine: Engine, subject: Subject) -> dict[str, Any]:
         "replayed": graphs.replays if graphs is not None else 0,
         "not_captured": _uncaptured(engine),
         "graph_off": off,
+        "graph_same_bits": int((logits["graph"] == host).all(1).sum()),
         "graph_same_likeliest": float((logits["graph"].argmax(1) == host.argmax(1)).float().mean()),
     }
 

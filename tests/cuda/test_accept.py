@@ -133,6 +133,7 @@ def test_tokens_led_by_the_gpu(tmp_path: Path, fake_kernels: FakeCuda) -> None:
     toy = subject(tmp_path / "right", small=True, device=GPU)
     found = decode.led_by_the_gpu(toy)
     assert found["passes"] == 24 and found["replayed"] > 12 and found["graph_off"] < decode.OFF
+    assert found["graph_same_bits"] == 24
     assert found["not_captured"] == "" and {*found["verdict"]} == {*decode.BUDGETS}
     assert all(found["by_budget"][budget][way]["ms"] > 0 for budget in decode.BUDGETS for way in decode.WAYS)
     assert fake_kernels.memory.reserved == 0 and fake_kernels.pinned.used == 0

@@ -94,6 +94,9 @@ def installed(fake: FakeCuda, *, kernels: bool = False) -> Iterator[FakeCuda]:
         _watch(fake, patch)
         if kernels:
             patch.setattr("core.runtime.product_trials.make_kernels", lambda codec: FakeKernels(codec, fake))
+            patch.setattr("core.hf.fused_rotary.available", lambda device: True)
+            patch.setattr("core.hf.rotary.tried", lambda own, states, tables: None)
+            patch.setattr("core.hf.rotary._tried", {})
             patch.setattr("core.hf.decode_attention.tried", lambda shape, device: FakeAttention(shape))
             patch.setattr("core.hf.decode_attention.ATTENTION._made", {})
         try:

@@ -96,8 +96,9 @@ class Captures:
         """What torch.cuda has, by name. After `stay` the current stream is that of captures."""
 
         @contextmanager
-        def graph(of: FakeGraph, pool: PoolId, capture_error_mode: str) -> Iterator[None]:
+        def graph(of: FakeGraph, pool: PoolId | None = None, capture_error_mode: str = "global") -> Iterator[None]:
             assert capture_error_mode == "thread_local", "copy threads would break the capture off"
+            pool = pool or (0, next(self._pools))
             synchronize()
             self._memory.empty_cache()
             self.forbid()

@@ -28,7 +28,8 @@ def estimate(spec: LoadSpec, instead_of: Memory | None = None, seen: Seen | None
 def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = None, forecast: bool = True) -> Fit:
     """The verdict on a plan, next to a loaded model or replacing it (`instead_of`). `forecast` = include the
     speed forecast."""
-    sizes, settings, tier = plan.sizes, plan.spec.settings, plan.tier
+    settings, tier = plan.spec.settings, plan.tier
+    sizes = plan.sizes.led_by(settings.link.decode)
     budget, scope, cpu = settings.cache.budget, settings.cache.scope, plan.device.type == "cpu"
     free, on_host = device_free(plan.device, instead_of), host_free(plan.device, instead_of)
     slots, least = sizes.slots(budget), sizes.slots_min(scope)

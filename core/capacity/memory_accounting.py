@@ -10,7 +10,7 @@ import torch
 from core.capacity.free_memory import free_bytes
 from core.capacity.sizes import Sizes
 from core.memory.arena import Arena
-from core.settings.budget import Budget
+from core.settings.config import Settings
 from core.types import Memory
 
 EVERY = 16  # decoded tokens between two questions to torch's allocator, each of which takes tens of microseconds
@@ -40,22 +40,24 @@ class Ledger:
         arena: Arena,
         kv: HasBytes,
         device: torch.device,
-        budget: Budget,
+        settings: Settings,
         kept_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._sizes, self._arena, self._kv, self._device = sizes, arena, kv, device
+        self._planned, self._arena, self._kv, self._device = sizes, arena, kv, device
         self._cuda = device.type == "cuda"
         self._kept_bytes = kept_bytes
-        self._peak, self._reserved, self._exceeded = 0, 0, False
-        self._unread = 0  # passes since torch's peak was read, which is over all of them
-        self._due = False
-        self.budget_bytes = sizes.budget_bytes(budget)
+        self._peak, self._exceeded = 0, False
         self.borrowed = 0  # bytes of workspace that slots made room for
+        self.hold_to(settings)
+        self._due = False
 
-    def hold_to(self, budget: Budget) -> None:
+    def hold_to(self, settings: Settings) -> None:
         """Sets the budget that must not be exceeded from now on."""
-        self.budget_bytes = self._sizes.budget_bytes(budget)
-        self._reserved, self._unread, self._due = 0, 0, True
+        self._sizes = self._planned.led_by(settings.link.decode)
+        self.budget_bytes = self._sizes.budget_bytes(settings.cache.budget)
+        self._reserved = 0
+        self._unread = 0  # passes since torch's peak was read, which is over all of them
+        self._due = True
 
     def begin(self) -> None:
         """A forward pass begins. On CUDA, what earlier passes left reserved beyond the budget is given back first, and

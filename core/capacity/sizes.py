@@ -15,6 +15,7 @@ from core.memory.codec.kernels import available, scratch_bytes
 from core.memory.pages import page_up
 from core.memory.slabs import slot_cost
 from core.runtime.expert_math import AT_ONCE
+from core.runtime.graph_pool import ROOM
 from core.settings.budget import Budget
 from core.system.text_config import text_config
 from core.system.wording import format_bytes
@@ -53,6 +54,7 @@ class Sizes:
     longer: tuple[
         PromptPiece, ...
     ] = ()  # pieces of a prompt that are more than `chunk` positions, see core.capacity.pieces
+    graphs: int = 0  # that CUDA graphs of tokens need beside the workspace, where there can be any
 
     @property
     def slots_all(self) -> int:
@@ -63,6 +65,10 @@ class Sizes:
     def fixed(self) -> int:
         """Device bytes needed at any budget."""
         return self.dense + self.kv + self.workspace
+
+    def led_by(self, decode: str) -> Sizes:
+        """With what the setting gpu_decode needs."""
+        return replace(self, workspace=self.workspace + self.graphs, graphs=0) if decode == "graph" else self
 
     def slots_min(self, scope: str) -> int:
         """Fewest slots that can compute: one token's experts, in every layer when each layer has its own; experts in
@@ -146,6 +152,7 @@ def sizes_of(
             chunk,
             states.carried,
             codec.blocks,
+            graphs=ROOM if codec.device.type == "cuda" else 0,
         )
 
     most = min(PREFILL_CHUNK, sequences * context)  # the prompts of several are read together

@@ -120,7 +120,7 @@ def with_measured_workspace(loaded: LoadedModel, transfers: TransferEngine, kv: 
     BudgetError when that leaves too little for the experts."""
     if loaded.device.type != "cuda":
         return loaded
-    plan, settings = loaded.plan, loaded.plan.spec.settings.cache
+    plan, settings = loaded.plan, loaded.plan.spec.settings
     try:
         measured = _measured(loaded, transfers, kv)
     except RuntimeError as error:
@@ -130,7 +130,7 @@ def with_measured_workspace(loaded: LoadedModel, transfers: TransferEngine, kv: 
         measured, problem = loaded.sizes, f"The GPU has no room for {lack}. Lower the context."
     else:
         room = free_bytes(loaded.device)[0] + torch.cuda.memory_reserved(loaded.device) - loaded.beside
-        problem = measured.problem(settings.budget, settings.scope, room)
+        problem = measured.led_by(settings.link.decode).problem(settings.cache.budget, settings.cache.scope, room)
     if problem:
         raise BudgetError(problem)
     return replace(loaded, plan=replace(plan, sizes=measured))

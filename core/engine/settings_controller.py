@@ -118,7 +118,7 @@ class SettingsController:
         check_allowed(settings, self._sizes.shape, profile)
         check_weighable(settings, self._rules)
         placed = self._placement(settings, profile)
-        if problem := placed.problem(self._sizes.slots(settings.cache.budget)):
+        if problem := placed.problem(self._slots(settings)):
             raise SettingError(problem)
         return placed
 
@@ -149,7 +149,9 @@ class SettingsController:
             turned = ("on" if value else "off") if isinstance(value, bool) else f"{old[name]} → {value}"
             to.telemetry.mark(to.recorder.index, f"{name} {turned}")
         self._pending |= changed
-        to.memory.ledger.hold_to(new.cache.budget)
+        to.memory.ledger.hold_to(new)
+        if old.link.decode == "graph" != new.link.decode:
+            to.device_decode.drop_graphs()  # whose memory slots get
         to.recorder.configure(old.telemetry, new.telemetry)
         to.memory.link.configure(old.link, new.link)
         to.prediction.throttle.configure(old.prefetch, new.prefetch)
@@ -164,12 +166,13 @@ class SettingsController:
             to.memory.expert_cache.hints.forget()  # of another predictor
         to.prediction.capture.shadows.configure(new, profile)
         to.prediction.miss.configure(None if anew else old.lossy, new.lossy, profile)
-        if old.cache != new.cache or self.placed is not before:
+        resized = old.cache.budget != new.cache.budget or self._slots(old) != self._slots(new)
+        if resized or old.cache != new.cache or self.placed is not before:
             self.reserve_workspace(to, 0)  # how many slots can be borrowed follows from these
         to.memory.expert_cache.configure(old.cache, new.cache, None if self.placed is before else self.placed)
         to.memory.expert_cache.prefetch_by(old.prefetch, new.prefetch)
-        if old.cache.budget != new.cache.budget:
-            self._resize(new, to)
+        if resized:
+            self._reshape(to, self._slots(new))
         if self.placed.pinned or self.placed is not before:
             to.memory.expert_cache.pin(self.placed.pinned)
         to.device_decode.configure(old.link, new.link)
@@ -216,8 +219,9 @@ class SettingsController:
         """Whether every token can be computed with so many."""
         return slots >= self._sizes.slots_min(self.applied.cache.scope) and not self.placed.problem(slots)
 
-    def _resize(self, settings: Settings, to: EngineParts) -> None:
-        self._reshape(to, self._sizes.slots(settings.cache.budget))
+    def _slots(self, settings: Settings) -> int:
+        """That the budget pays for."""
+        return self._sizes.led_by(settings.link.decode).slots(settings.cache.budget)
 
     def _reshape(self, to: EngineParts, slots: int) -> None:
         try:
@@ -227,9 +231,10 @@ class SettingsController:
 
     def _hold(self, to: EngineParts, because: str) -> None:
         """The budget is what the slots take now."""
-        held = {"budget": str(self._sizes.bytes(to.memory.expert_cache.slots + self._borrowed))}
+        sizes = self._sizes.led_by(self.applied.link.decode)
+        held = {"budget": str(sizes.bytes(to.memory.expert_cache.slots + self._borrowed))}
         self.applied = self.applied.with_(held)
-        to.memory.ledger.hold_to(self.applied.cache.budget)
+        to.memory.ledger.hold_to(self.applied)
         with self._turn:
             self.wanted = self.wanted.with_(held)
         to.telemetry.mark(to.recorder.index, because)

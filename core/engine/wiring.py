@@ -180,9 +180,10 @@ def _around(
 def _passes(loaded: LoadedModel, transfers: TransferEngine, controller: SettingsController) -> PassWiring:
     """An empty cache as the settings size and divide it, with the policies that they name, and what computes with
     it."""
-    settings, placed = loaded.plan.spec.settings.cache, controller.placed
-    passes = wire_passes(loaded, transfers, loaded.sizes.slots(settings.budget), placed)
-    loaded.store.use_policy(policy_maker(settings.host_eviction), placed.usual)
+    settings, placed = loaded.plan.spec.settings, controller.placed
+    slots = loaded.sizes.led_by(settings.link.decode).slots(settings.cache.budget)
+    passes = wire_passes(loaded, transfers, slots, placed)
+    loaded.store.use_policy(policy_maker(settings.cache.host_eviction), placed.usual)
     return passes
 
 
@@ -193,7 +194,7 @@ def _memory(
     plan, sizes = loaded.plan, loaded.sizes
     kept = PrefixCache(kv, plan.spec.settings.kv, sizes.carried, lambda: free_bytes(torch.device("cpu"))[0])
     pool = KVPool(loaded.model, kv, sizes.kv, plan.outline.kv_bytes, plan.context)
-    ledger = Ledger(sizes, passes.arena, pool, loaded.device, plan.spec.settings.cache.budget, lambda: kept.bytes)
+    ledger = Ledger(sizes, passes.arena, pool, loaded.device, plan.spec.settings, lambda: kept.bytes)
     link = LinkEmulation(transfers, sizes.blob)
     return MemoryParts(passes.arena, passes.expert_cache, transfers, link, pool, kept, ledger, link_gbps)
 

@@ -59,7 +59,7 @@ class DeviceDecode:
             self.say(f"gpu_decode {new.decode} is not used: {reason}")
         self.reason = reason
         if new.decode != "graph" or self.step is None:
-            self._drop_graphs()
+            self.drop_graphs()
         elif self.graphs is None or self.graphs.reason:  # what stood in the way may be gone
             self.graphs = self._graphs()
             self.graphs.say = self._say_uncaptured
@@ -83,14 +83,15 @@ class DeviceDecode:
         log.warning("Tokens are decoded as with gpu_decode device, because %s.", reason)
         self.say(f"gpu_decode graph computes as device does: {reason}")
 
-    def _drop_graphs(self) -> None:
+    def drop_graphs(self) -> None:
+        """Give back the graphs, until settings ask for them."""
         if self.graphs is not None:
             self.graphs.close()
         self.graphs, self._said = None, ""
 
     def close(self) -> None:
         """Give back what it holds, until it is chosen again."""
-        self._drop_graphs()
+        self.drop_graphs()
         if self.step is not None:
             self.step.close()
         self.step = None

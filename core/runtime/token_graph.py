@@ -21,6 +21,7 @@ from core.errors import ModelError
 from core.hf.cached_pass import cached_pass
 from core.hf.reserved_layers import Fixed
 from core.runtime.batch import Share
+from core.runtime.graph_pool import GraphPool
 from core.runtime.kv_cache import SequenceKV
 from core.runtime.out_of_memory import shortage
 from core.system.text_config import text_config
@@ -52,7 +53,7 @@ class TokenGraphs:
         self._tried: set[int] = set()  # ... of which the pass captured agreed with an ordinary one
         self._agreed: set[int] = set()  # ... and a replay for the next token as well
         self._addresses: tuple[int, ...] = ()  # of the memory that they are captured over
-        self._pool: Any = None
+        self._pool = GraphPool(device)
         with torch.inference_mode(False):
             self._inputs_on_host = torch.zeros(2, dtype=torch.int64).pin_memory()
             self._inputs = torch.zeros(2, dtype=torch.int64, device=device)
@@ -65,7 +66,7 @@ class TokenGraphs:
         assert kv is not None and len(share.tokens) == 1
         if self.reason or kv.length >= self._context:
             return launch()
-        if (addresses := kv.memory.addresses()) != self._addresses:
+        if (addresses := kv.memory.addresses()) != self._addresses or self._pool.failed:  # one that was broken off
             self._forget()
             self._addresses = addresses
         length, (token,) = self._length(kv.length + 1), share.tokens
@@ -106,27 +107,21 @@ class TokenGraphs:
     def _capture(self, kv: SequenceKV, length: int) -> torch.Tensor | None:
         """Capture a pass over the token in `_inputs` -> the logits [1, V] of that pass, made once before; None where it
         cannot be captured."""
+        reason = self._objection(kv)
         try:
-            if reason := self._objection(kv):
-                self._give_up(reason)
-                return None
-            with kv.memory.fixed(Fixed(self._position, length)):
-                got = self._pass(kv, length).clone()  # also allocates and compiles what no graph may
-                self._pool = self._pool or torch.cuda.graph_pool_handle()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                    logits = self._pass(kv, length)
+            if not reason:
+                with kv.memory.fixed(Fixed(self._position, length)):
+                    got = self._pass(kv, length).clone()  # also allocates and compiles what no graph may
+                    reason = self._pool.lack()
+                    if not reason:
+                        self._graphs[length] = Captured(*self._pool.capture(lambda: self._pass(kv, length)))
         except ModelError as error:
-            self._give_up(f"its pass cannot be captured: {error}")
+            reason = f"its pass cannot be captured: {error}"
         except RuntimeError as error:
-            lack = shortage(error)
-            text = str(error.__context__ or error).strip().partition("\n")[0]  # ending a capture fails after its error
-            self._give_up(f"a graph has no room for {lack}" if lack else f"its pass cannot be captured ({text})")
-        else:
-            self._graphs[length] = Captured(graph, logits)
-            if self._fits():
-                return got
-            self._give_up("a graph needs more memory than the budget leaves")
+            reason = _uncaptured(error.__context__ or error)  # ending a capture fails after its error
+        if not reason and self._fits():
+            return got
+        self._give_up(reason or "a graph needs more memory than the budget leaves")  # the error is gone by now
         return None
 
     def _objection(self, kv: SequenceKV) -> str:
@@ -167,7 +162,14 @@ class TokenGraphs:
         self._graphs.clear()
         self._tried.clear()
         self._agreed.clear()
-        self._addresses, self._pool = (), None
+        self._addresses = ()
+        self._pool.give_back()
+
+
+def _uncaptured(error: BaseException) -> str:
+    if lack := shortage(error):
+        return f"a graph has no room for {lack}"
+    return f"its pass cannot be captured ({str(error).strip().partition(chr(10))[0]})"
 
 
 def _close(got: torch.Tensor, want: torch.Tensor) -> bool:

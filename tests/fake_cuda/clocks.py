@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from tests.fake_cuda.faults import Faults
 from tests.fake_cuda.graphs import Captures
+from tests.fake_cuda.memory import DeviceMemory
 
 Clock = dict[str, int]
 OWN = str(Path(__file__).parent)
@@ -136,7 +137,7 @@ class Clocks:
 
     def __init__(self, draw: random.Random, faults: Faults, captures: Captures | None = None) -> None:
         self.draw, self.faults, self.lock = draw, faults, threading.RLock()
-        self.captures = captures or Captures(faults)
+        self.captures = captures or Captures(faults, DeviceMemory(0))
         self.streams: list[Stream] = []
         self.done: Clock = {}  # of streams: what is known to be over
         self.default = Stream(self)
@@ -195,6 +196,10 @@ class Clocks:
             yield
         finally:
             self._local.stream = before
+
+    def change(self, stream: Stream) -> None:
+        """torch.cuda.set_stream."""
+        self._local.stream = stream
 
     def synchronize(self, *_: object) -> None:
         """torch.cuda.synchronize."""

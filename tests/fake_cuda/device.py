@@ -31,10 +31,10 @@ class FakeCuda:
         self.capability = (8, 9)
         self.built_for = ["sm_75", "sm_80", "sm_86", "sm_90"]  # the machine code that this torch has
         self.faults = Faults()
-        self.captures = Captures(self.faults)
+        self.memory, self.pinned = DeviceMemory(total), PinnedMemory(pinned, self.faults)
+        self.captures = Captures(self.faults, self.memory)
         self.clocks = Clocks(random.Random(seed), self.faults, self.captures)
         self.races = Races(self.clocks)
-        self.memory, self.pinned = DeviceMemory(total), PinnedMemory(pinned, self.faults)
         self.tensors = Tensors(self.clocks, self.races, self.memory, self.pinned, self.faults, self.captures)
 
     @property
@@ -71,12 +71,13 @@ class FakeCuda:
             "max_memory_reserved": lambda *_: memory.most_reserved,
             "memory_stats_as_nested_dict": lambda *_: {"reserved_bytes": {"all": {"peak": memory.most_reserved}}},
             "reset_peak_memory_stats": lambda *_: memory.reset_peak(),
+            "memory_snapshot": memory.snapshot,
             "empty_cache": memory.empty_cache,
             "get_device_name": lambda *_: "Fake GPU",
             "get_device_capability": lambda *_: self.capability,
             "get_arch_list": lambda: self.built_for,
             "cudart": lambda: self.pinned,
-            **self.captures.functions(clocks.synchronize),
+            **self.captures.functions(clocks.synchronize, lambda: clocks.change(Stream(clocks))),
         }
 
 
@@ -89,6 +90,8 @@ def installed(fake: FakeCuda, *, kernels: bool = False) -> Iterator[FakeCuda]:
             patch.setattr(torch.cuda, name, function)
         patch.setattr(torch._C, "_host_emptyCache", fake.pinned.empty_cache, raising=False)
         patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", fake.tensors.clear_products, raising=False)
+        patch.setattr(torch._C, "_cuda_endAllocateToPool", fake.memory.end_capture, raising=False)
+        patch.setattr(torch._C, "_cuda_releasePool", fake.memory.release_pool, raising=False)
         generator = torch.Generator
         patch.setattr(torch, "Generator", lambda device="cpu": generator("cpu"))
         _watch(fake, patch)

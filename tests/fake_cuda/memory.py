@@ -2,6 +2,7 @@
 
 Device memory: c10/cuda/CUDACachingAllocator.cpp's sizes. Blocks of up to 1 MiB come from segments of 2 MiB, up to 10
 MiB from segments of 20, larger ones from a segment of their own, rounded up to 2 MiB; freed blocks are kept for others.
+A capture has segments of its own, kept while there are graphs over them; while it runs nothing is given back.
 Pinned memory: torch's own is rounded up to a power of two and kept when freed; registered memory counts whole pages.
 """
 
@@ -16,6 +17,9 @@ import torch
 from tests.fake_cuda.faults import Faults
 
 MIB = 1 << 20
+PoolId = tuple[int, int]
+SHARED: PoolId = (0, 0)  # of what no graph captures
+BROKEN = "captures_underway.empty() INTERNAL ASSERT FAILED, please report a bug to PyTorch."
 PAGE = 4096
 REFUSED, UNKNOWN = 2, 1  # cudaErrorMemoryAllocation, cudaErrorInvalidValue
 
@@ -40,6 +44,7 @@ class Segment:
     size: int
     small: bool
     blocks: list[Block] = field(default_factory=list)
+    pool: PoolId = SHARED
 
     @property
     def empty(self) -> bool:
@@ -55,8 +60,35 @@ class DeviceMemory:
         self._lock = threading.RLock()
         self.allocated = self.reserved = self.most_allocated = self.most_reserved = 0
         self.full = False  # nothing more can be allocated
+        self.captured: set[PoolId] = set()  # pools whose capture is taken to be running
+        self._users: Counter[PoolId] = Counter()  # graphs, and captures that are running, by pool
 
-    def allocate(self, size: int) -> tuple[Segment, Block]:
+    def begin_capture(self, pool: PoolId) -> None:
+        """A capture begins."""
+        self.captured.add(pool)
+        self._users[pool] += 1
+
+    def end_capture(self, _: int, pool: PoolId) -> None:
+        """torch._C._cuda_endAllocateToPool."""
+        if pool not in self.captured:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.captured.remove(pool)
+
+    def release_pool(self, _: int, pool: PoolId) -> None:
+        """torch._C._cuda_releasePool."""
+        assert self._users[pool] > 0, "a pool is released twice"
+        self._users[pool] -= 1
+
+    def snapshot(self) -> list[dict[str, object]]:
+        """torch.cuda.memory_snapshot."""
+        with self._lock:
+            used = [sum(block.size for block in one.blocks if not block.free) for one in self._segments]
+            return [
+                {"segment_pool_id": one.pool, "total_size": one.size, "allocated_size": size}
+                for one, size in zip(self._segments, used, strict=True)
+            ]
+
+    def allocate(self, size: int, pool: PoolId = SHARED) -> tuple[Segment, Block]:
         """Raises torch.OutOfMemoryError, with nothing allocated."""
         if size == 0:
             return Segment(0, True), Block(0)
@@ -64,9 +96,9 @@ class DeviceMemory:
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / MIB:.2f} MiB. GPU 0 is full.")
         size, small = up(size, 512), size <= MIB
         with self._lock:
-            found = self._found(size, small)
+            found = self._found(size, small, pool)
             if found is None:
-                segment = self._segment(size, small)
+                segment = self._segment(size, small, pool)
                 found = segment, segment.blocks[0]
             segment, block = found
             left = block.size - size
@@ -92,9 +124,11 @@ class DeviceMemory:
                 blocks[at - 1].size += blocks.pop(at).size
 
     def empty_cache(self) -> None:
-        """Give back every segment that nobody uses."""
+        """Give back every segment that nobody uses. Raises RuntimeError while a capture is taken to be running."""
         with self._lock:
-            for segment in [one for one in self._segments if one.empty]:
+            if self.captured:
+                raise RuntimeError(BROKEN)
+            for segment in [one for one in self._segments if one.empty and not self._users[one.pool]]:
                 self._segments.remove(segment)
                 self.reserved -= segment.size
 
@@ -106,11 +140,11 @@ class DeviceMemory:
         """As cudaMemGetInfo says."""
         return self.total - self.taken - self.reserved
 
-    def _found(self, size: int, small: bool) -> tuple[Segment, Block] | None:
+    def _found(self, size: int, small: bool, pool: PoolId) -> tuple[Segment, Block] | None:
         """The smallest free block that is large enough, of the oldest segment that has one."""
         best: tuple[Segment, Block] | None = None
         for segment in self._segments:
-            if segment.small == small:
+            if segment.small == small and segment.pool == pool:
                 for block in segment.blocks:
                     if block.free and block.size >= size and (best is None or block.size < best[1].size):
                         best = segment, block
@@ -118,16 +152,16 @@ class DeviceMemory:
                             return best
         return best
 
-    def _segment(self, size: int, small: bool) -> Segment:
+    def _segment(self, size: int, small: bool, pool: PoolId) -> Segment:
         whole = 2 * MIB if small else 20 * MIB if size < 10 * MIB else up(size, 2 * MIB)
-        if whole > self.available:
+        if whole > self.available and not self.captured:
             self.empty_cache()
         if whole > self.available:
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {size / MIB:.2f} MiB. GPU 0 has a total capacity of "
                 f"{self.total / MIB:.2f} MiB of which {self.available / MIB:.2f} MiB is free."
             )
-        segment = Segment(whole, small, [Block(whole)])
+        segment = Segment(whole, small, [Block(whole)], pool)
         self._segments.append(segment)
         self.reserved += whole
         self.most_reserved = max(self.most_reserved, self.reserved)

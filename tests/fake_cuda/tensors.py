@@ -65,8 +65,8 @@ class Tensors(TorchFunctionMode):
         self._locked: dict[int, weakref.ref[Any]] = {}  # address of memory that torch pinned
         self._lock = threading.RLock()
         self.product_bytes = 0
-        """What the library of matrix products takes for itself with the first one, and keeps."""
-        self._for_products: torch.Tensor | None = None
+        """What the library of matrix products takes for itself with the first one, and for captures once more."""
+        self._for_products: dict[bool, torch.Tensor] = {}  # by whether it is for captures
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -116,8 +116,9 @@ class Tensors(TorchFunctionMode):
             if name in ("numpy", "__array__"):
                 raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
             _check_devices(name, given, ours)
-            if name in PRODUCTS and self.product_bytes and self._for_products is None:
-                self._for_products = self._keep(torch.empty(self.product_bytes, dtype=torch.uint8))
+            captured = self.captures.current is not None
+            if name in PRODUCTS and self.product_bytes and captured not in self._for_products:
+                self._for_products[captured] = self._keep(torch.empty(self.product_bytes, dtype=torch.uint8))
         elif asked == "cuda":
             self._faults.check("launch")
             if name in ("tensor", "as_tensor"):  # copied from where it is not pinned
@@ -154,7 +155,7 @@ class Tensors(TorchFunctionMode):
 
     def clear_products(self) -> None:
         """torch._C._cuda_clearCublasWorkspaces."""
-        self._for_products = None
+        self._for_products.clear()
 
     def _attribute(self, func: Callable[..., Any], args: Sequence[Any]) -> Any:
         told = TOLD.get(getattr(func, "__self__", None))
@@ -166,7 +167,7 @@ class Tensors(TorchFunctionMode):
         with self._lock:
             if key is not None and key not in self._kept:
                 storage = tensor.untyped_storage()
-                segment, block = self._memory.allocate(storage.nbytes())
+                segment, block = self._memory.allocate(storage.nbytes(), self.captures.pool)
                 self._kept[key] = Kept(weakref.ref(storage, lambda _: self._gone(key)), segment, block)
         return tensor
 

@@ -86,10 +86,11 @@ def test_the_engine_uses_them_and_agrees_with_itself(model: Path, name: str) -> 
         engine.unload()
 
 
-@pytest.mark.parametrize("host", ["all", "200kB"])
+@pytest.mark.parametrize("host", ["all", "100kB"])
 @pytest.mark.parametrize("name", ["checkpoint", "int4-g32"])
 def test_packs_behind_a_gpu(model: Path, tmp_path: Path, name: str, host: str) -> None:
-    """A pack in pinned memory, and one that is mostly on disk, answer alike."""
+    """A pack in pinned memory, and one that is mostly on disk, answer alike: 24 experts of 7.7 kB in int4 are more than
+    such memory holds."""
     pack = import_model(str(model), tmp_path / "pack", format=name)
     found = []
     for tier in ("all", host):
@@ -99,11 +100,14 @@ def test_packs_behind_a_gpu(model: Path, tmp_path: Path, name: str, host: str) -
             found.append(cases.logits(engine))
             steps = [p.step for p in engine.generate("hello", Sampling(max_new_tokens=16)) if p.step is not None]
             engine.expert_cache.check_integrity()
+            held = engine.memory().host
         finally:
             engine.unload()
         assert all(step.device_bytes <= step.budget_bytes for step in steps)
-        assert (sum(step.disk_bytes for step in steps) > 0) == (tier != "all")
-    assert torch.equal(found[0], found[1])
+        read = sum(step.disk_bytes for step in steps)
+        assert (read > 0) == (tier != "all"), f"{read} bytes came from the disk, and {held} were in host memory"
+    off = (found[0] - found[1]).norm(dim=-1) / found[0].norm(dim=-1)
+    assert torch.equal(found[0], found[1]), f"off by row: {off.tolist()}"
 
 
 def milliseconds(call: Callable[[], object], rounds: int = 50) -> float:

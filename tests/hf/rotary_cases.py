@@ -63,6 +63,14 @@ class Sizes(NamedTuple):
     split: bool = False  # a part of what a projection gives, and not all of it
 
 
+ON_GPU = (
+    Sizes(32, 4, 128),
+    Sizes(64, 8, 64, rest=64),
+    Sizes(16, 16, 80, rest=7, tokens=5, split=True),
+    Sizes(3, 1, 4, rest=1, tokens=32),  # with two numbers there is one couple, in which all orders are the same
+)
+
+
 def drawn(function: Function, sizes: Sizes, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> list[Any]:
     """q, k, cos and sin."""
     random = torch.Generator().manual_seed(seed)

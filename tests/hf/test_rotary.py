@@ -25,7 +25,7 @@ from core.hf.rotary_form import forms, rotated
 from core.hf.text_to_text import empty_cache
 from core.system.native.compile import widths
 from tests.checkpoints import ARCHITECTURES, EXTRA, MORE, random_model
-from tests.hf.rotary_cases import DTYPES, FUNCTIONS, Function, Sizes, bits, drawn, identical
+from tests.hf.rotary_cases import DTYPES, FUNCTIONS, ON_GPU, Function, Sizes, bits, drawn, identical
 from tests.selection import examples, layered
 
 pytestmark = pytest.mark.skipif(not widths(), reason="this CPU has no AVX2")
@@ -60,6 +60,14 @@ def test_every_bit_is_the_functions_own(function: Function, dtype: torch.dtype) 
             got, want = (f(*states)[0] for f in (rotation, own))
             assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.nan_to_num(1), want.nan_to_num(1))
     assert len(chosen(rotation)) == len(sizes)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=list(FUNCTIONS))
+def test_its_form_can_be_told_at_the_sizes_that_are_tried_on_a_gpu(function: Function) -> None:
+    for sizes in ON_GPU:
+        rotation = Rotation(function.own)
+        rotation(*drawn(function, sizes, torch.float32))
+        assert chosen(rotation)[-1].form == function.form(sizes.width, torch.float32), sizes
 
 
 @examples(40)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from core.hf import fused_rotary, rotary
+from core.hf.rotary import tried
 from core.hf.rotary_form import Form, rotated
 from tests.cuda.conftest import engine_on
 from tests.cuda.test_host_waits import GREEDY, waits_of
@@ -33,6 +34,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.device]]:
         found.append(q.device)
 
     monkeypatch.setattr(rotary, "_tried", {})
+    monkeypatch.setattr(rotary, "tried", tried)
     monkeypatch.setattr(fused_rotary, "available", lambda device: device.type == "cuda")
     monkeypatch.setattr(fused_rotary, "launch", launch)
     return found
@@ -47,8 +49,9 @@ def test_the_same_logits_in_one_launch_a_layer(
     settings, runs = {**SETTINGS, "gpu_decode": decode}, []
     for replaced in (False, True):
         with monkeypatch.context() as patch:
+            patch.setattr(rotary, "_tried", {})
             if not replaced:
-                patch.setattr(fused_rotary, "available", lambda device: False)
+                patch.setattr(rotary, "tried", lambda own, states, tables: None)
             with engine_on(model, settings) as engine:
                 runs.append(answer(engine, 12))
                 assert bool(launches) == replaced

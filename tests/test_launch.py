@@ -196,6 +196,26 @@ def test_outside_it_hands_over_and_inside_it_installs(venv: Path, monkeypatch: p
     assert did == [("enter", ["chat", "--json"]), ("install", "chat"), ("run", ["chat", "--json"])]
 
 
+def test_tests_of_accept_are_installed_with_the_rest_and_can_be_missing(
+    venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {installer.name_of(r) for r in installer.requirements("accept")}
+    assert names - {installer.name_of(r) for r in installer.requirements("ui")} == {*installer.RUNS_TESTS}
+    have = installer.installed
+    gone = {"pytest", "pytest-timeout"}
+    monkeypatch.setattr(installer, "installed", lambda name: "" if name in gone else have(name))
+    assert installer.missing("accept") == []
+    calls = Calls()
+    monkeypatch.setattr(subprocess, "call", calls)
+    provide = installer.provide_tests.__wrapped__
+    assert [installer.name_of(r) for r in provide()] == ["pytest", "pytest-timeout"] and not calls.commands
+    monkeypatch.setattr(sys, "prefix", str(venv))
+    assert len(provide()) == 2 and len(calls.commands) == 1, "as where there is no network"
+    assert calls.commands[0][-2:] == [r for r in installer.requirements("test") if installer.name_of(r) in gone]
+    gone.clear()
+    assert provide() == [] and len(calls.commands) == 1
+
+
 def test_an_interrupted_installation_is_taken_up_again(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[str] = []
     monkeypatch.setattr(installer, "missing", lambda command: [])

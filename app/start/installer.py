@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from importlib import invalidate_caches, metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +29,7 @@ NO_MODEL = (*API, *PAGE, "llvmlite", "llguidance")
 UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), NO_MODEL)}  # needed by none of these
 SPARE = (*NO_MODEL, "gguf")  # ... nor by any other, but that
 UNUSED["batch"] = tuple(name for name in SPARE if name not in API)
+RUNS_TESTS = ("pytest", "pytest-timeout")  # what `accept` needs beside that, and leaves its tests out without
 UV = "uv>=0.7,<1"
 NO_VENV = (
     "This Python cannot make virtual environments. Add what is missing (on Debian and Ubuntu: apt install "
@@ -38,7 +40,10 @@ NO_VENV = (
 def requirements(command: str) -> list[str]:
     """What pyproject.toml declares for a command, as pip reads it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    found = [*project["dependencies"], *(project["optional-dependencies"]["test"] if command == "test" else ())]
+    tests = project["optional-dependencies"]["test"] if command in ("test", "accept") else []
+    if command == "accept":
+        tests = [requirement for requirement in tests if name_of(requirement) in RUNS_TESTS]
+    found = [*project["dependencies"], *tests]
     system = platform.system()  # the only kind of marker there is: ; platform_system == 'Linux'
     return [name for name, _, marker in (r.partition(";") for r in found) if not marker or f"'{system}'" in marker]
 
@@ -67,9 +72,22 @@ def fits(version: str, requirement: str) -> bool:
 
 
 def missing(command: str) -> list[str]:
-    """The requirements of a command that this Python does not meet."""
-    unused = UNUSED.get(command, SPARE)
+    """The requirements of a command that this Python does not meet, and that it cannot do without."""
+    unused = UNUSED.get(command, (*SPARE, *RUNS_TESTS))
     return [r for r in requirements(command) if name_of(r) not in unused and not fits(installed(name_of(r)), r)]
+
+
+@cache
+def provide_tests() -> list[str]:
+    """Install what `accept` runs tests with, where this is the Python of `.venv`; returns what is missing then."""
+
+    def lacking() -> list[str]:
+        return [r for r in requirements("accept") if name_of(r) in RUNS_TESTS and not fits(installed(name_of(r)), r)]
+
+    if lacking() and Path(sys.prefix).resolve() == VENV.resolve():
+        pip(*lacking())
+        invalidate_caches()
+    return lacking()
 
 
 def venv_python() -> Path:

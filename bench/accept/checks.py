@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from app.start.installer import provide_tests
 
 WINDOWS = os.name == "nt"
 TESTS = Path(__file__).resolve().parents[2] / "tests"
@@ -29,8 +31,12 @@ class Check:
     environment: dict[str, str] = field(default_factory=dict)  # "{folder}" in it is that folder
 
 
-def _own(name: str, small: bool) -> Callable[[Path], list[str]]:
-    return lambda folder: [sys.executable, "-m", "bench.accept.work", name, str(folder), *["--small"] * small]
+def _own(name: str, what: str, limit_s: float, small: bool, **more: Any) -> Check:
+    def command(folder: Path) -> list[str]:
+        own = [sys.executable, "-m", "bench.accept.work", name, str(folder), str(limit_s)]
+        return [*own, *["--small"] * small]
+
+    return Check(name, what, limit_s, command, **more)
 
 
 def _launch(*words: str) -> Callable[[Path], list[str]]:
@@ -44,7 +50,8 @@ def _pytest(*words: str) -> Callable[[Path], list[str]]:
 def _without_tests() -> str:
     if not TESTS.is_dir():
         return "an installed copy comes without the tests"
-    return "" if importlib.util.find_spec("pytest") else "pytest is not installed; `python launch.py test` installs it"
+    missing = provide_tests()
+    return f"this Python has no {' and no '.join(missing)}" if missing else ""
 
 
 def _without_sanitizer() -> str:
@@ -59,25 +66,23 @@ def _sanitized(folder: Path) -> list[str]:
 def checks(small: bool = False) -> tuple[Check, ...]:
     """All of them. `small`: with models so small that no figure means anything, to try the checks themselves."""
     return (
-        Check("machine", "hardware, versions, what products keep for themselves", 120, _own("machine", small)),
+        _own("machine", "hardware, versions, what products keep for themselves", 120, small),
         Check("doctor", "what Moestro sees of this machine", 180, _launch("doctor", "--json"), good=(0, 1)),
         Check("tests", "the tests that need a GPU", 600, _pytest(), without=_without_tests),
-        Check("copies", "the link: large copies, experts, and the wait for one", 180, _own("copies", small)),
-        Check("zerocopy", "kernels that read experts out of host memory", 180, _own("zerocopy", small)),
-        Check(
-            "launches", "kernels launched through the driver: their bits, and how long", 240, _own("launches", small)
-        ),
-        Check("attention", "whether attention is planned anew for each length", 120, _own("attention", small)),
-        Check("norms", "norms in one launch: how long, and which bits", 120, _own("norms", small)),
-        Check("rotation", "rotary embeddings in one launch: how long, and which bits", 120, _own("rotation", small)),
-        Check("nodes", "what a launch takes, by the host and in a graph", 60, _own("nodes", small)),
-        Check("rows", "products of few and of many rows: how long, and their bits", 180, _own("rows", small)),
-        Check("prompts", "the same bits of prompts, whichever experts are resident", 300, _own("prompts", small)),
-        Check("stress", "the same bits with few slots as with all", 420, _own("stress", small)),
-        Check("speed", "tokens a second, and where the time goes", 600, _own("speed", small)),
-        Check("decode", "tokens led by the GPU: their bits, and how many a second", 600, _own("decode", small)),
-        Check("memory", "what torch reserves beyond the budget, and what unloading leaves", 420, _own("memory", small)),
-        Check("swap", "a model loaded in the place of another", 300, _own("swap", small)),
+        _own("copies", "the link: large copies, experts, and the wait for one", 180, small),
+        _own("zerocopy", "kernels that read experts out of host memory", 180, small),
+        _own("launches", "kernels launched through the driver: their bits, and how long", 240, small),
+        _own("attention", "whether attention is planned anew for each length", 120, small),
+        _own("norms", "norms in one launch: how long, and which bits", 120, small),
+        _own("rotation", "rotary embeddings in one launch: how long, and which bits", 120, small),
+        _own("nodes", "what a launch takes, by the host and in a graph", 60, small),
+        _own("rows", "products of few and of many rows: how long, and their bits", 180, small),
+        _own("prompts", "the same bits of prompts, whichever experts are resident", 300, small),
+        _own("stress", "the same bits with few slots as with all", 420, small),
+        _own("speed", "tokens a second, and where the time goes", 600, small),
+        _own("decode", "tokens led by the GPU: their bits, and how many a second", 600, small),
+        _own("memory", "what torch reserves beyond the budget, and what unloading leaves", 420, small),
+        _own("swap", "a model loaded in the place of another", 300, small),
         Check(
             "bandwidth",
             "how near the kernels come to the memory's speed",
@@ -100,11 +105,11 @@ def checks(small: bool = False) -> tuple[Check, ...]:
             300,
             _launch("bench", "quick", "--json", "--save", "{folder}/quick.json", *("--rounds", "1") * small),
         ),
-        Check(
+        _own(
             "no_compiler",
             "an answer where Triton finds no C compiler",
             300,
-            _own("no_compiler", small),
+            small,
             without=lambda: "on Windows Triton brings its compiler along" if WINDOWS else "",
             environment={"CC": "no-such-compiler", "TRITON_CACHE_DIR": "{folder}"},
         ),

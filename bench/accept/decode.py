@@ -29,7 +29,8 @@ def led_by_the_gpu(subject: Subject) -> dict[str, Any]:
     try:
         if reason := _turned(engine, "device"):
             return {"left_out": reason}
-        found = _bits(engine, subject)
+        found = subject.report()
+        found.add(_bits(engine, subject))
     finally:
         engine.unload()
     return {**found, **_speed(subject)}
@@ -78,11 +79,11 @@ def _bits(engine: Engine, subject: Subject) -> dict[str, Any]:
 
 def _speed(subject: Subject, tokens: int = 48) -> dict[str, Any]:
     """Milliseconds a token by budget, the median of rounds in which the ways take turns."""
-    count, sizes, found = 8 if subject.small else tokens, subject.sizes, dict[str, Any]()
+    count, sizes, found = 8 if subject.small else tokens, subject.sizes, subject.report("by_budget")
     with one_expert(sizes):
         engine = load(str(dense_only(subject.folder / "large", sizes)), subject.device, 1024, dict(SETTINGS))
     try:
-        for budget in BUDGETS:
+        for budget in found.in_time(BUDGETS):
             try:
                 engine.change({"budget": budget})
             except BudgetError as error:
@@ -96,8 +97,8 @@ def _speed(subject: Subject, tokens: int = 48) -> dict[str, Any]:
                         raise Wrong(f"{way} with {budget}: {reason}")
                     steps = talk(engine, sizes.vocab, count)[count // 4 :]  # the first ones capture
                     times[way] += [step.total_ms for step in steps]
-            found[budget] = {way: {"ms": statistics.median(times[way])} for way in WAYS}
-            found[budget]["not_captured"] = _uncaptured(engine)
+            medians = {way: {"ms": statistics.median(times[way])} for way in WAYS}
+            found[budget] = {**medians, "not_captured": _uncaptured(engine)}
     finally:
         engine.unload()
     verdicts = {budget: _verdict(one) for budget, one in found.items() if "left_out" not in one}

@@ -7,8 +7,10 @@ time and memory. Where bits are compared, every expert is different (bench.model
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import save_file
 
+from bench.accept.report import Report
 from bench.models.generate import DEMO, TOKENIZER, config
 from bench.models.sizes import Sizes
 from core.capacity.free_memory import free_bytes
@@ -45,16 +48,21 @@ class Subject:
     different: Sizes  # a small one of different experts
     device: torch.device
     small: bool = False
+    until_s: float = math.inf  # by time.monotonic: when the check is to be over
+
+    def report(self, within: str = "") -> Report:
+        """For the figures of a check, or those within one of them."""
+        return Report(self.until_s, within)
 
 
-def subject(folder: Path, small: bool, device: torch.device | None = None) -> Subject:
-    """The largest model that fits, or a toy."""
-    device = device or torch.device("cuda")
+def subject(folder: Path, small: bool, device: torch.device | None = None, limit_s: float = math.inf) -> Subject:
+    """The largest model that fits, or a toy; for a check that is to take no longer than `limit_s`, from now on."""
+    device, until_s = device or torch.device("cuda"), time.monotonic() + limit_s
     if small:
-        return Subject(folder, TOY, TOY, device, small)
+        return Subject(folder, TOY, TOY, device, small, until_s)
     free, host = free_bytes(device)[0], free_bytes(torch.device("cpu"))[0]
     fit = (sizes for sizes in (QWEN, OLMOE) if free >= NEEDS[sizes.name][0] and host >= NEEDS[sizes.name][1])
-    return Subject(folder, next(fit, DIFFERENT), DIFFERENT, device)
+    return Subject(folder, next(fit, DIFFERENT), DIFFERENT, device, until_s=until_s)
 
 
 def dense_only(folder: Path, sizes: Sizes) -> Path:

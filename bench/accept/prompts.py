@@ -31,7 +31,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 def prompts(subject: Subject) -> dict[str, Any]:
     """Prompts of several lengths with all experts resident and with few: the same bits, and milliseconds."""
-    model, found = str(checkpoint(subject.folder, subject.different)), dict[str, Any]()
+    model, found = str(checkpoint(subject.folder, subject.different)), subject.report()
     lengths = LENGTHS[:3] if subject.small else LENGTHS
     for name in FORMATS[:1] if subject.small else FORMATS:
         want: list[torch.Tensor] = []
@@ -70,7 +70,7 @@ def rows(subject: Subject) -> dict[str, Any]:
     if reason := kernels.why_not(subject.device):
         return {"left_out": reason}
     sizes = subject.sizes if subject.small else QWEN
-    part, found = "gate_up_proj", dict[str, Any]()
+    part, found = "gate_up_proj", subject.report()
     for name in FORMATS[:2]:
         specs = {part: PartSpec((2 * sizes.width, sizes.hidden), torch.bfloat16)}
         codec = make_codec(name, specs=specs, dtype=torch.bfloat16, device=subject.device)

@@ -1,5 +1,6 @@
-"""One check of `launch.py accept`: `python -m bench.accept.work NAME FOLDER [--small]`. Ends with its figures as a line
-of JSON, or with an error where something is wrong."""
+"""One check of `launch.py accept`: `python -m bench.accept.work NAME FOLDER SECONDS [--small]`. Prints its figures as
+lines of JSON, those of longer checks part by part, and ends with an error where something is wrong. Parts that would
+not be over in time are left out."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from bench.accept import decode, engines, launches, link, parts, prompts
 from bench.accept.drawn import Subject, subject
 from core.errors import MoestroError
 
+SPARE = 0.15  # share of a check's time for what is loaded, unloaded and started around its parts
 WORK: dict[str, Callable[[Subject], dict[str, Any]]] = {
     "machine": link.machine,
     "copies": link.copies,
@@ -37,10 +39,11 @@ WORK: dict[str, Callable[[Subject], dict[str, Any]]] = {
 
 def main(words: list[str]) -> int:
     """Exit code 1 with a line that says why, when the check fails in a way that it knows."""
-    name, folder, *options = words
+    name, folder, seconds, *options = words
     began_s = time.perf_counter()
     try:
-        found = WORK[name](subject(Path(folder), small="--small" in options))
+        limit_s = (1 - SPARE) * float(seconds)
+        found = WORK[name](subject(Path(folder), small="--small" in options, limit_s=limit_s))
     except (MoestroError, link.Wrong) as error:
         traceback.print_exc()
         print(error)

@@ -15,10 +15,13 @@ from app import cli
 from bench.accept import checks as given
 from bench.accept import runner
 from bench.accept.checks import Check
+from bench.accept.report import Report
 
 HOME = str(Path.home())
 SPAWNS = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE); "
 SPAWNS += "print(p.pid, flush=True); p.wait()"
+
+PARTS = """print('{"a": 1, "by": {"x": 1}}'); print('seen'); print('{"by": {"x": 1, "y": 2}}', flush=True)"""
 
 
 def check(name: str, code: str, limit_s: float = 60, **more: object) -> Check:
@@ -27,9 +30,10 @@ def check(name: str, code: str, limit_s: float = 60, **more: object) -> Check:
 
 CHECKS = (
     check("good", f'print(\'at\', {HOME!r}); print(\'{{"ms": 2.5, "machine": {{"gpu": "G"}}}}\')'),
-    check("bad", f"print('seen'); raise SystemExit('other bits in {HOME}/x')"),
+    check("bad", f"{PARTS}; raise SystemExit('other bits in {HOME}/x')"),
+    check("once", f"import os; {PARTS}; raise SystemExit('async' if 'CUDA_LAUNCH_BLOCKING' not in os.environ else 0)"),
     check("several", "import json; print('a line'); print(json.dumps({'free': 1}, indent=2)); exit(1)", good=(0, 1)),
-    check("hangs", SPAWNS, limit_s=2),
+    check("hangs", f"{PARTS}; {SPAWNS}", limit_s=2),
     check("not_here", "", without=lambda: "it is not installed"),
     check("too_late", "", limit_s=3600),
 )
@@ -49,6 +53,7 @@ def test_each_check_has_its_outcome(result: dict[str, dict[str, object]]) -> Non
     assert outcomes == {
         "good": runner.PASSED,
         "bad": runner.FAILED,
+        "once": runner.FAILED,
         "several": runner.PASSED,
         "hangs": runner.LATE,
         "not_here": runner.LEFT_OUT,
@@ -56,8 +61,39 @@ def test_each_check_has_its_outcome(result: dict[str, dict[str, object]]) -> Non
     }
     assert result["bad"]["why"] == "other bits in ~/x" and result["bad"]["status"] == 1
     assert result["good"]["figures"] == {"ms": 2.5} and result["several"]["figures"] == {"free": 1}
+    assert all(result[name]["figures"] == {"a": 1, "by": {"x": 1, "y": 2}} for name in ("bad", "once", "hangs"))
     assert result["whole"]["machine"] == {"gpu": "G"}
     assert "no time" in str(result["too_late"]["why"])
+
+
+def test_what_failed_is_run_again_with_each_launch_waited_for(result: dict[str, dict[str, dict[str, object]]]) -> None:
+    assert result["once"]["why"] == "async" and result["once"]["blocking"]["outcome"] == runner.PASSED
+    assert result["bad"]["blocking"]["outcome"] == runner.FAILED
+    assert result["bad"]["blocking"]["why"] == "other bits in ~/x"
+    assert {name for name, one in result.items() if "blocking" in one} == {"bad", "once"}
+
+
+def test_it_is_not_run_again_when_no_time_is_left() -> None:
+    failed = check("bad", "raise SystemExit(1)", limit_s=100)
+    assert runner.again(failed, 60, time.monotonic() + 90, print) == {
+        "outcome": runner.LEFT_OUT,
+        "why": "no time was left for it",
+    }
+    assert runner.again(failed, 10, time.monotonic() + 90, print)["limit_s"] <= 90
+
+
+def test_parts_are_printed_and_those_that_would_be_late_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter((0, 30, 30, 50, 70, 90, 95))
+    monkeypatch.setattr("bench.accept.report.monotonic", lambda: next(clock))
+    found = Report(100, "by")
+    for name in found.in_time("abcd"):  # a takes 30 s, b 20, c 20, and d could take 30
+        found[name] = len(name)
+    late = {"left_out": "no time was left for it"}
+    assert found == {"a": 1, "b": 1, "c": 1, "d": late}
+    lines = capsys.readouterr().out
+    assert len(lines.splitlines()) == 4 and runner.figures(lines) == {"by": found}
 
 
 def ended(pid: int) -> bool:
@@ -73,7 +109,7 @@ def ended(pid: int) -> bool:
 
 
 def test_nothing_goes_on_after_the_limit(result: dict[str, dict[str, str]]) -> None:
-    assert ended(int(result["hangs"]["output"].split()[0]))
+    assert ended(int(result["hangs"]["output"].split()[-1]))
 
 
 def test_the_file_does_not_name_the_user(result: dict[str, object]) -> None:
@@ -133,7 +169,17 @@ def test_the_commands_are_ones_that_there_are(tmp_path: Path) -> None:
             files = [word for word in words if word.endswith(".py")]
             assert "pytest" in words and all((runner.ROOT / file).is_file() for file in files)
         assert one.limit_s <= 600
+    assert len({one.name for one in given.checks()}) == len(given.checks())
     assert {one.name for one in given.checks(small=True)} == {one.name for one in given.checks()}
+
+
+def test_without_pytest_the_rest_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(given, "provide_tests", lambda: ["pytest>=8.3,<10", "pytest-timeout>=2.3,<3"])
+    without = {check.name: check.without() for check in given.checks()}
+    assert (
+        without["tests"] == without["bandwidth"] == "this Python has no pytest>=8.3,<10 and no pytest-timeout>=2.3,<3"
+    )
+    assert without["copies"] == without["stress"] == ""
 
 
 def test_an_installed_copy_leaves_out_checks_that_are_tests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bench.accept import decode, engines, launches, link, parts
+from bench.accept import decode, engines, launches, link, parts, runner
 from bench.accept.drawn import OLMOE, QWEN, Subject, subject
+from bench.accept.report import NO_TIME
 from core.cache.address_table import AddressTable
 from core.hf.fused_rmsnorm import FORMS
 from core.memory.codec import FORMATS, kernels
@@ -95,7 +98,23 @@ def test_without_room_for_all_experts_the_rest_is_measured(
 
     monkeypatch.setattr(engines.Engine, "change", full)
     found = engines.speed(toy)
-    assert "left_out" in found["all"] and found["35%"]["ms"] > 0 and "do not all fit" in found["all_ms"]
+    assert found["35%"]["ms"] > 0 and found["all_ms"] == found["all"]["left_out"]
+
+
+@pytest.mark.long(0.5)
+def test_speeds_for_which_no_time_is_left_are_left_out(
+    toy: Subject, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that were measured have been printed by then."""
+    monkeypatch.setattr(engines, "_launches", lambda *_: {"a_pass": 1.0})
+    found = engines.speed(replace(toy, until_s=time.monotonic()))
+    assert all(found[name] == {"left_out": NO_TIME} for name, _ in engines.SPEEDS)
+    clock = itertools.count(0, 10)  # seconds: each part takes 10
+    monkeypatch.setattr("bench.accept.report.monotonic", lambda: next(clock))
+    capsys.readouterr()
+    found = engines.speed(replace(toy, until_s=45))
+    assert [name for name, _ in engines.SPEEDS if "ms" in found[name]] == ["all", "35%"]
+    assert runner.figures(capsys.readouterr().out)["35%"]["ms"] == found["35%"]["ms"]
 
 
 @pytest.mark.long(0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -25,15 +26,16 @@ class Run(NamedTuple):
     resident: list[list[bool]]
 
 
-def answer(engine: Engine, tokens: int, seed: int = 0) -> Run:
-    """An answer while budgets and policies change, the same whenever the seed is."""
+def answer(engine: Engine, tokens: int, seed: int = 0, said: Sequence[int] = ()) -> Run:
+    """An answer while budgets and policies change, the same whenever the seed is: of the likeliest tokens, or `said`
+    ones."""
     draw, logits, steps, resident = random.Random(seed), list[torch.Tensor](), list[StepRecord](), list[list[bool]]()
 
-    def greedy(ids: Any, row: torch.Tensor) -> int:
+    def drawn(ids: Any, row: torch.Tensor) -> int:
         logits.append(row[0].float().clone())
-        return int(row.argmax())
+        return said[len(logits) - 1] if said else int(row.argmax())
 
-    for piece in engine.generate(PROMPT, Sampling(max_new_tokens=tokens), draw=greedy):
+    for piece in engine.generate(PROMPT, Sampling(max_new_tokens=tokens), draw=drawn):
         if piece.step is not None:
             steps.append(piece.step)
             resident.append([bool(slots) for slots in engine.expert_cache.core.table])

@@ -6,6 +6,7 @@ Run with `pytest -m gpu` on a machine with a GPU; elsewhere these are skipped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -55,16 +56,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tokenizer(made)
 
 
-def run(model: Path, decode: str, name: str, scope: str) -> list[Run]:
+def run(model: Path, decode: str, name: str, scope: str, said: Sequence[Sequence[int]] = ((), ())) -> list[Run]:
+    """Two answers, of the likeliest tokens or `said` ones."""
     chosen = {"budget": "45%", "eviction": "lru", "scope": scope, "predictor": "none", "gpu_decode": decode}
     engine = Engine.load(LoadSpec.checked(str(model), Settings(chosen), format=name, context=256, device="cuda"))
     try:
-        assert engine.parts.device_decode.reason == ""
-        runs = [answer(engine, 60, seed) for seed in (0, 1)]
+        assert (reason := engine.parts.device_decode.reason) == "", reason
+        runs = [answer(engine, 60, seed, text) for seed, text in enumerate(said)]
         if (step := engine.parts.device_decode.step) is not None:
             step.table.check()
         if (graphs := engine.parts.device_decode.graphs) is not None:
-            assert graphs.reason == "" and graphs.replays > 60
+            said = [text for _, text in engine.frame().marks if "gpu_decode" in text]
+            found = f"{graphs.reason!r} after {graphs.replays} replays and {said}; {engine.memory()}"
+            assert graphs.reason == "" and graphs.replays > 60, found
         return runs
     finally:
         engine.unload()
@@ -80,10 +84,10 @@ def test_the_same_bits_and_cache_as_led_by_the_host(model: Path, name: str, scop
 
 @pytest.mark.parametrize("name", ["checkpoint", "int4-g32"])
 def test_graphs_are_close_to_tokens_led_by_the_host(model: Path, name: str) -> None:
-    """Attention over masked positions is summed in another order, so greedy tokens may part: compared up to there."""
-    for host, graph in zip(*(run(model, decode, name, "layer") for decode in ("host", "graph")), strict=True):
-        likeliest = [one.logits.argmax(1) for one in (host, graph)]
-        same = int((likeliest[0] == likeliest[1]).long().cumprod(0).sum())
-        assert same > 2
-        off = (host.logits[:same] - graph.logits[:same]).norm(dim=1) / host.logits[:same].norm(dim=1)
-        assert float(off.median()) < 0.02
+    """Attention over masked positions is summed in another order, after which a near tie of a router may go the other
+    way: the same text is said in both, and most of its tokens are compared."""
+    hosts = run(model, "host", name, "layer")
+    graphs = run(model, "graph", name, "layer", [host.logits.argmax(1).tolist() for host in hosts])
+    for host, graph in zip(hosts, graphs, strict=True):
+        off = (host.logits - graph.logits).norm(dim=1) / host.logits.norm(dim=1)
+        assert float(off.median()) < 0.02, f"off by {off.tolist()}"

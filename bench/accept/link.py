@@ -170,20 +170,26 @@ def zerocopy(subject: Subject, rows: int = 128) -> dict[str, Any]:
     try:
         if memory.unpinned_bytes:
             return {"left_out": f"the system lets only {memory.pinned} of {rows} experts be pinned"}
-        for row in memory.rows:
+        arena = Arena(codec, subject.device)
+        arena.expect(rows)
+        near = [arena.allocate().raw for _ in range(rows)]
+        for row, slot in zip(memory.rows, near, strict=True):
             row.copy_(blob)
-        near = [row.to(subject.device) for row in memory.rows]
+            slot.copy_(row)
         x = torch.randn(1, subject.sizes.hidden, device=subject.device).to(torch.bfloat16)
         a = torch.randn(8, subject.sizes.width, device=subject.device).to(torch.bfloat16)
+        tables = {"host": memory.device_addresses(), "slots": [row.data_ptr() for row in near]}
+        tables = {where: torch.tensor(some, device=subject.device) for where, some in tables.items()}
+        ids = torch.arange(rows, device=subject.device).view(-1, 8)
         for part, state in (("gate_up_proj", x), ("down_proj", a)):
             want = kernels.multiply(part, near[:8], state)
-            if not torch.equal(want, kernels.multiply(part, memory.rows[:8], state)):
+            if not torch.equal(want, kernels.multiply_by_ids(part, tables["host"], ids[0], state)):
                 raise Wrong(f"{part}: not the same bits out of host memory as out of slots")
         found: dict[str, Any] = {}
         for count in (1, 2, 4, 8):
-            for where, some in (("host", memory.rows), ("slots", near)):
-                turns = [some[at : at + count] for at in range(0, rows - count, count)]
-                ms = milliseconds(functools.partial(_experts, kernels, itertools.cycle(turns), x, a[:count]))
+            for where, table in tables.items():
+                turns = itertools.cycle(ids.view(-1, count))
+                ms = milliseconds(functools.partial(_experts, kernels, table, turns, x, a[:count]))
                 found[f"{count}_of_{where}_us"] = 1e3 * ms
                 found[f"{count}_of_{where}_gbps"] = count * codec.blob_bytes / ms / 1e6
         return found
@@ -192,7 +198,7 @@ def zerocopy(subject: Subject, rows: int = 128) -> dict[str, Any]:
         memory.close()
 
 
-def _experts(kernels: Any, turns: Any, x: torch.Tensor, a: torch.Tensor) -> None:
-    slots = next(turns)
-    kernels.multiply("gate_up_proj", slots, x)
-    kernels.multiply("down_proj", slots, a)
+def _experts(kernels: Any, table: torch.Tensor, turns: Any, x: torch.Tensor, a: torch.Tensor) -> None:
+    ids = next(turns)
+    kernels.multiply_by_ids("gate_up_proj", table, ids, x)
+    kernels.multiply_by_ids("down_proj", table, ids, a)

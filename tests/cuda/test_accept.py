@@ -22,6 +22,7 @@ from core.memory.codec import FORMATS, kernels
 from core.memory.codec.kernels import Launcher
 from core.memory.store import HostStore
 from tests.fake_cuda import FakeCuda, installed
+from tests.fake_cuda.kernels import FakeKernels
 from tests.fake_cuda.memory import MIB
 
 GPU = torch.device("cuda")
@@ -38,6 +39,17 @@ def test_the_link(toy: Subject) -> None:
     assert found["copy_gbps"] > 0 and found["demands_at_once_gbps"] > 0 and found["not_pinned_bytes"] == 0
     assert 0 <= found["started_within_300us_of_python"] <= 1
     assert "not a real one" in link.zerocopy(toy)["left_out"]
+
+
+@pytest.mark.long(0.1)
+def test_experts_out_of_host_memory(tmp_path: Path, fake_kernels: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "make_kernels", lambda codec: FakeKernels(codec, fake_kernels))
+    found = link.zerocopy(subject(tmp_path, small=True, device=GPU), rows=16)
+    assert all(found[f"{count}_of_{where}_us"] >= 0 for count in (1, 2, 4, 8) for where in ("host", "slots"))
+    multiply = FakeKernels.multiply_by_ids
+    monkeypatch.setattr(FakeKernels, "multiply_by_ids", lambda *given: multiply(*given) + 1)
+    with pytest.raises(link.Wrong, match="not the same bits out of host memory"):
+        link.zerocopy(subject(tmp_path, small=True, device=GPU), rows=16)
 
 
 def test_attention_at_lengths_that_are_new(toy: Subject) -> None:

@@ -178,8 +178,8 @@ def zerocopy(subject: Subject, rows: int = 128) -> dict[str, Any]:
             slot.copy_(row)
         x = torch.randn(1, subject.sizes.hidden, device=subject.device).to(torch.bfloat16)
         a = torch.randn(8, subject.sizes.width, device=subject.device).to(torch.bfloat16)
-        tables = {"host": memory.device_addresses(), "slots": [row.data_ptr() for row in near]}
-        tables = {where: torch.tensor(some, device=subject.device) for where, some in tables.items()}
+        addresses = {"host": memory.device_addresses(), "slots": [row.data_ptr() for row in near]}
+        tables = {where: torch.tensor(some, device=subject.device) for where, some in addresses.items()}
         ids = torch.arange(rows, device=subject.device).view(-1, 8)
         for part, state in (("gate_up_proj", x), ("down_proj", a)):
             want = kernels.multiply(part, near[:8], state)

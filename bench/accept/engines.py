@@ -42,7 +42,8 @@ DISTINCT = 64  # tokens that texts are made of, so that routing repeats itself
 
 
 def load(model: str, device: torch.device, context: int, settings: dict[str, object], **choices: object) -> Engine:
-    """An engine whose answers do not end by themselves."""
+    """An engine whose answers do not end by themselves, and whose tokens are led by the host unless `settings` say."""
+    settings = {"gpu_decode": "host", **settings}
     choices = {"format": FORMAT, "dtype": "bfloat16", **choices}
     spec = LoadSpec.checked(model, Settings(settings), device=device.type, context=context, **choices)
     engine = Engine.load(spec)

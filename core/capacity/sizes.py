@@ -17,6 +17,7 @@ from core.memory.slabs import slot_cost
 from core.runtime.expert_math import AT_ONCE
 from core.runtime.graph_pool import ROOM
 from core.settings.budget import Budget
+from core.settings.link import LinkSettings
 from core.system.text_config import text_config
 from core.system.wording import format_bytes
 from core.types import ModelShape
@@ -66,9 +67,9 @@ class Sizes:
         """Device bytes needed at any budget."""
         return self.dense + self.kv + self.workspace
 
-    def led_by(self, decode: str) -> Sizes:
+    def led_by(self, link: LinkSettings) -> Sizes:
         """With what the setting gpu_decode needs."""
-        return replace(self, workspace=self.workspace + self.graphs, graphs=0) if decode == "graph" else self
+        return replace(self, workspace=self.workspace + self.graphs, graphs=0) if link.captures else self
 
     def slots_min(self, scope: str) -> int:
         """Fewest slots that can compute: one token's experts, in every layer when each layer has its own; experts in

@@ -299,10 +299,10 @@ class Engine:
 
     def _check(self, new: Settings) -> None:
         room = free_bytes(self.device)[0] + self.parts.memory.ledger.used()
-        if problem := self.sizes.led_by(new.link.decode).problem(new.cache.budget, new.cache.scope, room):
+        if problem := self.sizes.led_by(new.link).problem(new.cache.budget, new.cache.scope, room):
             raise BudgetError(problem)
         lasting = self.parts.device_decode.lasting_objection()
-        if lasting and new.link.decode not in ("host", self.settings.link.decode):
+        if lasting and new.link.decode not in ("auto", "host", self.settings.link.decode):
             raise SettingError(f"gpu_decode {new.link.decode} cannot be used: {lasting}.")
 
     # ------------------------------------------------------------------ monitoring

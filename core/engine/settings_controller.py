@@ -150,7 +150,7 @@ class SettingsController:
             to.telemetry.mark(to.recorder.index, f"{name} {turned}")
         self._pending |= changed
         to.memory.ledger.hold_to(new)
-        if old.link.decode == "graph" != new.link.decode:
+        if old.link.captures and not new.link.captures:
             to.device_decode.drop_graphs()  # whose memory slots get
         to.recorder.configure(old.telemetry, new.telemetry)
         to.memory.link.configure(old.link, new.link)
@@ -221,7 +221,7 @@ class SettingsController:
 
     def _slots(self, settings: Settings) -> int:
         """That the budget pays for."""
-        return self._sizes.led_by(settings.link.decode).slots(settings.cache.budget)
+        return self._sizes.led_by(settings.link).slots(settings.cache.budget)
 
     def _reshape(self, to: EngineParts, slots: int) -> None:
         try:
@@ -231,7 +231,7 @@ class SettingsController:
 
     def _hold(self, to: EngineParts, because: str) -> None:
         """The budget is what the slots take now."""
-        sizes = self._sizes.led_by(self.applied.link.decode)
+        sizes = self._sizes.led_by(self.applied.link)
         held = {"budget": str(sizes.bytes(to.memory.expert_cache.slots + self._borrowed))}
         self.applied = self.applied.with_(held)
         to.memory.ledger.hold_to(self.applied)

@@ -46,6 +46,7 @@ class DeviceDecode:
         self.graphs: TokenGraphs | None = None
         self.reason = ""  # why it is not used although it was chosen
         self._said = ""  # why passes are not captured
+        self._quiet = False  # nobody has asked for it by name
         self._lasting = ""  # why it can never be used with this load, once that was tried
 
     def configure(self, old: LinkSettings | None, new: LinkSettings) -> None:
@@ -54,11 +55,11 @@ class DeviceDecode:
         if new.decode == "host":
             self.close()
         reason = "" if new.decode == "host" else self._objection()
+        self._quiet = new.decode == "auto"
         if reason and reason != self.reason:
-            log.warning("Tokens are decoded as with gpu_decode host, because %s.", reason)
-            self.say(f"gpu_decode {new.decode} is not used: {reason}")
+            self._tell(f"gpu_decode {new.decode} is not used", reason)
         self.reason = reason
-        if new.decode != "graph" or self.step is None:
+        if not new.captures or self.step is None:
             self.drop_graphs()
         elif self.graphs is None or self.graphs.reason:  # what stood in the way may be gone
             self.graphs = self._graphs()
@@ -77,11 +78,17 @@ class DeviceDecode:
         return launch() if self.graphs is None else self.graphs.compute(share, launch)
 
     def _say_uncaptured(self, reason: str) -> None:
-        if reason == self._said:
-            return
-        self._said = reason
-        log.warning("Tokens are decoded as with gpu_decode device, because %s.", reason)
-        self.say(f"gpu_decode graph computes as device does: {reason}")
+        if reason != self._said:
+            self._said = reason
+            self._tell("gpu_decode graph computes as device does", reason)
+
+    def _tell(self, what: str, reason: str) -> None:
+        """On the timeline and in the log; of what nobody asked for, in the log of what is being tried."""
+        if self._quiet:
+            log.info("%s: %s.", what, reason)
+        else:
+            log.warning("%s: %s.", what, reason)
+            self.say(f"{what}: {reason}")
 
     def drop_graphs(self) -> None:
         """Give back the graphs, until settings ask for them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -11,6 +12,7 @@ from core.errors import DeviceError
 from core.memory.store import ExpertStore
 from core.runtime.batch import Batch
 from core.runtime.device_step import DeviceStep
+from core.runtime.lead import Lead
 from core.runtime.moe_step import MoEStep
 from core.runtime.out_of_memory import shortage
 from core.runtime.prediction.predictor_host import PredictorHost
@@ -47,6 +49,8 @@ class DeviceDecode:
         self.reason = ""  # why it is not used although it was chosen
         self._said = ""  # why passes are not captured
         self._quiet = False  # nobody has asked for it by name
+        self._lead = Lead()
+        self._last: tuple[bool, float] | None = None  # who led the last token, and when it began
         self._lasting = ""  # why it can never be used with this load, once that was tried
 
     def configure(self, old: LinkSettings | None, new: LinkSettings) -> None:
@@ -55,7 +59,7 @@ class DeviceDecode:
         if new.decode == "host":
             self.close()
         reason = "" if new.decode == "host" else self._objection()
-        self._quiet = new.decode == "auto"
+        self._quiet, self._lead, self._last = new.decode == "auto", Lead(), None
         if reason and reason != self.reason:
             self._tell(f"gpu_decode {new.decode} is not used", reason)
         self.reason = reason
@@ -66,11 +70,20 @@ class DeviceDecode:
             self.graphs.say = self._say_uncaptured
 
     def step_for(self, batch: Batch) -> DeviceStep | None:
-        """What computes a pass without the host; None where the host leads."""
+        """What computes a pass without the host; None where the host leads. To be asked as a pass begins."""
         step = self.step
-        if step is None or self.reason or self._capture.watches_routers:
+        if step is None or self.reason or self._capture.watches_routers or not step.serves(batch):
+            self._last = None
             return None
-        return step if step.serves(batch) else None
+        return step if not self._quiet or self._leads() else None
+
+    def _leads(self) -> bool:
+        """Whether the GPU leads the token that begins now; the last one is over."""
+        now = time.perf_counter()
+        if self._last is not None:
+            self._lead.took(self._last[0], now - self._last[1])
+        self._last = self._lead.next, now
+        return self._lead.next
 
     def compute(self, batch: Batch, launch: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The logits [1, V] of a pass that `step_for` serves: what `launch` computes, or a graph in its place."""

@@ -25,6 +25,7 @@ from core.runtime.product import Product, by_expert, limited, resident_first
 from core.runtime.row_places import BLOCK, Places, depends_on_position, gated
 
 ROWS = 256  # of a prompt computed at once on a CPU, of several plain experts: fewer calls. Codes gain nothing by it
+ROOM = 2048  # rows of a prompt that a GPU has room for, of any number of experts: a launch takes longer than an expert
 AT_ONCE = (1 << 19, 1 << 22)  # numbers that are weighted and summed at once, on a CPU and on a GPU
 
 Tap = Callable[[torch.Tensor], None]
@@ -97,7 +98,7 @@ class ExpertMath:
             self.blocks = Product(self._block_parts, first, adds=True)
         elif self.grouped is not None:
             self.token = Product(self.grouped.few, first)
-            self.prompt = Product(self._by_kernels, partial(limited, few=FEW))
+            self.prompt = Product(self._by_kernels, partial(limited, few=FEW, room=ROOM, together=ROOM))
         else:
             stacked = stack or isinstance(codec, FusedCodec)
             several = isinstance(codec, Plain) and not placed

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from core.memory.arena import Slot
-from core.memory.codec.kernels import SlotKernels
+from core.memory.codec.kernels import LANES_MOST, SlotKernels
+from core.memory.to_device import to_device
 from core.runtime.row_places import Places
 
 # Rows of an expert in a pass up to which each row reads the expert's weights in its slot; for more they are dequantised
@@ -31,14 +32,17 @@ class GroupedMath:
     def few(
         self, slots: Sequence[Slot], x: torch.Tensor, counts: Sequence[int] | None = None, places: Places | None = None
     ) -> torch.Tensor:
-        """One state per slot [n, H], or one for all [1, H] -> [n, H]. Two launches for every 16 slots."""
+        """One state per slot [n, H], or one for all [1, H] -> [n, H]. Two launches."""
         raw = [slot.raw for slot in slots]
+        if len(raw) > LANES_MOST:
+            table = to_device([one.data_ptr() for one in raw], x.device, torch.int64)
+            return self.by_ids(table, torch.arange(len(raw), device=x.device), x)
         return self._kernels.multiply(DOWN, raw, self._gate(self._kernels.multiply(self._up, raw, x)))
 
     def by_ids(self, table: torch.Tensor, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """One state [1, H] through the experts that `ids` [k] says on the device, each read at its address in `table`
-        [experts] -> [k, H], with the bits of `few`. Two launches around the activation's; the host waits for
-        nothing."""
+        """One state [1, H], or one for each [k, H], through the experts that `ids` [k] says on the device, each read at
+        its address in `table` [experts] -> [k, H], with the bits of `few`. Two launches around the activation's; the
+        host waits for nothing."""
         a = self._gate(self._kernels.multiply_by_ids(self._up, table, ids, x))
         return self._kernels.multiply_by_ids(DOWN, table, ids, a)
 

@@ -63,11 +63,12 @@ def limited(
     together: int = TOGETHER,
     late: int = LATE,
     few: int = 0,
+    room: int = 0,
 ) -> Iterator[list[LeasedSegment]]:
     """Resident segments first, in batches of at most `together`, and of at most `late` where some are being copied. A
-    batch of several has at most `most` rows, and no more than the layer has tokens. Experts of at most `few` rows are
-    in no batch with others of more."""
-    most = tokens if most is None else min(most, tokens)
+    batch of several has at most `most` rows, and no more than the layer has tokens, unless that is less than there is
+    `room` for. Experts of at most `few` rows are in no batch with others of more."""
+    most = max(room, tokens if most is None else min(most, tokens))
     batch: list[LeasedSegment] = []
     size, kind = 0, False
 

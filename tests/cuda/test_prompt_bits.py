@@ -32,13 +32,12 @@ def logits(engine: Engine, tokens: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["checkpoint", "int4-g32"])
 def test_residency_changes_no_bit_of_a_prompt(fake_kernels: FakeCuda, many_experts: Path, name: str) -> None:
     found: dict[str, list[torch.Tensor]] = {}
-    for budget in ("all", "50%", "25%"):
+    for budget in ("all", "50%"):
         with engine_on(many_experts, {"budget": budget, "predictor": "none"}, format=name) as engine:
             assert engine.wiring.math[0].grouped is not None
-            found[budget] = [logits(engine, tokens) for tokens in (20, 65, 80, 200)]
-    for budget in ("50%", "25%"):
-        for want, got in zip(found["all"], found[budget], strict=True):
-            assert torch.equal(want, got), (budget, len(want), (want - got).abs().max())
+            found[budget] = [logits(engine, tokens) for tokens in (20, 80)]
+    for want, got in zip(found["all"], found["50%"], strict=True):
+        assert torch.equal(want, got), (len(want), (want - got).abs().max())
 
 
 def test_the_products_of_the_fake_gpu_differ(fake_kernels: FakeCuda, many_experts: Path) -> None:

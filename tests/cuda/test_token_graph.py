@@ -14,7 +14,7 @@ import torch
 
 from core.cache.address_table import AddressTable
 from core.engine import Engine
-from core.runtime import token_graph
+from core.runtime import lead, token_graph
 from core.runtime.token_graph import TokenGraphs
 from core.settings.sampling import Sampling
 from tests.checkpoints import make_checkpoint
@@ -53,6 +53,30 @@ def test_the_same_tokens_and_cache_as_led_by_the_host(
         assert graph.resident == host.resident
         for one, other in zip(host.steps, graph.steps, strict=True):
             assert np.array_equal(one.ids, other.ids) and one.requests == other.requests
+
+
+@pytest.mark.long(0.1)
+def test_by_default_both_ways_are_timed_and_compute_the_same(
+    model: Path, fake_kernels: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lead, "FIRST", 4)
+    monkeypatch.setattr(lead, "OFTEN", 4)
+    runs = []
+    for decode in ("host", "auto"):
+        with engine_on(model, {**SETTINGS, "gpu_decode": decode}) as engine:
+            logits: list[torch.Tensor] = []
+
+            def greedy(ids: Any, row: torch.Tensor, logits: list[torch.Tensor] = logits) -> int:
+                logits.append(row[0].clone())
+                return int(row.argmax())
+
+            list(engine.generate(PROMPT, Sampling(max_new_tokens=30), draw=greedy))
+            engine.expert_cache.check_integrity()
+            runs.append(torch.stack(logits))
+            if decode == "auto":
+                timed = engine.parts.device_decode._lead._times
+                assert timed[True] and timed[False] and graphs_of(engine).replays > 0
+    assert float((runs[0] - runs[1]).abs().max()) < 1e-5 * float(runs[0].abs().max())
 
 
 def test_the_host_waits_once_a_token_and_launches_one_graph(model: Path, fake_kernels: FakeCuda) -> None:

@@ -57,9 +57,12 @@ def moestro(job: Job) -> Job:
     from core.settings.config import Settings
     from core.settings.loading import LoadSpec
     from core.settings.sampling import Sampling
+    from core.system.native import kept_code
 
     if job.get("group"):
         fit.HOST_MARGIN = 0
+    if job.get("kernels"):
+        kept_code.keep_in(Path(job["kernels"]))
     opened_s = time.perf_counter()
     settings = Settings({"budget": job["budget"], "link": "own", "predictor": job.get("predictor", "none")})
     engine = Engine.load(

@@ -148,7 +148,7 @@ def test_error_of_normal_weights(format: Format) -> None:
     assert error(weight, rounded) <= BOUNDS[format.name] * float(weight.square().sum())
 
 
-@pytest.mark.parametrize("name, kind", [("int4-g32-sym", "Q4_0"), ("int4-g32", "Q4_1"), ("iq4_nl", "Q4_0")])
+@pytest.mark.parametrize(("name", "kind"), [("int4-g32-sym", "Q4_0"), ("int4-g32", "Q4_1"), ("iq4_nl", "Q4_0")])
 @pytest.mark.parametrize("freedom", [4.0, 400.0])
 def test_nearer_than_the_rule_of_gguf_at_the_same_bits(name: str, kind: str, freedom: float) -> None:
     gguf = pytest.importorskip("gguf")

@@ -22,7 +22,7 @@ CHUNK = 1 << 18  # weights rounded at a time on a CPU: fits in its cache
 # ends that are clipped alike leave 10 % more at 4 bits, and 6 % more at 3 and 2.
 ENDS = {4: (1.0, 0.93), 3: (0.95, 0.8), 2: (0.85, 0.6)}
 """Shares of the distance from a group's mean to its lowest and to its highest weight; each pair of them is tried."""
-REFITS = {4: 2, 3: 2, 2: 3}
+REFITS = {4: 1, 3: 1, 2: 2}
 EXTREMES = {
     "": (-8.2, -7.2, -7.7, -8.7, -9.2),
     "nf4": (1.0, -1.0, 1.1),
@@ -159,9 +159,7 @@ class Search:
             best = _better(best, self._fit(values, self._bounded(best.scale), best.zero, products))
         return best
 
-    def _fit(
-        self, values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, products: torch.Tensor
-    ) -> Fit:
+    def _fit(self, values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, products: torch.Tensor) -> Fit:
         """The best fit to the codes of `values`, whose mean is 0 where there is a zero; `products` is overwritten."""
         levels = self._levels(values, scale, zero)
         product = torch.mul(levels, values, out=products).sum(-1, keepdim=True)

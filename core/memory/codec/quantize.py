@@ -18,8 +18,8 @@ from core.memory.codec.tables import TABLES, grid
 SMALLEST = 1e-7  # lower bound of a scale, also for a group of zeros
 CHUNK = 1 << 18  # weights rounded at a time on a CPU: fits in its cache
 
-# Candidates. Normal weights' squared errors are within 4 % of the best that 18 x 18 pairs of ends or 120 extremes find;
-# ends that are clipped alike leave 10 % more at 4 bits, and 6 % more at 3 and 2.
+# Candidates. Normal weights' squared errors are within 5 % of the best that 18 x 18 pairs of ends or 120 extremes find;
+# ends that are clipped alike leave 4 to 10 % more.
 ENDS = {4: (1.0, 0.93), 3: (0.95, 0.8), 2: (0.85, 0.6)}
 """Shares of the distance from a group's mean to its lowest and to its highest weight; each pair of them is tried."""
 REFITS = {4: 1, 3: 1, 2: 2}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 SUITES = {  # name -> folder, options
     "quick": ("speed", "model budget rounds tokens dtype peers small"),
     "tiers": ("speed", "rounds tokens formats budgets peers keep small"),
-    "peers": ("speed", "rounds tokens formats lengths arithmetics peers keep small"),
+    "peers": ("speed", "rounds tokens formats lengths arithmetics peers coded keep small"),
     "formats": ("speed", "rounds small"),
     "predictors": ("routing", "model tokens small"),
     "estimator": ("routing", "model tokens small"),

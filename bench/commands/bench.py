@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option("lengths", "tokens of a prompt, with commas between them (default: 128,512,1500)", metavar="LIST")
     option("arithmetics", "ours, with commas between them (default: fast,reference)", metavar="LIST")
+    option("coded", "our 4-bit formats, with commas between them (default: int4-g64)", metavar="LIST")
     option(
         "peers",
         "other programs to compare with: all, ik (ik_llama.cpp), llama (llama.cpp) or none (default: all; it asks "

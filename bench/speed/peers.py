@@ -30,10 +30,12 @@ from bench.speed.plain import Plain
 from core.engine import Engine
 from core.runtime.batch import Batch, Share
 from core.runtime.kv_cache import SequenceKV
+from core.settings.formats import FORMATS as ALL
 
 LENGTHS = {False: (128, 512, 1500), True: (16, 48)}  # tokens of a prompt; True: of the smoke test
 CONTEXT, WARM = 2048, 4  # tokens; WARM: not counted of those decoded
 ARITHMETICS = "fast", "reference"
+CODED = [name for name, one in ALL.items() if one.bits == 4]
 GOALS = [  # kind, figure, peer, asked: of the fast arithmetic over the peer
     ("int4", "decode", "ik", 0.95),
     ("int4", "decode", "llama", 1.2),
@@ -58,10 +60,12 @@ def measure(
     lengths: str = "",
     arithmetics: str = "fast,reference",
     peers: str = "",
+    coded: str = FORMATS["int4"],
 ) -> Result:
     """`formats`: which of FORMATS; `lengths`: of prompts, "" = LENGTHS; `arithmetics`: ours; `peers`: as
-    `bench.models.peers.agreed`."""
+    `bench.models.peers.agreed`; `coded`: ours of 4 bits."""
     kinds, ours = chosen("format", formats, FORMATS), chosen("arithmetic", arithmetics, ARITHMETICS)
+    files = {kind: (file,) for kind, file in FORMATS.items()} | {"int4": chosen("format of 4 bits", coded, CODED)}
     sizes = numbers(lengths, LENGTHS[run.small])
     model = checkpoint(run.folder(), SMALL if run.small else FULL, say=run.say)
     others = peers_of(run, peers, model, kinds)
@@ -70,7 +74,7 @@ def measure(
     found: dict[str, Any] = {}
     for kind in kinds:
         with ExitStack() as stack:
-            systems, about = _systems(run, stack, model, kind, ours, others[kind], fidelity)
+            systems, about = _systems(run, stack, model, kind, files[kind], ours, others[kind], fidelity)
             found[kind] = {"about": about, "speeds": _rounds(run, systems, kind, sizes, rounds, tokens)}
         run.so_far({**_compared(found), "found": found})
     return {**_compared(found), "found": found, "lengths": list(sizes), "model": model.name}
@@ -84,20 +88,24 @@ def _systems(
     stack: ExitStack,
     model: Path,
     kind: str,
-    ours: Iterable[str],
+    files: Iterable[str],
+    ours: Sequence[str],
     others: Iterable[Peer],
     fidelity: Fidelity,
 ) -> tuple[dict[str, Timed], dict[str, Any]]:
     """What takes part in one format, and of each its file, bits a weight, and KL."""
     systems: dict[str, Timed] = {}
     about: dict[str, Any] = {}
-    pack = pack_of(run, str(model), kind, format=FORMATS[kind])
-    for arithmetic in ours:
-        load: dict[str, Any] = {"arithmetic": arithmetic, "context": CONTEXT, "dense": DENSE[kind]}
-        load["threads"] = run.threads
-        engine = stack.enter_context(run.loaded(str(pack), {**RESIDENT, "predictor": "none"}, **load))
-        systems[arithmetic] = _Ours(engine).timed
-        about[arithmetic] = {**fidelity.of_engine(engine, FORMATS[kind]), "computed_by": engine.arithmetic.name}
+    for file in files:
+        usual = file == FORMATS[kind]
+        pack = pack_of(run, str(model), kind if usual else file, format=file)
+        for arithmetic in ours:
+            load: dict[str, Any] = {"arithmetic": arithmetic, "context": CONTEXT, "threads": run.threads}
+            load["dense"] = DENSE[kind] if usual else file
+            engine = stack.enter_context(run.loaded(str(pack), {**RESIDENT, "predictor": "none"}, **load))
+            name = arithmetic if usual else f"{arithmetic} {file}"
+            systems[name] = _Ours(engine).timed
+            about[name] = {**fidelity.of_engine(engine, file), "computed_by": engine.arithmetic.name}
     for peer in others:
         about[peer.name] = {**fidelity.of_peer(peer), **(switches := peer.fastest(run.say))}
         systems[peer.name] = stack.enter_context(peer.opened(**switches)).ask
@@ -155,7 +163,7 @@ def _compared(found: Mapping[str, Any]) -> Result:
         for peer in NAMES:
             for length, theirs in of["speeds"].get(peer, {}).items():
                 for figure in ("prompt", "decode"):
-                    for ours in of["speeds"].keys() & {*ARITHMETICS}:
+                    for ours in (name for name in of["speeds"] if name not in NAMES):
                         both = of["speeds"][ours][length][figure], theirs[figure]
                         ratios[f"{kind} {figure} {length} {ours}/{peer}"] = times(*both)._asdict()
     goals = []

@@ -41,7 +41,8 @@ class LoadSpec:
         Param(
             "How the layers outside the experts are kept (attention, shared experts, "
             "the output layer): as in the checkpoint, or rounded as experts can be, which is smaller, faster, and "
-            "changes the answers. Embeddings, norms and routers are never rounded.",
+            "changes the answers. Embeddings, norms and routers are never rounded; beside 4 bits, "
+            "values that several heads of attention share have 8.",
             title="Dense format",
             choices=DENSE,
             advanced=True,

@@ -78,7 +78,7 @@ class Grid(NamedTuple):
     def cells(self, ratios: torch.Tensor) -> torch.Tensor:
         """The cell of each ratio (weight / scale), int32; ratios outside the grid are clamped to the first or last
         cell."""
-        return ((ratios - self.low) * self.per_unit).to(torch.int32).clamp_(0, self.values.numel() - 1)
+        return (ratios - self.low).mul_(self.per_unit).to(torch.int32).clamp_(0, self.values.numel() - 1)
 
 
 @functools.cache

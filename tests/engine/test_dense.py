@@ -21,9 +21,8 @@ from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 QUICK = [("gpt_oss", "int4-g64")]
-ROUNDING = (
-    0.05  # of the logits' norm, at most places: bf16 sums in another order, which may choose other experts at some
-)
+# Of the logits' norm, at most places: bf16 sums in another order, which may choose other experts at some
+ROUNDING = 0.05
 pytestmark = pytest.mark.skipif(not widths(), reason="this CPU has no AVX2, so nothing is rounded")
 
 

@@ -34,9 +34,8 @@ from core.errors import MoestroError
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 
-# Of Moestro's process beside what its budget counts (modules, tokenizer, kernels): under a limit taken from its slots
-OWN_BYTES = 16 << 20
 WARM = 8  # decode passes before the engine's count
+KERNEL_BYTES = 16 << 20  # of the system's own for a process (page tables, stacks), which its group is charged with
 PEER_WARM = 2  # ... before other programs' count: under a limit one can take seconds
 PEER_CAP_S = 6.0  # of decoding by one of them
 PLAIN_TOKENS = 8
@@ -79,6 +78,7 @@ def measure(
         "cold_cache_method": process.METHOD if hasattr(os, "posix_fadvise") else process.NO_METHOD,
         "stayed_cached_bytes": tiers.stayed,
         "disk_gbps": disk,
+        "held_beside_bytes": tiers.beside,
         "memory_limit_method": f"none: {why_unlimited}" if why_unlimited else LIMIT,
         "machine": fixtures.machine(built),
         "load_average": {"before": load_before, "rounds": tiers.loads},
@@ -110,6 +110,7 @@ class Tiers:
         self._fixtures, self._tokens, self._limited = built, tokens, limited
         self._fastest = {peer: peer.fastest(built.say) for of in built.peers.values() for peer in of}
         self.budgets = {name: {budget: self._bytes(name, budget) for budget in budgets} for name in built.packs}
+        self.beside = {name: self._held_beside(name) for name in built.packs} if limited else {}
 
     def _bytes(self, name: str, budget: str) -> int:
         pack, settings = str(self._fixtures.packs[name]), Settings({"budget": budget})
@@ -137,22 +138,26 @@ class Tiers:
 
     def _ours(self, name: str, budget: str, limit: int | None, number: int, dense: str = "") -> Job:
         """One run of the engine. `dense`: format of the layers outside the experts, if other than the usual one."""
-        job = {
-            "kind": "moestro",
-            "budget": budget,
-            "prompt": PROMPT,
-            "warm": WARM,
-            "tokens": self._tokens,
-            "seed": number,
-            "dense": dense or DENSE[name],
-        }
-        job["kernels"] = str(self._fixtures.folder / "kernels")  # compiled without a limit, as other programs are
+        job = self._job(name, budget, number) | ({"dense": dense} if dense else {})
         if limit is not None:
-            job["budget"] = str(self.budgets[name][budget] - OWN_BYTES)
+            job["budget"] = str(self.budgets[name][budget] - self.beside[name])
         system = f"moestro, dense layers as in the {dense}" if dense else "moestro"
         found = ended_well(self._measure(system, name, budget, job, limit), f"Moestro in {name} at {budget}")
         self.runs.add(system, name, budget, "", found["tok_s"], found)
         return found
+
+    def _job(self, name: str, budget: str, seed: int) -> Job:
+        kernels = str(self._fixtures.folder / "kernels")  # compiled without a limit, as other programs are
+        job = {"kind": "moestro", "budget": budget, "prompt": PROMPT, "dense": DENSE[name], "kernels": kernels}
+        return job | {"warm": WARM, "tokens": self._tokens, "seed": seed}
+
+    def _held_beside(self, name: str) -> int:
+        """Bytes that Moestro holds beside what its budget counts: modules, tokenizer, kernels, the process that renders
+        chat templates. The first of two runs compiles the kernels."""
+        for _ in range(2):
+            job = self._job(name, "100%", 0) | {"hold": True}
+            found = ended_well(self._measure("moestro's own memory", name, "100%", job), f"Moestro in {name}")
+        return int(found["beside_bytes"]) + KERNEL_BYTES
 
     def _fit(self, name: str, budget: str) -> None:
         """The fit estimate, and the memory that a process really holds when its whole context is used."""

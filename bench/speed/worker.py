@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.harness.protocol import STARTED_S, Highest, Job, own_bytes, read_bytes, take_part
+from bench.harness.protocol import STARTED_S, Highest, Job, children_bytes, own_bytes, read_bytes, take_part
 
 CONTEXT = 512
 FILL_TOKENS = 8  # of an answer at the end of a full context
@@ -63,6 +63,7 @@ def moestro(job: Job) -> Job:
         fit.HOST_MARGIN = 0
     if job.get("kernels"):
         kept_code.keep_in(Path(job["kernels"]))
+    idle, held = own_bytes(), Highest() if job.get("hold") else None
     opened_s = time.perf_counter()
     settings = Settings({"budget": job["budget"], "link": "own", "predictor": job.get("predictor", "none")})
     engine = Engine.load(
@@ -108,6 +109,8 @@ def moestro(job: Job) -> Job:
         "model_hash": engine.model_hash,
         **counts(steps, engine.shape.experts, slots),
     }
+    if held is not None:
+        found["beside_bytes"] = max(0, held.stop() - idle - memory.peak) + children_bytes()
     engine.unload()
     return found
 

@@ -195,7 +195,7 @@ def test_loads_that_cannot_have_it_say_so(
         with engine_on(path, wanted, **choices) as engine:
             assert why in engine.parts.device_decode.reason and why in caplog.text
             assert list(engine.generate(PROMPT, Sampling(max_new_tokens=4)))
-    with engine_on(model, {"budget": "45%"}, blocks=2) as engine:
+    with engine_on(model, {"budget": "45%", "gpu_decode": "host"}, blocks=2) as engine:
         with pytest.raises(SettingError, match="several blocks per expert"):
             engine.change({"gpu_decode": "device"})
         assert engine.settings["gpu_decode"] == "host"

@@ -153,7 +153,7 @@ def sizes_of(
             chunk,
             states.carried,
             codec.blocks,
-            graphs=ROOM if codec.device.type == "cuda" else 0,
+            graphs=ROOM if codec.device.type == "cuda" and codec.blocks == 1 and available(codec.device) else 0,
         )
 
     most = min(PREFILL_CHUNK, sequences * context)  # the prompts of several are read together

@@ -98,6 +98,7 @@ def installed(fake: FakeCuda, *, kernels: bool = False) -> Iterator[FakeCuda]:
         if kernels:
             patch.setattr("core.runtime.product_trials.make_kernels", lambda codec: FakeKernels(codec, fake))
             patch.setattr("core.hf.fused_rotary.available", lambda device: True)
+            patch.setattr("core.capacity.sizes.available", lambda device: device.type == "cuda")
             patch.setattr("core.hf.rotary.tried", lambda own, states, tables: None)
             patch.setattr("core.hf.rotary._tried", {})
             patch.setattr("core.hf.decode_attention.tried", lambda shape, device: FakeAttention(shape))

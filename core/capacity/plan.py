@@ -133,9 +133,9 @@ def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
         row_bytes, into_slots = max(pack.padded_bytes, page_up(codec.blob_bytes)), codec.verbatim and codec.blocks == 1
         tier = choose_tier(spec.host, device, total, row_bytes, into_slots, host_free(device, instead_of))
     rounded = rounded_bytes(shape.linears, spec.dense, dtype, device) if spec.dense != "checkpoint" else (0, 0)
-    sizes = sizes_of(
-        shape, config, codec, context, tier.into_slots, rounded, spec.settings.cache.budget, spec.sequences
-    )
+    link, cache = spec.settings.link, spec.settings.cache
+    sizes = sizes_of(shape, config, codec, context, tier.into_slots, rounded, cache.budget, spec.sequences)
+    sizes = sizes.affordable(link, cache.budget, cache.scope)
     return Plan(spec, files, shape, config, device, dtype, context, codec, sizes, tier, pack)
 
 

@@ -71,6 +71,12 @@ class Sizes:
         """With what the setting gpu_decode needs."""
         return replace(self, workspace=self.workspace + self.graphs, graphs=0) if link.captures else self
 
+    def affordable(self, link: LinkSettings, budget: Budget, scope: str) -> Sizes:
+        """Without graphs where nobody has asked for them by name and a budget would be too small for their room."""
+        needed = self.slots_min(scope)
+        short = link.decode == "auto" and self.led_by(link).slots(budget) < needed <= self.slots(budget)
+        return replace(self, graphs=0) if short else self
+
     def slots_min(self, scope: str) -> int:
         """Fewest slots that can compute: one token's experts, in every layer when each layer has its own; experts in
         blocks can be computed in the buffer that all layers share."""

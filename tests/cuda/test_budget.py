@@ -61,6 +61,20 @@ def test_a_budget_in_bytes_pays_for_what_products_need(fake_cuda: FakeCuda, mode
     assert fake_cuda.pinned.used == 0
 
 
+def test_a_budget_without_room_for_graphs_is_served_without(fake_kernels: FakeCuda, model: Path) -> None:
+    """By default; where they are asked for by name it is refused."""
+    with engine_on(model, {"budget": "100%", "predictor": "none"}) as engine:
+        assert engine.sizes.graphs > 0 and engine.parts.device_decode.graphs is not None
+        least = engine.sizes.bytes(engine.sizes.slots_min("layer")) + MIB
+    chosen: dict[str, object] = {"budget": str(least), "predictor": "none"}
+    with engine_on(model, chosen) as engine:
+        assert engine.sizes.graphs == 0
+        steps = [p.step for p in engine.generate("hello", Sampling(max_new_tokens=8)) if p.step]
+        assert all(step.device_bytes <= step.budget_bytes <= least for step in steps)
+    with pytest.raises(BudgetError, match="too small"), engine_on(model, {**chosen, "gpu_decode": "graph"}):
+        pass
+
+
 @pytest.mark.long(0.1)
 def test_the_kernels_run_before_the_first_answer(
     fake_cuda: FakeCuda, model: Path, monkeypatch: pytest.MonkeyPatch

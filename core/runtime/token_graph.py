@@ -1,9 +1,9 @@
 """A decoded token as one CUDA graph: launched by one call, over memory that stays where it is.
 
 The token, its position, keys and values, and the table of experts are where they were when the graph was captured; what
-they hold may change. Attention is given more positions than are filled, and a mask that leaves the others out: as many
-as the next power of two, so that there are few graphs, and none attends to twice what it needs. The shapes of a graph
-are fixed, and with positions that grow by one a graph would serve one token.
+they hold may change. The shapes of a graph are fixed: attention is launched for as many positions as the next power of
+two, so that there are few graphs. Our own (core.hf.decode_attention) reads on the device how many of them are filled;
+torch's is given a mask that leaves the others out.
 
 What the host knows of a sequence (its length) would be captured as a number, and be wrong one token later. So a pass
 that asks for it is not captured, and a graph is used only once it has agreed with an ordinary pass, for the token after

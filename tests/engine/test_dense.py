@@ -21,13 +21,14 @@ from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 QUICK = [("gpt_oss", "int4-g64")]
-# Of the logits' norm, at most places: bf16 sums in another order, which may choose other experts at some
-ROUNDING = 0.05
+# Of weights at which the likeliest tokens and experts lead by more than rounding; at others the two answers part
+SEEDS = {"gpt_oss": 3, "qwen3_next": 2}
+ROUNDING = 0.05  # of the logits' norm: bf16 sums in another order
 pytestmark = pytest.mark.skipif(not widths(), reason="this CPU has no AVX2, so nothing is rounded")
 
 
 def checkpoint(arch: str, folder: Path) -> Path:
-    return save_tokenizer(make_checkpoint(arch, folder / arch, dtype=torch.bfloat16))
+    return save_tokenizer(make_checkpoint(arch, folder / arch, SEEDS.get(arch, 0), dtype=torch.bfloat16))
 
 
 def spec(path: Path, **values: object) -> LoadSpec:
@@ -67,7 +68,7 @@ def test_logits_are_those_of_what_the_codes_stand_for(arch: str, format: str, tm
         got, _ = run(engine.model, engine.fresh_cache(), lambda step: None, steps=4)
         same, _ = run(plain, DynamicCache(config=plain.config), lambda step: None, steps=4)
         exact_logits, _ = run(want, None, lambda step: None, steps=4)
-        error = float(((got - same).float().norm(dim=-1) / same.float().norm(dim=-1)).median())
+        error = float((got - same).float().norm() / same.float().norm())
         moved = float((got[:24] - exact_logits[:24]).float().norm() / exact_logits[:24].float().norm())
         assert error < ROUNDING and moved > (0 if "8" in format else 3 * error), (error, moved)
         held = sum(t.nbytes for t in (*engine.model.parameters(), *engine.model.buffers()))

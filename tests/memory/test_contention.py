@@ -4,43 +4,91 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from core.system.native.contention import CALM_S, LEAST_S, MANY, Contention
+from core.system.native.contention import CALM_S, LEAST_S, MANY, Contention, ThreadTimes
 from core.system.native.openmp import entry
 
 ROOT = Path(__file__).parents[2]
 
 
-class Counts:
-    def __init__(self) -> None:
-        self.stops, self.computed_s = 1000, 5.0
-        self.contention = Contention(lambda: self.stops, lambda: self.computed_s)
+class Machine:
+    """Threads that run and wait as a test says."""
 
-    def after(self, computed_s: float, stops: float) -> bool:
-        self.computed_s += computed_s
-        self.stops += int(stops)
+    def __init__(self) -> None:
+        self.times = 0.0, 0.0
+        self.contention = Contention(lambda: self.times)
+
+    def after(self, ran_s: float, waited_s: float) -> bool:
+        self.times = ran_s, waited_s
         return self.contention.look()
 
 
-def test_it_is_found_by_stops_and_over_after_a_calm() -> None:
-    counts = Counts()
-    assert not counts.after(0.1, 0.1 * MANY - 1)
-    assert not counts.after(LEAST_S / 2, 3), "too little to tell"
-    assert counts.after(0.1, 0.3 * MANY)
-    assert counts.after(0.6 * CALM_S, 0), "not yet over"
-    assert counts.after(0.05, 0.1 * MANY), "the calm begins anew"
-    assert counts.after(0.6 * CALM_S, 0)
-    assert not counts.after(0.6 * CALM_S, 0)
-    assert not counts.after(0.1, 0)
+def test_it_is_found_by_waiting_and_over_after_a_calm() -> None:
+    machine, total = Machine(), 2 * LEAST_S
+    assert not machine.after(total * (1 - MANY / 2), total * MANY / 2)
+    assert not machine.after(0.0, LEAST_S / 4), "too little to tell"
+    assert machine.after(total / 2, total / 2)
+    assert machine.after(0.6 * CALM_S, 0), "not yet over"
+    assert machine.after(total / 2, total / 2), "the calm begins anew"
+    assert machine.after(0.6 * CALM_S, 0)
+    assert machine.after(total * (1 - MANY / 2), total * MANY / 2), "neither calm nor its end"
+    assert not machine.after(0.6 * CALM_S, 0)
+    assert not machine.after(total, 0)
 
 
 def test_short_looks_add_up() -> None:
-    counts = Counts()
-    seen = [counts.after(LEAST_S / 3, 2) for _ in range(4)]
+    machine = Machine()
+    seen = [machine.after(LEAST_S / 6, LEAST_S / 6) for _ in range(4)]
     assert seen[:2] == [False, False] and seen[-1]
+
+
+def test_a_thread_that_others_stop_for_microseconds_waits_for_nothing() -> None:
+    """A thread of ours that wakes fifty times a second stops one that spins as often: no other program wants it."""
+    machine = Machine()
+    assert not any(machine.after(0.04, 0.0004) for _ in range(200))
+
+
+def test_times_are_those_of_the_threads_that_compute(tmp_path: Path) -> None:
+    def write(thread: int, ran_s: float, waited_s: float) -> None:
+        (tmp_path / str(thread)).mkdir(exist_ok=True)
+        (tmp_path / str(thread) / "schedstat").write_text(f"{int(ran_s * 1e9)} {int(waited_s * 1e9)} 7\n")
+
+    for thread in (1, 2, 3):
+        write(thread, 10, 5)
+    times = ThreadTimes(tmp_path)
+    for thread in (1, 2, 1):
+        times.add(thread)
+    for thread, ran_s in ((1, 11), (2, 12), (3, 100)):
+        write(thread, ran_s, 5.5)
+    assert times.since() == pytest.approx((3, 1)), "the third does not compute"
+    assert times.since() == (0, 0)
+    (tmp_path / "2" / "schedstat").unlink()
+    write(1, 12, 5.5)
+    assert times.since() == pytest.approx((1, 0)), "the second is over"
+    write(1, 0, 0)
+    assert times.since() == (0, 0), "its id was given to another one"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts")
+def test_a_thread_is_seen_to_run() -> None:
+    times = ThreadTimes()
+    times.add(threading.get_native_id())
+    end = time.thread_time() + 0.05
+    while time.thread_time() < end:
+        pass
+    time.sleep(0.01)  # the system counts when the thread leaves the processor
+    assert times.since()[0] >= 0.04
+
+
+def test_where_the_system_does_not_count_nothing_is_found(tmp_path: Path) -> None:
+    times = ThreadTimes(tmp_path / "none")
+    times.add(threading.get_native_id())
+    assert times.since() == (0, 0)
 
 
 WAITING = """

@@ -132,6 +132,7 @@ class Team:
                 called.set()
 
     def _work(self, called: threading.Event) -> None:
+        watch.helping()
         while True:
             called.wait()
             self._help(self._job_at, PATIENCE)

@@ -6,21 +6,23 @@ others.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from core.memory.codec.fast import plain
-from core.memory.codec.fast.products import GIVEN, numbered
+from core.memory.codec.fast.products import GIVEN, CanonicalProducts, numbered
 from core.memory.codec.fast.steps import Steps, Work, named
 from core.memory.codec.native.team_code import LINE
 from core.runtime.kv_cache import SequenceKV
-from core.runtime.program import attend, bias, combine, gate, look, rms, rotate, route
+from core.runtime.program import attend, bias, combine, gate, gather, look, rms, rotate, route
 from core.runtime.program.attention import Attention
 from core.runtime.program.bind import Form, Layer
 from core.runtime.program.experts import ExpertKernels
 from core.runtime.program.feed_forward import Dense, Routed
+from core.runtime.program.several import several
 from core.runtime.program.weights import FP32, NormWeight, Weight
 
 ALONE = 1 << 30  # units that one thread computes: others would join too late
@@ -45,7 +47,7 @@ class Routing(NamedTuple):
     layer: Layer
     rest: Routed
     logits: torch.Tensor  # [T, E] fp32
-    ids: torch.Tensor  # [T, k] int64
+    ids: torch.Tensor  # [T, k] int64, part of those of all layers
     weights: torch.Tensor  # [T, k] fp32
     routed: int = 0
     looked: int = 0
@@ -53,9 +55,8 @@ class Routing(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the layers of a pass share: fp32 but for the positions, and written anew by each layer."""
+    """What the layers of a pass share: fp32, and written anew by each layer."""
 
-    positions: torch.Tensor  # [T] int64
     cos: torch.Tensor  # [T, rotated / 2]
     sin: torch.Tensor
     x: torch.Tensor  # [T, H], the residual stream
@@ -78,8 +79,12 @@ class Built(NamedTuple):
     rows: Rows
     steps: Steps
     routings: tuple[Routing, ...]
+    ids: torch.Tensor  # int64: those of all routings, one after the other
     normed: torch.Tensor  # [kept, H], of which logits are computed
-    logits: int  # where the address of the logits is among the steps' arguments
+    tokens: int  # where the tokens are among the steps' arguments
+    positions: int  # where their positions are
+    embedded: int  # the first step after the one that writes the embeddings
+    logits: int  # where the address of the logits is
     table: int  # where that of the experts' slots is
 
 
@@ -108,15 +113,20 @@ class Builder:
         self._count = sum([text.rows for text in texts])
         layers = len(form.layers) + 1
         each = STEPS + STEPS_OF_TEXT * len(texts), ROOM + ROOM_OF_TEXT * len(texts)
-        self._steps = Steps(*(layers * one for one in each))
-        self._table = self._steps.put([0])
+        self._steps = steps = Steps(layers * each[0], layers * each[1] + 16 * self._count)
+        self._table, tokens = steps.put([0]), steps.put([0] * self._count)
+        self._positions = steps.put([0] * self._count)
+        chosen = sum([layer.rest.route.chosen for layer in form.layers if isinstance(layer.rest, Routed)])
         with torch.inference_mode(False):
             self._rows = self._made_rows()
             self._normed = torch.empty(sum([text.kept for text in texts]), form.hidden)
+            self._ids, self._routed_ids = torch.empty(chosen * self._count, dtype=torch.int64), 0
+            embedded = self._begin(tokens)
             routings = [self._layer(number, layer) for number, layer in enumerate(form.layers)]
         logits = self._head()
         found = tuple([one for one in routings if one is not None])
-        self.built = Built(self._rows, self._steps, found, self._normed, logits, self._table)
+        addresses = tokens, self._positions, embedded, logits, self._table
+        self.built = Built(self._rows, steps, found, self._ids, self._normed, *addresses)
 
     def _made_rows(self) -> Rows:
         count, form = self._count, self._form
@@ -124,9 +134,25 @@ class Builder:
         heads = attention.query_heads * attention.width
         widths = (*form.cos.shape[1:] * 2, hidden, hidden, hidden, attention.outputs, heads, heads, hidden)
         widths += (hidden, 1, 1, 2 * form.inner, form.inner)
-        rows = Rows(torch.empty(count, dtype=torch.int64), *[torch.empty(count, width) for width in widths])
+        rows = Rows(*[torch.empty(count, width) for width in widths])
         rows.ones.fill_(1)
         return rows
+
+    def _begin(self, tokens: int) -> int:
+        """The steps that write the embeddings, and after them the angles -> the first of the latter."""
+        form, rows, steps = self._form, self._rows, self._steps
+        embeddings = form.embedding.weight
+        assert isinstance(embeddings, torch.Tensor)
+        self._gather(embeddings, tokens, rows.x, form.embedding_scale)
+        embedded = len(steps)
+        self._gather(form.cos, self._positions, rows.cos)
+        self._gather(form.sin, self._positions, rows.sin)
+        return embedded
+
+    def _gather(self, table: torch.Tensor, indices: int, out: torch.Tensor, scale: float = 1.0) -> None:
+        kernel = gather.kernel(gather.Gather(out.shape[1], table.dtype, scale))
+        given = named(gather.FIELDS, table=table.data_ptr(), indices=indices, out=out.data_ptr())
+        self._steps.add(Work(kernel, given, self._count, some(self._count)))
 
     def _layer(self, number: int, layer: Layer) -> Routing | None:
         """The steps of a layer: the residual stream gets what the experts of the layer before add."""
@@ -148,7 +174,8 @@ class Builder:
     def _routed(self, layer: Layer, rest: Routed) -> Routing:
         """A router, and the experts of one row."""
         rule, count, steps = rest.route, self._count, self._steps
-        ids = torch.empty(count, rule.chosen, dtype=torch.int64)
+        begin, self._routed_ids = self._routed_ids, self._routed_ids + count * rule.chosen
+        ids = self._ids[begin : self._routed_ids].view(count, rule.chosen)
         routing = Routing(layer, rest, torch.empty(count, rule.experts), ids, torch.empty(count, rule.chosen))
         self._product((rest.router,), self._rows.normed, (routing.logits,))
         at = {name: getattr(routing, name).data_ptr() for name in ("logits", "ids", "weights")}
@@ -192,7 +219,7 @@ class Builder:
         row, begin = form.width * self._form.dtype.itemsize, 0
         for kv, memory, count, _ in self._texts:
             k, v = memory[2 * number : 2 * number + 2]
-            at = {"k": k, "v": v, "positions": row_at(rows.positions, begin), "q": row_at(rows.q, begin)}
+            at = {"k": k, "v": v, "positions": self._positions + 8 * begin, "q": row_at(rows.q, begin)}
             at |= {f"{one}_head_stride": kv.memory.context * row for one in "kv"}
             at |= {f"{one}_row_stride": row for one in "kv"}
             angles = {"cos": row_at(rows.cos, begin), "sin": row_at(rows.sin, begin)}
@@ -229,39 +256,36 @@ class Builder:
         self._steps.add(Work(combine.kernel(form), given, self._count, some(self._count)))
 
     def _product(self, weights: Sequence[Weight], x: torch.Tensor, outs: Sequence[torch.Tensor]) -> list[int]:
-        """Each of `outs` = x times a weight, those of the same form in one step -> where the GIVEN numbers of each
-        are."""
-        steps, rows, kept, found = self._steps, len(x), "", list[int]()
-        done = 0
-        while done < len(weights):
-            products = weights[done].products
-            one = products.matrix
-            alike = 1
-            while done + alike < len(weights) and weights[done + alike].products.matrix == one:
-                alike += 1
-            if not one.bits and plain.padded(one.inputs) == x.stride(0):
-                prepared, name = x.data_ptr(), "plain"
-            else:
-                name = f"prepared {one.bits} {min(one.group, 64)} {one.table} {one.inputs}"
-                prepared = self._memory.at(name, rows * products.prepared_bytes)
-                if name != kept:
-                    steps.add(products.prepare(x.data_ptr(), x.stride(0) * 4, rows, prepared))
-            some_weights, some_outs = weights[done : done + alike], outs[done : done + alike]
+        """Each of `outs` = x times a weight, all in one step -> where the GIVEN numbers of each are."""
+        steps, rows, found = self._steps, len(x), list[int]()
+        works, prepared = list[Work](), dict[str, int]()
+        for _, group in itertools.groupby(zip(weights, outs, strict=True), key=lambda one: one[0].products.matrix):
+            alike = [*group]
+            products = alike[0][0].products
+            at = self._prepared(products, x, prepared)
             given = [
-                number
-                for out in some_outs
-                for number in (prepared, numbered(0), rows, out.data_ptr(), out.stride(0) * 4)
+                number for _, out in alike for number in (at, numbered(0), rows, out.data_ptr(), out.stride(0) * 4)
             ]
-            work = products.multiply(steps, given, [weight.slot for weight in some_weights], FP32)
-            steps.add(work)
-            found += [work.arguments[0] + 8 * GIVEN * i for i in range(alike)]
-            for weight, given_at in zip(some_weights, found[done:], strict=True):
-                if weight.bias is not None:
-                    added = bias.kernel(bias.Bias(weight.outputs, weight.bias.dtype))
-                    at = named(bias.FIELDS, given=given_at, slots=steps.put([weight.bias.data_ptr()]))
-                    steps.add(Work(added, at, 1, 1))
-            kept, done = name, done + alike
+            works.append(products.multiply(steps, given, [weight.slot for weight, _ in alike], FP32))
+            found += [works[-1].arguments[0] + 8 * GIVEN * i for i in range(len(alike))]
+        steps.add(works[0] if len(works) == 1 else several([(one, steps.put(one.arguments)) for one in works]))
+        for weight, given_at in zip(weights, found, strict=True):
+            if weight.bias is not None:
+                added = bias.kernel(bias.Bias(weight.outputs, weight.bias.dtype))
+                addresses = named(bias.FIELDS, given=given_at, slots=steps.put([weight.bias.data_ptr()]))
+                steps.add(Work(added, addresses, 1, 1))
         return found
+
+    def _prepared(self, products: CanonicalProducts, x: torch.Tensor, prepared: dict[str, int]) -> int:
+        """The address of x as a product takes it. `prepared`: those that are, by form; gets what a step more writes."""
+        one, rows = products.matrix, len(x)
+        if not one.bits and plain.padded(one.inputs) == x.stride(0):
+            return x.data_ptr()
+        name = f"prepared {one.bits} {min(one.group, 64)} {one.table} {one.inputs}"
+        if name not in prepared:
+            prepared[name] = self._memory.at(name, rows * products.prepared_bytes)
+            self._steps.add(products.prepare(x.data_ptr(), x.stride(0) * 4, rows, prepared[name]))
+        return prepared[name]
 
 
 def norm(of: NormWeight, x: torch.Tensor, delta: torch.Tensor | None, out: torch.Tensor, scale: float = 1.0) -> Work:

@@ -60,40 +60,43 @@ class Program:
             memory = kv.memory.allocated(kv, attention.heads, attention.width, form.dtype)
             texts.append(Text(kv, memory, rows, min(keep, rows)))
         built = self._built(texts)
-        self._begin(built.rows, batch.tokens, texts)
+        first = self._begin(built, batch.tokens, texts)
         logits = torch.empty(len(built.normed), form.head.outputs)
         built.steps.change(built.logits, [logits.data_ptr()])
-        self._run(built, experts, hits)
+        self._run(built, first, experts, hits)
         for kv, _, count, _ in texts:
             kv.memory.grow(kv, count)
             kv.whole = True
         return logits if form.logits_scale == 1 else logits.mul_(form.logits_scale)
 
-    def _begin(self, rows: Rows, tokens: Sequence[int], texts: Sequence[Text]) -> None:
-        """Write the positions of all rows, their angles, and the embeddings."""
-        form, begin = self.form, 0
-        for kv, _, count, _ in texts:
-            torch.arange(kv.length, kv.length + count, out=rows.positions[begin : begin + count])
-            begin += count
-        for angles, table in ((rows.cos, form.cos), (rows.sin, form.sin)):
-            torch.index_select(table, 0, rows.positions, out=angles)
+    def _begin(self, built: Built, tokens: Sequence[int], texts: Sequence[Text]) -> int:
+        """Write the tokens of all rows and their positions -> the first step: that of the embeddings, unless hooks want
+        to see these."""
+        form, rows = self.form, built.rows
+        built.steps.change(built.tokens, tokens)
+        built.steps.change(built.positions, [kv.length + i for kv, _, count, _ in texts for i in range(count)])
+        if not (form.embedding._forward_hooks or form.embedding._forward_pre_hooks):
+            return 0
         rows.x.copy_(form.embedding(torch.tensor([tokens]))[0])
         if form.embedding_scale != 1:
             rows.x.mul_(form.embedding_scale)
+        return built.embedded
 
-    def _run(self, built: Built, experts: Experts, hits: Hits | None) -> None:
-        """Compute all layers and the logits."""
+    def _run(self, built: Built, done: int, experts: Experts, hits: Hits | None) -> None:
+        """Compute all layers and the logits; `done`: steps that are not needed."""
         steps, table = built.steps, 0
         if hits is not None and len(built.rows.x) == 1 and not any(map(_is_hooked, built.routings)):
             table = hits.hits_at()
             steps.change(built.table, [table])
-        done = 0  # steps
+        chosen = list[int]()  # by the token, in the layers that were computed
+        at = 0
         for routing in built.routings:
             if done <= routing.routed:
                 done = _computed(built, done, None if table else routing.routed)
-            site = routing.rest.site
+                chosen = built.ids.tolist() if done > routing.looked else []
+            begin, at = at, at + routing.ids.numel()
             if done > routing.looked and hits is not None:
-                hits.computed(site.index, routing.ids[0].tolist())
+                hits.computed(routing.rest.site.index, chosen[begin:at])
                 continue
             built.rows.delta.copy_(self._experts(routing, built.rows, experts))
             done = routing.end

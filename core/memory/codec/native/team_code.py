@@ -9,7 +9,7 @@ from core.system.native.compile import Function, compiled
 from core.system.native.ir import Code
 
 LINE = 64  # bytes: fields written by different threads lie in different cache lines
-NEXT, OPEN, INSIDE, FIELDS = (LINE * i for i in range(4))
+NEXT, OPEN, INSIDE, GIVE_UP, FIELDS = (LINE * i for i in range(5))
 NAMES = (
     "units",
     "parts",
@@ -89,6 +89,21 @@ def _spread() -> Code:
     return code
 
 
+SPINS = 512  # turns of a wait before it gives the processor up: some microseconds
+
+
+def _wait(code: Code, turn: str) -> None:
+    """One turn of a wait: a pause, and from SPINS turns on the processor to any thread that wants it. Nobody gains by a
+    thread that spins where the one it waits for is stopped."""
+    code.run("llvm.x86.sse2.pause")
+    many = code.let(f"icmp sge i64 {turn}, {SPINS}")
+    code.do(f"br i1 {many}, label %give_up, label %spin")
+    code.begin("give_up")
+    code.do(f"call i32 {code.load('ptr', code.at('%job', GIVE_UP), 8)}()")
+    code.do("br label %spin")
+    code.begin("spin")
+
+
 def _run() -> Code:
     """Generates @run(job): prepare the given states, then compute all units, together with the helpers."""
     code = Code("void @run(ptr %job)")
@@ -96,9 +111,13 @@ def _run() -> Code:
     code.do(f"store atomic i64 {_field(code, 'shared')}, ptr {code.at('%job', OPEN)} seq_cst, align 8")
     code.do("call void @drain(ptr %job)")
     code.do(f"store atomic i64 0, ptr {code.at('%job', OPEN)} seq_cst, align 8")
+    code.do("br label %computed")
+    code.begin("computed")
     code.do("br label %left")
     code.begin("left")  # wait for helpers inside: they compute, or read fields
-    code.run("llvm.x86.sse2.pause")
+    turn = code.let("phi i64 [ 0, %computed ], [ %next, %spin ]")
+    _wait(code, turn)
+    code.do(f"%next = add i64 {turn}, 1")
     code.do(f"br i1 {code.let(f'icmp eq i64 {_look(code, INSIDE)}, 0')}, label %over, label %left")
     code.begin("over")
     return code
@@ -112,8 +131,11 @@ def _help() -> Code:
     began = code.call("i64", "llvm.readcyclecounter")
     code.do("br label %watch")
     code.begin("watch")
-    code.run("llvm.x86.sse2.pause")
-    code.do(f"br i1 {code.let(f'icmp ne i64 {_look(code, OPEN)}, 0')}, label %enter, label %wait")
+    turn = code.let("phi i64 [ 0, %fresh ], [ %next, %wait ]")
+    code.do(f"br i1 {code.let(f'icmp ne i64 {_look(code, OPEN)}, 0')}, label %enter, label %nothing")
+    code.begin("nothing")
+    _wait(code, turn)
+    code.do("br label %wait")
     code.begin("enter")  # the caller waits for helpers inside, so
     _atomic(code, "add", INSIDE, 1)  # check again after the caller can see this helper
     code.do(f"br i1 {code.let(f'icmp ne i64 {_look(code, OPEN)}, 0')}, label %join, label %leave")
@@ -124,6 +146,7 @@ def _help() -> Code:
     _atomic(code, "sub", INSIDE, 1)
     code.do("br label %fresh")
     code.begin("wait")
+    code.do(f"%next = add i64 {turn}, 1")
     passed = code.let(f"sub i64 {code.call('i64', 'llvm.readcyclecounter')}, {began}")
     code.do(f"br i1 {code.let(f'icmp slt i64 {passed}, %patience')}, label %watch, label %over")
     code.begin("over")

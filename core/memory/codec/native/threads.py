@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
 from collections.abc import Sequence
 
 import torch
 
-from core.memory.codec.native.team_code import FIELDS, FORM, LINE, functions
+from core.memory.codec.native.team_code import FIELDS, FORM, GIVE_UP, LINE, functions
 from core.system.native import openmp
 from core.system.native.compile import address
 from core.system.native.contention import watch
@@ -41,6 +42,7 @@ class Team:
         self._job = (ctypes.c_char * (LINE + FIELDS + FORM.size))()
         self._job_at = -(-ctypes.addressof(self._job) // LINE) * LINE
         self._fields_at = self._job_at - ctypes.addressof(self._job) + FIELDS
+        ctypes.c_int64.from_address(self._job_at + GIVE_UP).value = _give_up()
         self._pack = FORM.pack_into
         self._slots = (ctypes.c_int64 * MOST)()
         self._slots_at = ctypes.addressof(self._slots)
@@ -173,6 +175,13 @@ def acquire_team() -> Team:
         _own.team = Team(alone=True)
     _own.team._lock.acquire()
     return _own.team
+
+
+@functools.cache
+def _give_up() -> int:
+    """The address of what the system has for a thread that lets others have its processor: a function int()."""
+    library, name = ("kernel32", "SwitchToThread") if os.name == "nt" else (None, "sched_yield")
+    return ctypes.cast(getattr(ctypes.CDLL(library), name), ctypes.c_void_p).value or 0
 
 
 @functools.cache

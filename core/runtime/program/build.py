@@ -7,7 +7,7 @@ others.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -86,6 +86,7 @@ class Built(NamedTuple):
     embedded: int  # the first step after the one that writes the embeddings
     logits: int  # where the address of the logits is
     table: int  # where that of the experts' slots is
+    hooks: tuple[Mapping[int, object], ...]  # those that want to see the experts of a layer
 
 
 class Memory:
@@ -126,7 +127,8 @@ class Builder:
         logits = self._head()
         found = tuple([one for one in routings if one is not None])
         addresses = tokens, self._positions, embedded, logits, self._table
-        self.built = Built(self._rows, steps, found, self._ids, self._normed, *addresses)
+        hooks = tuple([hooks for one in found for hooks in _hooks(one)])
+        self.built = Built(self._rows, steps, found, self._ids, self._normed, *addresses, hooks)
 
     def _made_rows(self) -> Rows:
         count, form = self._count, self._form
@@ -286,6 +288,13 @@ class Builder:
             prepared[name] = self._memory.at(name, rows * products.prepared_bytes)
             self._steps.add(products.prepare(x.data_ptr(), x.stride(0) * 4, rows, prepared[name]))
         return prepared[name]
+
+
+def _hooks(routing: Routing) -> list[Mapping[int, object]]:
+    """The hooks around a layer's experts, as they are at any time."""
+    router, module = routing.rest.site.router, routing.rest.site.module
+    before = routing.layer.after_module, router, module
+    return [*[one._forward_pre_hooks for one in before], router._forward_hooks, module._forward_hooks]
 
 
 def norm(of: NormWeight, x: torch.Tensor, delta: torch.Tensor | None, out: torch.Tensor, scale: float = 1.0) -> Work:

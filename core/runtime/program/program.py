@@ -85,7 +85,7 @@ class Program:
     def _run(self, built: Built, done: int, experts: Experts, hits: Hits | None) -> None:
         """Compute all layers and the logits; `done`: steps that are not needed."""
         steps, table = built.steps, 0
-        if hits is not None and len(built.rows.x) == 1 and not any(map(_is_hooked, built.routings)):
+        if hits is not None and len(built.rows.x) == 1 and not any(built.hooks):
             table = hits.hits_at()
             steps.change(built.table, [table])
         chosen = list[int]()  # by the token, in the layers that were computed
@@ -152,18 +152,6 @@ def _computed(built: Built, first: int, end: int | None) -> int:
         return built.steps.run(team, first, end)
     finally:
         team.release()
-
-
-def _is_hooked(routing: Routing) -> bool:
-    """Whether hooks want to see a layer's experts."""
-    router, module = routing.rest.site.router, routing.rest.site.module
-    return bool(
-        routing.layer.after_module._forward_pre_hooks
-        or router._forward_hooks
-        or router._forward_pre_hooks
-        or module._forward_pre_hooks
-        or module._forward_hooks
-    )
 
 
 def _before(module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -19,7 +19,6 @@ SUITES = {  # name -> folder, options
     "methods": ("routing", "model tokens keep small"),
     "expert_maps": ("routing", "model tokens small"),
     "buddies": ("routing", "model profile small"),
-    "training": ("routing", "model tokens small"),
     "path": ("routing", "model minutes tokens keep small"),
     "overhead": ("routing", "model rounds tokens small"),
     "super_experts": ("quality", "model questions tokens rounds small"),
@@ -27,18 +26,16 @@ SUITES = {  # name -> folder, options
     "systems": ("quality", "model budgets rounds tokens questions keep small"),
     "distance": ("quality", "model formats tokens small"),
     "invariance": ("quality", "model prompts small"),
-    "turns": ("speed", "model rounds small"),
-    "prefill": ("speed", "rounds lengths peers keep small"),
-    "pieces": ("speed", "rounds keep small"),
     "split": ("speed", "model budget rounds tokens keep small"),
     "batch": ("speed", "model rounds tokens keep small"),
     "dispatch": ("speed", "rounds tokens small"),
-    "busy": ("speed", "model budget rounds tokens small"),
     "soak": ("speed", "minutes seed small"),
 }
 GONE = {  # names of before -> what to do instead
     "regret": "The live comparison of policies is a row of `bench overhead` now.",
     "substitution": "What substitutes cost a token is part of the times of `bench lossy`.",
+    "prefill": "`bench peers --lengths` measures prompts, and `bench tiers` what comes from disk.",
+    "training": "`bench estimator` compares what learned predictors gain from more tokens.",
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from app.services.analysis.analyst import Analyst
 from app.services.analysis.quality import Evaluate, measure
@@ -19,12 +20,12 @@ from app.services.batcher import Batcher
 from app.services.calibrator import Calibrate, Calibrator
 from app.services.chats import Chats
 from app.services.deletion import delete, outcome
-from app.services.engine_protocol import EngineProtocol, Estimate
 from app.services.evaluator import Evaluator
 from app.services.importer import Importer, ImportModel
 from app.services.jobs import JobRunner
 from app.services.library import Library
 from app.services.loader import Loader
+from app.services.loading import Estimate
 from app.services.model_manager import ModelManager
 from app.services.plan_basis import Basis, RoutedTokens
 from app.services.planner import Planner
@@ -42,6 +43,9 @@ from core.settings.link import LinkSettings
 from core.settings.param import declared
 from core.types import StepRecord
 
+if TYPE_CHECKING:
+    from core.engine import Engine
+
 log = logging.getLogger("moestro.app")
 LINK = {param.name for param in declared(LinkSettings).values()}
 DESCRIBED = ("link", "link_gbps", "link_latency_us")  # of a manifest: the link
@@ -58,7 +62,7 @@ class Host:
     def __init__(
         self,
         store: Store | None = None,
-        engine: type[EngineProtocol] | None = None,
+        engine: type[Engine] | None = None,
         estimate: Estimate | None = None,
         importing: ImportModel | None = None,
         calibrating: Calibrate | None = None,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from app.services.engine_protocol import EngineProtocol
 from app.services.host import Host
 from app.ui.tabs.calibrate_plan import PlanPanel, drawing
 from core.errors import SettingError
@@ -16,6 +16,9 @@ from core.profile import Profile, load, profile_path
 from tests.app.conftest import page
 from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_profile
+
+if TYPE_CHECKING:
+    from core.engine import Engine
 
 
 def measured() -> Profile:
@@ -108,7 +111,7 @@ def built(host: Host) -> PlanPanel:
         return PlanPanel(host)
 
 
-def engine_of(host: Host) -> EngineProtocol:
+def engine_of(host: Host) -> Engine:
     loaded = host.models.loaded
     assert loaded is not None
     return loaded.engine

@@ -109,7 +109,7 @@ class Host:
         """Whether an answer is being written or waits, or a job has the model to itself."""
         return self._queue.busy or self.jobs.exclusive is not None
 
-    def delete_model(self, path: str, from_cache: bool = False) -> str:
+    def delete_model(self, path: str) -> str:
         """Delete the library's model at a path; returns what was deleted, and what is left there, as text. Raises
         MoestroError, also for a model in use."""
         entry = self.library.find(path)
@@ -122,7 +122,7 @@ class Host:
             *([job.source, str(job.out), str(job.partial)] if job and not job.finished and job.out else []),
         ]
         try:
-            return outcome(entry, delete(entry, using, from_cache))
+            return outcome(entry, delete(entry, using))
         finally:
             self.library.refresh()
 

@@ -1,4 +1,4 @@
-"""Models that benches write, the table of docs/gpu.md, and the cost of a launch."""
+"""Models that benches write."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from app.cli.plan_inputs import TIMES, budgeted, found_profile, model_of, statis
 from app.cli.plan_report import Answer, report, summary
 from app.cli.simulate import opened
 from app.cli.simulate_prefetch import MILLISECONDS
-from app.services.predictions import read_predictions
 from app.store.home import data_dir
 from app.store.private import data_folder
 from core.errors import ProfileError, SettingError
@@ -125,7 +124,6 @@ def run(args: argparse.Namespace) -> int:
         args.tpot,
         basis,
         measured,
-        read_predictions(data_dir(), profile.model_hash) if profile is not None else (),
     )
     print(report(answer))
     if args.save:

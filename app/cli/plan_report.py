@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from app.services.predictions import Prediction, so_far
 from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.curves import Curves
 from core.policy.allocation.expert_split import LayerTimes
@@ -28,7 +27,6 @@ class Answer:
     tpot_ms: float | None  # the requested time
     basis: str  # of the curves, in the user's words
     measured: str  # of the times
-    earlier: Sequence[Prediction] = ()  # of the model, with what answers took
 
 
 def report(answer: Answer) -> str:
@@ -54,7 +52,6 @@ def report(answer: Answer) -> str:
         f"  {name:<{width}}{sum(one.exposed_ms):>12.2f}{one.tpot_ms:>12.2f}{1e3 / one.tpot_ms:>10.2f}"
         for name, one in rows.items()
     ]
-    lines += [text] if (text := so_far(answer.earlier)) else []
     lines += [f"The plan, after {plan.rounds} moves:", "  layer   slots  experts  part resident  waiting ms"]
     lines += [
         f"  {layer:>5}{slots:>8.2f}{cached:>9}{theta:>15.1%}{waits:>12.3f}"
@@ -79,5 +76,4 @@ def summary(answer: Answer) -> dict[str, object]:
         "tpot_ms": answer.plan.tpot_ms,
         "plan": answer.plan.as_json(),
         "compared_ms": {name: one.tpot_ms for name, one in answer.compared.items()},
-        "earlier": [one._asdict() for one in answer.earlier],
     }

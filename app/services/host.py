@@ -29,7 +29,6 @@ from app.services.loading import Estimate
 from app.services.model_manager import ModelManager
 from app.services.plan_basis import Basis, RoutedTokens
 from app.services.planner import Planner
-from app.services.predicting import Predicting
 from app.services.profiles import StoredProfiles
 from app.services.regret import Regret
 from app.services.remembered import Remembered
@@ -54,9 +53,8 @@ DESCRIBED = ("link", "link_gbps", "link_latency_us")  # of a manifest: the link
 class Host:
     """The parts: `models` owns the engine and its settings, `loader` loads it, `chats` asks it; `calibrator`,
     `evaluator`, `importer`, `analyst` and `batcher` do long jobs; `planner` plans the cache, `replanner` again while
-    idle, from what `routed` keeps, and `predicting` compares their model with what answers took; `library` knows the
-    models on this machine, `regret` compares eviction policies, `totals` sums up since the start, `jobs` runs every
-    long job, `remembered` keeps values for the next start.
+    idle, from what `routed` keeps; `library` knows the models on this machine, `regret` compares eviction policies,
+    `totals` sums up since the start, `jobs` runs every long job, `remembered` keeps values for the next start.
     """
 
     def __init__(
@@ -90,7 +88,6 @@ class Host:
         self.routed = RoutedTokens()
         basis = Basis(models, self.routed)
         self.planner = Planner(store.folder, models, basis)
-        self.predicting = Predicting(store.folder, basis)
         kept: Mapping[str, object] = store.db.get(KEY) or {}
         self.replanner = Replanner(
             models,
@@ -158,7 +155,6 @@ class Host:
         model = request.model
         self.totals.add(step)
         self.routed.add(model.load, step)
-        self.predicting.on_step(request, step)
         if LINK & step.changes.keys():
             self._relinked(request)
         if not (self.models.in_blocks or self.models.text_to_text):  # the other caches would be of whole experts
@@ -176,7 +172,6 @@ class Host:
 
     def _ended(self, request: Request) -> None:
         self.totals.ended(request.answer)
-        self.predicting.ended(request)
         self.replanner.look()
         stats = request.answer.stats
         if stats is not None and stats.audit:

@@ -21,7 +21,6 @@ SUITES = {  # name -> folder, options
     "buddies": ("routing", "model profile small"),
     "path": ("routing", "model minutes tokens keep small"),
     "overhead": ("routing", "model rounds tokens small"),
-    "super_experts": ("quality", "model questions tokens rounds small"),
     "lossy": ("quality", "model questions tokens rounds keep small"),
     "systems": ("quality", "model budgets rounds tokens questions keep small"),
     "distance": ("quality", "model formats tokens small"),
@@ -34,6 +33,7 @@ GONE = {  # names of before -> what to do instead
     "regret": "The live comparison of policies is a row of `bench overhead` now.",
     "substitution": "What substitutes cost a token is part of the times of `bench lossy`.",
     "prefill": "`bench peers --lengths` measures prompts, and `bench tiers` what comes from disk.",
+    "super_experts": "`calibrate` lists them; `bench lossy` measures what answers lose.",
     "training": "`bench estimator` compares what learned predictors gain from more tokens.",
 }
 

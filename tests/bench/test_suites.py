@@ -18,7 +18,7 @@ from bench.harness import process, protocol
 from bench.harness.run import Suite
 from bench.models import fixtures
 from bench.models.sizes import SMALL
-from bench.quality import lossy, speculating, super_experts, systems
+from bench.quality import lossy, speculating, systems
 from bench.routing import methods, overhead, path, path_accuracy, predictors
 from bench.routing.methods_result import WAITED
 from bench.speed import batch, split, tiers, worker
@@ -457,18 +457,6 @@ def test_invariance() -> None:
     for values in (("budget 25%",), ("threads 1", "threads 2"), ("reuse False", "reuse True")):
         assert sum(fast["of"][value][0] for value in values) == fast["logits"], "each run is in one row"
     assert f"0 of {fast['logits']:,}" in one.text or not widths()
-
-
-@pytest.mark.long(0.3)
-def test_super_experts() -> None:
-    one = tried("super_experts")
-    r = one.result
-    assert [row["name"] for row in r["left_out"]] == ["none", "asked", "busiest", "random"]
-    none, asked, *_ = r["left_out"]
-    assert none["kl"] == pytest.approx(0.0, abs=1e-6) and none["agreement"] == 1.0 and asked["kl"] > 0
-    assert len(r["rows"]) == 2 * len(super_experts.WAYS) and not any(row["problem"] for row in r["rows"])
-    assert asked["experts"] == [[each["layer"], each["expert"]] for each in r["super_experts"] or [r["outstanding"]]]
-    assert "Super experts: " in one.text and "drop, " in one.text and "busiest" in one.text
 
 
 @pytest.mark.long(0.5)

@@ -13,7 +13,6 @@ SUITES = {  # name -> folder, options
     "quick": ("speed", "model budget rounds tokens dtype peers small"),
     "tiers": ("speed", "rounds tokens formats budgets peers keep small"),
     "peers": ("speed", "rounds tokens formats lengths arithmetics peers coded keep small"),
-    "formats": ("speed", "rounds small"),
     "predictors": ("routing", "model tokens small"),
     "estimator": ("routing", "model tokens small"),
     "methods": ("routing", "model tokens keep small"),
@@ -34,6 +33,7 @@ GONE = {  # names of before -> what to do instead
     "substitution": "What substitutes cost a token is part of the times of `bench lossy`.",
     "prefill": "`bench peers --lengths` measures prompts, and `bench tiers` what comes from disk.",
     "super_experts": "`calibrate` lists them; `bench lossy` measures what answers lose.",
+    "formats": "`python -m core.memory.codec.measure` measures every format, by the number of rows.",
     "training": "`bench estimator` compares what learned predictors gain from more tokens.",
 }
 

@@ -26,7 +26,6 @@ from bench.suites import GONE, SUITES, suite
 from core.capacity import fit
 from core.errors import BudgetError
 from core.profile import load
-from core.settings.formats import FORMATS, LOADABLE
 from core.settings.presets import PRESETS
 from core.settings.registry import variants
 from core.simulate import BELADY, BELADY_BYPASS
@@ -86,22 +85,6 @@ def test_quick() -> None:
         and r["systems"]["lru"]["copies_per_token"] <= r["systems"]["ondemand"]["copies_per_token"]
     )
     assert r["bound_tpot_ms"] >= r["resident_tpot_ms"] and r["belady_misses_per_token"] >= 0
-
-
-@pytest.mark.long(0.2)
-def test_formats() -> None:
-    one = tried("formats", rounds=2)
-    rows = one.result["formats"]
-    assert tuple(rows) == LOADABLE and one.said[-1] == "round 2 of 2"
-    for name, row in rows.items():
-        bits = FORMATS[name].bits or 16
-        assert bits <= row["blob_bits"] < bits + 1.2 and row["slot_bits"] <= 16
-        assert min(row[key] for key in ("ffn_ms", "ffn_ratio", "place_ms", "place_ms_per_mb", "encode_ms")) > 0
-        assert row["weight_error"] < row["output_error"] < 2.5 * row["weight_error"] + 0.01 or not row["weight_error"]
-    assert rows["checkpoint"]["ffn_ratio"] == 1
-    order = ["checkpoint", "int8-g32", "int4-g32", "int4-g64", "int4-g128", "int3", "int2"]
-    assert sorted(order, key=lambda name: rows[name]["weight_error"]) == order
-    assert all(name in one.text for name in LOADABLE)
 
 
 @pytest.mark.long(0.3)

@@ -27,7 +27,7 @@ PICTURED = "systems"  # the suite that also has a picture
 MODEL = (
     '"demo", or a folder with a model (default: demo); systems, split, batch: or "generated", which the bench writes'
 )
-BUDGET = "memory budget of the configurations that cache (default: 50%%, split: 20%%)"
+BUDGET = "memory budget of the configurations that cache (default: 50%%, split: 20%%, busy: 100%%)"
 PEERS = "all", "ik", "llama", "none"
 KEEP = (
     "where the generated model and its packs stay, 12 GB, and results from which an interrupted run continues "

@@ -20,7 +20,7 @@ from core.memory.link import scaled_gbps
 from core.memory.pack import pack_at
 from core.policy.predict import Predictor
 from core.settings.sampling import Sampling
-from core.types import StepRecord
+from core.types import AnswerStats, Ids, StepRecord
 
 QUESTION = [{"role": "user", "content": "What does heapq.heappush do?"}]
 HELD_OUT = 64  # most texts that are asked and that no profile has seen; so many that few come up twice, since a
@@ -85,6 +85,13 @@ def decode_steps(engine: Engine, tokens: int) -> list[StepRecord]:
     """The decode passes of an answer to QUESTION."""
     pieces = engine.generate(QUESTION, Sampling(max_new_tokens=tokens + 1))
     return [piece.step for piece in pieces if piece.step is not None and piece.step.phase == "decode"]
+
+
+def stats_of(engine: Engine, ids: Sequence[int], tokens: int) -> AnswerStats:
+    """The statistics of a greedy answer."""
+    *_, end = engine.generate(Ids(ids), Sampling(temperature=0.0, max_new_tokens=tokens))
+    assert end.stats is not None
+    return end.stats
 
 
 def until_ready(predictor: Predictor) -> None:

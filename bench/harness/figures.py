@@ -34,6 +34,11 @@ def differences(some: Sequence[float], others: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(some, others, strict=True)]
 
 
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """The median, the least and the most."""
+    return {"median": median(values), "least": min(values), "most": max(values)}
+
+
 def belady_misses_per_token(ids: npt.NDArray[Any], experts: int, slots: int) -> float:
     """Fewest misses per token of any eviction policy on `ids` [L, T, k], each layer with its even share of `slots`. The
     first miss of each expert is left out: a cache that was filled before need not have it."""

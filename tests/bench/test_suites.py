@@ -21,7 +21,7 @@ from bench.models.sizes import SMALL
 from bench.quality import lossy, speculating, systems
 from bench.routing import methods, overhead, path, path_accuracy, predictors
 from bench.routing.methods_result import WAITED
-from bench.speed import batch, split, tiers, worker
+from bench.speed import batch, busy, split, tiers, worker
 from bench.suites import GONE, SUITES, suite
 from core.capacity import fit
 from core.errors import BudgetError
@@ -85,6 +85,13 @@ def test_quick() -> None:
         and r["systems"]["lru"]["copies_per_token"] <= r["systems"]["ondemand"]["copies_per_token"]
     )
     assert r["bound_tpot_ms"] >= r["resident_tpot_ms"] and r["belady_misses_per_token"] >= 0
+
+
+@pytest.mark.long(0.5)
+def test_busy() -> None:
+    one = tried("busy")
+    assert all(one.result[kind]["ttft_ms"]["median"] > 0 < one.result[kind]["tpot_ms"]["median"] for kind in busy.KINDS)
+    assert one.result["loops"] >= 1 and "endless loops" in one.text
 
 
 @pytest.mark.long(0.3)

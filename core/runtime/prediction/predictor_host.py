@@ -25,8 +25,7 @@ from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.none import NoPrediction
 from core.profile import Profile
 from core.runtime.prediction.answer_wait import AnswerWait
-from core.runtime.prediction.predicted import PredictedScores
-from core.runtime.prediction.speculation import PredictedRouting
+from core.runtime.prediction.speculation import PredictedRouting, PredictedScores
 from core.runtime.prediction.view import EngineView, mean_distribution
 from core.runtime.prediction.worker.process_worker import ProcessWorker
 from core.settings.param import Value

@@ -169,7 +169,9 @@ def test_it_answers_and_simulates_in_further_processes(installed: Installed, tmp
 @pytest.mark.long(2)
 def test_a_bench_starts_its_processes_and_keeps_its_result_among_the_data(installed: Installed) -> None:
     """Each measurement is a process, started by its module's name."""
-    installed.run("bench", "tiers", "--small", "--peers", "none", "--tokens", "4")
+    installed.run(
+        "bench", "tiers", "--small", "--peers", "none", "--formats", "int4", "--budgets", "50%", "--tokens", "4"
+    )
     (result,) = (installed.home / "bench" / "results").iterdir()
     found = json.loads(result.read_text(encoding="utf-8"))
     assert found["bench"] == "tiers" and found["tok_s"]["int4"]["50%"]["moestro"] > 0

@@ -137,7 +137,7 @@ def test_a_command_lacks_only_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> 
     assert "torch" in names["chat"] and "gradio" not in names["chat"]
     assert "gradio" in names["ui"] and "pytest" not in names["ui"]
     assert {"gradio", "pytest", "ruff"} <= names["test"]
-    assert {"fastapi", "pydantic", "httpx"} <= names["batch"] and "gradio" not in names["batch"]
+    assert {"fastapi", "pydantic"} <= names["batch"] and "gradio" not in names["batch"]
 
 
 def test_absent_and_half_installed_packages_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

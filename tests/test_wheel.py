@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from app.client.process import Server
 from app.start import installer
 from core import __version__
+from tests.client.process import Server
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -168,11 +168,13 @@ def test_it_answers_and_simulates_in_further_processes(installed: Installed, tmp
 
 @pytest.mark.long(2)
 def test_a_bench_starts_its_processes_and_keeps_its_result_among_the_data(installed: Installed) -> None:
-    """It starts launch.py by its path, and a module of its own by its name."""
-    installed.run("bench", "soak", "--small")
+    """Each measurement is a process, started by its module's name."""
+    installed.run(
+        "bench", "tiers", "--small", "--peers", "none", "--formats", "int4", "--budgets", "50%", "--tokens", "4"
+    )
     (result,) = (installed.home / "bench" / "results").iterdir()
     found = json.loads(result.read_text(encoding="utf-8"))
-    assert found["bench"] == "soak" and found["finished"] and found["took_ms"]["/healthz"]
+    assert found["bench"] == "tiers" and found["tok_s"]["int4"]["50%"]["moestro"] > 0
     assert "holds" in installed.run("papers").stdout  # from the results in the wheel
 
 

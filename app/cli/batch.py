@@ -9,20 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli import chat, options
-from app.cli.parser import CommandParser, real, whole
+from app.cli.parser import CommandParser, whole
 from app.cli.terminal import Bar, clock, stoppable
-from app.services.secret import address, from_environment, secret
 from core.engine.batch_request import BATCH
 from core.errors import MoestroError
 from core.settings.registry import create, variants
 from core.system.paths import expanded
 
 if TYPE_CHECKING:
-    from app.services.batch.endpoint import Server
     from app.services.batch.run import Backend, Progress, Run
 
-KEY = "OPENAI_API_KEY"
-AT_ONCE, RETRIES, LONGEST_S = 256, 100, 86_400  # most
+AT_ONCE = 256  # most
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -64,25 +61,6 @@ def add_arguments(parser: CommandParser) -> None:
         action="store_true",
         help="with a scheduler: four batches are at work, and two are divided while the others are computed",
     )
-    server = parser.add_argument_group("another server", "instead of a model that is loaded here")
-    server.add_argument(
-        "--endpoint", type=address, metavar="URL", help="a server of the OpenAI API, such as http://localhost:8000/v1"
-    )
-    server.add_argument("--api-key", type=secret, metavar="KEY", help=f"its key (default: {KEY} of the environment)")
-    server.add_argument(
-        "--retries",
-        type=whole(0, RETRIES),
-        default=5,
-        metavar="N",
-        help="how often a request is sent again (default: 5)",
-    )
-    server.add_argument(
-        "--timeout",
-        type=real(f"a number of seconds up to {LONGEST_S}", 1e-3, LONGEST_S),
-        default=600.0,
-        metavar="S",
-        help="seconds a request may take (default: 600)",
-    )
     options.add_settings(parser)
     options.add_sampling(parser)
 
@@ -91,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
     from app.services.batch.run import Run
 
     spec, drain = options.spec(args), threading.Event()
-    server = _server(args) if args.endpoint is not None else None
     batch = Run(args.source, args.out, drain, args.retry_errors)
     try:
         if not batch.left:
@@ -99,10 +76,6 @@ def run(args: argparse.Namespace) -> int:
             return 0
         if batch.progress.before:
             print(f"{batch.progress.before} of {batch.total} lines are answered already.", file=sys.stderr)
-        if server is not None:
-            from app.services.batch.by_server import ByServer
-
-            return _answered(batch, ByServer(server, args.at_once), drain, args.out)
         from app.server.v1.batch import ByEngine
 
         scheduler = create("scheduler", args.scheduler, {}) if args.scheduler != "none" else None
@@ -117,14 +90,6 @@ def run(args: argparse.Namespace) -> int:
             engine.unload()
     finally:
         batch.close()
-
-
-def _server(args: argparse.Namespace) -> Server:
-    """Raises MoestroError for an address or a key that cannot be one."""
-    from app.services.batch.endpoint import Server
-
-    key = args.api_key if args.api_key is not None else from_environment(KEY)
-    return Server.checked(args.endpoint, key, args.model or "", args.retries, args.timeout)
 
 
 def _answered(batch: Run, backend: Backend, drain: threading.Event, out: Path) -> int:

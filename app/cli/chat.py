@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.cli import options
 from app.cli.parser import CommandParser
 from app.cli.target import require_new_file
 from app.cli.terminal import Reading, stoppable
-from app.services.engine_protocol import EngineProtocol
 from app.services.profiles import stored_profile
 from app.services.secret import secret
 from app.store.home import DISTANCES, KERNELS, PRODUCTS, data_dir
@@ -28,6 +28,9 @@ from core.settings.sampling import Sampling
 from core.system.command import COMMAND
 from core.system.paths import expanded
 from core.types import AnswerStats, StepRecord
+
+if TYPE_CHECKING:
+    from core.engine import Engine
 
 HINT = """Write a message. /reset starts over, /set name value changes a setting, /stats shows the last answer's
 figures, /quit or the end of input leaves. Ctrl-C stops an answer, or leaves when there is none."""
@@ -74,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         engine.unload()
 
 
-def load(spec: LoadSpec) -> EngineProtocol:
+def load(spec: LoadSpec) -> Engine:
     """Load the engine with its progress on stderr; imported here, so that `launch.py --help` does not import torch."""
     from core.engine import Engine, arithmetic
     from core.memory.codec.native import choice
@@ -101,7 +104,7 @@ def check_record(path: Path, spec: LoadSpec) -> None:
 
 
 def record(
-    path: Path | None, engine: EngineProtocol, spec: LoadSpec, extras: Mapping[str, bool]
+    path: Path | None, engine: Engine, spec: LoadSpec, extras: Mapping[str, bool]
 ) -> TraceWriter | nullcontext[None]:
     """A trace writer for the routing of `engine`, with the enabled EXTRAS; without a path a null context."""
     if path is None:
@@ -147,7 +150,7 @@ class ChatSession:
 
     def __init__(
         self,
-        engine: EngineProtocol,
+        engine: Engine,
         spec: LoadSpec,
         sampling: Sampling,
         as_json: bool,

@@ -206,9 +206,8 @@ def tasks(
 ) -> dict[str, Any]:
     """Measure every mode at every resident share on tasks of the harness."""
     from core.measure.evaluate.calibrated import calibrated
-    from core.measure.evaluate.harness import adapter
+    from core.measure.evaluate.harness import adapter, evaluate_tasks
     from core.measure.evaluate.scorer import Scorer
-    from core.measure.evaluate.tasks import evaluate_tasks
 
     adapter(Scorer(engine))  # raises early if the harness is not installed
     folder = data_folder(data_dir())

@@ -31,17 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.add_argument("--delete", metavar="NAME", help="delete a pack, by its name or path; needs --yes")
     parser.add_argument("--yes", action="store_true", help="delete without asking for confirmation")
-    parser.add_argument(
-        "--from-cache",
-        action="store_true",
-        help="with --delete: also what is in the Hugging Face cache, which other programs use",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
     found = entries(args.folder)
     if args.delete is not None:
-        return remove(pick(found, args.delete), args.yes, args.from_cache)
+        return remove(pick(found, args.delete), args.yes)
     if args.json:
         print(json.dumps([{**asdict(entry), "used": _utc(entry.used)} for entry in found], indent=2))
     elif found:
@@ -70,14 +65,14 @@ def pick(found: Iterable[Entry], name: str) -> Entry:
     return same[0]
 
 
-def remove(entry: Entry, sure: bool, from_cache: bool) -> int:
+def remove(entry: Entry, sure: bool) -> int:
     """Delete an entry, or describe what that would remove."""
     if not sure:
         what = inspect(entry)
         print(f"This would delete {entry.name} for good, in {entry.path}: {describe(what)}.")
         print(" ".join(filter(None, (stays(what), "Add --yes to do it."))))
         return 2
-    print(outcome(entry, delete(entry, from_cache=from_cache)))
+    print(outcome(entry, delete(entry)))
     return 0
 
 

@@ -9,17 +9,15 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from app.cli import options
 from app.cli.parser import real
-from app.cli.plan_inputs import TIMES, budgeted, found_profile, model_of, policy, statistics, times_of
-from app.cli.plan_report import PLANNED, Answer, report, summary
+from app.cli.plan_inputs import TIMES, budgeted, found_profile, model_of, statistics, times_of
+from app.cli.plan_report import Answer, report, summary
 from app.cli.simulate import opened
 from app.cli.simulate_prefetch import MILLISECONDS
-from app.services.predictions import read_predictions
 from app.store.home import data_dir
 from app.store.private import data_folder
 from core.errors import ProfileError, SettingError
@@ -28,16 +26,13 @@ from core.policy.allocation.configurator import WHOLE, ZETA, least_budget, plan_
 from core.policy.allocation.curves import Curves
 from core.policy.allocation.expert_split import LayerTimes
 from core.policy.allocation.slot_allocation import prefetch_buffer
-from core.policy.eviction import policy_maker
 from core.profile import Profile, profile_path, save
-from core.profile.trace import Trace
 from core.settings.budget import Budget
 from core.settings.config import Settings
-from core.simulate.split_replay import SplitReplay, SplitResult
 from core.system.paths import expanded
 
 TOKENS = 5000  # of a trace: as many as MoEpic plans from (section 4.1)
-BLOCKS = 16  # of an expert, in a replay
+SEVERAL = 2  # blocks of an expert that may be split: with more than one the buffer is set aside
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,9 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     clock = parser.add_argument_group("times", "Milliseconds; those not given are the profile's.")
     for name, what in TIMES.items():
         clock.add_argument(f"--{name}-ms", type=MILLISECONDS, metavar="X", help=what)
-    parser.add_argument(
-        "--replay", action="store_true", help="also run the trace through these caches in virtual time; takes a while"
-    )
     parser.add_argument("--save", action="store_true", help="keep the plan in the profile")
     options.add_json(parser)
 
@@ -107,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     times, measured = times_of(args, profile)
     whole = args.theta == WHOLE
     least = float(curves.top_k) if whole else 0.0  # split experts are computed in the buffer
-    aside = set_aside(args, curves.top_k, 1 if whole else BLOCKS)
+    aside = set_aside(args, curves.top_k, 1 if whole else SEVERAL)
     total = curves.layers * curves.experts
     if args.tpot is not None:
         plan = least_budget(curves, times, args.tpot, zeta=args.zeta, theta=args.theta, least=least)
@@ -124,7 +116,6 @@ def run(args: argparse.Namespace) -> int:
     answer = Answer(
         plan,
         others,
-        replayed(args, trace, {PLANNED: plan, **others}, times, aside) if args.replay else {},
         curves,
         times,
         experts,
@@ -133,7 +124,6 @@ def run(args: argparse.Namespace) -> int:
         args.tpot,
         basis,
         measured,
-        read_predictions(data_dir(), profile.model_hash) if profile is not None else (),
     )
     print(report(answer))
     if args.save:
@@ -149,20 +139,6 @@ def compared(curves: Curves, times: LayerTimes, experts: int, whole: bool) -> di
     return {name: plan_even(curves, times, experts, theta) for name, theta in split.items()} | {
         "even, whole experts": plan_even(curves, times, experts, WHOLE),
         "AdapMoE, whole experts": plan_adapmoe(curves, times, experts),
-    }
-
-
-def replayed(
-    args: argparse.Namespace, trace: Trace | None, plans: Mapping[str, CachePlan], times: LayerTimes, aside: int
-) -> dict[str, SplitResult]:
-    """What each of these caches, with the buffer, takes on the trace in virtual time; a cache of whole experts has
-    a buffer of one token's experts there. Raises SettingError without a trace."""
-    if trace is None:
-        raise SettingError("--replay needs a --trace.")
-    buffer, make = aside or trace.top_k, policy_maker(policy(args))
-    return {
-        name: SplitReplay(trace, plan.in_blocks(BLOCKS), BLOCKS, buffer, times, make).run(trace.tokens // 4)
-        for name, plan in plans.items()
     }
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from app.services.predictions import Prediction, so_far
 from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.curves import Curves
 from core.policy.allocation.expert_split import LayerTimes
-from core.simulate.split_replay import SplitResult
 from core.system.wording import format_bytes
 
 PLANNED = "planned"  # the plan among the others
@@ -21,7 +19,6 @@ class Answer:
 
     plan: CachePlan
     compared: Mapping[str, CachePlan]
-    replayed: Mapping[str, SplitResult]  # of all of these, or empty
     curves: Curves
     times: LayerTimes
     experts: int  # memory in whole experts, the buffer included
@@ -30,7 +27,6 @@ class Answer:
     tpot_ms: float | None  # the requested time
     basis: str  # of the curves, in the user's words
     measured: str  # of the times
-    earlier: Sequence[Prediction] = ()  # of the model, with what answers took
 
 
 def report(answer: Answer) -> str:
@@ -50,15 +46,12 @@ def report(answer: Answer) -> str:
         f"Statistics: {answer.basis}",
         f"{head}: {'; '.join(parts)}",
         f"Predicted, of which computing takes {plan.compute_ms:.4g} ms:",
-        f"  {'':<{width}}{'waiting ms':>12}{'ms a token':>12}{'tokens/s':>10}"
-        + f"{'replayed ms':>13}{'predicted/replayed':>20}" * bool(answer.replayed),
+        f"  {'':<{width}}{'waiting ms':>12}{'ms a token':>12}{'tokens/s':>10}",
     ]
     lines += [
         f"  {name:<{width}}{sum(one.exposed_ms):>12.2f}{one.tpot_ms:>12.2f}{1e3 / one.tpot_ms:>10.2f}"
-        + (f"{was.tpot_ms:>13.2f}{one.tpot_ms / was.tpot_ms:>20.2f}" if (was := answer.replayed.get(name)) else "")
         for name, one in rows.items()
     ]
-    lines += [text] if (text := so_far(answer.earlier)) else []
     lines += [f"The plan, after {plan.rounds} moves:", "  layer   slots  experts  part resident  waiting ms"]
     lines += [
         f"  {layer:>5}{slots:>8.2f}{cached:>9}{theta:>15.1%}{waits:>12.3f}"
@@ -83,6 +76,4 @@ def summary(answer: Answer) -> dict[str, object]:
         "tpot_ms": answer.plan.tpot_ms,
         "plan": answer.plan.as_json(),
         "compared_ms": {name: one.tpot_ms for name, one in answer.compared.items()},
-        "earlier": [one._asdict() for one in answer.earlier],
-        "replayed": {name: asdict(one) for name, one in answer.replayed.items()},
     }

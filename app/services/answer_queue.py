@@ -8,8 +8,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from app.services.engine_protocol import AnyPrompt
-from app.services.loading import Loaded
+from app.services.loading import AnyPrompt, Loaded
 from app.services.progress import Answer
 from core.errors import BusyError
 from core.settings.sampling import Sampling

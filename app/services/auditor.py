@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from app.services.answer_queue import AnswerQueue
-from app.services.engine_protocol import EngineProtocol
 from app.store import Store
 from core.engine.quality.report import Quality
 from core.errors import MoestroError
+
+if TYPE_CHECKING:
+    from core.engine import Engine
 
 log = logging.getLogger("moestro.app")
 AGAIN_S = 0.25  # before retrying an engine that was in use, or whose audit was interrupted
@@ -25,11 +28,11 @@ class Auditor:
         self._store, self._answers = store, answers
         self._news = threading.Condition()
         self._stop = threading.Event()
-        self._engine: EngineProtocol | None = None
+        self._engine: Engine | None = None
         self._messages: dict[int, int | None] = {}  # answer number in `_engine` -> message id; None = of no chat
         self._thread: threading.Thread | None = None
 
-    def expect(self, engine: EngineProtocol, number: int, message: int | None) -> None:
+    def expect(self, engine: Engine, number: int, message: int | None) -> None:
         """Queue an ended answer of `engine` for scoring under this number (AnswerStats.audit)."""
         with self._news:
             if self._stop.is_set():
@@ -72,7 +75,7 @@ class Auditor:
                 with self._news:
                     self._news.wait_for(self._stop.is_set, AGAIN_S)
 
-    def _next(self) -> EngineProtocol | None:
+    def _next(self) -> Engine | None:
         """Wait until an engine has something to score and no answer waits; None when closing."""
         with self._news:
             while not self._stop.is_set():
@@ -82,7 +85,7 @@ class Auditor:
                 self._news.wait(AGAIN_S if waits else None)
             return None
 
-    def _keep(self, engine: EngineProtocol, quality: Quality) -> None:
+    def _keep(self, engine: Engine, quality: Quality) -> None:
         with self._news:
             message = self._messages.pop(quality.answer, None) if engine is self._engine else None
         if message is None:

@@ -9,23 +9,24 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from app.services.batch.answers_file import Answers
 from app.services.batch.figures import BatchFigures
 from app.services.batch.run import Backend, Progress, Run
-from app.services.engine_protocol import EngineProtocol
 from app.services.jobs import JobOwner, JobRunner, ModelJob
 from app.services.loading import Loaded
 from app.services.model_manager import ModelManager
 from app.store.private import private_folder
 from core.engine.batch_request import BATCH
 from core.errors import MoestroError
-from core.policy.batching import Scheduler
 from core.settings.registry import create
 from core.settings.sampling import Sampling
 from core.system.reading import open_regular, reason
 from core.types import StepRecord
+
+if TYPE_CHECKING:
+    pass
 
 MOST = 256  # prompts at a time
 LATEST = 12  # answers shown
@@ -59,21 +60,8 @@ class BatchForm:
                 raise MoestroError(f"{source.name} cannot be answered: {reason(error)}.") from error
 
 
-class Answerer(Protocol):
-    """Makes what answers lines with an engine: `app.server.v1.batch.ByEngine`, whose answers have the API's form."""
-
-    def __call__(
-        self,
-        engine: EngineProtocol,
-        model: str,
-        base: Sampling,
-        at_once: int,
-        scheduler: Scheduler | None,
-        cancel: threading.Event | None,
-        on_step: Callable[[StepRecord], None],
-        *,
-        pipelined: bool,
-    ) -> Backend: ...
+Answerer = Callable[..., Backend]
+"""Makes what answers lines with an engine: `app.server.v1.batch.ByEngine`, whose answers have the API's form."""
 
 
 class BatchJob(ModelJob):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from app.services.engine_protocol import EngineProtocol
 from app.services.jobs import JobOwner, JobRunner, ModelJob
 from app.services.model_manager import ModelManager
 from app.services.profiles import StoredProfiles, save_buddies_in_pack
@@ -21,6 +18,9 @@ from core.profile import PARTS, Profile
 from core.profile.trace import Trace, open_trace
 from core.settings.calibration import CalibrationSettings
 from core.system.paths import named_path
+
+if TYPE_CHECKING:
+    from core.engine import Engine
 
 CHOICES = {
     "bundled": "Bundled prompts",
@@ -35,25 +35,7 @@ FILES = 5000  # of a folder, whose sizes are summed
 PROMPTS = 256  # passes over prompts that the prefill speed is taken from: the last ones
 WHOLE = 0.5  # of the longest one's tokens: a chat's next turns are shorter, and cost as much a pass
 Text = Any  # core.engine.texts.Text; importing that module imports transformers
-
-
-class Calibrate(Protocol):
-    """Signature of `core.measure.calibrate.gather.calibrate`. Raises MoestroError, also when cancelled."""
-
-    def __call__(
-        self,
-        engine: Any,
-        texts: Sequence[Text],
-        *,
-        parts: Collection[str],
-        traces: Sequence[Trace],
-        source: str,
-        limit: int,
-        settings: CalibrationSettings,
-        folder: Path,
-        progress: Callable[[str, float], None],
-        cancel: threading.Event,
-    ) -> Profile: ...
+Calibrate = Callable[..., Profile]  # core.measure.calibrate.gather.calibrate, or what stands in for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +123,7 @@ class Calibrator(JobOwner[Calibration]):
             model.engine.use_profile(None)
             self._profiles.delete(model.engine.model_hash)
 
-    def _calibrate(self, job: Calibration, engine: EngineProtocol, reading: Reading) -> None:
+    def _calibrate(self, job: Calibration, engine: Engine, reading: Reading) -> None:
         texts, traces, source = self._collect(engine, job.model, reading)
         fresh = self._worker()(
             engine,
@@ -165,7 +147,7 @@ class Calibrator(JobOwner[Calibration]):
         except MoestroError as error:  # saved all the same, and used at the next load
             job.note = str(error)
 
-    def _collect(self, engine: EngineProtocol, model: str, reading: Reading) -> tuple[list[Text], list[Trace], str]:
+    def _collect(self, engine: Engine, model: str, reading: Reading) -> tuple[list[Text], list[Trace], str]:
         """The texts and traces to read, and a description for display. Raises MoestroError when there are none."""
         from core.engine import texts as reader
 

@@ -63,7 +63,7 @@ class Entry:
     @property
     def can_delete(self) -> bool:
         """Whether it may be deleted from the library, after confirmation."""
-        return self.where == "cache" or self.kind in (PACK, UNFINISHED)
+        return self.where != "cache" and self.kind in (PACK, UNFINISHED)
 
     @property
     def can_import(self) -> bool:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from app.services.answer_queue import AnswerQueue, Request
-from app.services.engine_protocol import AnyPrompt
+from app.services.loading import AnyPrompt
 from app.services.model_manager import ModelManager
 from app.services.progress import Answer
 from app.services.remembered import Remembered

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from app.services.analysis.quality import Evaluate, QualityForm, QualityResult, measure
-from app.services.engine_protocol import EngineProtocol
 from app.services.jobs import JobOwner, JobRunner, ModelJob
 from app.services.model_manager import ModelManager
 from app.services.remembered import Remembered
 from core.settings.config import Settings
+
+if TYPE_CHECKING:
+    from core.engine import Engine
 
 KEPT = "quality"  # store key of the last result
 
@@ -52,7 +56,7 @@ class Evaluator(JobOwner[Evaluation]):
             job = Evaluation(model.spec.model, model.engine.settings)
             return self._jobs.start(job, lambda: self._run(job, model.engine, form))
 
-    def _run(self, job: Evaluation, engine: EngineProtocol, form: QualityForm) -> None:
+    def _run(self, job: Evaluation, engine: Engine, form: QualityForm) -> None:
         def found(answer: QualityResult) -> None:
             self.answer = answer
 

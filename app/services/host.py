@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from app.services.analysis.analyst import Analyst
 from app.services.analysis.quality import Evaluate, measure
@@ -19,16 +20,15 @@ from app.services.batcher import Batcher
 from app.services.calibrator import Calibrate, Calibrator
 from app.services.chats import Chats
 from app.services.deletion import delete, outcome
-from app.services.engine_protocol import EngineProtocol, Estimate
 from app.services.evaluator import Evaluator
 from app.services.importer import Importer, ImportModel
 from app.services.jobs import JobRunner
 from app.services.library import Library
 from app.services.loader import Loader
+from app.services.loading import Estimate
 from app.services.model_manager import ModelManager
 from app.services.plan_basis import Basis, RoutedTokens
 from app.services.planner import Planner
-from app.services.predicting import Predicting
 from app.services.profiles import StoredProfiles
 from app.services.regret import Regret
 from app.services.remembered import Remembered
@@ -42,6 +42,9 @@ from core.settings.link import LinkSettings
 from core.settings.param import declared
 from core.types import StepRecord
 
+if TYPE_CHECKING:
+    from core.engine import Engine
+
 log = logging.getLogger("moestro.app")
 LINK = {param.name for param in declared(LinkSettings).values()}
 DESCRIBED = ("link", "link_gbps", "link_latency_us")  # of a manifest: the link
@@ -50,15 +53,14 @@ DESCRIBED = ("link", "link_gbps", "link_latency_us")  # of a manifest: the link
 class Host:
     """The parts: `models` owns the engine and its settings, `loader` loads it, `chats` asks it; `calibrator`,
     `evaluator`, `importer`, `analyst` and `batcher` do long jobs; `planner` plans the cache, `replanner` again while
-    idle, from what `routed` keeps, and `predicting` compares their model with what answers took; `library` knows the
-    models on this machine, `regret` compares eviction policies, `totals` sums up since the start, `jobs` runs every
-    long job, `remembered` keeps values for the next start.
+    idle, from what `routed` keeps; `library` knows the models on this machine, `regret` compares eviction policies,
+    `totals` sums up since the start, `jobs` runs every long job, `remembered` keeps values for the next start.
     """
 
     def __init__(
         self,
         store: Store | None = None,
-        engine: type[EngineProtocol] | None = None,
+        engine: type[Engine] | None = None,
         estimate: Estimate | None = None,
         importing: ImportModel | None = None,
         calibrating: Calibrate | None = None,
@@ -86,7 +88,6 @@ class Host:
         self.routed = RoutedTokens()
         basis = Basis(models, self.routed)
         self.planner = Planner(store.folder, models, basis)
-        self.predicting = Predicting(store.folder, basis)
         kept: Mapping[str, object] = store.db.get(KEY) or {}
         self.replanner = Replanner(
             models,
@@ -105,7 +106,7 @@ class Host:
         """Whether an answer is being written or waits, or a job has the model to itself."""
         return self._queue.busy or self.jobs.exclusive is not None
 
-    def delete_model(self, path: str, from_cache: bool = False) -> str:
+    def delete_model(self, path: str) -> str:
         """Delete the library's model at a path; returns what was deleted, and what is left there, as text. Raises
         MoestroError, also for a model in use."""
         entry = self.library.find(path)
@@ -118,7 +119,7 @@ class Host:
             *([job.source, str(job.out), str(job.partial)] if job and not job.finished and job.out else []),
         ]
         try:
-            return outcome(entry, delete(entry, using, from_cache))
+            return outcome(entry, delete(entry, using))
         finally:
             self.library.refresh()
 
@@ -154,7 +155,6 @@ class Host:
         model = request.model
         self.totals.add(step)
         self.routed.add(model.load, step)
-        self.predicting.on_step(request, step)
         if LINK & step.changes.keys():
             self._relinked(request)
         if not (self.models.in_blocks or self.models.text_to_text):  # the other caches would be of whole experts
@@ -172,7 +172,6 @@ class Host:
 
     def _ended(self, request: Request) -> None:
         self.totals.ended(request.answer)
-        self.predicting.ended(request)
         self.replanner.look()
         stats = request.answer.stats
         if stats is not None and stats.audit:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from app.services.jobs import Job, JobOwner, JobRunner
 from app.services.library import Library
@@ -21,27 +20,7 @@ log = logging.getLogger("moestro.app")
 CHOICES = ("auto", *FORMATS)
 AUTO = "auto: nearest to the source's own"
 SPEED_S = 15.0  # window of the displayed speed
-
-
-class ImportProgress(Protocol):
-    """Progress callback of an import: current action, share 0..1, and bytes."""
-
-    def __call__(self, text: str, share: float, bytes_done: int, bytes_total: int) -> None: ...
-
-
-class ImportModel(Protocol):
-    """Signature of `core.importing.import_model`. Raises MoestroError; a stopped import can be resumed."""
-
-    def __call__(
-        self,
-        source: str,
-        out: Path | Callable[[str, str], Path],
-        *,
-        format: str = ...,
-        progress: ImportProgress = ...,
-        cancel: threading.Event | None = ...,
-        download: bool = ...,
-    ) -> Path: ...
+ImportModel = Callable[..., Path]  # core.importing.import_model, or what stands in for it
 
 
 class ImportJob(Job):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from app.services.engine_protocol import EngineProtocol, Estimate, Profiles
+from typing import TYPE_CHECKING
+
 from app.services.jobs import JobRunner
-from app.services.loading import Loaded, Loading
+from app.services.loading import Estimate, Loaded, Loading, Profiles
 from app.services.model_manager import ModelManager
 from app.services.own_answers import OwnAnswers
 from app.services.planner import LeastMemory, MemoryFinder
@@ -17,6 +18,9 @@ from core.settings.loading import LoadSpec
 from core.system.template_worker import RENDERER
 from core.types import Fit
 
+if TYPE_CHECKING:
+    from core.engine import Engine
+
 
 class Loader:
     """Estimates and loads. Methods return at once and may be called from any thread."""
@@ -28,7 +32,7 @@ class Loader:
         jobs: JobRunner,
         models: ModelManager,
         profiles: Profiles,
-        engine: type[EngineProtocol] | None = None,
+        engine: type[Engine] | None = None,
         estimate: Estimate | None = None,
         known: Profiles = lambda model_hash: None,
     ) -> None:
@@ -135,7 +139,7 @@ class Loader:
         self._remembered.put("spec", spec.describe())
         self._remembered.put("settings", dict(self._models.settings))
 
-    def _type(self) -> type[EngineProtocol]:
+    def _type(self) -> type[Engine]:
         if self._engine is None:
             from core.engine import Engine, arithmetic
             from core.memory.codec.native import choice

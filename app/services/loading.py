@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from app.services.engine_protocol import EngineProtocol
 from app.services.jobs import ModelJob
 from app.wording import short_name
 from core.errors import MoestroError
+from core.profile import Profile
 from core.settings.loading import LoadSpec
+from core.types import Chat, Fit
+
+if TYPE_CHECKING:
+    from core.engine import Engine
+
+Estimate = Callable[[LoadSpec], Fit]
+Profiles = Callable[[str], Profile | None]  # finds the profile of the model with this hash
+AnyPrompt = Sequence[Mapping[str, Any]] | str | Chat  # a chat, a text to continue, or a chat with tools
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A loaded model."""
 
-    engine: EngineProtocol
+    engine: Engine
     spec: LoadSpec  # its settings are those at load time
     load: int  # the store's id of this load
     format: str  # of its experts: a pack's own, or the chosen one

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from app.services.answer_queue import AnswerQueue
-from app.services.engine_protocol import AnyPrompt
 from app.services.jobs import JobRunner
-from app.services.loading import Loaded, Loading
+from app.services.loading import AnyPrompt, Loaded, Loading
 from app.services.remembered import Remembered
 from app.store import Store
 from app.wording import model_id

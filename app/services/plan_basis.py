@@ -120,9 +120,8 @@ class Basis:
         self._lock = threading.Lock()
         self._session: tuple[tuple[int | None, int, int], Curves] | None = None
 
-    def known(self, wanted: Callable[[], bool] = lambda: True, *, fresh: bool = True) -> Known | None:
-        """For the budget, the link and the settings in force; None as soon as it is not `wanted` any more. `fresh`:
-        hit curves of all the session's tokens; else, of those at the last time, without another replay.
+    def known(self, wanted: Callable[[], bool] = lambda: True) -> Known | None:
+        """For the budget, the link and the settings in force; None as soon as it is not `wanted` any more.
 
         Raises SettingError when there is nothing to plan from, BusyError or ModelError without a free model.
         """
@@ -130,7 +129,7 @@ class Basis:
         profile, engine = loaded.engine.profile, loaded.engine
         if profile is None or profile.times is None:
             raise SettingError(NEEDED)
-        found = self._session_curves(loaded, profile, wanted, fresh)
+        found = self._session_curves(loaded, profile, wanted)
         if not wanted():
             return None
         curves = found or profile.curves()
@@ -151,19 +150,15 @@ class Basis:
             loaded.load,
         )
 
-    def _session_curves(
-        self, loaded: Loaded, profile: Profile, wanted: Callable[[], bool], fresh: bool
-    ) -> Curves | None:
+    def _session_curves(self, loaded: Loaded, profile: Profile, wanted: Callable[[], bool]) -> Curves | None:
         """Of the session's own tokens, if there are enough. What predictions are worth is not recorded: that is the
         profile's."""
         tokens = self._routed.tokens(loaded.load)
         if tokens < ENOUGH:
             return None
         kept, key = self._session, (loaded.load, tokens, id(profile))
-        if kept is not None and (kept[0] == key or (not fresh and kept[0][0] == loaded.load)):
+        if kept is not None and kept[0] == key:
             return kept[1]
-        if not fresh:
-            return None
         with self._lock:  # one replay at a time
             ids = self._routed.snapshot(loaded.load)
             found = routed_hits(ids, profile.experts, wanted) if ids is not None else None

@@ -7,7 +7,6 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
-from app.services.predictions import predictions_path
 from app.store.home import data_dir
 from core.errors import ProfileError
 from core.profile import Profile, load, profile_path, save
@@ -56,9 +55,10 @@ class StoredProfiles:
         return whole
 
     def delete(self, model_hash: str) -> None:
-        """Remove the profile of a model, if there is one, and how well it predicted."""
-        for path in (profile_path(self._home, model_hash), predictions_path(self._home, model_hash)):
-            path.unlink(missing_ok=True)
+        """Remove the profile of a model, if there is one."""
+        path = profile_path(self._home, model_hash)
+        path.unlink(missing_ok=True)
+        path.with_suffix(".predictions.json").unlink(missing_ok=True)  # of earlier versions
         self.problem = ""
 
 

@@ -1,7 +1,7 @@
 """Values that no log, error message or report may contain: how options declare them, and their removal from texts.
 
-An option that carries a secret is declared with `type=secret` or, for an address that may, `type=address`; a variable
-of the environment with `from_environment`. Values so declared are remembered for the life of the process.
+An option that carries a secret is declared with `type=secret`, a variable of the environment with
+`from_environment`. Values so declared are remembered for the life of the process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import quote
 
 HIDDEN = "[hidden]"
 SHORTEST = 6  # characters of a value that is removed from texts; a shorter one would also be found in other words
@@ -31,31 +31,10 @@ class Secret(str):
         return repr(HIDDEN)
 
 
-class Address(str):
-    """The value of an option that is a URL; its repr does not show credentials."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return repr(hide(str(self)))
-
-
 def secret(text: str) -> Secret:
     """An option's type: its value is a secret."""
     _declared.add(text)
     return Secret(text)
-
-
-def address(text: str) -> Address:
-    """An option's type: a URL, whose user, password and query are secrets."""
-    try:
-        parts = urlsplit(text)
-        found = [parts.username, parts.password, parts.query, *(value for _, value in parse_qsl(parts.query))]
-    except ValueError:  # no URL
-        found = [text]
-    for one in filter(None, found):
-        _declared.update((one, unquote(one)))
-    return Address(text)
 
 
 def from_environment(name: str) -> str:

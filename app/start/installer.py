@@ -23,7 +23,7 @@ VENV = ROOT / ".venv"
 UNFINISHED = VENV / ".unfinished"  # there while an installation runs: an interrupted one is taken up again
 INSTALLED = any(ROOT.parent.glob("moestro-*.dist-info"))  # which an installer leaves next to the folder of a wheel
 WINDOWS = os.name == "nt"
-API = ("fastapi", "starlette", "anyio", "pydantic", "httpx")  # whose forms a batch reads and sends
+API = ("fastapi", "starlette", "anyio", "pydantic")  # whose forms a batch reads
 PAGE = ("gradio", "uvicorn", "plotly", "pandas")
 NO_MODEL = (*API, *PAGE, "llvmlite", "llguidance")
 UNUSED = {"ui": (), "test": (), **dict.fromkeys(("import", "models"), NO_MODEL)}  # needed by none of these

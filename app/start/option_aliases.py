@@ -45,10 +45,6 @@ INSTEAD: dict[str, str] = {
         ("-hf", "-hfr", "--hf-repo"),
         "Import the model first, with the command `import org/name --download`; --model opens the pack that it writes.",
     ),
-    "--norms": "There is no option --norms any more: a GPU's norms are computed at once where that has the bits of the "
-    "model's own.",
-    "--borrow": "There is no option --borrow any more: long prompts always borrow slots where that copies less.",
-    "--regret-tokens": "There is no option --regret-tokens any more: the last 512 tokens are compared.",
     "--trust-remote-code": "Moestro runs no code that comes with a model. Leave it out.",
 }
 """Options without a like here, and what takes their place."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 
 from app.services.planner import LeastMemory
-from app.services.predictions import Prediction, so_far
 from core.system.wording import format_bytes
 from core.types import Fit
 
@@ -78,13 +77,13 @@ def fit_card(fit: Fit, budget: str = "") -> str:
     )
 
 
-def least_memory(found: LeastMemory, tpot_ms: float, earlier: Sequence[Prediction]) -> str:
-    """What a time per token needs, and how far `earlier` predictions were off."""
+def least_memory(found: LeastMemory, tpot_ms: float) -> str:
+    """What a time per token needs."""
     text = (
         f"For {tpot_ms:g} ms per token: at least {format_bytes(found.bytes)} ({found.experts / found.total:.0%} of "
-        f"experts), by MoEpic's latency model, not measured. {so_far(earlier)}"
+        f"experts), by MoEpic's latency model, not measured."
     )
-    return notice(text.strip(), "info")
+    return notice(text, "info")
 
 
 def _tiers(fit: Fit) -> str:

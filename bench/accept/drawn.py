@@ -119,7 +119,7 @@ def one_expert(sizes: Sizes) -> Iterator[None]:
             cancel: threading.Event | None,
         ) -> None:
             blob = self._codec.encode(next(experts))
-            self.fill_raw((blob for _ in self._blobs), progress, cancel)
+            self.fill_raw((blob for _ in self._rows), progress, cancel)
 
     with patch.multiple(loading, CheckpointReader=Reader, HostStore=Repeated):
         yield

@@ -74,8 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("dtype", "compute type (default: auto, the checkpoint's)", choices=declared(LoadSpec)["dtype"].choices)
     option("keep", KEEP, type=expanded, metavar="DIR")
     group.add_argument("--small", action="store_true", help="a smoke test, too small for its figures to mean anything")
-    option("minutes", "how long (default: path 15, soak 60)", type=count, metavar="N")
-    option("seed", "random seed (default: 1)", type=count, metavar="N")
+    option("minutes", "how long (default: 15)", type=count, metavar="N")
     group.add_argument(
         "--picture",
         type=expanded,

@@ -1,1 +1,1 @@
-"""Suites of speed: tokens, prompts, turns, batches, expert formats, and the engine's own code."""
+"""Suites of speed: tokens, prompts, batches, and the engine's own code."""

@@ -14,49 +14,24 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from core.memory.codec import Codec
-from core.memory.host_memory import HostMemory
 from core.memory.pack import PackReader
 from core.memory.pages import aligned
+from core.memory.store import ExpertStore
 from core.types import Origin
 
 TRIED = 32 << 20  # bytes read to measure the speed of a disk
 
 
-class PackStore:
+class PackStore(ExpertStore):
     """Shared base of both stores: a pack, and rows of host memory that hold one expert each."""
 
     def __init__(self, reader: PackReader, codec: Codec, rows: int, pin: bool) -> None:
-        self._reader, self._codec = reader, codec
-        self._memory = HostMemory(rows, reader.row_bytes, pin)
-        self._rows = self._memory.rows
-
-    @property
-    def blob_bytes(self) -> int:
-        return self._codec.blob_bytes
-
-    @property
-    def bytes(self) -> int:
-        return self._memory.bytes
-
-    @property
-    def unpinned_bytes(self) -> int:
-        return self._memory.unpinned_bytes
-
-    def use_policy(self, make_policy: Callable[[Any], Any], usual: Any) -> None:
-        pass
-
-    def begin_pass(self, now: int) -> None:
-        pass
-
-    def is_pinned(self, eid: int) -> bool:
-        return False  # it may have to be read, and what is in a row may leave it
-
-    def device_addresses(self) -> Sequence[int]:
-        return ()
+        super().__init__(codec, rows, reader.row_bytes, pin)
+        self._reader = reader
 
     def close(self) -> None:
         self._reader.close()
-        self._memory.close()
+        super().close()
 
 
 class DiskStore(PackStore):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -20,20 +20,28 @@ class Cancelled(Exception):
     """The user stopped a long job; its partial result is dropped."""
 
 
-class ExpertStore(Protocol):
-    """All experts of one model, by eid."""
+class ExpertStore:
+    """All experts of one model, by eid, and the rows of host memory in which it holds some, all or none of them."""
+
+    def __init__(self, codec: Codec, rows: int, row_bytes: int, pin: bool) -> None:
+        self._codec = codec
+        self._memory = HostMemory(rows, row_bytes, pin)
+        self._rows = self._memory.rows
 
     @property
     def bytes(self) -> int:
         """Host bytes in use."""
+        return self._memory.bytes
 
     @property
     def unpinned_bytes(self) -> int:
         """How much of that the system did not let be pinned for a GPU; 0 without one."""
+        return self._memory.unpinned_bytes
 
     @property
     def blob_bytes(self) -> int:
         """Bytes copied to fetch one expert."""
+        return self._codec.blob_bytes
 
     def use_policy(self, make_policy: Callable[[Any], Any], usual: Any) -> None:
         """A policy decides from now on which expert leaves host memory for another; nothing where none ever does.
@@ -44,16 +52,20 @@ class ExpertStore(Protocol):
 
     def origin(self, eid: int) -> Origin:
         """Where a fetch would find the expert now."""
+        raise NotImplementedError
 
     def host_resident(self) -> Sequence[int] | None:
         """The experts whose `origin` is host memory; None = all."""
+        raise NotImplementedError
 
     def is_pinned(self, eid: int) -> bool:
         """Whether a fetch to a GPU waits for nothing, as the expert is in pinned memory to stay."""
+        return False
 
     def device_addresses(self) -> Sequence[int]:
         """Where a GPU's kernels read each expert's blob, by eid: none where not all of them are in pinned memory to
         stay. Raises DeviceError where kernels cannot read that."""
+        return ()
 
     def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
         """Write blocks of an expert, from `first` on, into slots (uint8 [>= slot_bytes] each); returns the bytes read
@@ -61,18 +73,18 @@ class ExpertStore(Protocol):
 
         On CUDA the write is asynchronous on the current stream. Raises ModelError when the disk read fails.
         """
+        raise NotImplementedError
 
     def close(self) -> None:
         """Release files and memory. No fetch may be running."""
+        self._memory.close()
 
 
-class HostStore:
+class HostStore(ExpertStore):
     """All experts in host memory, encoded once at load; immutable after `fill`."""
 
     def __init__(self, codec: Codec, count: int, pin: bool) -> None:
-        self._codec = codec
-        self._memory = HostMemory(count, codec.blob_bytes, pin)
-        self._blobs = self._memory.rows
+        super().__init__(codec, count, codec.blob_bytes, pin)
 
     def fill(
         self,
@@ -95,14 +107,8 @@ class HostStore:
         for eid, blob in enumerate(blobs):
             if cancel is not None and cancel.is_set():
                 raise Cancelled
-            self._blobs[eid].copy_(blob)
-            progress((eid + 1) / len(self._blobs))
-
-    def use_policy(self, make_policy: Callable[[Any], Any], usual: Any) -> None:
-        pass
-
-    def begin_pass(self, now: int) -> None:
-        pass
+            self._rows[eid].copy_(blob)
+            progress((eid + 1) / len(self._rows))
 
     def origin(self, eid: int) -> Origin:
         return "host"
@@ -114,23 +120,8 @@ class HostStore:
         return eid < self._memory.pinned
 
     def device_addresses(self) -> Sequence[int]:
-        return self._memory.device_addresses() if self._memory.pinned == len(self._blobs) else ()
+        return self._memory.device_addresses() if self._memory.pinned == len(self._rows) else ()
 
     def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
-        self._memory.place(eid, self._blobs[eid], self._codec, slots, first)
+        self._memory.place(eid, self._rows[eid], self._codec, slots, first)
         return 0
-
-    @property
-    def blob_bytes(self) -> int:
-        return self._codec.blob_bytes
-
-    @property
-    def bytes(self) -> int:
-        return self._memory.bytes
-
-    @property
-    def unpinned_bytes(self) -> int:
-        return self._memory.unpinned_bytes
-
-    def close(self) -> None:
-        self._memory.close()

@@ -3,6 +3,6 @@
 No device, no I/O, no clock: ids and numbers only.
 """
 
-from core.policy import allocation, eviction, predict, substitute
+from core.policy import allocation, batching, eviction, predict, substitute
 
-__all__ = ["allocation", "eviction", "predict", "substitute"]
+__all__ = ["allocation", "batching", "eviction", "predict", "substitute"]

@@ -1,8 +1,4 @@
-"""Settings that an earlier version wrote, under today's names; and what an old name is called now.
-
-What is read from files (the database, a trace) is migrated. On the command line an old name is refused, with the new
-one in the error.
-"""
+"""Settings that an earlier version wrote, in the database or a trace, under today's names."""
 
 from __future__ import annotations
 
@@ -22,16 +18,16 @@ DISTANCES = {  # each predictor had a width, a floor and a distance of its own: 
     "stride": 4,
 }
 SHARED = {"width": "width", "floor": "floor", "distance": "distance", "stride": "distance"}  # then, and now
-GONE = {  # name -> what holds now
-    "borrow": "long prompts always borrow slots where that copies less",
-    "norms": "a GPU's norms are computed at once where that has the bits of the model's own",
-    "regret_tokens": "the last 512 tokens are compared",
-    "eviction.lfu.half_life": "LFU never forgets; LFRU and LCP do",
-    "predictor.random.seed": "its draws always start alike",
-    "predictor.transitions.half_life": "it never forgets",
-    "substitute.buddy.search_rank": "substitute.buddy.k_max limits the search",
-    "substitute.buddy.unique": "a substitute.buddy.discount above 0 lets an expert be taken twice",
-}
+GONE = (  # names that are left out
+    "borrow",
+    "norms",
+    "regret_tokens",
+    "eviction.lfu.half_life",
+    "predictor.random.seed",
+    "predictor.transitions.half_life",
+    "substitute.buddy.search_rank",
+    "substitute.buddy.unique",
+)
 
 BUDDY_LENGTHS = ("substitute.buddy.k_max", "substitute.buddy.search_rank")
 
@@ -68,14 +64,8 @@ def migrated_params(predictor: str, params: Mapping[str, V]) -> dict[str, V]:
 
 
 def unknown(name: str, known: Iterable[str]) -> SettingError:
-    """The error about a name that no setting has: what it is called now, if it was one, or the nearest one."""
+    """The error about a name that no setting has, with the nearest one."""
     names = list(known)
-    if param := _own(name)[1]:
-        return SettingError(f"There is no setting called {name!r} any more: it is predictor.{SHARED[param]}.")
-    if name.startswith("host_eviction."):
-        return SettingError(f"There is no setting called {name!r} any more: the policy has its defaults there.")
-    if name in GONE:
-        return SettingError(f"There is no setting called {name!r} any more: {GONE[name]}.")
     nearest = next(iter(get_close_matches(name, names, 1)), "")
     meant = f" Did you mean {nearest}?" if nearest else ""
     return SettingError(f"There is no setting called {name!r}.{meant} Settings: {', '.join(names)}.")

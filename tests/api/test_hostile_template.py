@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from app.client.process import ROOT, Server
 from core.engine.prompt import QUICK_CHARS
+from tests.client.process import ROOT, Server
 
 pytestmark = pytest.mark.long(0.5)
 FREEZES = (

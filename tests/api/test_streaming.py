@@ -20,7 +20,6 @@ import httpx
 import pytest
 import uvicorn
 
-from app.client.process import Server as Process
 from app.server.api import build_app
 from app.server.v1 import reply
 from app.services.host import Host
@@ -28,6 +27,7 @@ from app.ui.serve import Server
 from tests.api.conftest import events
 from tests.app.conftest import WAIT_S, GatedEngine, open_host
 from tests.app.served import ENDLESS, EndlessEngine, eventually, post, serving
+from tests.client.process import Server as Process
 from tests.selection import layered
 
 FORMS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")

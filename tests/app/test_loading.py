@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from app.services.engine_protocol import Profiles
 from app.services.host import Host
+from app.services.loading import Profiles
 from core.errors import BusyError, ModelError, MoestroError
 from core.settings.loading import LoadSpec
 from core.types import Memory

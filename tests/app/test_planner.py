@@ -1,21 +1,27 @@
-"""The configurator in the dashboard: what it needs, what a plan sets, and how it is taken back."""
+"""The configurator in the dashboard: what it needs, what a plan sets, and how it is taken back; and the memory that a
+time per token needs, before a load."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+import gradio as gr
 import numpy as np
 import pytest
 
-from app.services.engine_protocol import EngineProtocol
 from app.services.host import Host
+from app.ui.sidebar import ModelSection
 from app.ui.tabs.calibrate_plan import PlanPanel, drawing
 from core.errors import SettingError
 from core.policy.allocation.slots import shares
-from core.profile import Profile, load, profile_path
+from core.profile import Profile, load, profile_path, save
 from tests.app.conftest import page
-from tests.fake_models import SHAPE
+from tests.fake_models import MB, SHAPE
 from tests.fake_profiles import fake_profile
+
+if TYPE_CHECKING:
+    from core.engine import Engine
 
 
 def measured() -> Profile:
@@ -108,7 +114,56 @@ def built(host: Host) -> PlanPanel:
         return PlanPanel(host)
 
 
-def engine_of(host: Host) -> EngineProtocol:
+def engine_of(host: Host) -> Engine:
     loaded = host.models.loaded
     assert loaded is not None
     return loaded.engine
+
+
+def known(host: Host) -> None:
+    """The model's profile is stored and in use."""
+    save(measured(), profile_path(host.store.folder, "fake"))
+    engine_of(host).use_profile(measured())
+
+
+def asked(section: ModelSection, tpot_ms: float | None, **changes: Any) -> str:
+    form = dict(
+        zip(["model", *(one.elem_id for one in section.choices)], [one.value for one in section.form], strict=True)
+    )
+    return section._needed(tpot_ms, *(form | changes).values())
+
+
+def test_the_least_memory_for_a_time_is_said_before_a_load(host: Host) -> None:
+    with page():
+        section = ModelSection(host, gr.HTML({}))
+    assert "open the Calibrate tab" in asked(section, 40) and "Calibrate now" in asked(section, 40)
+    known(host)
+    host.models.unload()
+    spec = host.loader.plan("demo")
+    profile = measured()
+    resident_ms = profile.times["head"] + SHAPE.layers * (profile.times["att"] + profile.times["moe"])
+    slow, fast = (host.loader.least_memory(spec, ms) for ms in (3 * resident_ms, 1.02 * resident_ms))
+    assert slow.experts <= fast.experts <= fast.total == SHAPE.total and fast.tpot_ms <= 1.02 * resident_ms
+    assert fast.bytes == 6 * MB + fast.experts * SHAPE.expert_bytes
+    said = asked(section, 3 * resident_ms)
+    assert f"({slow.experts / slow.total:.0%} of experts), by MoEpic" in said and "not measured" in said
+    assert "No budget reaches" in asked(section, 0.9 * resident_ms)
+    assert asked(section, 0) == asked(section, None) == ""
+    blocked = host.loader.plan("demo", blocks=4)
+    assert host.loader.least_memory(blocked, 3 * resident_ms).experts >= 2 * SHAPE.top_k, "the buffer is counted"
+
+
+def test_the_least_memory_depends_on_the_link(host: Host) -> None:
+    known(host)
+    resident_ms = 0.1 + SHAPE.layers * 0.7
+    found = []
+    for gbps in (0.01, 10.0):
+        assert host.models.change_many({"link": "emulated", "link_gbps": gbps}) == ""
+        found.append(host.loader.least_memory(host.loader.plan("demo"), 1.5 * resident_ms).experts)
+    assert found[0] > found[1]
+
+
+def test_a_profile_without_curves_tells_nothing(host: Host) -> None:
+    save(replace(measured(), curve_hit=None), profile_path(host.store.folder, "fake"))
+    with pytest.raises(SettingError, match="no hit curves"):
+        host.loader.least_memory(host.loader.plan("demo"), 40)

@@ -1,18 +1,34 @@
-"""Servers that a test starts, and that end with it."""
+"""What stands in for a loaded model, and answers every line at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.batch.misbehaving import Misbehaving, Script, serving
+from app.services.batch.lines import Line
+from app.services.batch.records import answered
 
-Serve = Callable[[Script], Misbehaving]
+
+class Echo:
+    """A backend in the place of `app.server.v1.batch.ByEngine`."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        pass
+
+    def run(self, lines: Iterable[Line], put: Callable[[dict[str, Any]], None]) -> Iterator[int]:
+        for line in lines:
+            text = f"to {line.body['messages'][-1]['content']}" if line.body else ""
+            body = {"id": "r", "choices": [{"message": {"content": text}}], "usage": {"completion_tokens": 3}}
+            put(answered(line, body))
+            yield 3
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
-    with ExitStack() as servers:
-        yield lambda script: servers.enter_context(serving(script))
+def echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command `batch` loads nothing, and answers with what it was asked."""
+    engine = SimpleNamespace(one_at_a_time="", unload=lambda: None)
+    monkeypatch.setattr("app.cli.chat.load", lambda spec: engine)
+    monkeypatch.setattr("app.server.v1.batch.ByEngine", Echo)

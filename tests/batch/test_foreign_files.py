@@ -21,10 +21,9 @@ from app.services.batch.lines import Line
 from app.services.batch.records import answered, encoded, failed, refused
 from app.services.batch.run import Run
 from core.errors import MoestroError
-from tests.batch.conftest import Serve
-from tests.batch.misbehaving import good
 from tests.batch.test_files import CHAT, ids, written
 
+pytestmark = pytest.mark.usefixtures("echo")
 POSIX = os.name == "posix"
 BODY = {"id": "x", "choices": [{"message": {"content": "ä"}}], "usage": {"completion_tokens": 2}}
 RECORDS = [
@@ -70,9 +69,8 @@ def everything(folder: Path) -> dict[str, tuple[bytes, int, int]]:
     return found
 
 
-def run(source: Path, out: Path, serve: Serve, *more: str) -> int:
-    server = serve(lambda number, body: good(body))
-    return main(["batch", "--in", str(source), "--out", str(out), "--endpoint", server.url, *more])
+def run(source: Path, out: Path, *more: str) -> int:
+    return main(["batch", "--in", str(source), "--out", str(out), *more])
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
@@ -86,38 +84,36 @@ def test_a_file_that_is_not_of_a_batch_is_refused_and_untouched(tmp_path: Path, 
     assert everything(tmp_path) == before
 
 
-def test_the_command_ends_with_2_for_one(tmp_path: Path, serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_ends_with_2_for_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = written(tmp_path, {"prompt": "a", "id": "e"}), tmp_path / "out"
     out.write_bytes(FOREIGN["a key"])
     before = everything(tmp_path)
-    assert run(source, out, serve) == 2
+    assert run(source, out) == 2
     assert everything(tmp_path) == before and "Name another file for the answers" in capsys.readouterr().err
 
 
-def test_an_answer_that_lost_only_its_newline_is_kept(tmp_path: Path, serve: Serve) -> None:
+def test_an_answer_that_lost_only_its_newline_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.write_bytes(OURS.rstrip(b"\n"))
-    assert run(written(tmp_path, {"prompt": "a", "id": "e"}), out, serve) == 0
+    assert run(written(tmp_path, {"prompt": "a", "id": "e"}), out) == 0
     assert out.read_bytes().startswith(OURS) and ids(out) == ["a", "b", "c", "d", "e"]
 
 
-def test_an_empty_file_is_answered_into(tmp_path: Path, serve: Serve) -> None:
+def test_an_empty_file_is_answered_into(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
-    assert run(written(tmp_path, {"prompt": "a", "id": "e"}), tmp_path / "out", serve) == 0
+    assert run(written(tmp_path, {"prompt": "a", "id": "e"}), tmp_path / "out") == 0
     assert ids(tmp_path / "out") == ["e"]
 
 
 @pytest.mark.parametrize("more", [(), ("--retry-errors",)])
-def test_files_with_the_names_of_locks_and_temporary_files_are_untouched(
-    tmp_path: Path, serve: Serve, more: tuple[str, ...]
-) -> None:
+def test_files_with_the_names_of_locks_and_temporary_files_are_untouched(tmp_path: Path, more: tuple[str, ...]) -> None:
     out = tmp_path / "out"
     out.write_bytes(OURS)
     for name in ("out.lock", "out.new", "out.tmp"):
         (tmp_path / name).write_bytes(b"4711\n")
     source = written(tmp_path, {"prompt": "a", "id": "b"}, {"prompt": "a", "id": "e"})
     before = everything(tmp_path)
-    assert run(source, out, serve, *more) == 0
+    assert run(source, out, *more) == 0
     after = everything(tmp_path)
     assert sorted(ids(out)) == ["a", "b", "c", *([] if more else ["d"]), "e"]
     assert {**after, "out": before["out"]} == before, "and nothing is left beside them"
@@ -126,7 +122,7 @@ def test_files_with_the_names_of_locks_and_temporary_files_are_untouched(
 @pytest.mark.skipif(not POSIX, reason="links take a right on Windows")
 @pytest.mark.parametrize("how", ["hard link", "symbolic link"])
 def test_the_prompts_are_not_answered_into_by_another_name(
-    tmp_path: Path, serve: Serve, how: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, out = tmp_path / "in.jsonl", tmp_path / "out"
     source.write_bytes(OURS)  # which could be continued, if they were not the prompts as well
@@ -134,17 +130,17 @@ def test_the_prompts_are_not_answered_into_by_another_name(
         os.link(source, out)
     else:
         out.symlink_to(source)
-    assert run(source, out, serve) == 2
+    assert run(source, out) == 2
     assert source.read_bytes() == OURS and "Name another" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not POSIX, reason="links take a right on Windows")
-def test_a_link_to_answers_stays_a_link(tmp_path: Path, serve: Serve) -> None:
+def test_a_link_to_answers_stays_a_link(tmp_path: Path) -> None:
     real, out = tmp_path / "real", tmp_path / "out"
     real.write_bytes(OURS)
     out.symlink_to(real)
     source = written(tmp_path, {"prompt": "a", "id": "b"})
-    assert run(source, out, serve, "--retry-errors") == 0
+    assert run(source, out, "--retry-errors") == 0
     assert out.is_symlink() and sorted(ids(real)) == ["a", "b", "c"]
 
 
@@ -188,23 +184,23 @@ def odd(folder: Path, kind: str) -> Path:
     ],
 )
 def test_what_is_no_file_is_named_at_once(
-    tmp_path: Path, serve: Serve, option: str, kind: str, said: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, option: str, kind: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, path = written(tmp_path, {"prompt": "a", "id": "e"}), odd(tmp_path, kind)
     if option == "--in":
-        code = run(path, tmp_path / "out", serve)
+        code = run(path, tmp_path / "out")
         if kind == "/proc/version":
             assert code == 1 and "not JSON" in (tmp_path / "out").read_text()
             return
     else:
-        code = run(source, path, serve)
+        code = run(source, path)
     words = capsys.readouterr().err
     assert code == 2 and str(path) in words and "Unexpected" not in words
     assert said == "odd" or said in words, words
 
 
 def test_a_file_that_may_not_be_written_is_named(
-    tmp_path: Path, serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A read-only file's owner may be refused; root is not, so the system's answer stands in for it."""
     out, real = tmp_path / "out", os.open
@@ -216,7 +212,7 @@ def test_a_file_that_may_not_be_written_is_named(
 
     out.write_bytes(OURS)
     monkeypatch.setattr(os, "open", refusing)
-    assert run(written(tmp_path, {"prompt": "a", "id": "e"}), out, serve) == 2
+    assert run(written(tmp_path, {"prompt": "a", "id": "e"}), out) == 2
     said = capsys.readouterr().err
     assert "Permission denied" in said and str(out) in said and out.read_bytes() == OURS
 

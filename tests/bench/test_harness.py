@@ -252,8 +252,8 @@ def test_a_run_has_its_options_ends_its_files_and_says_what_it_was_measured_on(t
 
 def test_figures_are_medians_and_ratios_those_of_the_same_round() -> None:
     assert medians([{"a": 1.0}, {"a": 9.0}, {"a": 2.0}]) == {"a": 2.0} and medians([]) == {}
-    assert ratio([1, 4, 9, 5], [2, 2, 3, 0]) == 2.0 and ratio([1], [0]) is None
     assert spread([3.0, 1.0, 2.0]) == {"median": 2.0, "least": 1.0, "most": 3.0}
+    assert ratio([1, 4, 9, 5], [2, 2, 3, 0]) == 2.0 and ratio([1], [0]) is None
 
 
 def test_columns_are_as_wide_as_their_cells() -> None:

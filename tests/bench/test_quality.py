@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,29 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from app.store import results as stored
 from app.store.results import BOUNDS
 from app.ui.tabs.analysis_answers import SystemsAnswer
 from app.ui.tabs.systems_figures import LOSSY, bound_lines, lines, tpot_over_budgets
 from bench.harness.workload import NAMES, PER_TOKEN, bounds, median_round
-from bench.quality import lossy, speculating, super_experts, systems
-from core.engine import Engine
+from bench.quality import lossy, speculating, systems
 from core.errors import SettingError
-from core.measure.evaluate.passages import reference
 from core.measure.evaluate.rows import EvaluationRow
 from core.memory.link import Pace
 from core.metrics import BY_NAME
-from core.policy.substitute.super_experts import SuperExpert
 from core.profile.trace import Chunk, FileTrace
 from core.profile.trace.file import TraceHead, TraceWriter
-from core.settings.config import Settings
-from core.settings.loading import LoadSpec
 from core.simulate import Clock
 from tests.bench.systems_result import systems_result
-from tests.checkpoints import random_model
-from tests.tiny_tokenizer import save_tokenizer
 
 
 def test_every_figure_is_a_metric_of_the_table() -> None:
@@ -162,31 +153,3 @@ def test_what_was_measured_is_kept(tmp_path: Path) -> None:
     assert lossy.Kept(tmp_path, {"tokens": 9}).rows == []
     again.done()
     assert not file.exists()
-
-
-def test_protection_is_the_setting_where_there_are_super_experts_else_by_name() -> None:
-    one = SuperExpert(1, 6, 300.0, 200.0)
-    without, protected = (mode.over(Settings()).lossy for mode in super_experts.modes_of("drop", [(1, 6)], [one]))
-    assert not without.protect_super and protected.protect_super and not str(protected.protect)
-    without, protected = (mode.over(Settings()).lossy for mode in super_experts.modes_of("buddy", [(1, 6)], []))
-    assert without.substitutes and not str(without.protect) and str(protected.protect) == "1:6"
-    assert not protected.protect_super and protected.rho == without.rho
-
-
-def test_an_expert_left_out_counts_nothing_and_afterwards_it_does_again(tmp_path: Path) -> None:
-    random_model("qwen3_moe").save_pretrained(tmp_path)
-    spec = LoadSpec.checked(str(save_tokenizer(tmp_path)), Settings({"budget": "50%"}), context=256)
-    engine = Engine.load(spec)
-    try:
-        pieces = [[5, 9, 77, 130, 12, 44, 8, 201]]
-        exact = reference(engine, pieces, threading.Event())
-        without = super_experts.read_without(engine, [(1, 6), (1, 2)], pieces, exact)
-        assert without.tokens == 7 and without.kl > 1e-6
-        assert super_experts.read_without(engine, [], pieces, exact).kl == pytest.approx(0.0, abs=1e-6)
-        with super_experts.left_out(engine, [(0, 1), (1, 6)]):
-            hooked = [site.index for site in engine.loaded.sites if site.module._forward_pre_hooks]
-            assert hooked == [0, 1]
-        again = reference(engine, pieces, threading.Event())
-        assert all(torch.equal(a, b) for a, b in zip(exact, again, strict=True))
-    finally:
-        engine.unload()

@@ -18,15 +18,14 @@ from bench.harness import process, protocol
 from bench.harness.run import Suite
 from bench.models import fixtures
 from bench.models.sizes import SMALL
-from bench.quality import lossy, speculating, super_experts, systems
-from bench.routing import methods, overhead, path, path_accuracy, predictors, training
+from bench.quality import lossy, speculating, systems
+from bench.routing import methods, overhead, path, path_accuracy, predictors
 from bench.routing.methods_result import WAITED
-from bench.speed import batch, busy, pieces, prefill, split, tiers, turns, worker
+from bench.speed import batch, busy, split, tiers, worker
 from bench.suites import GONE, SUITES, suite
 from core.capacity import fit
 from core.errors import BudgetError
 from core.profile import load
-from core.settings.formats import FORMATS, LOADABLE
 from core.settings.presets import PRESETS
 from core.settings.registry import variants
 from core.simulate import BELADY, BELADY_BYPASS
@@ -88,38 +87,11 @@ def test_quick() -> None:
     assert r["bound_tpot_ms"] >= r["resident_tpot_ms"] and r["belady_misses_per_token"] >= 0
 
 
-@pytest.mark.long(0.3)
-def test_turns() -> None:
-    one = tried("turns")
-    r, (first, new, answer) = one.result, (turns.FIRST, turns.NEW, turns.ANSWER)
-    assert r["same_bits"] is True and "the same bits" in one.text
-    assert r["reused"] == [0, first + answer - 1, first + new + 2 * answer - 1]
-    assert r["read"] == [first, new + 1, new + 1]
-    assert r["ratio"] > 0 and r["moved_ratio"] > 0 and len(r["alone_ms"]) == 2
-    assert 0 <= r["anew_difference"] < 0.1
-
-
 @pytest.mark.long(0.5)
 def test_busy() -> None:
     one = tried("busy")
     assert all(one.result[kind]["ttft_ms"]["median"] > 0 < one.result[kind]["tpot_ms"]["median"] for kind in busy.KINDS)
     assert one.result["loops"] >= 1 and "endless loops" in one.text
-
-
-@pytest.mark.long(0.2)
-def test_formats() -> None:
-    one = tried("formats", rounds=2)
-    rows = one.result["formats"]
-    assert tuple(rows) == LOADABLE and one.said[-1] == "round 2 of 2"
-    for name, row in rows.items():
-        bits = FORMATS[name].bits or 16
-        assert bits <= row["blob_bits"] < bits + 1.2 and row["slot_bits"] <= 16
-        assert min(row[key] for key in ("ffn_ms", "ffn_ratio", "place_ms", "place_ms_per_mb", "encode_ms")) > 0
-        assert row["weight_error"] < row["output_error"] < 2.5 * row["weight_error"] + 0.01 or not row["weight_error"]
-    assert rows["checkpoint"]["ffn_ratio"] == 1
-    order = ["checkpoint", "int8-g32", "int4-g32", "int4-g64", "int4-g128", "int3", "int2"]
-    assert sorted(order, key=lambda name: rows[name]["weight_error"]) == order
-    assert all(name in one.text for name in LOADABLE)
 
 
 @pytest.mark.long(0.3)
@@ -164,41 +136,6 @@ def test_split(tmp_path: Path) -> None:
     resident = [one for one in r["expected"] if one["load"] == least and one["share"] == most]
     assert all(one["whole_ms"] == pytest.approx(one["plan_ms"], rel=0.05) for one in resident), "nothing to save"
     assert "times as fast" in one.text and "not measured" in one.text
-
-
-@pytest.mark.long(0.3)
-@pytest.mark.usefixtures("other_programs")
-def test_prefill(tmp_path: Path) -> None:
-    one = tried("prefill", tmp_path, peers="all")
-    r, lengths = one.result, [str(length) for length in prefill.LENGTHS[True]]
-    for name, budget in prefill.OURS:
-        assert [*r["prefill_ratio"][name][budget]] == lengths
-        assert all(ratio > 0 for ratio in r["prefill_ratio"][name][budget].values())
-        assert r["pieces"][f"{name} {budget}"] >= prefill.LENGTHS[True][-1]
-    for name in prefill.FORMATS:
-        assert set(r["missing_bytes"][name]["100%"].values()) == {0}
-        assert set(r["read_over_missing"][name]["50%"].values()) <= {1.0, None}
-        assert any(r["missing_bytes"][name]["50%"].values())
-    assert all(same for by_length in r["same_bits"].values() for same in by_length.values())
-    assert sum("importing" in text for text in one.said) == len(prefill.FORMATS)
-    assert r["tok_s"]["llama.cpp int4"]["16"] == pytest.approx(16e3)
-    assert 0 < r["over"]["int4 at 100% over llama.cpp"]["16"]["ratio"] < 1
-    assert r["about"].keys() == {"bf16", "int4", *(f"{n}llama.cpp {f}" for n in ("", "ik_") for f in prefill.FORMATS)}
-    assert "int4 at 100% over ik_llama.cpp: 16 tokens 0." in one.text
-    assert "the same" in one.text and "DIFFERENT" not in one.text
-
-
-@pytest.mark.long(1)
-def test_pieces(tmp_path: Path) -> None:
-    one = tried("pieces", tmp_path)
-    found, links = one.result["found"], ("own", "emulated")
-    lengths = pieces.LENGTHS[True]
-    assert {*found} == {f"{budget}, {link}, {n}" for budget in pieces.BUDGETS for link in links for n in lengths}
-    for row in found.values():
-        assert row["borrowed"]["pieces"] <= row["usual"]["pieces"] and row["borrowed"]["slots"] <= row["usual"]["slots"]
-        assert row["bytes_ratio"] < 1 or row["borrowed"]["pieces"] == row["usual"]["pieces"]
-        assert row["usual"]["bytes"] > 0
-    assert "GB ratio" in one.text and len(one.text.splitlines()) == 2 + len(found)
 
 
 @pytest.fixture
@@ -300,18 +237,6 @@ def test_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found[name]["total_ms"] > found[name]["compute_ms"] > found[name][figure] > 0 == found[name]["stall_ms"]
     assert one.result["comparison"]["none_ms"] > 0
     assert "none blocks the compute path" in one.text and "record_lab" in one.text and overhead.LIVE in one.text
-
-
-@pytest.mark.long(0.3)
-def test_training() -> None:
-    one = tried("training")
-    r, (few, many) = one.result, one.result["recall"].values()
-    assert [*r["recall"]] == sorted(r["recall"], key=int)
-    assert few.keys() == many.keys() >= {v.name for v in variants("predictor") if v.needs}
-    assert few["gate"] == many["gate"] and few != many  # it reads no profile
-    assert all(len(of["recall_by_layer"]) == r["layers"] for of in few.values())
-    assert many[training.PATH] != many[training.READ_PATH]  # other texts
-    assert all(title in one.text for title in few)
 
 
 @pytest.mark.long(0.3)
@@ -522,18 +447,6 @@ def test_invariance() -> None:
     for values in (("budget 25%",), ("threads 1", "threads 2"), ("reuse False", "reuse True")):
         assert sum(fast["of"][value][0] for value in values) == fast["logits"], "each run is in one row"
     assert f"0 of {fast['logits']:,}" in one.text or not widths()
-
-
-@pytest.mark.long(0.3)
-def test_super_experts() -> None:
-    one = tried("super_experts")
-    r = one.result
-    assert [row["name"] for row in r["left_out"]] == ["none", "asked", "busiest", "random"]
-    none, asked, *_ = r["left_out"]
-    assert none["kl"] == pytest.approx(0.0, abs=1e-6) and none["agreement"] == 1.0 and asked["kl"] > 0
-    assert len(r["rows"]) == 2 * len(super_experts.WAYS) and not any(row["problem"] for row in r["rows"])
-    assert asked["experts"] == [[each["layer"], each["expert"]] for each in r["super_experts"] or [r["outstanding"]]]
-    assert "Super experts: " in one.text and "drop, " in one.text and "busiest" in one.text
 
 
 @pytest.mark.long(0.5)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from app.server import api  # what `serve` imports before it serves
-from app.services.engine_protocol import Profiles
 from app.services.host import Host
+from app.services.loading import Profiles
 from app.store import results
 from app.ui.serve import StartOptions, serve
 from core.errors import MoestroError

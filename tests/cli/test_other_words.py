@@ -15,7 +15,6 @@ from app.cli.parser import CommandParser
 from app.start import bare_help
 from app.start.commands import ALIASES
 from app.start.option_aliases import INSTEAD, SAME, UnknownOptionError, translated
-from core.settings.migration import GONE
 from core.types import Piece
 
 
@@ -65,8 +64,6 @@ def test_a_host_that_is_an_address_is_listened_on(line: str, address: str, host:
         ("chat -ngl 99", "--budget says how much memory"),
         ("ui --gpu_memory_utilization=0.9", "--budget says how much memory"),
         ("chat --prompt x --no-mmap", "--host says"),
-        ("chat --borrow off", "no option --borrow any more: long prompts always borrow"),
-        ("chat --regret-tokens=64", "no option --regret-tokens any more: the last 512 tokens"),
     ],
 )
 def test_an_unknown_option_says_what_was_meant(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,13 +86,6 @@ def test_every_word_leads_to_an_option_that_some_command_has(parsers: dict[str, 
     assert SAME.keys() <= known
     assert not {word for words in SAME.values() for word in words} & INSTEAD.keys()
     assert not INSTEAD.keys() & known
-
-
-def test_an_option_that_is_gone_says_what_its_setting_says() -> None:
-    for name, now in GONE.items():
-        if "." not in name:
-            option = f"--{name.replace('_', '-')}"
-            assert INSTEAD[option] == f"There is no option {option} any more: {now}."
 
 
 @pytest.mark.parametrize("command", MODULES)

@@ -23,7 +23,7 @@ from app import cli
 from app.cli import MODULES, build_parser, options
 from app.services import secret as secrets
 from app.services.batch import run as batch_run
-from app.services.secret import HidingFormatter, address, hide, secret
+from app.services.secret import HidingFormatter, hide, secret
 from core.errors import MoestroError
 from core.importing import parse as parse_hub
 
@@ -50,8 +50,7 @@ def declared(type: object) -> list[tuple[str, str]]:
 
 
 def test_the_options_that_carry_secrets_are_declared() -> None:
-    assert set(declared(secret)) >= {("ui", "--token"), ("batch", "--api-key"), ("chat", "--prompt")}
-    assert ("batch", "--endpoint") in declared(address)
+    assert set(declared(secret)) >= {("ui", "--token"), ("chat", "--prompt")}
     commands = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
     for name in MODULES:
         for action in commands.choices[name]._actions:
@@ -108,7 +107,7 @@ def unseen(value: str, home: Path, printed: Any) -> None:
     joined=st.booleans(),
 )
 @example(option=("ui", "--token"), how="plain", place="run", value="tok'en\"\\ü x", joined=True)
-@example(option=("batch", "--api-key"), how="group", place="inside", value="tok'en\"\\ü x", joined=False)
+@example(option=("ui", "--token"), how="group", place="inside", value="tok'en\"\\ü x", joined=False)
 def test_no_secret_reaches_the_log_or_the_terminal(
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -138,7 +137,7 @@ def test_no_secret_reaches_the_log_or_the_terminal(
 
 
 @pytest.mark.parametrize(
-    ("command", "word"), [("ui", "--tok"), ("batch", "--api"), ("batch", "--Token"), ("ui", "--key")]
+    ("command", "word"), [("ui", "--tok"), ("batch", "--key"), ("batch", "--Token"), ("ui", "--key")]
 )
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_misspelt_option_is_named_without_its_value(
@@ -153,31 +152,20 @@ def test_a_misspelt_option_is_named_without_its_value(
     unseen(value, home, printed)
 
 
-@pytest.mark.parametrize("name", ["MOESTRO_TOKEN", "OPENAI_API_KEY", "HF_TOKEN"])
+@pytest.mark.parametrize("name", ["MOESTRO_TOKEN", "HF_TOKEN"])
 def test_secrets_of_the_environment_are_hidden_too(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     value = "an-environment-secret"
     monkeypatch.setenv(name, value)
     monkeypatch.setattr("app.cli.ui.choose_port", quoting("plain", value))
-    monkeypatch.setattr("app.services.batch.endpoint.Server.checked", quoting("plain", value))
-    command = ["ui"] if name != "OPENAI_API_KEY" else ["batch", *NEEDED["batch"], "--endpoint", "http://127.0.0.1:1"]
-    assert cli.main(command) == 1
+    assert cli.main(["ui"]) == 1
     printed = capsys.readouterr()
     assert "Unexpected error" in printed.err
     unseen(value, home, printed)
 
 
-def test_credentials_in_addresses_are_hidden(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    url = "http://me:pw1@host:8000/v1?api_key=abc123"
-    monkeypatch.setattr("app.services.batch.endpoint.Server.checked", quoting("plain", url))
-    assert cli.main(["batch", *NEEDED["batch"], "--endpoint", url]) == 1
-    printed = capsys.readouterr()
-    text = printed.err + (home / "moestro.log").read_text()
-    assert not {word for word in ("pw1", "abc123") if word in text}
-    assert "host:8000" in text
+def test_credentials_in_addresses_are_hidden() -> None:
     assert hide("see https://user:word@other.example/x") == "see https://[hidden]@other.example/x"
     with pytest.raises(MoestroError, match=r"other\.example' is not") as refused:
         parse_hub("https://user:word@other.example/org/name")
@@ -211,7 +199,7 @@ def test_the_real_command_hides_it(home: Path) -> None:
         taken.listen()
         done = subprocess.run(
             [sys.executable, str(ROOT / "launch.py"), "ui", f"--token={value}", f"--port={taken.getsockname()[1]}"],
-            env={**os.environ, "OPENAI_API_KEY": value},
+            env={**os.environ, "MOESTRO_TOKEN": value},
             capture_output=True,
             text=True,
             timeout=120,

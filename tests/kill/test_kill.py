@@ -19,10 +19,10 @@ from typing import Any
 import psutil
 import pytest
 
-from app.client.page import Failed, Page
-from app.client.process import Server
 from core.memory.pack import check, verify
 from core.profile import load
+from tests.client.page import Failed, Page
+from tests.client.process import Server
 
 pytestmark = [pytest.mark.long(0.5), pytest.mark.timeout(1800)]
 KILLS = int(os.environ.get("MOESTRO_KILLS", "8"))

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import pytest
 
-from app.cli.options import assign
 from core.errors import SettingError
 from core.policy.predict.nets.estimator import Estimator
 from core.settings.budget import Budget
@@ -19,7 +18,7 @@ from core.settings.calibration import CalibrationSettings
 from core.settings.config import GROUPS, KINDS, Settings, params
 from core.settings.loading import LoadSpec
 from core.settings.lossy import LossySettings
-from core.settings.migration import DISTANCES, GONE, SHARED, migrated, migrated_params
+from core.settings.migration import DISTANCES, SHARED, migrated, migrated_params
 from core.settings.param import Choice, Param, Value, declared
 from core.settings.pins import Pins
 from core.settings.presets import NEEDS_BLOCKS, PRESETS, Preset, guarded, matching, preset
@@ -341,28 +340,6 @@ def test_what_a_trace_says_of_its_predictor() -> None:
     }
     assert migrated_params("routing_path", {"distance": 4, "active": "half"}) == {"active": "half"}
     assert migrated_params("mine", {"distance": 1, "stride": 2}) == {"distance": 1, "stride": 2}
-
-
-@pytest.mark.parametrize("name", [*GONE, "host_eviction.lfu.half_life"])
-def test_what_is_gone_says_so_and_no_setting_has_its_name(name: str) -> None:
-    assert name not in params()
-    for refuse in (lambda: assign(name, "1"), lambda: Settings({name: 1})):
-        with pytest.raises(SettingError, match=f"no setting called '{name}' any more: "):
-            refuse()
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("predictor.gate.width", "any more: it is predictor.width."),
-        ("predictor.stride.stride", "any more: it is predictor.distance."),
-        ("predictor.widht", "'predictor.widht'. Did you mean predictor.width?"),
-    ],
-)
-def test_a_wrong_name_on_the_command_line_is_refused_with_the_right_one(name: str, told: str) -> None:
-    with pytest.raises(SettingError) as refused:
-        assign(name, "3")
-    assert told in str(refused.value)
 
 
 def test_every_predictor_that_had_parameters_is_known() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -18,13 +18,15 @@ from app.server.v1.parts import Parts
 from app.server.v1.result import result
 from app.services.batch.lines import Line
 from app.services.batch.records import answered, refused
-from app.services.engine_protocol import EngineProtocol
 from app.services.progress import Answer
 from core.engine.batch_request import BatchRequest
 from core.errors import MoestroError
 from core.policy.batching import Scheduler
 from core.settings.sampling import Sampling
 from core.types import StepRecord, TokenLogprob
+
+if TYPE_CHECKING:
+    from core.engine import Engine
 
 Put = Callable[[dict[str, Any]], None]
 
@@ -46,7 +48,7 @@ class ByEngine:
 
     def __init__(
         self,
-        engine: EngineProtocol,
+        engine: Engine,
         model: str,
         base: Sampling,
         at_once: int,

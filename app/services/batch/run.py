@@ -18,7 +18,7 @@ Put = Callable[[dict[str, Any]], None]
 
 
 class Backend(Protocol):
-    """What answers lines: `app.server.v1.batch.ByEngine` or `app.services.batch.by_server.ByServer`."""
+    """What answers lines: `app.server.v1.batch.ByEngine`."""
 
     def run(self, lines: Iterable[Line], put: Put) -> Iterator[int]:
         """Answer lines until there are no more, in any order; `put` gets each one's record. Yields tokens answered."""

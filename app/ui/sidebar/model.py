@@ -12,7 +12,6 @@ from gradio.components import Component
 from app.server.live_state import host_state
 from app.services.candidates import MANIFEST, is_pack
 from app.services.host import Host
-from app.services.predictions import read_predictions
 from app.ui.controls import LIVE, ONCE, WIDE, button, change_events, control, html, progress
 from app.ui.news import Shown, news
 from app.ui.text import exactness, fit_card, fit_error, least_memory, notice
@@ -178,14 +177,14 @@ class ModelSection:
             return error
 
     def _needed(self, tpot_ms: float | None, model: Any, *choices: Any) -> str:
-        """The least memory for a time per token, and how well such predictions did, in words."""
+        """The least memory for a time per token, in words."""
         if not tpot_ms or tpot_ms <= 0:
             return ""
         try:
             found = self.host.loader.least_memory(self._spec(model, *choices), float(tpot_ms))
         except MoestroError as error:
             return notice(str(error))
-        return least_memory(found, float(tpot_ms), read_predictions(self.host.store.folder, found.model_hash))
+        return least_memory(found, float(tpot_ms))
 
     def _of(self, form: Sequence[Any]) -> str:
         """What a verdict on this form depends on, briefly."""

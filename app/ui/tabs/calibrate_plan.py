@@ -11,7 +11,6 @@ from gradio.components import Component
 
 from app.services.host import Host
 from app.services.planner import Planner, Proposal, Used
-from app.services.predictions import read_predictions, so_far
 from app.services.replanner import AGAIN, MARGIN, Renewal
 from app.ui.controls import LIVE, ONCE, button, html, plot
 from app.ui.news import Shown
@@ -121,7 +120,7 @@ class PlanPanel:
         proposal, used, replanner = self._proposal, self.host.planner.used, self.host.replanner
         in_use = used is not None and proposal is used.proposal
         shown = proposal is not None and not problem
-        summary = predicted(proposal, self.host.planner, self._earlier(proposal)) if proposal is not None else ""
+        summary = predicted(proposal, self.host.planner) if proposal is not None else ""
         return [
             gr.update(visible=shown and not in_use),
             gr.update(visible=used is not None),
@@ -131,13 +130,9 @@ class PlanPanel:
             renewed(replanner.last),
         ]
 
-    def _earlier(self, proposal: Proposal) -> str:
-        return so_far(read_predictions(self.host.store.folder, proposal.known.profile.model_hash))
 
-
-def predicted(proposal: Proposal, planner: Planner, earlier: str) -> str:
-    """What is expected of the plan and of others, and what was measured since it is in use. `earlier`: how well
-    predictions did."""
+def predicted(proposal: Proposal, planner: Planner) -> str:
+    """What is expected of the plan and of others, and what was measured since it is in use."""
     known, in_use = proposal.known, planner.used is not None
     rows = {"Before" if in_use else "In use": proposal.now, "The plan": proposal.plan} | dict(proposal.others)
     table = "".join(
@@ -151,8 +146,6 @@ def predicted(proposal: Proposal, planner: Planner, earlier: str) -> str:
         f"{escape(known.basis)}, times from calibration. Predicted by MoEpic's latency model, not measured:</p>",
         f"<table class='plan'><tr><th></th><th>Waiting a token</th><th>Time a token</th></tr>{table}</table>",
     ]
-    if earlier:
-        parts.append(f"<p class='minor'>{escape(earlier)}</p>")
     if in_use:
         before, after = (("–" if ms is None else f"{ms:.3g} ms") for ms in planner.waited_ms())
         parts.append(

@@ -64,7 +64,6 @@ class LibraryTab:
             self.delete,
             self.confirm,
             self.question,
-            self.sure,
             self.alert,
         ]
         self._wire(model, tabs)
@@ -78,7 +77,6 @@ class LibraryTab:
                 self.delete = button("Delete…", "delete-model")
             with gr.Row(visible=False, elem_classes="confirm", elem_id="confirm-model") as self.confirm:
                 self.question = html()
-                self.sure = gr.Checkbox(label="Delete it from the Hugging Face cache", elem_id="delete-cached")
                 self.yes = button("Delete", "delete-model-yes", variant="stop")
                 self.no = button("Keep", "delete-model-no")
         self.alert = html(elem_id="library-alert")
@@ -145,12 +143,11 @@ class LibraryTab:
             gr.update(visible=entry is not None and entry.can_import),
             gr.update(visible=deletable),
             *(
-                [gr.skip()] * 4
+                [gr.skip()] * 3
                 if confirmation is None
                 else [
                     gr.update(visible=bool(confirmation) and deletable),
                     confirmation,
-                    gr.update(visible=entry is not None and entry.where == "cache", value=False),
                     message,
                 ]
             ),
@@ -213,7 +210,7 @@ class LibraryTab:
             event(self._forecast, [self.source, self.format], self.forecast, **LIVE)
         self.delete.click(self._ask, self.list, self.outputs, **ONCE)
         self.no.click(lambda now: self.show(now, ""), self.list, self.outputs, **ONCE)
-        self.yes.click(self._delete, [self.list, self.sure], self.outputs, **ONCE)
+        self.yes.click(self._delete, self.list, self.outputs, **ONCE)
         form, noted = [self.source, self.format, self.out, self.download], [self.known, self.failed]
         self.start.click(noticed(self.host.importer.start), [self.known, *form], noted, **ONCE)
         self.cancel.click(self.host.importer.cancel, None, None, **ONCE)
@@ -258,9 +255,9 @@ class LibraryTab:
             return self.show(now, "", notice(str(error)))
         return self.show(now, confirmation, notice(problem))
 
-    def _delete(self, now: List, sure: bool) -> list[Any]:
+    def _delete(self, now: List) -> list[Any]:
         try:
-            done = self.host.delete_model(now["chosen"], from_cache=sure)
+            done = self.host.delete_model(now["chosen"])
         except MoestroError as error:
             return self._ask(now, str(error))
         return self.show({**now, "chosen": ""}, "", notice(done, "info"))

@@ -95,15 +95,10 @@ def about(entry: Entry, problem: str = "") -> str:
 
 def question(entry: Entry, what: Contents) -> str:
     """The confirmation of a deletion: what it removes, and what it leaves."""
-    cache = (
-        " It is in the Hugging Face cache, which other programs use as well: they will have to download it again."
-        if entry.where == "cache"
-        else ""
-    )
     left = f"<p>{escape(stays(what))}</p>" if what.foreign else ""
     return (
         f"<p>Delete <b>{escape(entry.name)}</b> for good? This removes {escape(describe(what))}, from "
-        f"<code>{escape(entry.path)}</code>.{cache}</p>{left}"
+        f"<code>{escape(entry.path)}</code>.</p>{left}"
     )
 
 

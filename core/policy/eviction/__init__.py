@@ -1,9 +1,8 @@
 """Eviction policies, one small file each; importing this package registers them."""
 
 from core.policy.eviction import fifo, finemoe, lcp, least_stale, lfru, lfu, lru, none, plec, random, static
-from core.policy.eviction.base import GONE, Eviction, ExpertIndex, victim
+from core.policy.eviction.base import GONE, Eviction, ExpertIndex, MakePolicy, policy_maker, victim
 from core.policy.eviction.belady import NEVER, Belady
-from core.policy.eviction.maker import MakePolicy, policy_maker
 from core.settings.registry import same_variants
 
 same_variants("host_eviction", "eviction")  # of the device's slots and of host memory

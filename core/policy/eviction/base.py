@@ -7,13 +7,15 @@ takes a single id or an array of distinct ids and is written once, in numpy inde
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from core.policy.hints import Hints
+from core.settings.param import Choice
+from core.settings.registry import create
 
 Ids = int | npt.NDArray[np.integer]  # one id or an array of distinct ones; ticks and layers have the same shape
 Floats = npt.NDArray[np.float64]
@@ -118,3 +120,16 @@ def victim(policy: Eviction, part: slice, now: int, layer: int, *blocked: Collec
         scores[[eid - part.start for some in blocked for eid in some if part.start <= eid < part.stop]] = GONE
         at = int(scores.argmin())
     return None if scores[at] == GONE else part.start + at
+
+
+MakePolicy = Callable[[ExpertIndex], Eviction]
+
+
+def policy_maker(eviction: Choice) -> MakePolicy:
+    """A function that makes a fresh policy over the experts it is given."""
+
+    def make(expert_index: ExpertIndex) -> Eviction:
+        policy: Eviction = create("eviction", *eviction, expert_index=expert_index)
+        return policy
+
+    return make

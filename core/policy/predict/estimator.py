@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-from core.policy.predict.base import Floats, Prediction, Predictor, View
-from core.policy.predict.ranking import Again, Floor, Width, best, limit
+from core.policy.predict.base import Floats, View
+from core.policy.predict.ranking import Floor, NextLayer, Width
 from core.settings.param import Param
 from core.settings.registry import register
 
@@ -20,25 +19,10 @@ from core.settings.registry import register
     "previous token's experts.",
     source="Speculating Experts section 6.1 and appendix A, Est-PF of section 6.3",
 )
-class Estimated(Predictor):
+class Estimated(NextLayer):
     """The network's distribution for layer l + 1, given layer l's state."""
 
-    batches: ClassVar[bool] = True
-    asks: ClassVar[bool] = True
-    executes: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("estimator",)
-
-    def __init__(self, width: Width = 0, floor: Floor = 0.0) -> None:
-        self._width, self._floor = width, floor
-        self._first = Again()
-
-    def predict(self, view: View) -> Sequence[Prediction]:
-        if view.layer == 0:
-            self._first.note(0, view.ids)
-        ahead = view.layer + 1
-        if ahead == view.layers:
-            return self._first.predictions(0, self._width or view.top_k)
-        return best(ahead, self._scores(view, ahead), limit(view, ahead, self._width), self._floor)
 
     def _scores(self, view: View, ahead: int) -> Floats:
         return view.estimate(ahead)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from core.policy.predict.base import Prediction, View
+from core.policy.predict.base import Prediction, Predictor, View
 from core.settings.param import Param
 
 Floats = npt.NDArray[np.floating]
@@ -141,3 +141,28 @@ class Again:
         """The last token's experts in `layer`; none before the first token."""
         score = self.score(layer)
         return [Prediction(layer, expert, score) for expert in self._last.get(layer, ())[:most]]
+
+
+class NextLayer(Predictor):
+    """Predicts the next layer from a distribution over its experts; layer 0, which no layer comes before, takes the
+    previous token's."""
+
+    batches: ClassVar[bool] = True
+    asks: ClassVar[bool] = True
+    executes: ClassVar[bool] = True
+
+    def __init__(self, width: Width = 0, floor: Floor = 0.0) -> None:
+        self._width, self._floor = width, floor
+        self._first = Again()
+
+    def predict(self, view: View) -> Sequence[Prediction]:
+        if view.layer == 0:
+            self._first.note(0, view.ids)
+        ahead = view.layer + 1
+        if ahead == view.layers:
+            return self._first.predictions(0, self._width or view.top_k)
+        return best(ahead, self._scores(view, ahead), limit(view, ahead, self._width), self._floor)
+
+    def _scores(self, view: View, ahead: int) -> Floats:
+        """[E] the distribution of layer `ahead`."""
+        raise NotImplementedError

@@ -20,13 +20,12 @@ from core.hf.weighing import Rule, rules_of
 from core.memory.to_device import to_device
 from core.policy.predict import Prediction, Predictor
 from core.policy.predict.base import Later
+from core.policy.predict.nets import estimator
 from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.none import NoPrediction
 from core.profile import Profile
 from core.runtime.prediction.answer_wait import AnswerWait
-from core.runtime.prediction.nets import estimator_of
-from core.runtime.prediction.predicted import PredictedScores
-from core.runtime.prediction.speculation import PredictedRouting
+from core.runtime.prediction.speculation import PredictedRouting, PredictedScores
 from core.runtime.prediction.view import EngineView, mean_distribution
 from core.runtime.prediction.worker.process_worker import ProcessWorker
 from core.settings.param import Value
@@ -267,3 +266,9 @@ class PredictorHost:
         """[L, E, H] fp16 on the host."""
         assert self.profile is not None and self.profile.defaults is not None
         return torch.from_numpy(self.profile.defaults)
+
+
+def estimator_of(profile: Profile | None, device: torch.device) -> Estimator:
+    """The profile's estimator in fp32 on `device`; the profile must contain one."""
+    assert profile is not None
+    return estimator.from_tensors(profile.nets, profile.settings).to(device)

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 import psutil
 
-from app.client.page import Failed, Http
 from core.errors import MoestroError
+from tests.client.page import Failed, Http
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = (sys.executable, str(ROOT / "launch.py"))

@@ -1,2 +1,0 @@
-"""The running dashboard from outside: its server in a process of its own, and its page without a browser. For checks
-and measurements; the application itself uses none of it."""

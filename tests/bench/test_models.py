@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bench.gpu_model import Card, Model, expected, table
 from bench.models.generate import checkpoint
 from bench.models.gguf_file import write_bf16
 from bench.models.sizes import SMALL
@@ -70,3 +71,32 @@ def test_the_gguf_file_holds_the_same_weights(model: Path, tmp_path: Path) -> No
     np.testing.assert_array_equal(router.data, ours["model.layers.0.mlp.gate.weight"].float().numpy())
     tokens = reader.fields["tokenizer.ggml.tokens"]
     assert len(tokens.data) == TINY.vocab and bytes(tokens.parts[tokens.data[2]]).decode() == "<|im_end|>"
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+CARD = Card("", memory=5.0, memory_gbps=100, link_gbps=10)
+MODEL = Model("", layers=10, experts=100, top_k=4, expert=16 / 4.5, dense=900, embedding=100)  # 2 MB an expert; 2 GB
+
+
+def test_the_arithmetic() -> None:
+    found = expected(CARD, MODEL)
+    assert found is not None and found.share == pytest.approx(1.0)  # (5 - 1 - 2) GB / 2 MB = 1,000 slots
+    assert found.hit == (1.0, 1.0)
+    assert found.host == (pytest.approx(1 / 0.0188), pytest.approx(1 / 0.0188))  # 1.88 GB at 100 GB/s; host 3.8 ms
+    assert found.graph == (pytest.approx(1 / 0.01983), pytest.approx(1 / 0.01983))  # and 103 us a layer
+    half = expected(CARD._replace(memory=4.0), MODEL)
+    assert half is not None and half.share == pytest.approx(0.5, abs=0.002)
+    assert half.hit == (pytest.approx(0.5, abs=0.002), pytest.approx(0.96, abs=0.001))
+    assert half.host[0] == pytest.approx(1 / (0.0188 + 0.004), rel=0.01)  # 40 of 80 MB at 10 GB/s
+    assert half.host[1] == pytest.approx(1 / 0.0188)
+    assert half.graph[0] == pytest.approx(1 / (0.01983 + 0.008), rel=0.01)  # twice over the link
+    assert half.graph[1] == pytest.approx(1 / (0.01983 + 0.00032), rel=0.01)
+
+
+def test_what_does_not_fit_has_no_speed() -> None:
+    assert expected(CARD._replace(memory=3.05), MODEL) is None  # 25 slots; a token takes 40
+    assert expected(CARD._replace(memory=3.081), MODEL) is not None
+
+
+def test_the_page_has_it() -> None:
+    assert table() in (DOCS / "gpu.md").read_text("utf-8")

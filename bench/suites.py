@@ -24,6 +24,7 @@ SUITES = {  # name -> folder, options
     "systems": ("quality", "model budgets rounds tokens questions keep small"),
     "distance": ("quality", "model formats tokens small"),
     "invariance": ("quality", "model prompts small"),
+    "prefill": ("speed", "rounds lengths peers keep small"),
     "split": ("speed", "model budget rounds tokens keep small"),
     "batch": ("speed", "model rounds tokens keep small"),
     "dispatch": ("speed", "rounds tokens small"),
@@ -32,7 +33,6 @@ SUITES = {  # name -> folder, options
 GONE = {  # names of before -> what to do instead
     "regret": "The live comparison of policies is a row of `bench overhead` now.",
     "substitution": "What substitutes cost a token is part of the times of `bench lossy`.",
-    "prefill": "`bench peers --lengths` measures prompts, and `bench tiers` what comes from disk.",
     "super_experts": "`calibrate` lists them; `bench lossy` measures what answers lose.",
     "formats": "`python -m core.memory.codec.measure` measures every format, by the number of rows.",
     "training": "`bench estimator` compares what learned predictors gain from more tokens.",

@@ -45,6 +45,17 @@ class Plain:
         return passes
 
     @torch.inference_mode()
+    def prefill(self, ids: list[int], threads: int) -> tuple[float, torch.Tensor]:
+        """Seconds of reading a prompt in one pass with grouped_mm experts, and the logits [V] after its last token."""
+        torch.set_num_threads(threads)
+        self._model.set_experts_implementation("grouped_mm")
+        cache, inputs = DynamicCache(config=self._model.config), torch.tensor([ids], device=self._device)
+        began_s = time.perf_counter()
+        logits = cached_pass(self._model, inputs, cache, logits_to_keep=1).logits[0, -1]
+        int(logits.argmax())
+        return time.perf_counter() - began_s, logits
+
+    @torch.inference_mode()
     def logits(self, ids: list[int]) -> list[list[float]]:
         """[T][vocab] logits after every token of a text, computed one token at a time by eager experts."""
         self._model.set_experts_implementation("eager")

@@ -21,8 +21,9 @@ from bench.papers import moepic
 from bench.papers.document import StoredResults
 from bench.papers.parts import HOLDS, NO, PART
 from bench.papers.verdicts import answer
-from bench.speed import busy, dispatch
+from bench.speed import busy, dispatch, prefill
 from bench.speed.dispatch import passes, stubbed, without_step
+from bench.speed.prefill import Seen
 from bench.speed.split import judged
 from bench.speed.tiers_result import Runs, goals
 from core.engine import Engine
@@ -198,3 +199,58 @@ def test_the_generated_model_is_used_again(tmp_path: Path) -> None:
     with Run(said.append, True, tmp_path, lambda found: None) as run:
         assert fixtures.build(run, "none").model == fixtures.build(run, "none").model
     assert len(said) == 1
+
+
+def seen_by(**seconds: list[float]) -> prefill.Systems:
+    """Three rounds of every system, of 2 s each unless given; at 50 %, 3 GB were missing and 3 GB read."""
+    found: prefill.Systems = {}
+    for name in ("transformers", *(f"{name} {budget}" for name in prefill.FORMATS for budget in prefill.BUDGETS)):
+        took = seconds.get(name.replace(" ", "_").replace("%", ""), [2.0, 2.0, 2.0])
+        missing = [3_000_000_000] * 3 if "50" in name else [0] * 3
+        found[name] = {100: Seen(took, [0.0] * 3, missing, list(missing), [torch.tensor([1.0, 2.0])] * 3)}
+    return found
+
+
+def test_ratios_are_medians_of_the_rounds_own() -> None:
+    found = prefill.result(seen_by(transformers=[1.0, 4.0, 9.0], bf16_100=[2.0, 2.0, 3.0]), 1.0)
+    assert found["prefill_ratio"]["bf16"]["100%"]["100"] == 2.0  # of 0.5, 2 and 3
+    assert found["int4_over_bf16"]["100%"]["100"] == 1.0  # of 1, 1 and 1.5
+    assert found["tok_s"]["bf16 100%"]["100"] == 50.0
+    assert found["over_bound"]["bf16"]["50%"]["100"] == pytest.approx(2 / 3)  # 3 s to read, whatever computing takes
+    assert found["over_bound"]["bf16"]["100%"]["100"] == 1.0
+
+
+def test_other_programs_have_ratios_of_the_same_rounds() -> None:
+    seen = seen_by(bf16_100=[2.0, 2.0, 3.0])
+    assert prefill.result(seen, 1.0)["over"] == {}
+    seen["llama.cpp bf16"] = {100: Seen([1.0, 4.0, 3.0])}
+    found = prefill.result(seen, 1.0)
+    assert found["over"]["bf16 at 100% over llama.cpp"]["100"]["ratio"] == pytest.approx(1.0)  # of .5, 2 and 1
+    assert found["tok_s"]["llama.cpp bf16"]["100"] == pytest.approx(100 / 3)
+
+
+def test_what_is_read_twice_misses_its_goal() -> None:
+    seen = seen_by()
+    seen["int4 50%"][100].read_bytes = [6_000_000_000, 3_000_000_000, 6_000_000_000]
+    found = prefill.result(seen, 1.0)
+    assert found["read_over_missing"]["int4"]["50%"]["100"] == 2.0
+    assert found["read_over_missing"]["bf16"]["50%"]["100"] == 1.0
+    assert found["read_over_missing"]["bf16"]["100%"]["100"] is None  # nothing was missing
+    assert [goal["kept"] for goal in found["goals"]] == [True, False, True]
+
+
+def test_one_other_bit_is_found() -> None:
+    seen = seen_by()
+    seen["bf16 50%"][100].logits[1] = torch.nextafter(torch.tensor([1.0, 2.0]), torch.tensor([9.0, 9.0]))
+    found = prefill.result(seen, 1.0)
+    assert found["same_bits"] == {"100%": {"100": True}, "50%": {"100": False}}
+
+
+def test_slower_than_transformers_at_one_length_misses_the_goal() -> None:
+    seen = seen_by()
+    for name in seen:
+        seen[name][200] = Seen([1.0] * 3, [0.0] * 3, [0] * 3, [0] * 3, [])
+    seen["int4 100%"][200].seconds = [1.5] * 3
+    ratio, read, int4 = prefill.result(seen, 1.0)["goals"]
+    assert (ratio["kept"], read["kept"], int4["kept"]) == (False, True, False)
+    assert ratio["found"] == int4["found"] == pytest.approx(1 / 1.5)

@@ -21,7 +21,7 @@ from bench.models.sizes import SMALL
 from bench.quality import lossy, speculating, systems
 from bench.routing import methods, overhead, path, path_accuracy, predictors
 from bench.routing.methods_result import WAITED
-from bench.speed import batch, busy, split, tiers, worker
+from bench.speed import batch, busy, prefill, split, tiers, worker
 from bench.suites import GONE, SUITES, suite
 from core.capacity import fit
 from core.errors import BudgetError
@@ -482,3 +482,25 @@ def test_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged["kl"] > 0 and judged["exact_match"] is None  # there are no questions for a generated model
     assert {"tpot_ms", "hit_rate", "kl", "demand_bytes"} <= r["units"].keys()
     assert len(tpot_over_budgets(r, True).data) > len(systems.SMALL_PRESETS)
+
+
+@pytest.mark.long(0.3)
+@pytest.mark.usefixtures("other_programs")
+def test_prefill(tmp_path: Path) -> None:
+    one = tried("prefill", tmp_path, peers="all")
+    r, lengths = one.result, [str(length) for length in prefill.LENGTHS[True]]
+    for name, budget in prefill.OURS:
+        assert [*r["prefill_ratio"][name][budget]] == lengths
+        assert all(ratio > 0 for ratio in r["prefill_ratio"][name][budget].values())
+        assert r["pieces"][f"{name} {budget}"] >= prefill.LENGTHS[True][-1]
+    for name in prefill.FORMATS:
+        assert set(r["missing_bytes"][name]["100%"].values()) == {0}
+        assert set(r["read_over_missing"][name]["50%"].values()) <= {1.0, None}
+        assert any(r["missing_bytes"][name]["50%"].values())
+    assert all(same for by_length in r["same_bits"].values() for same in by_length.values())
+    assert sum("importing" in text for text in one.said) == len(prefill.FORMATS)
+    assert r["tok_s"]["llama.cpp int4"]["16"] == pytest.approx(16e3)
+    assert 0 < r["over"]["int4 at 100% over llama.cpp"]["16"]["ratio"] < 1
+    assert r["about"].keys() == {"bf16", "int4", *(f"{n}llama.cpp {f}" for n in ("", "ik_") for f in prefill.FORMATS)}
+    assert "int4 at 100% over ik_llama.cpp: 16 tokens 0." in one.text
+    assert "the same" in one.text and "DIFFERENT" not in one.text

@@ -84,13 +84,13 @@ class CacheCore(Residents[S]):
         self.request(layer, there)
         return missing
 
-    def request(self, layer: int, eids: Sequence[int]) -> None:
-        """`layer` requests `eids`, all distinct, with all their blocks and none of them buffered: they count as used,
-        in this order."""
-        self.layer = layer
-        self.hints.reached(layer)
-        self._uses.note(eids, self.tick + 1, self.now)
-        self.tick += len(eids)
+    def request(self, first: int, *layers: Sequence[int]) -> None:
+        """Each layer from the `first` on requests experts, all distinct, with all their blocks and none of them
+        buffered: they count as used, in this order."""
+        self.layer = first + len(layers) - 1
+        for layer in range(first, first + len(layers)):
+            self.hints.reached(layer)
+        self.tick = self._uses.note(self.tick, self.now, *layers)
 
     @property
     def leased(self) -> Collection[int]:
@@ -133,8 +133,7 @@ class CacheCore(Residents[S]):
 
     def use(self, eid: int) -> None:
         """Count a request of an expert that was admitted for it."""
-        self.tick += 1
-        self._uses.note((eid,), self.tick, self.now)
+        self.tick = self._uses.note(self.tick, self.now, (eid,))
 
     def readmit(self, eid: int) -> Segment:
         """Give an expert without slots those for the blocks that its layer keeps of it, or for all blocks where the

@@ -109,9 +109,10 @@ class ExpertCache:
         addresses, i64 by eid, 0 for all others. 0 = it would find none."""
         return self.requests.hits_at()
 
-    def count_hits(self, layer: int, wanted: Sequence[int]) -> None:
-        """Count requests of `wanted`, distinct, which native code has found in the slots of `hits_at`."""
-        self.requests.count_hits(layer, wanted)
+    def count_hits(self, first: int, wanted: Sequence[Sequence[int]]) -> None:
+        """Count requests of layers from the `first` on: of each the experts, distinct, which native code has found in
+        the slots of `hits_at`."""
+        self.requests.count_hits(first, wanted)
 
     def prefetch(
         self,

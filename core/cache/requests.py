@@ -48,17 +48,17 @@ class Requests:
             return None
         if not core.keeps(layer) or len({*wanted}) < len(wanted):
             return None
-        self._count_hits(layer, eids)
+        prefetches.guard.used(eids)
+        core.request(layer, eids)
         return segments
 
-    def count_hits(self, layer: int, wanted: Sequence[int]) -> None:
-        """Count hits as `lookup_all_hits` does. `wanted`: distinct, and found in the slots of `hits_at`."""
-        base = layer * self.core.experts
-        self._count_hits(layer, [base + expert for expert in wanted])
-
-    def _count_hits(self, layer: int, eids: Sequence[int]) -> None:
-        self.prefetches.guard.used(eids)
-        self.core.request(layer, eids)
+    def count_hits(self, first: int, wanted: Sequence[Sequence[int]]) -> None:
+        """Count hits of layers from the `first` on, as `lookup_all_hits` does. `wanted`: of each the experts, distinct,
+        and found in the slots of `hits_at`."""
+        experts = self.core.experts
+        eids = [[layer * experts + expert for expert in of] for layer, of in enumerate(wanted, first)]
+        self.prefetches.guard.used(*eids)
+        self.core.request(first, *eids)
 
     def hits_at(self) -> int:
         """As `Hits.slots_at`, as long as `lookup_all_hits` would find all that has an address there; 0 = it may not."""

@@ -27,12 +27,16 @@ class UseLog:
         self._eids: list[int] = []  # pending, of one layer after the other
         self._layers: list[int] = []  # for each: how many, the tick of the first, now. Flat: nothing to collect
 
-    def note(self, eids: Sequence[int], tick: int, now: int) -> None:
-        """Residents were requested, all distinct: the first at `tick`, the next at the one after it, and so on."""
-        self._eids += eids
-        self._layers += (len(eids), tick, now)
+    def note(self, tick: int, now: int, *layers: Sequence[int]) -> int:
+        """Residents of some layers were requested, those of each all distinct: the first at the tick after `tick`, the
+        next at the one after it, and so on -> the last one's."""
+        for eids in layers:
+            self._eids += eids
+            self._layers += (len(eids), tick + 1, now)
+            tick += len(eids)
         if len(self._eids) > MOST:
             self.flush()
+        return tick
 
     def flush(self) -> None:
         """Pass the pending requests to the policy."""

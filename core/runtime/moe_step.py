@@ -95,10 +95,11 @@ class MoEStep:
             return 0
         return self.expert_cache.hits_at()
 
-    def computed(self, layer: int, chosen: list[int]) -> None:
-        """The experts of one token were computed in the slots of `hits_at`."""
-        self.expert_cache.count_hits(layer, chosen)
-        self.sink.layer(layer, [chosen], None)
+    def computed(self, first: int, chosen: Sequence[list[int]]) -> None:
+        """The experts that a token chose in each layer from the `first` on were computed in the slots of `hits_at`."""
+        self.expert_cache.count_hits(first, chosen)
+        for layer, ids in enumerate(chosen, first):
+            self.sink.layer(layer, [ids], None)
 
     def _product(self, layer: int, routed: Routed) -> Product:
         """How the rows of a layer are computed."""

@@ -48,7 +48,7 @@ def test_a_batch_counts_as_each_use_at_once(name: str, data: st.DataObject) -> N
         what = data.draw(st.sampled_from(["use", "use", "pass", "read", "evict"]))
         if what == "use":
             eids = data.draw(st.lists(there, unique=True, max_size=EXPERTS))
-            uses.note(eids, tick + 1, now)
+            uses.note(tick, now, eids)
             for eid in eids:
                 tick += 1
                 at_once.used(eid, tick, now)
@@ -68,10 +68,9 @@ def test_a_batch_counts_as_each_use_at_once(name: str, data: st.DataObject) -> N
 
 def test_the_policy_gets_the_order_of_the_requests_with_their_ticks_and_pass() -> None:
     uses = UseLog(Recording(ExpertIndex(LAYERS, EXPERTS)), LAYERS * EXPERTS)
-    uses.note([3, 1], 1, 7)
-    uses.note([9], 4, 7)  # tick 3 was an admission's
-    uses.note([3], 5, 7)  # once more in the same pass
-    uses.note([1], 6, 8)
+    assert uses.note(0, 7, [3, 1]) == 2
+    assert uses.note(3, 7, [9], [3]) == 5  # tick 3 was an admission's; 3 once more in the same pass
+    assert uses.note(5, 8, [1]) == 6
     policy = uses.policy
     assert isinstance(policy, Recording)
     assert policy.uses == [(3, 1, 7), (1, 2, 7), (9, 4, 7), (3, 5, 7), (1, 6, 8)]

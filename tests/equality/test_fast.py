@@ -178,9 +178,9 @@ def test_a_token_in_one_native_call_requests_what_layers_would(
 ) -> None:
     native, computed = list[int](), MoEStep.computed
 
-    def heard(step: MoEStep, layer: int, chosen: list[int]) -> None:
-        native.append(layer)
-        computed(step, layer, chosen)
+    def heard(step: MoEStep, first: int, chosen: Sequence[list[int]]) -> None:
+        native.extend(range(first, first + len(chosen)))
+        computed(step, first, chosen)
 
     monkeypatch.setattr(MoEStep, "computed", heard)
     demo.change({"budget": budget, "predictor": "none", "scope": "layer", "eviction": "lru"})

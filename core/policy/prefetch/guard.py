@@ -45,11 +45,12 @@ class PrefetchGuard:
         """A forward pass begins."""
         self._passes += 1
 
-    def used(self, eids: Sequence[int]) -> None:
-        """This pass requests `eids`, each of them once. They are counted when somebody asks, or once there are
-        many."""
-        self._pending += eids
-        self._layers += (len(eids), self._passes)
+    def used(self, *layers: Sequence[int]) -> None:
+        """This pass requests the experts of some layers, each of them once. They are counted when somebody asks, or
+        once there are many."""
+        for eids in layers:
+            self._pending += eids
+            self._layers += (len(eids), self._passes)
         if len(self._pending) > MOST:
             self._count()
 

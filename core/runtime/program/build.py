@@ -47,7 +47,8 @@ class Routing(NamedTuple):
     layer: Layer
     rest: Routed
     logits: torch.Tensor  # [T, E] fp32
-    ids: torch.Tensor  # [T, k] int64, part of those of all layers
+    ids: torch.Tensor  # [T, k] int64
+    at: int  # where they begin among those of all layers
     weights: torch.Tensor  # [T, k] fp32
     routed: int = 0
     looked: int = 0
@@ -79,7 +80,7 @@ class Built(NamedTuple):
     rows: Rows
     steps: Steps
     routings: tuple[Routing, ...]
-    ids: torch.Tensor  # int64: those of all routings, one after the other
+    ids: torch.Tensor  # int64: those of all layers, one after the other
     normed: torch.Tensor  # [kept, H], of which logits are computed
     tokens: int  # where the tokens are among the steps' arguments
     positions: int  # where their positions are
@@ -87,6 +88,11 @@ class Built(NamedTuple):
     logits: int  # where the address of the logits is
     table: int  # where that of the experts' slots is
     hooks: tuple[Mapping[int, object], ...]  # those that want to see the experts of a layer
+
+    def chosen(self, begin: int, end: int) -> list[list[int]]:
+        """The experts of a single row by the routings begin..end - 1."""
+        every = self.ids.tolist()
+        return [every[one.at : one.at + one.rest.route.chosen] for one in self.routings[begin:end]]
 
 
 class Memory:
@@ -178,7 +184,8 @@ class Builder:
         rule, count, steps = rest.route, self._count, self._steps
         begin, self._routed_ids = self._routed_ids, self._routed_ids + count * rule.chosen
         ids = self._ids[begin : self._routed_ids].view(count, rule.chosen)
-        routing = Routing(layer, rest, torch.empty(count, rule.experts), ids, torch.empty(count, rule.chosen))
+        logits, weights = torch.empty(count, rule.experts), torch.empty(count, rule.chosen)
+        routing = Routing(layer, rest, logits, ids, begin, weights)
         self._product((rest.router,), self._rows.normed, (routing.logits,))
         at = {name: getattr(routing, name).data_ptr() for name in ("logits", "ids", "weights")}
         if rest.correction is not None:

@@ -34,8 +34,8 @@ class Hits(Protocol):
     def hits_at(self) -> int:
         """The address of the addresses of their slots, i64 by eid, 0 for all others; 0 = layers ask for more."""
 
-    def computed(self, layer: int, chosen: list[int]) -> None:
-        """A layer was computed, whose experts all were there."""
+    def computed(self, first: int, chosen: Sequence[list[int]]) -> None:
+        """Layers from the `first` on were computed, whose chosen experts all were there."""
 
 
 class Program:
@@ -88,18 +88,18 @@ class Program:
         if hits is not None and len(built.rows.x) == 1 and not any(built.hooks):
             table = hits.hits_at()
             steps.change(built.table, [table])
-        chosen = list[int]()  # by the token, in the layers that were computed
-        at = 0
-        for routing in built.routings:
-            if done <= routing.routed:
-                done = _computed(built, done, None if table else routing.routed)
-                chosen = built.ids.tolist() if done > routing.looked else []
-            begin, at = at, at + routing.ids.numel()
-            if done > routing.looked and hits is not None:
-                hits.computed(routing.rest.site.index, chosen[begin:at])
-                continue
-            built.rows.delta.copy_(self._experts(routing, built.rows, experts))
-            done = routing.end
+        at = 0  # of the routings
+        while at < len(built.routings):
+            begin = at
+            done = _computed(built, done, None if table else built.routings[at].routed)
+            while at < len(built.routings) and done > built.routings[at].looked:
+                at += 1
+            if at > begin and hits is not None:
+                hits.computed(built.routings[begin].rest.site.index, built.chosen(begin, at))
+            if at < len(built.routings):
+                routing = built.routings[at]
+                built.rows.delta.copy_(self._experts(routing, built.rows, experts))
+                done, at = routing.end, at + 1
         if done < len(steps):
             _computed(built, done, None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -97,6 +98,37 @@ def test_a_helper_that_fell_asleep_is_woken() -> None:
             assert len(kernel.calls) == 4 and threading.get_ident() in kernel.threads
             assert time.monotonic() < until
     assert len(team._helpers) == 2
+
+
+def test_a_thread_that_waits_gives_its_processor_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller for a helper that still computes, and the helper for what is shared next."""
+    gave_up, caller, both = set[int](), threading.get_ident(), threading.Barrier(2)
+
+    def give_up() -> int:
+        gave_up.add(threading.get_ident())
+        return 0
+
+    def compute(*given: int) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(20)
+        if threading.get_ident() != caller:
+            deadline = time.monotonic() + 5
+            while caller not in gave_up and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+    called, code = ctypes.CFUNCTYPE(ctypes.c_int)(give_up), CALL[5](compute)
+    monkeypatch.setattr("core.memory.codec.native.threads._give_up", lambda: ctypes.cast(called, ctypes.c_void_p).value)
+    share(2)
+    team = Team(alone=False)
+    kernel = ctypes.cast(code, ctypes.c_void_p).value or 0
+    team.run([1, 2], 4, WORTH_IT, kernel, 0, 0, 0, 0, unit=4)
+    assert caller in gave_up
+    deadline = time.monotonic() + 5
+    while gave_up == {caller} and time.monotonic() < deadline:  # a helper that sleeps by now is woken, and waits again
+        team.run([1], 4, 16, kernel, 0, 0, 0, 0)
+        team.run_steps(0, 0, 0)
+        time.sleep(0.001)
+    assert len(gave_up) == 2
 
 
 def test_as_many_products_as_there_is_place_for() -> None:

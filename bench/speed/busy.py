@@ -21,12 +21,12 @@ from bench.harness.figures import ratio, spread
 from bench.harness.report import grid
 from bench.harness.run import Result, Run, Suite
 from core.engine import Engine
-from core.system.native.contention import watch
+from core.system.native.contention import LOOK_S, watch
 from core.types import AnswerStats
 
 PROMPT = 64  # tokens of a prompt
 BESIDE, IDLE = 2.2, 1.02  # goals: with loops over idle; idle with the watch over idle without it
-SETTLE_S, CALM_S = 0.5, 30.0  # after loops begin; at most, until the watch has forgotten them
+SETTLE_S, CALM_S = 0.5, 30.0  # after loops begin; at most, until the watch has seen or forgotten them
 LOOP = "while True: pass"
 KINDS = ("idle without", "idle", "beside without", "beside")
 FIGURES = ("ttft_ms", "tpot_ms")
@@ -42,8 +42,8 @@ def measure(run: Run, model: str = "demo", budget: str = "100%", rounds: int = 9
 
     def answered(kind: str, number: int) -> AnswerStats:
         with _as_in(kind):
-            if kind == "idle":
-                _forget_loops(engine, prompts[number], tokens)
+            if watch.enabled:
+                _until(kind == "beside", engine, prompts[number], tokens)
             return stats_of(engine, prompts[number], tokens)
 
     found = run.by_turns(KINDS, answered, rounds)
@@ -84,20 +84,20 @@ def _loops() -> Iterator[None]:
 @contextmanager
 def unwatched() -> Iterator[None]:
     """Inside, threads wait as if no other program wanted their processor."""
-    vars(watch)["computing"] = lambda: None
+    watch.enabled = False
     try:
-        while watch.looks:  # it ends by itself
-            time.sleep(0.05)
+        time.sleep(2 * LOOK_S)
+        watch.look()
         yield
     finally:
-        del vars(watch)["computing"]
+        watch.enabled = True
 
 
-def _forget_loops(engine: Engine, prompt: list[int], tokens: int) -> None:
-    """Answers until the watch has forgotten the loops of the round before: until then the machine is not idle to it."""
+def _until(contended: bool, engine: Engine, prompt: list[int], tokens: int) -> None:
+    """Answers until the watch has seen that loops run, or no longer do: what it found counts for the next answer."""
     end = time.monotonic() + CALM_S
     stats_of(engine, prompt, 1)
-    while watch.contended and time.monotonic() < end:
+    while watch.contended != contended and time.monotonic() < end:
         stats_of(engine, prompt, tokens)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from core.system.native.contention import CALM_S, LEAST_S, MANY, Contention, ThreadTimes
+from core.system.native import openmp
+from core.system.native.contention import CALM_S, LEAST_S, LOOK_S, MANY, REST_S, Contention, ThreadTimes, Watch
 from core.system.native.openmp import entry
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +90,42 @@ def test_where_the_system_does_not_count_nothing_is_found(tmp_path: Path) -> Non
     times = ThreadTimes(tmp_path / "none")
     times.add(threading.get_native_id())
     assert times.since() == (0, 0)
+
+
+def test_the_watch_looks_now_and_then_and_forgets_what_is_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowds = list[str]()
+    monkeypatch.setattr(openmp, "stop_spinning", lambda: crowds.append("begun"))
+    ended = threading.Event()
+    monkeypatch.setattr(openmp, "stop_workers", ended.set)
+    clock, looks, busy = [100.0], list[float](), [True]
+
+    class Times(ThreadTimes):
+        def since(self) -> tuple[float, float]:
+            looks.append(clock[0])
+            return (LEAST_S, LEAST_S) if busy[0] else (2 * CALM_S, 0.0)
+
+    watch = Watch(Times(), lambda: clock[0])
+    watch.computing()
+    assert watch.contended and len(looks) == 2, "what was before does not count"
+    clock[0] += LOOK_S / 2
+    assert watch.look() and len(looks) == 2, "not again so soon"
+    busy[0] = False
+    clock[0] += LOOK_S
+    assert not watch.look() and ended.wait(10) and crowds == ["begun"]
+    busy[0] = True
+    clock[0] += LOOK_S * 1.5
+    assert watch.look()
+    watch.enabled = False
+    clock[0] += LOOK_S * 1.5
+    busy[0] = False
+    assert not watch.look()
+    watch.enabled, busy[0] = True, True
+    clock[0] += LOOK_S * 1.5
+    assert watch.look()
+    ended.clear()
+    clock[0] += REST_S + 1
+    busy[0] = False
+    assert not watch.look() and ended.wait(10)
 
 
 WAITING = """

@@ -2,9 +2,9 @@
 
 Threads that share a product spin while they wait for the next one, which comes within microseconds. On a processor that
 another program wants, a thread that spins is stopped for milliseconds, and so is one that has work left: then all wait
-for it. Linux counts for how long a thread could have run and did not, and a thread of ours looks at that while a model
-computes. GNU's OpenMP spins for no more than microseconds once its threads are more than the processors: so that thread
-keeps a pool of its own for as long as others want them. Where the system does not count (Windows), nothing changes.
+for it. Linux counts for how long a thread could have run and did not, and the thread that computes looks at that. GNU's
+OpenMP spins for no more than microseconds once its threads are more than the processors: so a thread of ours keeps a
+pool of its own for as long as others want them. Where the system does not count (Windows), nothing changes.
 
 How often threads are stopped says nothing: a thread of our own that wakes for microseconds stops another one, too.
 """
@@ -19,8 +19,7 @@ from pathlib import Path
 from core.system.native import openmp
 
 LOOK_S = 0.02  # between two looks, while a model computes
-SELDOM_S = 0.25  # the same while others want the processors: a look holds Python's lock, also where it is stopped
-REST_S = 1.0  # after the last pass the watch stops
+REST_S = 60.0  # without a look: what was found before is forgotten
 LEAST_S = 0.05  # of running and waiting, that a share is taken over
 MANY, FEW = 0.2, 0.05  # share of waiting: from which on others want the processors, and below which they do not
 CALM_S = 1.0  # of running with little waiting, until threads spin again
@@ -92,48 +91,58 @@ class ThreadTimes:
 
 
 class Watch:
-    """A thread that looks while a model computes. `contended` is read before helpers are woken."""
+    """`look` is asked before helpers are woken, by the thread that computes: a thread of its own would stop one that
+    spins, and on a busy machine be stopped itself while it holds Python's lock."""
 
-    def __init__(self, times: ThreadTimes) -> None:
-        self.contended = False
-        self._times, self._contention = times, Contention(times.since)
-        self._until_s, self._lock = 0.0, threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    @property
-    def looks(self) -> bool:
-        """Whether its thread runs."""
-        return self._thread is not None
+    def __init__(self, times: ThreadTimes, clock: Callable[[], float] = time.monotonic) -> None:
+        self.enabled = True  # False: nothing is looked at, and nothing found
+        self._times, self._clock = times, clock
+        self._contention, self._looked_s = Contention(times.since), 0.0
+        self._lock = threading.Lock()
+        self._over: threading.Event | None = None  # while others want the processors
 
     def computing(self) -> None:
         """A pass begins on the calling thread."""
-        self.helping()
-        self._until_s = time.monotonic() + REST_S
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._look, name="moestro-contention", daemon=True)
-                    self._thread.start()
+        self._times.add(threading.get_native_id())
+        self.look()
 
     def helping(self) -> None:
         """The calling thread takes part in passes of others."""
         self._times.add(threading.get_native_id())
 
-    def _look(self) -> None:
-        while True:
-            while time.monotonic() < self._until_s:
+    @property
+    def contended(self) -> bool:
+        """Whether others wanted the processors at the last look."""
+        return self._over is not None
+
+    def look(self) -> bool:
+        """Whether others want the processors; what was seen within LOOK_S counts."""
+        now_s = self._clock()
+        if now_s - self._looked_s > LOOK_S and self._lock.acquire(blocking=False):
+            try:
+                if now_s - self._looked_s > REST_S or not self.enabled:
+                    self._times.since()
+                    self._contention = Contention(self._times.since)
+                self._looked_s = now_s
                 self._use(self._contention.look())
-                time.sleep(SELDOM_S if self.contended else LOOK_S)
-            with self._lock:
-                if time.monotonic() >= self._until_s:
-                    self._use(False)
-                    self._thread = None
-                    return
+            finally:
+                self._lock.release()
+        return self.contended
 
     def _use(self, contended: bool) -> None:
-        if contended != self.contended:
-            openmp.stop_spinning() if contended else openmp.stop_workers()
-            self.contended = contended
+        if contended and self._over is None:
+            self._over = threading.Event()
+            threading.Thread(target=_in_a_crowd, args=(self._over,), name="moestro-contention", daemon=True).start()
+        elif not contended and self._over is not None:
+            self._over.set()
+            self._over = None
+
+
+def _in_a_crowd(over: threading.Event) -> None:
+    """Keep a pool of more threads than there are processors until others no longer want these."""
+    openmp.stop_spinning()
+    over.wait()
+    openmp.stop_workers()
 
 
 watch = Watch(ThreadTimes())

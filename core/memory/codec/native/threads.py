@@ -80,7 +80,7 @@ class Team:
         Strides are in bytes; arguments without another meaning are addresses. At most MOST slots. `unit`: rows that a
         thread takes at a time, 0 = by their bytes."""
         count, parallel = len(slots), openmp.entry() if _used == TORCHS else 0
-        threads = torch.get_num_threads() if parallel else 1 if watch.contended else _used
+        threads = torch.get_num_threads() if parallel else 1 if watch.look() else _used
         self._slots[:count] = slots  # type: ignore[call-overload]  # any sequence will do
         if threads > 1 and not self._alone and count * outputs * row_bytes >= WORTH_IT:
             rows = unit or min(max(MULTIPLE, PART // row_bytes & -MULTIPLE), outputs)
@@ -116,7 +116,7 @@ class Team:
     def run_steps(self, stop: int, steps: int, count: int) -> None:
         """Compute `count` steps, STEPs at an address, one after the other. `stop`: the address of a 0, where a step may
         write that it is the last; then it is the number of those that were computed."""
-        threads = 1 if watch.contended or self._alone else _used
+        threads = 1 if self._alone or watch.look() else _used
         if threads > 1:
             self._wake(threads - 1)
         self._slots[0] = 0

@@ -43,7 +43,7 @@ def few_errors() -> dict[str, float]:
     return found
 
 
-def drawn_errors(examples: int = 3) -> dict[str, float]:
+def drawn_errors(examples: int = 2) -> dict[str, float]:
     """As `errors`, of drawn shapes, number types and orders of DRAWN: products, and matrices dequantized."""
     found: dict[str, float] = {}
     for name in DRAWN:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import cache
-from itertools import combinations
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.policy.eviction import GONE, NEVER, Belady, Eviction, ExpertIndex, victim
+from core.policy.eviction import GONE, Eviction, ExpertIndex, victim
 from core.policy.hints import Hints
 from core.settings.config import Settings
 from core.settings.registry import create, variants
@@ -210,37 +208,3 @@ def test_lfru_against_its_formula(trace: list[int], capacity: int, half_life: in
         last[eid] = now
         left.append(gone)
     assert replay(make("lfru", half_life=half_life), trace, capacity) == left
-
-
-@given(
-    trace=st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=2).map(sorted), min_size=1, max_size=8),
-    slots=st.integers(2, 4),
-)
-def test_belady_is_the_best_there_is(trace: list[list[int]], slots: int) -> None:
-    """Against every sequence of sets that could have been kept."""
-
-    @cache
-    def fewest(step: int, resident: frozenset[int]) -> int:
-        if step == len(trace):
-            return 0
-        now = frozenset(trace[step])
-        held = resident | now
-        kept = [frozenset(k) | now for k in combinations(sorted(held - now), min(len(held - now), slots - len(now)))]
-        return len(now - resident) + min(fewest(step + 1, k) for k in kept)
-
-    policy, residents, misses = Belady(ExpertIndex(1, 5)), set[int](), 0
-    for now, experts in enumerate(trace):
-        for eid in experts:
-            policy.foresee(eid, next((t for t in range(now + 1, len(trace)) if eid in trace[t]), NEVER))
-        for eid in [e for e in experts if e not in residents]:
-            misses += 1
-            if len(residents) == slots:
-                gone = victim(policy, slice(0, 5), now, 0, experts)
-                assert gone is not None
-                policy.left(gone)
-                residents.remove(gone)
-            policy.admitted(eid, now, now)
-            residents.add(eid)
-        for eid in experts:
-            policy.used(eid, now, now)
-    assert misses == fewest(0, frozenset())

@@ -30,6 +30,7 @@ from core.types import Segment
 from tests.architectures.trial import known, random_model, run, save, transformers_own
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import plain_transformers
+from tests.loaded import loaded
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -270,8 +271,5 @@ def test_any_expert_width_is_exact(model_type: str, width: int, tmp_path: Path) 
     path = save(random_model(model_type, **{field: width}), tmp_path)
     plain = transformers_own(path, torch.float32)
     want = run(plain, DynamicCache(config=plain.config), 8)
-    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype="float32"))
-    try:
+    with loaded(path, {"budget": "50%"}, dtype="float32") as engine:
         assert (run(engine.model, engine.fresh_cache(), 8) - want).abs().max().item() == 0.0
-    finally:
-        engine.unload()

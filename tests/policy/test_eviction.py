@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,39 +144,26 @@ def fifo(trace: Sequence[int], capacity: int) -> list[int | None]:
     return left
 
 
+def lowest(trace: Sequence[int], capacity: int, worth: Callable[[int, int, int, int], Any]) -> list[int | None]:
+    """Whoever is worth least leaves, by its uses, its last one, the present, and its id."""
+    count: Counter[int] = Counter()
+    last: dict[int, int] = {}
+    residents: set[int] = set()
+    left: list[int | None] = []
+    for now, eid in enumerate(trace):
+        gone = None
+        if eid not in residents and len(residents) == capacity:
+            gone = min(residents, key=lambda e: worth(count[e], last[e], now, e))
+            residents.remove(gone)
+        residents.add(eid)
+        count[eid] += 1
+        last[eid] = now
+        left.append(gone)
+    return left
+
+
 def lfu(trace: Sequence[int], capacity: int) -> list[int | None]:
-    count: Counter[int] = Counter()
-    last: dict[int, int] = {}
-    residents: set[int] = set()
-    left: list[int | None] = []
-    for now, eid in enumerate(trace):
-        gone = None
-        if eid not in residents and len(residents) == capacity:
-            gone = min(residents, key=lambda e: (count[e], last[e]))
-            residents.remove(gone)
-        residents.add(eid)
-        count[eid] += 1
-        last[eid] = now
-        left.append(gone)
-    return left
-
-
-def lcp(trace: Sequence[int], capacity: int) -> list[int | None]:
-    """P = mu x rho^(nu / omega), with rho = 1/4 and omega = 8: exact in binary, so that ties are ties."""
-    count: Counter[int] = Counter()
-    last: dict[int, int] = {}
-    residents: set[int] = set()
-    left: list[int | None] = []
-    for now, eid in enumerate(trace):
-        gone = None
-        if eid not in residents and len(residents) == capacity:
-            gone = min(residents, key=lambda e: (round(np.log2(count[e]) - 2 * (now - last[e]) / 8, 9), e))
-            residents.remove(gone)
-        residents.add(eid)
-        count[eid] += 1
-        last[eid] = now
-        left.append(gone)
-    return left
+    return lowest(trace, capacity, lambda uses, last, now, eid: (uses, last))
 
 
 ORACLES: dict[str, Callable[[Sequence[int], int], list[int | None]]] = {"lru": lru, "fifo": fifo, "lfu": lfu}
@@ -189,22 +177,12 @@ def test_against_the_definition(name: str, trace: list[int], capacity: int) -> N
 
 @given(trace=traces, capacity=st.integers(1, 6))
 def test_lcp_against_its_formula(trace: list[int], capacity: int) -> None:
-    assert replay(make("lcp", rho=0.25, omega=8), trace, capacity) == lcp(trace, capacity)
+    """P = mu x rho^(nu / omega), with rho = 1/4 and omega = 8: exact in binary, so that ties are ties."""
+    left = lowest(trace, capacity, lambda uses, last, now, eid: (round(np.log2(uses) - 2 * (now - last) / 8, 9), eid))
+    assert replay(make("lcp", rho=0.25, omega=8), trace, capacity) == left
 
 
 @given(trace=traces, capacity=st.integers(1, 6), half_life=st.integers(1, 9))
 def test_lfru_against_its_formula(trace: list[int], capacity: int, half_life: int) -> None:
-    count: Counter[int] = Counter()
-    last: dict[int, int] = {}
-    residents: set[int] = set()
-    left: list[int | None] = []
-    for now, eid in enumerate(trace):
-        gone = None
-        if eid not in residents and len(residents) == capacity:
-            gone = min(residents, key=lambda e: (count[e] / (1 + Fraction(now - last[e], half_life)), e))
-            residents.remove(gone)
-        residents.add(eid)
-        count[eid] += 1
-        last[eid] = now
-        left.append(gone)
+    left = lowest(trace, capacity, lambda uses, last, now, eid: (uses / (1 + Fraction(now - last, half_life)), eid))
     assert replay(make("lfru", half_life=half_life), trace, capacity) == left

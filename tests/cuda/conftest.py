@@ -32,18 +32,6 @@ def _loads_try_a_short_prompt() -> Iterator[None]:
     pass_wiring.PREFILL_CHUNK = before  # type: ignore[attr-defined]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _loads_round_by_one_try() -> Iterator[None]:
-    """Of the candidates for a group's scale and zero: which codes experts get matters to no test here, and on the fake
-    GPU each candidate takes as long as an answer."""
-    from core.memory.codec import quantize
-
-    before = quantize.ENDS, quantize.REFITS
-    quantize.ENDS, quantize.REFITS = dict.fromkeys(quantize.ENDS, (1.0,)), dict.fromkeys(quantize.REFITS, 0)
-    yield
-    quantize.ENDS, quantize.REFITS = before
-
-
 @pytest.fixture
 def whole_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads try a prompt as long as those that they serve."""

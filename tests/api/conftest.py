@@ -57,6 +57,19 @@ def start(tmp_path: Path) -> Iterator[Start]:
         end()
 
 
+Refusing = tuple[TestClient, type[SayingEngine]]
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Refusing]:
+    """(client, engine class) of one server for requests of which none reaches the engine."""
+    engine = saying("Caches work.")
+    host = open_host(tmp_path_factory.mktemp("home"), engine)
+    with TestClient(build_app(host), base_url=HOME) as client:
+        yield client, engine
+    host.close()
+
+
 def events(text: str) -> list[tuple[str, Any]]:
     """(name, data) of the server-sent events of a stream, without comments; the data of OpenAI's last is "[DONE]"."""
     found = []

@@ -9,7 +9,7 @@ import pytest
 
 from app.server.v1.fields import say_once
 from core.errors import ContextError, ModelError, PromptError
-from tests.api.conftest import Start, events
+from tests.api.conftest import Refusing, Start, events
 
 COMPLETE = "/v1/chat/completions"
 TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
@@ -120,9 +120,9 @@ def test_fields_of_sampling_reach_the_engine(start: Start) -> None:
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
-    start: Start, change: dict[str, Any], told: str, param: str | None
+    refusing: Refusing, change: dict[str, Any], told: str, param: str | None
 ) -> None:
-    client, _, engine = start()
+    client, engine = refusing
     reply = client.post(COMPLETE, json={**ask(), **change})
     error = reply.json()["error"]
     assert reply.status_code == 400

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from core.types import Chat
-from tests.api.conftest import Start, events
+from tests.api.conftest import Refusing, Start, events
 
 THOUGHT = "<think>Why not.</think>"
 CALL = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
@@ -242,8 +242,8 @@ REFUSED: dict[str, tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = { 
 
 
 @pytest.mark.parametrize("path", REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(start: Start, path: str) -> None:
-    client, _, engine = start()
+def test_what_cannot_be_honoured_is_refused_by_name(refusing: Refusing, path: str) -> None:
+    client, engine = refusing
     plain, changes = REFUSED[path]
     for change, param in changes:
         reply = client.post(f"/v1/{path}", json={**plain, **change})

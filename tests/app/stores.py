@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from app.store import Store
@@ -30,8 +31,5 @@ def spoil(path: Path, page: int = 3) -> bytes:
 
 
 def said(folder: Path) -> str:
-    store = Store(folder)
-    try:
+    with closing(Store(folder)) as store:
         return "".join(m.text for chat in store.chats.all() for m in store.chats.messages(chat.id))
-    finally:
-        store.close()

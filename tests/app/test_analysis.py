@@ -290,20 +290,6 @@ def test_a_text_to_text_model_has_nothing_to_replay_and_it_says_why(tmp_path: Pa
         sources.from_store(store, RoutingSource("chat", 1), tmp_path / "a.trace")
 
 
-def test_a_session_s_trace_has_its_passes_and_answers(chatted: tuple[Host, int]) -> None:
-    host, chat = chatted
-    ended(host.chats.ask(chat, "And then?"))
-    assert host.models.load_id is not None
-    routing = sources.from_store(host.store, RoutingSource("load", host.models.load_id), host.store.folder / "b.trace")
-    records = list(host.store.steps.records(load=host.models.load_id))
-    chunks = list(FileTrace(Path(routing.path)).chunks())
-    assert routing.tokens == sum(record.tokens for record in records)
-    assert [int(n) for chunk in chunks for n in chunk.sizes] == [record.tokens for record in records]
-    assert sorted({int(r) for chunk in chunks for r in chunk.rid}) == [0, 1]
-    got = np.concatenate([chunk.ids for chunk in chunks])
-    assert np.array_equal(got, np.concatenate([record.ids.transpose(1, 0, 2) for record in records]))
-
-
 def test_the_last_tokens_are_whole_passes(tmp_path: Path) -> None:
     sizes = np.array([4, 1, 1, 1], np.int32)
     chunk = Chunk(

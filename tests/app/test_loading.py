@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -206,9 +207,6 @@ def test_what_an_unloaded_engine_held_is_freed_at_once(tmp_path: Path) -> None:
             self.itself = self
             self.alive.append(weakref.ref(self))
 
-    host = open_host(tmp_path, Knotted)
-    try:
+    with closing(open_host(tmp_path, Knotted)) as host:
         host.models.unload()
         assert [engine() for engine in Knotted.alive] == [None]
-    finally:
-        host.close()

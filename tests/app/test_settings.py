@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -217,12 +218,9 @@ def test_a_preset_on_the_command_line_stands_below_what_else_is_given() -> None:
 
 
 def test_who_leads_decoding_is_shown_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = open_host(tmp_path)
-    try:
+    with closing(open_host(tmp_path)) as host:
         with page():
             controls = CacheSection(host, [], gr.HTML(), lambda *form: "").setting_controls
         assert not controls.acts("gpu_decode") and not controls.controls["gpu_decode"].visible
         monkeypatch.setattr(FakeEngine, "on_gpu", True)
         assert controls.acts("gpu_decode") and controls.acts("link")
-    finally:
-        host.close()

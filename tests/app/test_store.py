@@ -91,13 +91,6 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         Store(tmp_path / "file")
 
 
-def test_a_damaged_file_is_told_and_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "moestro.sqlite3").write_bytes(b"this is no database" * 100)
-    with pytest.raises(StoreError, match="damaged"):
-        Store(tmp_path)
-    assert (tmp_path / "moestro.sqlite3").read_bytes() == b"this is no database" * 100
-
-
 def test_chats_are_listed_renamed_and_deleted_with_their_figures(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     load = load_of(store)

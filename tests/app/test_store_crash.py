@@ -14,6 +14,7 @@ import pytest
 
 from app.server.live_state import answer_state, stamp
 from app.services.host import Host
+from app.services.progress import Answer
 from app.store import RESERVE, FullError, Store, StoreError
 from app.ui.tabs.messages import shown
 from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended, follow, open_host, open_store, texts
@@ -232,15 +233,20 @@ def test_an_answer_goes_on_is_shown_whole_and_is_saved_when_there_is_room(
     assert store.chats.messages(chat or 0)[1].text == answer.text
 
 
-def test_it_is_saved_without_being_asked(full: Host, gated: type[GatedEngine], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.services.writer.AGAIN_S", 0.01)
+def unsaved_answer(full: Host, gated: type[GatedEngine]) -> Answer:
+    """One for which there was no room after its first token."""
     answer = full.chats.ask(None, "hello")
     gated.gate.release(1)
     follow(answer, lambda a: a.n_tokens == 1)
     fill(full.store)
     gated.gate.release(100)
-    ended(answer)
-    assert answer.unsaved
+    assert ended(answer).unsaved
+    return answer
+
+
+def test_it_is_saved_without_being_asked(full: Host, gated: type[GatedEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.services.writer.AGAIN_S", 0.01)
+    answer = unsaved_answer(full, gated)
     save, saved = full.chats._writer.unsaved.save, threading.Event()
 
     def noticed(chat: int | None = None) -> None:
@@ -255,13 +261,7 @@ def test_it_is_saved_without_being_asked(full: Host, gated: type[GatedEngine], m
 
 
 def test_what_cannot_be_saved_yet_is_saved_at_the_end(full: Host, gated: type[GatedEngine], tmp_path: Path) -> None:
-    answer = full.chats.ask(None, "hello")
-    gated.gate.release(1)
-    follow(answer, lambda a: a.n_tokens == 1)
-    fill(full.store)
-    gated.gate.release(100)
-    ended(answer)
-    assert answer.unsaved
+    answer = unsaved_answer(full, gated)
     free(full.store)
     full.close()
     store = open_store(tmp_path)

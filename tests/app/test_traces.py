@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,22 +65,7 @@ def test_a_chat_is_a_trace_of_what_the_engine_routed(host: Host, tmp_path: Path)
 
 def a_step(shape: ModelShape, index: int, tokens: int) -> StepRecord:
     ids = np.random.default_rng(index).integers(0, shape.experts, (shape.layers, tokens, shape.top_k), np.int16)
-    none = np.zeros(0, np.int16)
-    return StepRecord(
-        index,
-        "decode" if tokens == 1 else "prefill",
-        tokens,
-        0.0,
-        1.0,
-        1.0,
-        0.0,
-        0.0,
-        0.0,
-        ids,
-        none,
-        none,
-        none.astype(np.uint8),
-    )
+    return replace(records.a_step(index, tokens), ids=ids)
 
 
 def test_a_chat_with_two_models_has_two_traces_and_long_ones_come_in_pieces(tmp_path: Path) -> None:

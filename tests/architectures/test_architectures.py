@@ -22,6 +22,7 @@ from tests.architectures.features import TITLES, YES
 from tests.architectures.scan import moe_types
 from tests.architectures.table import page, stated
 from tests.architectures.trial import Outcome, known, random_model, save, try_all, try_type
+from tests.loaded import unloading
 from tests.selection import layered
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
@@ -58,12 +59,9 @@ def test_what_is_close_is_said(tmp_path: Path) -> None:
     path = save(random_model("llama4_text"), tmp_path)
     spec = LoadSpec.checked(str(path), Settings({}))
     assert plan(spec).note == CLOSE.format(BOUND)
-    engine = Engine.load(spec)
-    try:
+    with unloading(Engine.load(spec)) as engine:
         manifest = engine.manifest()
         stats = list(engine.generate("a b", Sampling(max_new_tokens=1)))[-1].stats
-    finally:
-        engine.unload()
     assert (manifest["exact"], manifest["closeness"]) == (False, BOUND)
     assert (stats.exact, stats.closeness) == (True, BOUND)
 

@@ -30,6 +30,7 @@ from core.settings.sampling import Sampling
 from core.types import Ids
 from tests.architectures.features import PROMPTS, try_features
 from tests.architectures.tiny import VARIANTS, changed, tiny
+from tests.loaded import unloading
 from tests.switch import generated
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -143,13 +144,10 @@ def try_all(model_type: str) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         path = save(random_model(model_type), Path(folder))
         settings = Settings({"budget": "50%"})
-        engine = Engine.load(
-            LoadSpec.checked(str(path), settings, dtype="float32", context=128, sequences=len(PROMPTS))
-        )
-        try:
+        with unloading(
+            Engine.load(LoadSpec.checked(str(path), settings, dtype="float32", context=128, sequences=len(PROMPTS)))
+        ) as engine:
             return replace(outcome, features=try_features(engine, transformers_own(path, torch.float32)))
-        finally:
-            engine.unload()
 
 
 def try_type(model_type: str, steps: int = 12, dtype: torch.dtype = torch.float32) -> Outcome:

@@ -28,6 +28,7 @@ def test_each_round_has_every_system_and_ratios_have_intervals(tmp_path: Path, m
         return Session(module, job, python)
 
     monkeypatch.setattr(programs, "Session", seen)
+    monkeypatch.setattr(programs, "CONFIGURATIONS", [(False, True), (True, False), (True, True)])
     found: Result = peers.SUITE.run(
         small=True, keep=tmp_path, formats="int4", lengths="16", rounds=3, peers="ik", coded="int4-g64,iq4_nl"
     )

@@ -34,6 +34,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.system.native.contention import watch
 from tests.checkpoints import random_model
+from tests.loaded import unloading
 
 
 def test_ratios_are_of_the_same_round() -> None:
@@ -107,8 +108,7 @@ def instructions(path: Path, experts: int) -> Counter[str]:
     sizes = Sizes(f"of{experts}", 32, LAYERS, experts, 4, 16, 2, 1, head_dim=16)
     folder = checkpoint(path, sizes, say=lambda text: None)
     settings = Settings({"budget": "all", "link": "own", "predictor": "none"})
-    engine = Engine.load(LoadSpec.checked(str(folder), settings, context=64))
-    try:
+    with unloading(Engine.load(LoadSpec.checked(str(folder), settings, context=64))) as engine:
         pipelines = [without_step(engine.wiring), engine.wiring.measuring, engine.wiring.answering]
         with stubbed(engine.wiring.math):
             for layer in range(LAYERS):  # each expert's first request finds that it is at rest
@@ -116,8 +116,6 @@ def instructions(path: Path, experts: int) -> Counter[str]:
             passes(engine.wiring, pipelines, 2)
             with counted() as found:
                 passes(engine.wiring, pipelines, 3)
-    finally:
-        engine.unload()
     return found
 
 

@@ -5,21 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import in_waves
 from core.policy.allocation.slot_allocation import Placement
-from core.policy.eviction import GONE
-from core.policy.hints import Hints
 from core.policy.predict import Prediction
-from core.profile.trace import ArrayTrace, Chunk
 from core.settings.registry import variants
-from core.simulate import Config, Replay
-from core.simulate.run import maker
 from core.types import Outcome
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
 from tests.selection import layered
@@ -118,43 +111,3 @@ def test_slots_move_between_layers_without_a_copy() -> None:
     expert_cache.reshape(slots=10)
     assert [expert_cache.pool(layer).capacity for layer in range(LAYERS)] == [2, 4, 4]
     expert_cache.check_integrity()
-
-
-def replayed(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> int:
-    """A layer of a prompt as the engine computes it -> misses."""
-    misses = 0
-    for lease in in_waves(
-        expert_cache.core, layer, wanted, lambda group: hold(expert_cache, layer, [*group]), expert_cache.release
-    ):
-        misses += sum(h.outcome == Outcome.MISS for h in lease.segments)
-    return misses
-
-
-@pytest.mark.parametrize("name", layered(NAMES, quick=lambda name: name in OFTEN))
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=6)
-def test_the_simulator_keeps_pins_and_sizes_as_the_engine_does(name: str, seed: int) -> None:
-    sizes = [1, 1, 7, 1, 1, 4, 1, 1, 1, 9, 1, 1]
-    random = np.random.default_rng(seed)
-    ids = random.random((sum(sizes), LAYERS, EXPERTS)).argsort(-1)[..., :K]
-    real, hints = unlike(name), Hints(LAYERS, EXPERTS)
-    hints.profile(np.zeros(LAYERS * EXPERTS), PINS)
-    replay = Replay(ArrayTrace(ids, EXPERTS), maker(Config(name, sum(SIZES))), [SIZES], "layer", "filled", hints)
-    replay.feed(
-        Chunk(ids.astype(np.uint8), np.array(sizes, np.int32), np.array(sizes) == 1, np.zeros(len(sizes), np.int32))
-    )
-    misses, at = np.zeros((2, LAYERS), np.int64), 0
-    for size in sizes:
-        real.core.now = at + size
-        for layer in range(LAYERS):
-            rows = ids[at : at + size, layer].tolist()
-            wanted = rows[0] if size == 1 else sorted({e for row in rows for e in row})
-            real.core.chosen(layer, rows)
-            misses[int(size == 1), layer] += replayed(real, layer, wanted)
-        at += size
-        assert all(real.is_resident(eid) for eid in PINS)
-    assert replay.tally.misses[:, 0].tolist() == misses.tolist()
-    assert [e for e, there in enumerate(replay.cache.policy.score != GONE) if there] == [
-        e for e in range(LAYERS * EXPERTS) if real.is_resident(e)
-    ]
-    real.copies.link.close()

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -87,12 +88,9 @@ FIELDS: dict[str, Callable[[Host], object]] = {
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_of_the_page_names_the_unknown_user(field: str, tmp_path: Path) -> None:
-    host = open_host(tmp_path, loaded=False)
-    try:
-        with pytest.raises(MoestroError, match="~nosuchuser is not the home folder"):
-            FIELDS[field](host)
-    finally:
-        host.close()
+    message = "~nosuchuser is not the home folder"
+    with closing(open_host(tmp_path, loaded=False)) as host, pytest.raises(MoestroError, match=message):
+        FIELDS[field](host)
 
 
 def test_what_lists_models_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

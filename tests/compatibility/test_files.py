@@ -29,6 +29,7 @@ from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from tests.app.conftest import WAIT_S, QuickEngine
 from tests.fake_models import fake_estimate
+from tests.loaded import unloading
 
 FILES = Path(__file__).parent / "files"
 SETTINGS = {  # what the user had changed
@@ -89,11 +90,8 @@ def test_a_profile_opens() -> None:
 
 def test_a_pack_is_whole_and_answers() -> None:
     assert not verify(FILES / "pack").problems
-    engine = Engine.load(LoadSpec(model=str(FILES / "pack"), context=64))
-    try:
+    with unloading(Engine.load(LoadSpec(model=str(FILES / "pack"), context=64))) as engine:
         pieces = list(engine.generate("hello", Sampling(max_new_tokens=4, temperature=0.0)))
-    finally:
-        engine.unload()
     assert pieces[-1].kind == "end" and sum(piece.kind == "token" for piece in pieces) == 4
 
 

@@ -15,6 +15,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint
 from tests.fake_cuda import FakeCuda, installed
+from tests.loaded import unloading
 from tests.tiny_tokenizer import save_tokenizer
 
 CONTEXT = 256
@@ -67,8 +68,5 @@ def pack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine_on(path: Path, settings: Mapping[str, object], **choices: object) -> Iterator[Engine]:
     """An engine on the GPU, unloaded at the end."""
     spec = LoadSpec.checked(str(path), Settings(settings), device="cuda", context=CONTEXT, **choices)
-    engine = Engine.load(spec)
-    try:
+    with unloading(Engine.load(spec)) as engine:
         yield engine
-    finally:
-        engine.unload()

@@ -102,7 +102,7 @@ def test_tokens_go_on_without_graphs(
     gpu.captures.undoes = undoes
     failing = Failing(monkeypatch, fault)
     with engine_on(model, SETTINGS) as engine:
-        assert torch.equal(answer(engine, 24), led)
+        assert torch.equal(answer(engine, 8), led[:8])
         assert failing.captures == 1 and graphs_of(engine).replays == 0
         assert ("no room for" in graphs_of(engine).reason) == (fault is out_of_memory)
         is_as_before(engine, gpu)

@@ -25,6 +25,7 @@ from tests import fake_nvml
 from tests.checkpoints import make_checkpoint
 from tests.cuda.conftest import CONTEXT
 from tests.fake_cuda import FakeCuda
+from tests.loaded import unloading
 from tests.tiny_tokenizer import save_tokenizer
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -167,8 +168,7 @@ def test_the_note_of_a_model_on_the_cpu_says_what_was_passed_over(fake_cuda: Fak
 @pytest.mark.long(0.1)
 def test_a_miss_is_felt_and_marked(fake_cuda: FakeCuda) -> None:
     spec = LoadSpec.checked("demo", Settings({"budget": "50%", "eviction": "lru"}), device="cuda", context=CONTEXT)
-    engine = Engine.load(spec)
-    try:
+    with unloading(Engine.load(spec)) as engine:
         manifest = engine.manifest()
         assert manifest["link"] == "emulated" and manifest["link_gbps"] == engine.transfers.pace.gbps > 0
         layer_ms = engine.sizes.blob / engine.transfers.pace.gbps / 1e6
@@ -181,8 +181,6 @@ def test_a_miss_is_felt_and_marked(fake_cuda: FakeCuda) -> None:
         assert engine.frame().emulated
         engine.change({"link": "own"})
         assert not engine.transfers.pace and engine.manifest()["link"] == "measured"
-    finally:
-        engine.unload()
 
 
 SPECS = {"gate_up_proj": PartSpec((128, 64), torch.float16), "down_proj": PartSpec((64, 64), torch.float16)}

@@ -29,6 +29,7 @@ from core.settings.param import declared
 from core.settings.sampling import Sampling
 from core.system.native.compile import widths
 from tests.checkpoints import make_checkpoint
+from tests.loaded import unloading
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
@@ -110,8 +111,7 @@ def test_a_damaged_row_is_not_used(demo: Engine, kept: Path, damage: object) -> 
 
 
 def test_the_reference_computes_what_the_fast_arithmetic_does_not_know(tmp_path: Path) -> None:
-    engine = load(save_tokenizer(make_checkpoint("qwen3_moe", tmp_path)), blocks=2)
-    try:
+    with unloading(load(save_tokenizer(make_checkpoint("qwen3_moe", tmp_path)), blocks=2)) as engine:
         assert engine.arithmetic == Arithmetic("reference", engine.arithmetic.fallback)
         assert "whole experts" in engine.arithmetic.fallback
         manifest = engine.manifest()
@@ -119,8 +119,6 @@ def test_the_reference_computes_what_the_fast_arithmetic_does_not_know(tmp_path:
         assert manifest["exact"] is False and engine.closeness == engine.loaded.plan.closeness
         with pytest.raises(SettingError, match="whole experts"):
             measure(engine, 8)
-    finally:
-        engine.unload()
 
 
 def test_answers_of_a_batch_have_the_bits_of_each_alone(demo: Engine) -> None:
@@ -159,16 +157,13 @@ def test_by_default_the_demo_model_is_fast_by_measurement(kept: Path) -> None:
     assert declared(LoadSpec)["arithmetic"].default == LoadSpec().arithmetic == "auto"
     for measures in (True, False):
         progress = Seen()
-        engine = Engine.load(LoadSpec(), progress)
-        try:
+        with unloading(Engine.load(LoadSpec(), progress)) as engine:
             found = engine.arithmetic.distance
             assert engine.arithmetic == Arithmetic("fast", distance=found) and found is not None
             assert found.tokens >= ENOUGH and found.kl_high < BOUND + ROUNDING_BF16
             assert (progress.measured > 0) == measures
             assert engine.manifest()["arithmetic"] == "fast"
             assert not engine.expert_cache.counts.demand_bytes, "what is recorded begins after it"
-        finally:
-            engine.unload()
     assert [one for _, one in kept_in(kept)] == [found]
 
 

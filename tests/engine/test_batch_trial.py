@@ -24,6 +24,7 @@ from core.settings.sampling import Sampling
 from core.types import AnswerStats, Ids
 from tests.architectures.trial import random_model, save, transformers_own
 from tests.equality.test_batches import CLOSE
+from tests.loaded import unloading
 
 DRAW = torch.Generator().manual_seed(3)
 PROMPTS = [torch.randint(3, 250, (length,), generator=DRAW).tolist() for length in (24, 7, 1, 13)]
@@ -66,11 +67,8 @@ def _greedy(logits: list[torch.Tensor]) -> Callable[[list[int], torch.Tensor], i
 def loaded(path: Path) -> Iterator[Engine]:
     torch.set_num_threads(1)
     spec = LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype="float32", context=64, sequences=4)
-    engine = Engine.load(spec)
-    try:
+    with unloading(Engine.load(spec)) as engine:
         yield engine
-    finally:
-        engine.unload()
 
 
 @torch.inference_mode()

@@ -28,6 +28,7 @@ from core.settings.sampling import Sampling
 from core.types import AnswerStats, Ids, StepRecord
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
+from tests.loaded import unloading
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -149,8 +150,7 @@ def test_chats_beside_each_other_go_on_from_their_own_kv(arch: str, tmp_path: Pa
     """Attention, a window, states, selected positions; each of three by turns in the chats' own memory."""
     path = save_tokenizer(make_checkpoint(arch, tmp_path / arch))
     spec = LoadSpec.checked(str(path), Settings({"budget": "50%"}), context=128, dtype="float32", sequences=3)
-    engine = Engine.load(spec)
-    try:
+    with unloading(Engine.load(spec)) as engine:
         engine.prompt.ends.clear()
         asked = Sampling(max_new_tokens=6, temperature=0.0)
         texts, held = [[3 + (7 * n + i * i) % 240 for i in range(14 + 5 * n)] for n in range(3)], [0, 0, 0]
@@ -166,8 +166,6 @@ def test_chats_beside_each_other_go_on_from_their_own_kv(arch: str, tmp_path: Pa
             texts = [[*text, *found.tokens[n], 9, 30 + turn] for n, text in enumerate(texts)]
         assert engine.wiring.pool.bytes == engine.wiring.pool.chat.bytes, "only the chats' own memory is held"
         assert engine.memory().kept > 0
-    finally:
-        engine.unload()
 
 
 @pytest.mark.long(0.1)

@@ -19,6 +19,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
+from tests.loaded import loaded
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -182,13 +183,10 @@ QUICK = ("qwen3_moe",)
 )
 def test_a_full_prefill_chunk_stays_within_the_workspace(arch: str, dtype: str, tmp_path: Path) -> None:
     path = save_tokenizer(make_checkpoint(arch, tmp_path / arch, max_position_embeddings=1024))
-    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "all"}), dtype=dtype, context=1000))
-    try:
+    with loaded(path, {"budget": "all"}, dtype=dtype, context=1000) as engine:
         used = peak_bytes(engine, "x" * 900)
         assert used <= engine.sizes.workspace
         assert used >= engine.sizes.workspace / 4, "the bound is so loose that it says nothing"
-    finally:
-        engine.unload()
 
 
 @pytest.fixture(scope="module")
@@ -219,10 +217,7 @@ def test_each_kind_of_budget_has_its_share(path: Path, monkeypatch: pytest.Monke
 
 def test_measuring_keeps_to_short_pieces(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "WORTH_SHARED", 1e6)
-    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), context=2048))
-    try:
+    with loaded(path, {"budget": "50%"}, context=2048) as engine:
         assert engine.sizes.chunk == 2048
         with engine.workbench("a test") as bench:
             assert bench.chunk == sizes.SHORT_CHUNK
-    finally:
-        engine.unload()

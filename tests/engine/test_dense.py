@@ -17,6 +17,7 @@ from core.settings.loading import LoadSpec
 from core.system.native.compile import widths
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import plain_transformers, run
+from tests.loaded import unloading
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -59,8 +60,7 @@ def test_logits_are_those_of_what_the_codes_stand_for(arch: str, format: str, tm
     whole = Engine.load(spec(path))
     before = whole.sizes
     whole.unload()
-    engine = Engine.load(spec(path, dense=format))
-    try:
+    with unloading(Engine.load(spec(path, dense=format))) as engine:
         rounded = {name: m for name, m in engine.model.named_modules() if isinstance(m, QuantizedLinear)}
         assert rounded
         for name, module in rounded.items():
@@ -74,19 +74,14 @@ def test_logits_are_those_of_what_the_codes_stand_for(arch: str, format: str, tm
         held = sum(t.nbytes for t in (*engine.model.parameters(), *engine.model.buffers()))
         held += sum(m._raw.nbytes for m in rounded.values())
         assert engine.sizes.dense == held < before.dense
-    finally:
-        engine.unload()
 
 
 def test_routers_embeddings_and_tied_heads_stay(tmp_path: Path) -> None:
-    engine = Engine.load(spec(checkpoint("granitemoe", tmp_path), dense="int4-g32"))
-    try:
+    with unloading(Engine.load(spec(checkpoint("granitemoe", tmp_path), dense="int4-g32"))) as engine:
         kept = [m for m in engine.model.modules() if isinstance(m, nn.Linear | nn.Embedding)]
         assert engine.model.get_input_embeddings() in kept
         assert isinstance(engine.model.get_output_embeddings(), nn.Linear) == engine.model.config.tie_word_embeddings
         assert not any(isinstance(m, QuantizedLinear) for site in engine.loaded.sites for m in site.router.modules())
-    finally:
-        engine.unload()
 
 
 @pytest.mark.parametrize(
@@ -109,8 +104,7 @@ def test_both_arithmetics_load_values_of_8_bits_beside_4(tmp_path: Path) -> None
         make_checkpoint("qwen3_moe", tmp_path / "shared", dtype=torch.bfloat16, num_key_value_heads=1)
     )
     for arithmetic in ("reference", "fast"):
-        engine = Engine.load(spec(path, dense="int4-g32", arithmetic=arithmetic))
-        try:
+        with unloading(Engine.load(spec(path, dense="int4-g32", arithmetic=arithmetic))) as engine:
             formats = {
                 name.rpartition(".")[2]: m.codec.name
                 for name, m in engine.model.named_modules()
@@ -119,19 +113,14 @@ def test_both_arithmetics_load_values_of_8_bits_beside_4(tmp_path: Path) -> None
             assert formats["v_proj"] == "int8-g32"
             assert formats["q_proj"] == formats["k_proj"] == formats["o_proj"] == "int4-g32"
             assert engine.arithmetic.name == arithmetic
-        finally:
-            engine.unload()
 
 
 def test_a_rounded_layer_adds_its_bias_and_keeps_leading_dimensions(tmp_path: Path) -> None:
-    engine = Engine.load(spec(checkpoint("qwen2_moe", tmp_path), dense="int8-g32"))
-    try:
+    with unloading(Engine.load(spec(checkpoint("qwen2_moe", tmp_path), dense="int8-g32"))) as engine:
         layer = next(m for m in engine.model.modules() if isinstance(m, QuantizedLinear) and m.bias is not None)
         x = torch.randn(2, 3, layer.in_features, dtype=torch.bfloat16)
         want = nn.functional.linear(x, layer.weight, layer.bias)
         assert float((layer(x) - want).norm() / want.norm()) < 0.005
-    finally:
-        engine.unload()
 
 
 def test_where_no_layer_can_be_rounded_that_is_said(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from core.engine.sampler import PresenceFrequencyPenalty, Sampler
 from core.engine.settings_controller import EngineParts
 from core.errors import BusyError, ContextError, SettingError
 from core.measure.calibrate.gather import calibrate
-from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import Ids, Outcome, Piece, StepRecord
+from tests.loaded import loaded
 from tests.selection import layered
 
 CHAT = [{"role": "user", "content": "hello there"}]
@@ -148,8 +148,7 @@ def test_a_prompt_longer_than_the_context_is_refused(engine: Engine) -> None:
 
 @pytest.mark.parametrize("context", [2, 8])
 def test_a_context_shorter_than_what_a_load_times_is_filled_to_the_end(model: Path, context: int) -> None:
-    engine = Engine.load(LoadSpec.checked(str(model), Settings({"budget": "50%"}), context=context))
-    try:
+    with loaded(model, {"budget": "50%"}, context=context) as engine:
         pieces = list(engine.generate(Ids([5]), Sampling(max_new_tokens=20)))
         stats = pieces[-1].stats
         assert stats is not None and (stats.new_tokens, stats.reason) == (context - 1, "context")
@@ -158,8 +157,6 @@ def test_a_context_shorter_than_what_a_load_times_is_filled_to_the_end(model: Pa
                 calibrate(engine, ["some words"], parts={"times"})
         else:
             assert calibrate(engine, ["some words"], parts={"times"}).times is not None
-    finally:
-        engine.unload()
 
 
 def test_a_context_without_room_for_an_answer_is_refused(model: Path) -> None:

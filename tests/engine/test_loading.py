@@ -32,6 +32,7 @@ from core.system.template_worker import RENDERER
 from core.types import AnswerStats
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import plain_transformers, run
+from tests.loaded import loaded
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -201,14 +202,11 @@ def test_the_engine_computes_with_the_rounded_weights(arch: str, format: str, tm
     plain = plain_transformers(path, torch.float32)
     round_experts(plain, format)
     want, _ = run(plain, DynamicCache(config=plain.config), lambda step: None, steps=4)
-    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype="float32", format=format))
-    try:
+    with loaded(path, {"budget": "50%"}, dtype="float32", format=format) as engine:
         got, _ = run(engine.model, engine.fresh_cache(), lambda step: None, steps=4)
         assert (got - want).abs().max().item() <= TOLERANCE
         assert (got[:24] - exact[:24]).abs().max().item() > 10 * TOLERANCE, "nothing was rounded"
         assert engine.sizes.slot < engine.shape.hidden * 64 * 3 * 4
-    finally:
-        engine.unload()
 
 
 @pytest.mark.long(0.1)

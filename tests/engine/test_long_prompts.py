@@ -24,6 +24,7 @@ from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import ModelShape, Piece
 from tests.checkpoints import make_checkpoint
+from tests.loaded import loaded
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -104,12 +105,9 @@ def test_a_long_prompt_is_read_in_one_pass_and_gives_the_memory_back(
 def test_what_was_borrowed_changes_no_bit(engine: Engine, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One piece is one pass, as of a model whose experts are all resident."""
     tokens = [one.token for one in engine.generate(LONG, ONE) if one.kind == "token"]
-    whole = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "all"}), context=1500))
-    try:
+    with loaded(path, {"budget": "all"}, context=1500) as whole:
         monkeypatch.setattr(whole._generation._passes, "max_chunk", lambda unread: unread)
         assert [one.token for one in whole.generate(LONG, ONE) if one.kind == "token"] == tokens
-    finally:
-        whole.unload()
 
 
 def test_a_prompt_that_is_stopped_gives_the_memory_back(engine: Engine) -> None:

@@ -14,11 +14,11 @@ from core.measure.calibrate.gather import calibrate
 from core.metrics.record import Beside
 from core.runtime.prediction.shadows import recorded
 from core.settings.config import Settings
-from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import StepRecord
 from tests.architectures.trial import known, random_model, save
 from tests.engine.profiles import drawn_profile
+from tests.loaded import loaded
 from tests.selection import layered
 from tests.simulate.test_engine import restart
 
@@ -175,8 +175,7 @@ def test_a_model_with_several_residual_streams_is_recorded_in_the_middle_of_an_a
 ) -> None:
     every = {"mlp_layer_types": ["sparse"] * 4} if model_type == "hy_v4" else {}
     path = save(random_model(model_type, **every), tmp_path)
-    engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype="float32", context=128))
-    try:
+    with loaded(path, {"budget": "50%"}, dtype="float32", context=128) as engine:
         plain = [piece.token for piece in engine.generate("a b", Sampling(max_new_tokens=6))]
         tokens, steps = [], []
         for piece in engine.generate("a b", Sampling(max_new_tokens=6)):
@@ -187,5 +186,3 @@ def test_a_model_with_several_residual_streams_is_recorded_in_the_middle_of_an_a
         assert tokens == plain
         assert [step is not None and step.beside is not None for step in steps[1:-1]] == [False] * 2 + [True] * 4
         assert calibrate(engine, ["A few words to read. " * 4], parts={"defaults", "gate_recall", "curves"}).tokens > 60
-    finally:
-        engine.unload()

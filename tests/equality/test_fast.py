@@ -23,6 +23,7 @@ from core.settings.sampling import Sampling
 from core.system.native.compile import widths
 from tests.checkpoints import make_checkpoint, random_model
 from tests.equality.passes import PROMPT, plain_transformers, run
+from tests.loaded import unloading
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -106,8 +107,7 @@ def logits(
 
 def test_logits_are_near_transformers(path: Path) -> None:
     plain = plain_transformers(path, torch.float32)
-    engine = load(path, dtype="float32")
-    try:
+    with unloading(load(path, dtype="float32")) as engine:
         assert engine.wiring.answering.hooked.program is not None
         with torch.inference_mode():
             wanted, _ = run(plain, DynamicCache(config=plain.config), lambda step: None, 0)
@@ -115,13 +115,11 @@ def test_logits_are_near_transformers(path: Path) -> None:
         assert (found - wanted[-1]).abs().max() < CLOSE * wanted[-1].abs().max()
         for cuts in ([1] * len(PROMPT), [10, 9, 5]):
             assert torch.equal(logits(engine, PROMPT, cuts), found), cuts
-    finally:
-        engine.unload()
 
 
 @pytest.mark.parametrize(
     ("path", "dense"),
-    layered(itertools.product(KNOWN, ("checkpoint", "int4-g32")), quick=lambda case: case[0] == "qwen3_moe"),
+    layered(itertools.product(KNOWN, ("checkpoint", "int4-g32")), quick=lambda case: case == ("qwen3_moe", "int4-g32")),
     indirect=["path"],
 )
 def test_rounded_weights(path: Path, dense: str) -> None:
@@ -146,12 +144,11 @@ def distance(path: Path, **how: object) -> float:
     found = []
     for arithmetic in ("fast", "reference"):
         settings = Settings({"predictor": "none"})
-        engine = Engine.load(LoadSpec.checked(str(path), settings, arithmetic=arithmetic, dtype="bfloat16", **how))
-        try:
+        with unloading(
+            Engine.load(LoadSpec.checked(str(path), settings, arithmetic=arithmetic, dtype="bfloat16", **how))
+        ) as engine:
             assert (engine.wiring.answering.hooked.program is not None) == (arithmetic == "fast")
             found.append(logits(engine, PROMPT, [len(PROMPT)], keep=len(PROMPT)).float())
-        finally:
-            engine.unload()
     return float(((found[0] - found[1]).norm(dim=-1) / found[1].norm(dim=-1)).median())
 
 

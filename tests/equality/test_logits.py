@@ -20,6 +20,7 @@ from core.types import Ids
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
 from tests.equality.conftest import Reference
 from tests.equality.passes import PROMPT, plain_transformers, run
+from tests.loaded import loaded
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -131,12 +132,9 @@ def test_generate_says_what_transformers_says(engine: Engine, reference: Referen
 def test_bfloat16_is_identical_too(reference: Reference) -> None:
     plain = plain_transformers(reference.path, torch.bfloat16)
     want, _ = run(plain, DynamicCache(config=plain.config), lambda step: None)
-    engine = Engine.load(LoadSpec.checked(str(reference.path), Settings({"budget": "50%"}), dtype="bfloat16"))
-    try:
+    with loaded(reference.path, {"budget": "50%"}, dtype="bfloat16") as engine:
         got, _ = run(engine.model, engine.fresh_cache(), lambda step: None)
         assert (got - want).abs().max().item() == 0.0
-    finally:
-        engine.unload()
 
 
 def test_logits_are_identical_wherever_experts_are_computed_together(

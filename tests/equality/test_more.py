@@ -23,6 +23,7 @@ from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from tests.checkpoints import EXTRA, MORE, make_checkpoint
 from tests.equality.passes import PROMPT, plain_transformers, run
+from tests.loaded import unloading
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -67,8 +68,7 @@ def test_chunks_and_decode_are_identical(arch: str, path: Path, turn: int) -> No
     dtype = ("float32", "bfloat16")[(KNOWN.index(arch) + turn) % 2]
     plain = plain_transformers(path, getattr(torch, dtype))
     want, tokens = run(plain, DynamicCache(config=plain.config), lambda step: None, STEPS, CHUNKS)
-    engine = load(path, dtype)
-    try:
+    with unloading(load(path, dtype)) as engine:
         budgets = ["50%", str(engine.sizes.bytes(engine.shape.top_k))]
         for settings in ({"predictor": "gate"}, {"budget": budgets[1], "scope": "global", "predictor": "none"}):
             engine.change(settings)
@@ -78,8 +78,6 @@ def test_chunks_and_decode_are_identical(arch: str, path: Path, turn: int) -> No
             assert engine.memory().kv == engine.sizes.kv == engine.memory().kv_reserved
             assert engine.memory().used <= engine.memory().budget
             engine.expert_cache.check_integrity()
-    finally:
-        engine.unload()
 
 
 @pytest.mark.long(0.1)

@@ -14,13 +14,11 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from core.engine import Engine
 from core.hf.cached_pass import cached_pass
-from core.settings.config import Settings
-from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import Ids
 from tests.checkpoints import make_checkpoint
+from tests.loaded import loaded
 from tests.tiny_tokenizer import save_tokenizer
 
 SMALL = dict(
@@ -63,8 +61,7 @@ def make_model(arch: str, folder: Path) -> Path:
 
 def seen_of(folder: Path) -> dict[str, Any]:
     """Load a folder (checkpoint or pack) as a user would, compute some tokens, chat once, unload."""
-    engine = Engine.load(LoadSpec.checked(str(folder), Settings({"budget": "50%"}), threads=1))
-    try:
+    with loaded(folder, {"budget": "50%"}, threads=1) as engine:
         rows: list[torch.Tensor] = []
 
         def draw(ids: Sequence[int], logits: torch.Tensor) -> int:
@@ -81,8 +78,6 @@ def seen_of(folder: Path) -> dict[str, Any]:
             "ends": sorted(engine.prompt.ends),
             "said": said,
         }
-    finally:
-        engine.unload()
 
 
 @torch.inference_mode()

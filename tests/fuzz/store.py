@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -82,14 +83,11 @@ class Stores:
     samples = ("used",)
 
     def make(self, sample: str, folder: Path) -> None:
-        host = self._host(folder)
-        try:
+        with closing(self._host(folder)) as host:
             for text in ("hello", "what is a slot?"):
                 ended(host.chats.ask(None, text))
             host.models.change_many({"budget": "40%", "eviction": "lfu"})
             host.library.set_folders([str(folder / "models")])
-        finally:
-            host.close()
         with sqlite3.connect(folder / FILE, isolation_level=None) as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             db.execute("PRAGMA journal_mode = DELETE")
@@ -146,8 +144,7 @@ class Stores:
     def use(self, folder: Path, mutant: Mutant) -> dict[str, Any]:
         if (folder / FILE).is_file():
             shutil.copy(folder / FILE, folder / "before.sqlite3")
-        host = self._host(folder)
-        try:
+        with closing(self._host(folder)) as host:
             seen: dict[str, Any] = {"chats": [(c.id, str(c.title)) for c in host.store.chats.all()]}
             seen["said"] = [[(m.role, m.text) for m in host.chats.messages(chat)] for chat, _ in sorted(seen["chats"])]
             refused = []
@@ -166,8 +163,6 @@ class Stores:
             seen["refused"] = refused
             assert not answer.error or "Moestro" in answer.error or answer.error.endswith("."), answer.error
             return seen
-        finally:
-            host.close()
 
     def explain(self, folder: Path, mutant: Mutant, seen: dict[str, Any], whole: dict[str, Any]) -> str:
         if seen["answered"] != whole["answered"]:

@@ -24,6 +24,7 @@ from core.settings.registry import create, variants
 from core.settings.sampling import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import PROMPT
+from tests.loaded import loaded, unloading
 from tests.policy.substitutes import LAYERS, drawn, gates
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -53,20 +54,16 @@ def test_logits_agree_with_transformers(model: Path, eviction: str, predictor: s
     plain = plain.to(DEVICE).eval()
     want = logits(plain, DynamicCache(config=plain.config))
     settings = Settings({"budget": "50%", "eviction": eviction, "predictor": predictor})
-    engine = Engine.load(LoadSpec.checked(str(model), settings, dtype="float32", device="cuda"))
-    try:
+    with unloading(Engine.load(LoadSpec.checked(str(model), settings, dtype="float32", device="cuda"))) as engine:
         got = logits(engine.model, engine.fresh_cache())
         engine.expert_cache.check_integrity()
         # another kernel computes the grouped product on CUDA: equal up to its rounding, not bit for bit
         assert (got - want).abs().max().item() <= 1e-4
         assert (got.argmax(-1) == want.argmax(-1)).all()
-    finally:
-        engine.unload()
 
 
 def test_memory_stays_within_the_budget_and_figures_add_up(model: Path) -> None:
-    engine = Engine.load(LoadSpec.checked(str(model), Settings({"budget": "50%"}), device="cuda"))
-    try:
+    with loaded(model, {"budget": "50%"}, device="cuda") as engine:
         pieces = list(engine.generate("hello", Sampling(max_new_tokens=32)))
         steps = [p.step for p in pieces if p.step is not None]
         assert all(s.device_bytes <= s.budget_bytes for s in steps)
@@ -77,8 +74,6 @@ def test_memory_stays_within_the_budget_and_figures_add_up(model: Path) -> None:
         engine.change({"budget": "all"})
         list(engine.generate("hello", Sampling(max_new_tokens=8)))
         engine.expert_cache.check_integrity()
-    finally:
-        engine.unload()
 
 
 def test_pinned_copies_have_a_speed() -> None:
@@ -87,18 +82,13 @@ def test_pinned_copies_have_a_speed() -> None:
 
 @pytest.mark.parametrize("format", ["int4-g32", "int8-g32"])
 def test_rounded_dense_layers_compute_with_what_their_codes_stand_for(model: Path, format: str) -> None:
-    engine = Engine.load(
-        LoadSpec.checked(str(model), Settings({"budget": "50%"}), dtype="float32", device="cuda", dense=format)
-    )
-    try:
+    with loaded(model, {"budget": "50%"}, dtype="float32", device="cuda", dense=format) as engine:
         plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, experts_implementation="grouped_mm")
         for name, module in engine.model.named_modules():
             if isinstance(module, QuantizedLinear):
                 plain.get_submodule(name).weight.data.copy_(module.weight)
         want = logits(plain.to(DEVICE).eval(), DynamicCache(config=plain.config))
         assert (logits(engine.model, engine.fresh_cache()) - want).abs().max().item() <= 1e-3
-    finally:
-        engine.unload()
 
 
 def test_what_is_said_of_it() -> None:
@@ -118,14 +108,9 @@ TEXTS = ["The same text is read on either device.", "And another one, of some mo
 def test_a_profile_of_either_device_is_the_same(tmp_path: Path) -> None:
     model, found = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path / "model")), list[Profile]()
     for device in ("cpu", "cuda"):
-        engine = Engine.load(
-            LoadSpec.checked(str(model), Settings({"budget": "50%"}), device=device, dtype="float32", context=128)
-        )
-        try:
+        with loaded(model, {"budget": "50%"}, device=device, dtype="float32", context=128) as engine:
             found.append(calibrate(engine, TEXTS, parts=set(PARTS) - {"path"}))
             engine.expert_cache.check_integrity()
-        finally:
-            engine.unload()
     cpu, cuda = found
     assert cpu.tokens == cuda.tokens and cpu.parts() == cuda.parts()
     assert cpu.counts is not None and cuda.counts is not None

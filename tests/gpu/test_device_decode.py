@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.engine import Engine
 from core.memory.codec import FORMATS
 from core.memory.host_memory import HostMemory
-from core.settings.config import Settings
-from core.settings.loading import LoadSpec
 from tests import kernel_cases as cases
 from tests.checkpoints import make_checkpoint
 from tests.decoded import Run, answer
+from tests.loaded import loaded
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -59,8 +57,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(model: Path, decode: str, name: str, scope: str, said: Sequence[Sequence[int]] = ((), ())) -> list[Run]:
     """Two answers, of the likeliest tokens or `said` ones."""
     chosen = {"budget": "45%", "eviction": "lru", "scope": scope, "predictor": "none", "gpu_decode": decode}
-    engine = Engine.load(LoadSpec.checked(str(model), Settings(chosen), format=name, context=256, device="cuda"))
-    try:
+    with loaded(model, chosen, format=name, context=256, device="cuda") as engine:
         assert (reason := engine.parts.device_decode.reason) == "", reason
         runs = [answer(engine, 60, seed, text) for seed, text in enumerate(said)]
         if (step := engine.parts.device_decode.step) is not None:
@@ -70,8 +67,6 @@ def run(model: Path, decode: str, name: str, scope: str, said: Sequence[Sequence
             found = f"{graphs.reason!r} after {graphs.replays} replays and {said}; {engine.memory()}"
             assert graphs.reason == "" and graphs.replays > 60, found
         return runs
-    finally:
-        engine.unload()
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])

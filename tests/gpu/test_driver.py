@@ -22,6 +22,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from tests import kernel_cases as cases
 from tests.checkpoints import make_checkpoint
+from tests.loaded import unloading
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = [
@@ -154,8 +155,5 @@ def test_the_engine_launches_through_the_driver(
     spec = LoadSpec.checked(
         str(model), Settings({"budget": "50%"}), format=name, context=256, device="cuda", dense=dense
     )
-    engine = Engine.load(spec)
-    try:
+    with unloading(Engine.load(spec)) as engine:
         assert cases.engine_error(engine) < 0.03 and made
-    finally:
-        engine.unload()

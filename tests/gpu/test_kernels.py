@@ -26,6 +26,7 @@ from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from tests import kernel_cases as cases
 from tests.checkpoints import make_checkpoint
+from tests.loaded import unloading
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -79,11 +80,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ["checkpoint", "int8", "int4-g32", "mxfp4"])
 def test_the_engine_uses_them_and_agrees_with_itself(model: Path, name: str) -> None:
     spec = LoadSpec.checked(str(model), Settings({"budget": "50%"}), format=name, context=256, device="cuda")
-    engine = Engine.load(spec)
-    try:
+    with unloading(Engine.load(spec)) as engine:
         assert cases.engine_error(engine) < 0.03
-    finally:
-        engine.unload()
 
 
 @pytest.mark.parametrize("host", ["all", "100kB"])
@@ -95,14 +93,13 @@ def test_packs_behind_a_gpu(model: Path, tmp_path: Path, name: str, host: str) -
     found = []
     for tier in ("all", host):
         settings = Settings({"budget": "50%", "eviction": "lru"})
-        engine = Engine.load(LoadSpec.checked(str(pack), settings, context=256, device="cuda", host=tier))
-        try:
+        with unloading(
+            Engine.load(LoadSpec.checked(str(pack), settings, context=256, device="cuda", host=tier))
+        ) as engine:
             found.append(cases.logits(engine))
             steps = [p.step for p in engine.generate("hello", Sampling(max_new_tokens=16)) if p.step is not None]
             engine.expert_cache.check_integrity()
             held = engine.memory().host
-        finally:
-            engine.unload()
         assert all(step.device_bytes <= step.budget_bytes for step in steps)
         read = sum(step.disk_bytes for step in steps)
         assert (read > 0) == (tier != "all"), f"{read} bytes came from the disk, and {held} were in host memory"

@@ -8,12 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from core.engine import Engine
 from core.engine.quality.sample import Landing, Sample
-from core.settings.config import Settings
-from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint
 from tests.engine.quality.conftest import DROPPING, PROMPT, by_hand, kept_of, say
+from tests.loaded import loaded
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -34,8 +32,7 @@ def test_rows_arrive_as_they_were() -> None:
 
 def test_figures_are_those_of_transformers(tmp_path: Path) -> None:
     path = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path / "m"))
-    engine = Engine.load(LoadSpec.checked(str(path), Settings(DROPPING), dtype="float32", device="cuda", context=256))
-    try:
+    with loaded(path, DROPPING, dtype="float32", device="cuda", context=256) as engine:
         said, _, _ = say(engine)
         lossy, before = kept_of(engine), engine.expert_cache.places()
         quality = engine.audit()
@@ -48,5 +45,3 @@ def test_figures_are_those_of_transformers(tmp_path: Path) -> None:
         assert quality.perplexity == pytest.approx(perplexity, rel=1e-3)
         memory = engine.memory()
         assert memory.peak <= memory.budget
-    finally:
-        engine.unload()

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import kernel_cases as cases
+from tests.loaded import unloading
 
 CPU = torch.device("cpu")
 UNHURRIED = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
@@ -43,7 +44,7 @@ def few_errors() -> dict[str, float]:
     return found
 
 
-def drawn_errors(examples: int = 3) -> dict[str, float]:
+def drawn_errors(examples: int = 2) -> dict[str, float]:
     """As `errors`, of drawn shapes, number types and orders of DRAWN: products, and matrices dequantized."""
     found: dict[str, float] = {}
     for name in DRAWN:
@@ -118,13 +119,10 @@ def engine_error() -> float:
             )
         )
         chosen = Settings({"budget": "62.5%"})
-        engine = Engine.load(
-            LoadSpec.checked(str(path), chosen, format="int4-g32", dtype="float32", context=64, threads=1)
-        )
-        try:
+        with unloading(
+            Engine.load(LoadSpec.checked(str(path), chosen, format="int4-g32", dtype="float32", context=64, threads=1))
+        ) as engine:
             return cases.engine_error(engine, prompt=2)
-        finally:
-            engine.unload()
 
 
 def found(which: str) -> dict[str, float]:

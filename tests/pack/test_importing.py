@@ -21,7 +21,8 @@ from core.memory.codec import FORMATS
 from core.memory.pack import PackReader, aligned, verify
 from core.memory.pack.tensorfile import write_tensors
 from tests import quantized
-from tests.checkpoints import ARCHITECTURES, COMMON
+from tests.architectures.tiny import tiny
+from tests.checkpoints import ARCHITECTURES
 from tests.conftest import Checkpoint
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
@@ -30,19 +31,9 @@ from tests.tiny_tokenizer import save_tokenizer
 def make_large(directory: Path, layers: int = 6, experts: int = 32, hidden: int = 1024, inner: int = 512) -> Path:
     """A bf16 qwen3_moe checkpoint of 6 * hidden * inner * experts * layers bytes (604 MB) and some dense weights."""
     directory.mkdir(parents=True)
-    config = AutoConfig.for_model(
-        "qwen3_moe",
-        **{
-            **COMMON,
-            "hidden_size": hidden,
-            "num_hidden_layers": layers,
-            "num_experts": experts,
-            "num_experts_per_tok": 4,
-            "moe_intermediate_size": inner,
-            "intermediate_size": inner,
-            "head_dim": 64,
-        },
-    )
+    sizes = dict(hidden_size=hidden, moe_intermediate_size=inner, intermediate_size=inner, head_dim=64)
+    fields = tiny("qwen3_moe") | sizes | dict(num_hidden_layers=layers, num_experts=experts)
+    config = AutoConfig.for_model("qwen3_moe", **fields)
     config.dtype = "bfloat16"
     config.architectures = ["Qwen3MoeForCausalLM"]
     config.save_pretrained(directory)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import cache
-from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.policy.eviction import GONE, NEVER, Belady, Eviction, ExpertIndex, victim
+from core.policy.eviction import GONE, Eviction, ExpertIndex, victim
 from core.policy.hints import Hints
 from core.settings.config import Settings
 from core.settings.registry import create, variants
@@ -145,39 +144,26 @@ def fifo(trace: Sequence[int], capacity: int) -> list[int | None]:
     return left
 
 
+def lowest(trace: Sequence[int], capacity: int, worth: Callable[[int, int, int, int], Any]) -> list[int | None]:
+    """Whoever is worth least leaves, by its uses, its last one, the present, and its id."""
+    count: Counter[int] = Counter()
+    last: dict[int, int] = {}
+    residents: set[int] = set()
+    left: list[int | None] = []
+    for now, eid in enumerate(trace):
+        gone = None
+        if eid not in residents and len(residents) == capacity:
+            gone = min(residents, key=lambda e: worth(count[e], last[e], now, e))
+            residents.remove(gone)
+        residents.add(eid)
+        count[eid] += 1
+        last[eid] = now
+        left.append(gone)
+    return left
+
+
 def lfu(trace: Sequence[int], capacity: int) -> list[int | None]:
-    count: Counter[int] = Counter()
-    last: dict[int, int] = {}
-    residents: set[int] = set()
-    left: list[int | None] = []
-    for now, eid in enumerate(trace):
-        gone = None
-        if eid not in residents and len(residents) == capacity:
-            gone = min(residents, key=lambda e: (count[e], last[e]))
-            residents.remove(gone)
-        residents.add(eid)
-        count[eid] += 1
-        last[eid] = now
-        left.append(gone)
-    return left
-
-
-def lcp(trace: Sequence[int], capacity: int) -> list[int | None]:
-    """P = mu x rho^(nu / omega), with rho = 1/4 and omega = 8: exact in binary, so that ties are ties."""
-    count: Counter[int] = Counter()
-    last: dict[int, int] = {}
-    residents: set[int] = set()
-    left: list[int | None] = []
-    for now, eid in enumerate(trace):
-        gone = None
-        if eid not in residents and len(residents) == capacity:
-            gone = min(residents, key=lambda e: (round(np.log2(count[e]) - 2 * (now - last[e]) / 8, 9), e))
-            residents.remove(gone)
-        residents.add(eid)
-        count[eid] += 1
-        last[eid] = now
-        left.append(gone)
-    return left
+    return lowest(trace, capacity, lambda uses, last, now, eid: (uses, last))
 
 
 ORACLES: dict[str, Callable[[Sequence[int], int], list[int | None]]] = {"lru": lru, "fifo": fifo, "lfu": lfu}
@@ -191,56 +177,12 @@ def test_against_the_definition(name: str, trace: list[int], capacity: int) -> N
 
 @given(trace=traces, capacity=st.integers(1, 6))
 def test_lcp_against_its_formula(trace: list[int], capacity: int) -> None:
-    assert replay(make("lcp", rho=0.25, omega=8), trace, capacity) == lcp(trace, capacity)
+    """P = mu x rho^(nu / omega), with rho = 1/4 and omega = 8: exact in binary, so that ties are ties."""
+    left = lowest(trace, capacity, lambda uses, last, now, eid: (round(np.log2(uses) - 2 * (now - last) / 8, 9), eid))
+    assert replay(make("lcp", rho=0.25, omega=8), trace, capacity) == left
 
 
 @given(trace=traces, capacity=st.integers(1, 6), half_life=st.integers(1, 9))
 def test_lfru_against_its_formula(trace: list[int], capacity: int, half_life: int) -> None:
-    count: Counter[int] = Counter()
-    last: dict[int, int] = {}
-    residents: set[int] = set()
-    left: list[int | None] = []
-    for now, eid in enumerate(trace):
-        gone = None
-        if eid not in residents and len(residents) == capacity:
-            gone = min(residents, key=lambda e: (count[e] / (1 + Fraction(now - last[e], half_life)), e))
-            residents.remove(gone)
-        residents.add(eid)
-        count[eid] += 1
-        last[eid] = now
-        left.append(gone)
+    left = lowest(trace, capacity, lambda uses, last, now, eid: (uses / (1 + Fraction(now - last, half_life)), eid))
     assert replay(make("lfru", half_life=half_life), trace, capacity) == left
-
-
-@given(
-    trace=st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=2).map(sorted), min_size=1, max_size=8),
-    slots=st.integers(2, 4),
-)
-def test_belady_is_the_best_there_is(trace: list[list[int]], slots: int) -> None:
-    """Against every sequence of sets that could have been kept."""
-
-    @cache
-    def fewest(step: int, resident: frozenset[int]) -> int:
-        if step == len(trace):
-            return 0
-        now = frozenset(trace[step])
-        held = resident | now
-        kept = [frozenset(k) | now for k in combinations(sorted(held - now), min(len(held - now), slots - len(now)))]
-        return len(now - resident) + min(fewest(step + 1, k) for k in kept)
-
-    policy, residents, misses = Belady(ExpertIndex(1, 5)), set[int](), 0
-    for now, experts in enumerate(trace):
-        for eid in experts:
-            policy.foresee(eid, next((t for t in range(now + 1, len(trace)) if eid in trace[t]), NEVER))
-        for eid in [e for e in experts if e not in residents]:
-            misses += 1
-            if len(residents) == slots:
-                gone = victim(policy, slice(0, 5), now, 0, experts)
-                assert gone is not None
-                policy.left(gone)
-                residents.remove(gone)
-            policy.admitted(eid, now, now)
-            residents.add(eid)
-        for eid in experts:
-            policy.used(eid, now, now)
-    assert misses == fewest(0, frozenset())

@@ -64,12 +64,6 @@ def test_lengths_are_those_of_the_lists_and_of_the_definition(
                 assert found[at, layer, i] == one_by_one(row, alpha)
 
 
-def test_more_coverage_never_makes_a_list_shorter() -> None:
-    found = lengths(drawn(2, 3, 30), np.linspace(0.05, 1.0, 20))
-    assert (np.diff(found, axis=0) >= 0).all() and (found[-1] > found[0]).any()
-    assert ((found == 0) == (found[0] == 0)).all(), "an expert has a list at any coverage, or at none"
-
-
 def test_percentiles_are_of_the_experts_that_have_a_list() -> None:
     pairs = drawn(5, 2, 24)
     found = lengths(pairs, [0.3, 0.9])

@@ -78,18 +78,6 @@ def test_a_full_store_gives_up_its_most_redundant_map(seed: int, distance: int) 
     assert store.walk().step(after[0]) == pytest.approx([cosine(after[0], one[0]) for one in maps], abs=1e-5)
 
 
-def test_redundancy_by_hand() -> None:
-    """d/L = 2/5. Map 0 shares the embedding alone, map 1 the trajectory alone: the trajectory weighs more."""
-    key, other = np.eye(HIDDEN)[0], np.eye(HIDDEN)[1]
-    way, elsewhere = np.tile(np.eye(EXPERTS)[0], (LAYERS, 1)), np.tile(np.eye(EXPERTS)[1], (LAYERS, 1))
-    for distance, place in ((2, 1), (3, 0)):
-        store = filled(np.stack((key, other)), np.stack((elsewhere, way)), 2)
-        walk = store.walk()
-        for layer in range(LAYERS):
-            scores = walk.step(way[layer])
-        assert store.add(key, way, distance, scores) == place
-
-
 # ---------------------------------------------------------------------- the selection
 
 

@@ -95,39 +95,6 @@ def test_of_several_tokens_at_once_the_last_one_is_the_previous_token() -> None:
     assert [(g.layer, g.expert) for g in at_0] == [(1, 3), (1, 1)]
 
 
-def test_transitions_by_hand() -> None:
-    predicted = by_hand("transitions", TOKENS, width=4)
-    # Layer 0, second token chose 1 and 2. Only 1 was seen, once, followed by 2 and 3: each 1 / 1.
-    assert predicted[2] == [(1, 2, 1.0), (1, 3, 1.0)]
-    # Third token chose 1 (seen twice: 2 once, 3 twice, 0 once) and 0 (once: 2 and 3): 3 = (2/2 + 1) / 2,
-    # 2 = (1/2 + 1) / 2, 0 = (1/2 + 0) / 2.
-    assert predicted[4] == [(1, 3, 1.0), (1, 2, 0.75), (1, 0, 0.25)]
-    # Last layer, third token chose 3 (seen twice: then 1 twice, 2 and 0 once) and 1 (never): the mean is over 3 alone.
-    assert predicted[5] == [(0, 1, 1.0), (0, 0, 0.5), (0, 2, 0.5)]
-
-
-def test_recent_by_hand() -> None:
-    predicted = by_hand("recent", TOKENS, tokens=2, width=4)
-    # Last layer, third token: layer 0 of the last two chose 1 2 and 1 0. Of 0 and 2 the later one comes first.
-    assert predicted[5] == [(0, 1, 1.0), (0, 0, 0.5), (0, 2, 0.5)]
-    assert predicted[4] == [(1, 3, 1.0), (1, 0, 0.5), (1, 2, 0.5)]  # layer 1 of the first two: 2 3 and 3 0
-
-
-def test_request_counts_by_hand() -> None:
-    predicted = by_hand("request", TOKENS, width=4)
-    assert predicted[5] == [(0, 1, 1.0), (0, 0, 2 / 3), (0, 2, 1 / 3)]  # all three tokens
-    passes = [Pass(1, np.array(TOKENS[0])[:, None]), Pass(2, np.array(TOKENS[1])[:, None])]
-    *_, at_0, at_1 = [predictions for _, _, predictions in shown(make("request", width=4), passes, 4)]
-    assert list(at_0) == []  # the first request is forgotten
-    assert list(at_1) == [(0, 1, 1.0), (0, 2, 1.0)]
-
-
-def test_all_of_the_next_layer_by_hand() -> None:
-    predicted = by_hand("all_next", TOKENS)
-    assert predicted[0] == [(1, e, 1 / 2) for e in range(4)]  # nothing is known: (0 + 1) / (0 + 2)
-    assert predicted[5] == [(0, 1, 4 / 5), (0, 0, 3 / 5), (0, 2, 2 / 5), (0, 3, 1 / 5)]
-
-
 SIZES = st.lists(st.tuples(st.booleans(), st.integers(1, 4)), min_size=1, max_size=8).map(
     lambda sizes: [(sum(new for new, _ in sizes[: i + 1]), tokens) for i, (_, tokens) in enumerate(sizes)]
 )

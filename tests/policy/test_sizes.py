@@ -116,12 +116,6 @@ def test_adapmoe_has_the_fewest_expected_loads(counts: Any, recall: Any, wanted:
     assert worth(loads, made(slots)) == pytest.approx(fewest, abs=1e-7)
 
 
-def test_adapmoe_gives_slots_to_the_layers_that_are_hard_to_predict() -> None:
-    counts, recall = np.ones((3, 8)), np.array([np.nan, 0.5, 0.95])
-    sizes = create("layer_slots", "adapmoe", {}, facts=AllocationInputs(8, 2, (2, 2, 2), counts, recall))(12)
-    assert sizes[0] > sizes[2] and sum(sizes) == 12
-
-
 @pytest.mark.parametrize("name", NAMES)
 @given(counts=counted, slots=st.integers(0, LAYERS * EXPERTS))
 @examples(50)

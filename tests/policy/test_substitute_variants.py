@@ -28,27 +28,6 @@ def lists(alpha: float = 0.95, most: int = 16, smoothing: float = 0.0) -> Lists:
     return cut(rank(M), np.array([alpha]), most, smoothing)
 
 
-@pytest.mark.parametrize(
-    ("alpha", "expected"),
-    [(0.05, [1]), (0.5, [1]), (0.51, [1, 2]), (0.8, [1, 2]), (0.81, [1, 2, 3]), (0.9, [1, 2, 3]), (1.0, [1, 2, 3, 4])],
-)
-def test_a_list_is_the_shortest_that_covers_alpha(alpha: float, expected: list[int]) -> None:
-    found = lists(alpha)
-    assert [e for e in found.ids[0, 0].tolist() if e >= 0] == expected
-    assert found.q[0, 0].tolist() == pytest.approx([0.5, 0.3, 0.1, 0.1][: len(expected)] + [0.0] * (4 - len(expected)))
-
-
-def test_lists_have_at_most_k_max_and_none_for_what_was_never_active() -> None:
-    assert lists(1.0, most=2).ids[0].tolist() == [[1, 2], [0, -1], [-1, -1], [-1, -1], [-1, -1]]
-
-
-def test_smoothing_makes_peers_more_alike() -> None:
-    """M + 2.5 over all four peers: (7.5, 5.5, 3.5, 3.5) / 20; and for an expert without any, 1/4 each, by id."""
-    found = lists(0.65, smoothing=2.5)
-    assert found.q[0, 0].tolist() == pytest.approx([0.375, 0.275, 0.0, 0.0])
-    assert found.ids[0, 3].tolist() == [0, 1, 2, -1] and found.q[0, 3].tolist() == pytest.approx([0.25] * 3 + [0.0])
-
-
 def test_alpha_may_be_one_number_a_layer() -> None:
     pairs = np.repeat(M, 2, 0)
     found = cut(rank(pairs), alpha_of(alphas("0.5, 1"), 2))

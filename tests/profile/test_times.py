@@ -15,8 +15,7 @@ from core.engine import Engine
 from core.importing import import_model
 from core.measure.calibrate.gather import calibrate
 from core.measure.calibrate.times import _summed, _without
-from core.settings.config import Settings
-from core.settings.loading import LoadSpec
+from tests.loaded import loaded
 from tests.profile.conftest import MakeEngine
 from tests.selection import layered
 
@@ -117,12 +116,9 @@ def test_the_link_is_the_one_that_is_set(make_engine: MakeEngine) -> None:
 @pytest.mark.long(0.1)
 def test_experts_on_disk_are_loaded_from_there(chat_model: Callable[[str], Path], tmp_path: Path) -> None:
     pack = import_model(str(chat_model("qwen3_moe")), tmp_path / "pack")
-    engine = Engine.load(LoadSpec.checked(str(pack), Settings({"budget": "50%"}), host="none", context=128))
-    try:
+    with loaded(pack, {"budget": "50%"}, host="none", context=128) as engine:
         times, said = timed(engine)
         assert said["load_from"] == "disk" and times["load"] > 0
-    finally:
-        engine.unload()
 
 
 def test_copies_change_no_weight(make_engine: MakeEngine) -> None:

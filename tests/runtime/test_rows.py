@@ -8,21 +8,30 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from core.cache.lease import LeasedSegment
 from core.engine import Engine
+from core.memory.arena import Arena, Slot
+from core.memory.codec import Codec, PartSpec, make_codec
 from core.runtime.expert_math import ExpertMath
 from core.runtime.product import Product
+from core.runtime.product_trials import worth_stacking
+from core.runtime.row_places import Places, depends_on_position, gated
 from core.runtime.rows import NOTHING, ExpertRows, Routed, compute_all_hits, distinct
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.types import Segment
+from tests.architectures.trial import known, random_model, run, save, transformers_own
 from tests.checkpoints import make_checkpoint
 from tests.equality.passes import plain_transformers
+from tests.loaded import loaded
+from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 CASES = [
@@ -160,3 +169,107 @@ def test_what_is_dropped_counts_as_zero(
     weights[:, :2] = 0
     want = experts(hidden, torch.tensor(routed.asked), weights)
     assert torch.allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+# -- together or one by one --------------------------------------------------------------------------------------------
+
+
+CPU = torch.device("cpu")
+HIDDEN, INNER = 64, 32
+
+
+def gate(y: torch.Tensor) -> torch.Tensor:
+    a, b = y.chunk(2, -1)
+    return torch.nn.functional.silu(a) * b
+
+
+def build(
+    dtype: torch.dtype, transposed: bool, format: str = "checkpoint", bias: bool = False
+) -> tuple[ExpertMath, list[Slot]]:
+    up, down = (2 * INNER, HIDDEN), (HIDDEN, INNER)
+    shapes = {"gate_up_proj": up[::-1] if transposed else up, "down_proj": down[::-1] if transposed else down}
+    specs = {name: PartSpec(shape, dtype) for name, shape in shapes.items()}
+    codec: Codec = make_codec(format, specs=specs, dtype=dtype, device=CPU, is_transposed=transposed)
+    arena, slots = Arena(codec, CPU), []
+    for seed in range(4):
+        random = torch.Generator().manual_seed(seed)
+        slot = arena.allocate()
+        codec.place(codec.encode({n: torch.randn(s, generator=random) * 0.1 for n, s in shapes.items()}), slot.raw)
+        slots.append(slot)
+    module = SimpleNamespace(has_gate=True, has_bias=bias, has_post_expert_norm=False, _apply_gate=gate)
+    return ExpertMath(module, codec), slots
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_together_is_one_by_one(dtype: torch.dtype, transposed: bool) -> None:
+    math, slots = build(dtype, transposed)
+    x = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(9)).to(dtype)
+    each, together = math.one_by_one(slots, x), math.stacked(slots, x)
+    assert each.shape == together.shape == (4, HIDDEN)
+    assert (each - together).abs().max() <= 1e-2 * each.abs().max()
+
+
+def test_it_must_be_quicker_and_equal_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    math, slots = build(torch.float32, False)
+    monkeypatch.setattr(math, "stacked", math.one_by_one)
+    monkeypatch.setattr("core.runtime.product_trials.WORTH_IT", 0.0)
+    assert not worth_stacking(math, slots, HIDDEN, torch.float32)  # equal, but no quicker
+    monkeypatch.setattr("core.runtime.product_trials.WORTH_IT", float("inf"))
+    assert worth_stacking(math, slots, HIDDEN, torch.float32)  # equal, and counted as quicker
+    monkeypatch.setattr(math, "stacked", lambda s, x: math.one_by_one(s, x) * (1 + 1e-6))
+    assert not worth_stacking(math, slots, HIDDEN, torch.float32)  # quicker, but not equal
+
+
+@pytest.mark.parametrize("wrong", [{"format": "int8"}, {"bias": True}])
+def test_rounded_weights_and_biases_are_never_stacked(wrong: dict[str, object]) -> None:
+    math, slots = build(torch.float32, False, **wrong)  # type: ignore[arg-type]
+    assert not worth_stacking(math, slots, HIDDEN, torch.float32)
+
+
+# -- clamped gates of any width ----------------------------------------------------------------------------------------
+
+
+def clamped(y: torch.Tensor) -> torch.Tensor:
+    gate, up = y.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate.clamp(max=7.0)) * up
+
+
+def own_rows(y: torch.Tensor) -> torch.Tensor:
+    gate, up = y.chunk(2, dim=-1)
+    return gate.abs() * up
+
+
+def test_a_gate_without_exponentials_needs_no_places() -> None:
+    assert not depends_on_position(own_rows, 2 * 40, torch.float32)
+
+
+@pytest.mark.parametrize("width", [8, 32, 40, 48, 56, 96])
+@pytest.mark.parametrize("total", [1, 3, 4, 7, 130, 700])
+def test_rows_are_computed_in_their_places(width: int, total: int) -> None:
+    y = torch.randn(total, 2 * width, generator=torch.Generator().manual_seed(total)) * 3
+    whole = clamped(y)
+    for start in {0, 1, total // 2, total - 1} & set(range(total)):
+        for end in {start + 1, (start + total + 1) // 2, total} - {start}:
+            assert torch.equal(gated(clamped, y[start:end], Places(range(start, end), total)), whole[start:end])
+    if total < 10:
+        for at in ([total - 1], [0], list(range(total))[::-2]):
+            assert torch.equal(gated(clamped, y[at], Places(at, total)), whole[at])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "width"),
+    layered(
+        [("gpt_oss", 32), ("gpt_oss", 40), ("gpt_oss", 48), ("gpt_oss", 56), ("hy_v4", 48)],
+        quick=lambda case: case == ("gpt_oss", 40),
+    ),
+)
+def test_any_expert_width_is_exact(model_type: str, width: int, tmp_path: Path) -> None:
+    if not known(model_type):
+        pytest.skip(f"the installed transformers has no {model_type}")
+    field = "intermediate_size" if model_type == "gpt_oss" else "moe_intermediate_size"
+    path = save(random_model(model_type, **{field: width}), tmp_path)
+    plain = transformers_own(path, torch.float32)
+    want = run(plain, DynamicCache(config=plain.config), 8)
+    with loaded(path, {"budget": "50%"}, dtype="float32") as engine:
+        assert (run(engine.model, engine.fresh_cache(), 8) - want).abs().max().item() == 0.0

@@ -6,6 +6,7 @@ import asyncio
 import re
 import selectors
 import socket
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -250,22 +251,18 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_page_and_a_chat_need_no_connection(tmp_path: Any, tried: list[str]) -> None:
-    host = open_host(tmp_path)
-    try:
-        with TestClient(build(host), base_url=HOME) as client:
-            for path in ("/", "/config", "/theme.css", "/live/state", "/live/frame", "/favicon.ico"):
-                assert client.get(path).status_code == 200
-            page = {"open": False, "chat": None, "stamp": "", "turn": "", "sent": False}
-            events = {event["api_name"]: event for event in client.get("/config").json()["dependencies"]}
-            for name, data in (("open_page", [page]), ("_send", ["hello", page, ""])):
-                reply = client.post(
-                    "/gradio_api/run/predict", json={"data": data, "fn_index": events[name]["id"], "session_hash": "me"}
-                )
-                assert reply.status_code == 200, reply.text
-            asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
-            assert client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
-    finally:
-        host.close()
+    with closing(open_host(tmp_path)) as host, TestClient(build(host), base_url=HOME) as client:
+        for path in ("/", "/config", "/theme.css", "/live/state", "/live/frame", "/favicon.ico"):
+            assert client.get(path).status_code == 200
+        page = {"open": False, "chat": None, "stamp": "", "turn": "", "sent": False}
+        events = {event["api_name"]: event for event in client.get("/config").json()["dependencies"]}
+        for name, data in (("open_page", [page]), ("_send", ["hello", page, ""])):
+            reply = client.post(
+                "/gradio_api/run/predict", json={"data": data, "fn_index": events[name]["id"], "session_hash": "me"}
+            )
+            assert reply.status_code == 200, reply.text
+        asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+        assert client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
     assert tried == []
     with pytest.raises(OSError, match="no connection"):
         socket.create_connection(("192.0.2.1", 80), timeout=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from contextlib import closing
 from http.client import HTTPResponse
 from pathlib import Path
 from select import select
@@ -185,12 +186,9 @@ def test_a_start_in_a_folder_of_the_users_deletes_nothing_of_theirs(
     for thesis in theses:
         thesis.parent.mkdir()
         thesis.write_text("mine")
-    host = open_host(tmp_path)
-    try:
+    with closing(open_host(tmp_path)) as host:
         build(host)
         assert host.analyst.start(Question(RoutingSource("load", 0), ("lru",))).join(WAIT_S)
-    finally:
-        host.close()
     assert [thesis.read_text() for thesis in theses] == ["mine"] * 3
 
 

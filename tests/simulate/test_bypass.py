@@ -86,7 +86,7 @@ def test_no_policy_passes_the_bound(name: str) -> None:
     assert all(own <= best for own, best in zip(rates[:4], rates[4:], strict=True))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", layered(NAMES, quick=lambda name: name in ("lru", "lfu", "lcp")))
 @examples(8, fewer=2)
 @given(seed=seeds, slots=st.integers(LAYERS * K + K, LAYERS * EXPERTS - 1))
 def test_misses_and_who_stays_are_the_engine_s_own(name: str, seed: int, slots: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.cache.expert_cache import ExpertCache
-from core.cache.lease import in_waves
 from core.engine import Engine
 from core.policy.eviction import GONE
 from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceHead, TraceWriter
@@ -95,42 +94,6 @@ def test_hits_and_victims_are_the_engines_own(name: str, scope: str, seed: int, 
         assert [e for e, there in enumerate(cache.policy.score != GONE) if there] == [
             e for e in range(LAYERS * EXPERTS) if real.is_resident(e)
         ]
-    real.copies.link.close()
-
-
-def prefill(expert_cache: ExpertCache, layer: int, wanted: Sequence[int]) -> list[bool]:
-    """A layer of a prompt as the engine computes it: in waves, later ones fetched beside the present one."""
-    missed: list[bool] = []
-    for lease in in_waves(
-        expert_cache.core, layer, wanted, lambda group: hold(expert_cache, layer, [*group]), expert_cache.release
-    ):
-        missed += [h.outcome == Outcome.MISS for h in lease.segments]
-    return missed
-
-
-@pytest.mark.long(0.1)
-@pytest.mark.parametrize(("name", "scope"), layered(CASES, quick=turns(1)))
-@examples(5, fewer=2)
-@given(seed=st.integers(0, 2**32), slots=st.integers(LAYERS * K, LAYERS * EXPERTS))
-def test_prompts_larger_than_the_cache_pass_through_it_alike(name: str, scope: str, seed: int, slots: int) -> None:
-    sizes = [7, 1, 1, 3, 1, 1, 1, 9, 1]
-    ids = routes(seed, sum(sizes))
-    (real, _), replay = logged(slots, scope, name), simulated(slots, scope, name, ids)
-    chunk = Chunk(ids.astype(np.uint8), np.array(sizes, np.int32), np.array(sizes) == 1, np.zeros(len(sizes), np.int32))
-    replay.feed(chunk)
-    misses, at = np.zeros((2, LAYERS), np.int64), 0
-    for size in sizes:
-        real.core.now = at + size
-        for layer in range(LAYERS):
-            rows = ids[at : at + size, layer].tolist()
-            wanted = rows[0] if size == 1 else sorted({e for row in rows for e in row})
-            real.core.chosen(layer, rows)
-            misses[int(size == 1), layer] += sum(prefill(real, layer, wanted))
-        at += size
-    assert replay.tally.misses[:, 0].tolist() == misses.tolist()
-    assert [e for e, there in enumerate(replay.cache.policy.score != GONE) if there] == [
-        e for e in range(LAYERS * EXPERTS) if real.is_resident(e)
-    ]
     real.copies.link.close()
 
 

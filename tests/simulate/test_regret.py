@@ -124,26 +124,6 @@ def test_the_bound_is_what_trying_everything_finds(sizes: list[int], seed: int, 
     assert round(report.belady * sizes.count(1) * layers * k) == found
 
 
-def test_the_bound_by_hand() -> None:
-    """One layer, two slots, one expert a token: A B C A B C. The first contents are free: A and B hit; C takes the slot
-    of B, which is needed after A; A hits; B takes A's, which nothing needs any more; C hits: 4 of 6. LRU, whose two
-    slots began with A and B, misses C and then everything: 2 of 6."""
-    ids = np.array([0, 1, 2, 0, 1, 2], np.uint8).reshape(6, 1, 1)
-    chunk = Chunk(ids, np.ones(6, np.int32), np.ones(6, np.bool_), np.zeros(6, np.int32))
-    report = fed(Shadows(Setup(1, 3, 1, 2, policies={"lru": {}}), 6), chunk).report()
-    assert report is not None
-    assert (report.belady, report.rates) == (4 / 6, {"lru": 2 / 6})
-
-
-def test_what_a_prompt_used_is_free_after_it() -> None:
-    """One slot: A | prompt A B | B. Nothing is free on the way from A to B, but the prompt brought B."""
-    ids = np.array([0, 0, 1, 1], np.uint8).reshape(4, 1, 1)
-    chunk = Chunk(ids, np.array([1, 2, 1], np.int32), np.array([True, False, True]), np.zeros(3, np.int32))
-    report = fed(Shadows(Setup(1, 2, 1, 1), 6), chunk).report()
-    assert report is not None
-    assert (report.tokens, report.belady) == (2, 1.0)
-
-
 @pytest.mark.parametrize("scope", ["layer", "global"])
 def test_shadows_are_the_simulators_caches(scope: str) -> None:
     """Fed in pieces, they hit what a replay of the whole hits; the window is the last of it, and so is the own rate."""

@@ -150,7 +150,7 @@ def train(
         nn.init.constant_(net.heads.bias, float(torch.tensor(share).logit().clamp(-8, 8)))
         each = -(-len(pieces) // batch)
         epochs = epochs or min(MOST, max(EPOCHS, -(-STEPS // each)))
-        pick = batches(len(pieces), batch, epochs, generator)
+        pick = batches(len(pieces), batch, generator, [len(one.ids) for one in pieces])  # few padded positions
 
         def loss_of(step: int) -> torch.Tensor:
             chosen = [pieces[i] for i in pick(step).tolist()]

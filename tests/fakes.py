@@ -20,6 +20,7 @@ from core.metrics import METRICS, values
 from core.policy.allocation.slot_allocation import check_needs
 from core.policy.batching import Scheduler
 from core.profile import Profile, check_model
+from core.profile.trace.chunk import RANKED
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.pins import Pins
@@ -64,6 +65,7 @@ class FakeEngine:
         self.waiting: list[Quality] = []  # what `audit` will say, one after the other
         self.quality: Quality | None = None
         self._tainted = False  # something was changed before in this answer
+        self.kept = {"probs": False, "ranks": False, "tokens": False}
         self._request = 0
 
     @classmethod
@@ -121,6 +123,15 @@ class FakeEngine:
         if sum(map(len, parts)) > 100 * self.context:
             raise ContextError("The text has more characters than the context can hold. Shorten it.")
 
+    def _ranked(self) -> np.ndarray[Any, Any]:
+        """What a predictor of all experts names in each layer for the next one: the higher the id, the likelier; none
+        where the settings have no prefetcher."""
+        layers = range(SHAPE.layers) if self.settings["predictor"] != "none" else range(0)
+        return np.array(
+            [(0, at, (at + 1) % SHAPE.layers, e, e / SHAPE.experts) for at in layers for e in range(SHAPE.experts)],
+            RANKED,
+        )
+
     def _step(self, phase: str, tokens: int) -> StepRecord:
         s, rng, now = SHAPE, self._rng, time.perf_counter() - self._born
         ids = rng.random((s.layers, tokens, s.experts)).argsort(-1)[..., : s.top_k]
@@ -157,6 +168,7 @@ class FakeEngine:
             device_bytes=self.memory().used,
             budget_bytes=self.memory().budget,
             changes=self._pending,
+            ranked=self._ranked() if self.kept["ranks"] else None,
             lossy=lossy,
             exact=not self._tainted,
             rows=((self._request, tokens),),

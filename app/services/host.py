@@ -154,7 +154,9 @@ class Host:
     def _on_step(self, request: Request, step: StepRecord) -> None:
         model = request.model
         self.totals.add(step)
-        self.routed.add(model.load, step)
+        self.routed.add(model.load, step, model.engine.shape.experts)
+        if self.replanner.on != (step.ranked is not None):  # between two passes, on their thread
+            model.engine.keep(probs=False, ranks=self.replanner.on, tokens=False)
         if LINK & step.changes.keys():
             self._relinked(request)
         if not (self.models.in_blocks or self.models.text_to_text):  # the other caches would be of whole experts

@@ -13,7 +13,7 @@ BUDGETS = ("25%", "50%", "75%")
 SYSTEMS = ("lcp", "layer0", "residents", "tops", "guard")
 LACKS = (
     "Prefetches are submitted as far as they can start in time, by the times measured so far, instead of one by one; a "
-    "block is the smallest part; plans are made by a command, not while the engine is idle."
+    "block is the smallest part; plans are made by a command, or while idle where that is switched on."
 )
 
 

@@ -5,9 +5,11 @@ the predictor in use and of its shadows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from core.hf.discover import ExpertsSite
@@ -69,7 +71,7 @@ class TraceCapture:
         if self._watch is not None and len(self._probs) == self._layers:
             step.probs = torch.stack(self._probs).cpu().numpy()
         if self._named is not None:
-            step.ranked = np.array([(0, at, *prediction) for at, named in self._named for prediction in named], RANKED)
+            step.ranked = ranked_rows(self._named)
             step.maps = None if self._maps is None else [(at, *one) for at, one in self._maps]
         if self.shadows.on:
             step.beside, seconds = self.shadows.take()
@@ -81,3 +83,14 @@ class TraceCapture:
         if seen.layer == 0:
             self._probs.clear()  # of a pass that was not recorded
         self._probs.append(seen.probs.half())
+
+
+def ranked_rows(named: Sequence[tuple[int, Sequence[Prediction]]]) -> npt.NDArray[Any]:
+    """The predictions made in each layer of one pass, as RANKED rows in their order."""
+    sizes = [len(predictions) for _, predictions in named]
+    values = chain.from_iterable(chain.from_iterable(predictions for _, predictions in named))
+    table = np.fromiter(values, np.float64, 3 * sum(sizes)).reshape(-1, 3)
+    rows = np.zeros(len(table), RANKED)
+    rows["at"] = np.repeat(np.array([at for at, _ in named], np.int16), sizes)
+    rows["layer"], rows["expert"], rows["score"] = table.T
+    return rows

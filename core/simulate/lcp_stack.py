@@ -12,11 +12,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from core.profile.trace.ranking import NONE
 from core.system.native.compile import Function, compiled, widths
 from core.system.native.ir import Code
 
@@ -31,31 +32,64 @@ def available() -> bool:
     return bool(widths())
 
 
-def places(
-    ids: Ids, experts: int, *, rho: float, omega: int, wanted: Callable[[], bool] = lambda: True
-) -> npt.NDArray[np.int64] | None:
-    """Requests [L, E] of the tokens `ids` [T, L, k] by the place of the expert in its layer's stack, so that a cache of
-    C experts (k at least), with experts 0 to C - 1 at first, hits those at the places below C.
+class Places(NamedTuple):
+    """Experts of each layer by their places in its stack: those below C are in a cache of C experts, k at least, which
+    had experts 0 to C - 1 at first."""
 
-    `rho`, `omega`: the policy's; each token is one of time. Asks every PIECE tokens whether this is still `wanted`;
-    None when it is not. Raises ValueError for ids that no layer has.
+    requested: npt.NDArray[np.int64]  # [L, E] requests by the place of the expert, the first place first
+    ranked: npt.NDArray[np.int64]  # [L, Y, E] the y-th of a token's ranking, by its place before the token
+
+
+def places(
+    ids: Ids,
+    experts: int,
+    *,
+    rho: float,
+    omega: int,
+    ranked: Ids | None = None,
+    wanted: Callable[[], bool] = lambda: True,
+) -> Places | None:
+    """The places of what the tokens `ids` [T, L, k] request. `ranked` [R, L, Y]: the rankings of the last R of them,
+    NONE after a ranking's last expert.
+
+    `rho`, `omega`: the policy's; each token is one of time. Asks every PIECE tokens whether this is still `wanted`, and
+    with every token that has a ranking; None when it is not. Raises ValueError for ids that no layer has.
     """
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < experts:
         raise ValueError(f"experts {ids.min()} to {ids.max()} of {experts}")
-    _, layers, k = ids.shape
+    tokens, layers, k = ids.shape
     shape, run = (layers, experts), _functions()["lcp_places"]
+    ranked = np.zeros((0, layers, 0), np.int16) if ranked is None else ranked
+    counts, plain = _RankedPlaces(layers, experts, ranked.shape[2]), tokens - len(ranked)
     order = np.tile(np.arange(experts, dtype=np.int64), (layers, 1))
     place, uses, found = order.copy(), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     key = np.zeros(shape, np.int64)  # bits of priorities, which are positive: they compare as the numbers do
     log2, fade = _logarithms(), math.log2(1.0 / rho) / omega
-    for first in range(0, len(ids), PIECE):
+    for first in (*range(0, plain, PIECE), *range(plain, tokens)):
         if not wanted():
             return None
-        some = np.ascontiguousarray(ids[first : first + PIECE], np.int16)
+        if first >= plain:
+            counts.add(ranked[first - plain], place)
+        last = min(first + PIECE, plain) if first < plain else first + 1
+        some = np.ascontiguousarray(ids[first:last], np.int16)
         faded = np.arange(first + 1, first + 1 + len(some), dtype=np.float64) * fade
         arrays = some, faded, log2, order, key, place, uses, found
         run(*(one.ctypes.data for one in arrays), len(some), layers, experts, k)
-    return found
+    return Places(found, counts.found)
+
+
+class _RankedPlaces:
+    """Counts the places of ranked experts, token by token."""
+
+    def __init__(self, layers: int, experts: int, ranks: int) -> None:
+        self.found = np.zeros((layers, ranks, experts), np.int64)
+        self._row = np.arange(layers * ranks).reshape(layers, ranks) * experts  # of `found`, as a flat array
+        self._base = np.arange(layers)[:, None] * experts
+
+    def add(self, ranked: Ids, place: npt.NDArray[np.int64]) -> None:
+        """A token's rankings [L, Y], each expert at its `place` [L, E]."""
+        at = self._row + place.ravel()[self._base + np.maximum(ranked, 0)]
+        self.found.ravel()[at[ranked != NONE]] += 1  # all of them distinct
 
 
 @functools.cache

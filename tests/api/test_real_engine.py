@@ -3,24 +3,31 @@ doing; and what the fake engine says of itself, the engine says too."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
 from app.server.api import build_app
+from app.services import plan_basis
 from app.services.host import Host
 from app.services.progress import Answer
 from app.store import Store
 from core.engine import Engine
+from core.profile.trace.chunk import RANKED
+from core.types import StepRecord
 from tests.app.conftest import WAIT_S
 from tests.app.served import eventually, post, serving
 from tests.checkpoints import make_checkpoint
+from tests.engine.profiles import drawn_profile
 from tests.tiny_tokenizer import save_tokenizer
 
 HELLO: list[Any] = [{"role": "user", "content": "hello there"}]
@@ -119,3 +126,44 @@ def test_what_the_model_cannot_take_is_refused(port: int) -> None:
     ).text
     error = json.loads(lines.split("data: ")[-2])["error"]
     assert error["code"] == "context_length_exceeded"
+
+
+def test_a_plan_while_idle_follows_what_the_engine_predicted(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, add = list[StepRecord](), host.routed.add
+
+    def added(load: int, step: StepRecord, experts: int) -> None:
+        steps.append(step)
+        add(load, step, experts)
+
+    monkeypatch.setattr(plan_basis, "ENOUGH", 30)
+    monkeypatch.setattr(host.routed, "add", added)
+    engine = host.models.loaded.engine  # type: ignore[union-attr]
+    layers, experts, k = engine.shape.layers, engine.shape.experts, engine.shape.top_k
+    times = {"att": 0.1, "moe": 0.1, "head": 0.1, "load": 0.1}
+    curves = np.zeros((layers, experts + 1), np.float32), np.zeros((layers, 1), np.float32)
+    profile = replace(drawn_profile(engine), times=times)
+    profile = replace(profile, curve_hit=curves[0], curve_chosen=curves[1], curve_cached=curves[0][..., None])
+    engine.use_profile(profile)
+    wanted = {"predictor": "gate", "predictor.width": 256, "predictor.gate.last_state": True}
+    assert host.models.change_many(wanted) == ""
+    host.replanner.switch(True)
+    answer = host.chats.ask(None, "hello there")
+    assert answer.join(WAIT_S) and not answer.error
+    known = host.planner.propose().known
+    host.replanner.switch(False)
+    assert "what was predicted" in known.basis
+
+    decoded = [step for step in steps if step.phase == "decode" and step.tokens == 1]
+    right = np.zeros((layers, experts))
+    for before, step in itertools.pairwise(steps):
+        if step not in decoded:
+            continue
+        for layer in range(layers):
+            source = step if layer else before
+            rows = source.ranked if source.ranked is not None else np.zeros(0, RANKED)
+            for place, row in enumerate(rows[rows["layer"] == layer]):
+                right[layer, place] += row["expert"] in step.ids[layer, 0]
+    assert len(decoded) > 30 and right.sum() > 0.9 * len(decoded) * layers * k
+    ranks = known.curves.chosen.shape[1]
+    assert known.curves.chosen == pytest.approx(right[:, :ranks] / len(decoded)) and not right[:, ranks:].any()
+    assert known.curves.cached[:, -1].min() > 0.9, "a cache of all experts has every one that is ranked"

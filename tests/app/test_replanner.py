@@ -21,6 +21,7 @@ from app.ui.tabs.calibrate_plan import PlanPanel
 from core.metrics import StepRecord
 from core.policy.allocation.configurator import plans
 from core.profile.trace import ArrayTrace
+from core.profile.trace.chunk import RANKED
 from core.simulate import Config
 from core.simulate.curves import measure_curves
 from core.simulate.run import maker
@@ -73,10 +74,11 @@ def looked(host: Host) -> Iterator[threading.Semaphore]:
     host.replanner.look = look  # type: ignore[method-assign]
 
 
-def step(ids: Any, phase: str = "decode") -> StepRecord:
-    """A pass over `ids` [L, T, k]; only its routing is told."""
+def step(ids: Any, phase: str = "decode", ranked: Any = None, changes: Any = None) -> StepRecord:
+    """A pass over `ids` [L, T, k], with RANKED rows; the rest is not set."""
     record = StepRecord.__new__(StepRecord)
     record.phase, record.tokens, record.ids = phase, ids.shape[1], ids  # type: ignore[assignment]
+    record.ranked, record.changes = ranked, changes or {}
     return record
 
 
@@ -85,16 +87,44 @@ def test_routing_is_kept_of_one_load_in_bounds(monkeypatch: pytest.MonkeyPatch) 
     ids = rng.integers(0, 16, (9, 3, 1, 2)).astype(np.int16)
     monkeypatch.setattr(plan_basis, "MOST", 5)
     for one in ids:
-        kept.add(1, step(one))
-        kept.add(1, step(one.repeat(2, 1), "prefill"))
+        kept.add(1, step(one), 16)
+        kept.add(1, step(one.repeat(2, 1), "prefill"), 16)
     assert kept.tokens(1) == 9 and kept.tokens(2) == 0 and kept.snapshot(2) is None
-    assert np.array_equal(kept.snapshot(1), ids[4:, :, 0])  # type: ignore[arg-type]
-    kept.add(2, step(ids[0]))
+    assert np.array_equal(kept.snapshot(1).ids, ids[4:, :, 0])  # type: ignore[union-attr]
+    kept.add(2, step(ids[0]), 16)
     assert kept.tokens(1) == 0 and kept.tokens(2) == 1
     monkeypatch.setattr(plan_basis, "MOST_BYTES", 3 * ids[0].nbytes)
     for one in ids:
-        kept.add(3, step(one))
-    assert len(kept.snapshot(3)) == 3  # type: ignore[arg-type]
+        kept.add(3, step(one), 16)
+    assert len(kept.snapshot(3).ids) == 3  # type: ignore[union-attr]
+
+
+def test_rankings_are_of_the_last_tokens_and_of_one_predictor(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, experts, kept = 2, 4, RoutedTokens()
+    ids = np.zeros((layers, 1, 1), np.int16)
+
+    def ranked(*rows: tuple[int, int, int]) -> Any:
+        """(made in which layer, of which, expert), the likeliest first."""
+        return np.array([(0, *row, 1 - at / 10) for at, row in enumerate(rows)], RANKED)
+
+    def rankings() -> list[list[list[int]]]:
+        return kept.snapshot(1).ranked.tolist()  # type: ignore[union-attr]
+
+    kept.add(1, step(ids), experts)
+    assert rankings() == []
+    kept.add(1, step(ids.repeat(2, 1), "prefill", ranked((0, 1, 2), (1, 0, 3), (1, 0, 1))), experts)
+    kept.add(1, step(ids, ranked=ranked((0, 1, 2), (0, 1, 0), (1, 0, 2))), experts)
+    kept.add(1, step(ids, ranked=ranked((0, 1, 3))), experts)
+    first, second = [[3, 1, -1, -1], [2, 0, -1, -1]], [[2, -1, -1, -1], [3, -1, -1, -1]]
+    assert rankings() == [first, second]
+    monkeypatch.setattr(plan_basis, "MOST_RANKED", 1)
+    for _ in range(2):
+        kept.add(1, step(ids, ranked=ranked((0, 1, 1)), changes={"predictor.width": 8}), experts)
+        assert rankings() == [[[-1] * 4, [1, -1, -1, -1]]]
+    kept.add(1, step(ids, ranked=ranked((0, 1, 2))), experts)
+    assert rankings() == [[[-1] * 4, [2, -1, -1, -1]]]
+    kept.add(1, step(ids), experts)
+    assert rankings() == []
 
 
 def test_a_plan_is_from_the_sessions_own_tokens(slow: Host) -> None:
@@ -102,12 +132,45 @@ def test_a_plan_is_from_the_sessions_own_tokens(slow: Host) -> None:
     answers(slow, AGAIN // ANSWER)
     known = slow.planner.propose().known
     assert known.basis == f"from {AGAIN} tokens of this session"
-    ids = slow.routed.snapshot(slow.models.load_id)
-    assert ids is not None
-    replayed = measure_curves(ArrayTrace(ids, SHAPE.experts), maker(Config("lcp", 2)))
+    routed = slow.routed.snapshot(slow.models.load_id)
+    assert routed is not None
+    replayed = measure_curves(ArrayTrace(routed.ids, SHAPE.experts), maker(Config("lcp", 2)))
     assert np.allclose(known.curves.hit, replayed.hit)
     calibrated = measured().curves()
     assert calibrated is not None and np.allclose(known.curves.chosen, calibrated.chosen)
+
+
+def test_while_it_plans_by_itself_predictions_are_the_sessions(slow: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replanner, "AGAIN", 10 * AGAIN)
+    assert slow.models.change("predictor", "gate") == ""
+    answers(slow, 1)
+    slow.replanner.switch(True)
+    answers(slow, AGAIN // ANSWER - 1)
+    calibrated, known = measured().curves(), slow.planner.propose().known
+    assert calibrated is not None and np.allclose(known.curves.chosen, calibrated.chosen), "too few have rankings"
+    answers(slow, 1)
+    known = slow.planner.propose().known
+    assert known.basis == f"from {AGAIN + ANSWER} tokens of this session and what was predicted for the last {AGAIN}"
+    routed = slow.routed.snapshot(slow.models.load_id)
+    assert routed is not None and len(routed.ranked) == AGAIN
+    places = SHAPE.experts - 1 - routed.ids[-AGAIN:]  # of each expert in the fake engine's ranking
+    right = np.stack([np.bincount(layer.ravel(), minlength=SHAPE.experts) for layer in places.transpose(1, 0, 2)])
+    chosen = known.curves.chosen
+    assert np.allclose(chosen[1:], right[1:, : chosen.shape[1]] / AGAIN)
+    assert np.allclose(chosen[0], right[0, : chosen.shape[1]] / AGAIN, atol=1 / AGAIN), "the first has no layer 0"
+    assert known.curves.cached.max() <= 1 and known.curves.cached[:, -1].min() > 0.9
+    slow.replanner.switch(False)
+    answers(slow, 1)
+    assert "predicted" not in slow.planner.propose().known.basis
+
+
+def test_a_prefetcher_that_names_nothing_leaves_calibrations(slow: Host) -> None:
+    assert slow.models.change("predictor", "none") == ""
+    slow.replanner.switch(True)
+    answers(slow, 3 * AGAIN // ANSWER)
+    calibrated, known = measured().curves(), slow.planner.propose().known
+    assert "predicted" not in known.basis and calibrated is not None
+    assert np.allclose(known.curves.chosen, calibrated.chosen)
 
 
 def test_hit_curves_of_calibration_are_not_needed_then(slow: Host) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Batch, Estimator
 from core.policy.predict.nets.path import WINDOW, Passage, RoutingPathNet
 from core.policy.predict.nets.t5 import start_weights
+from core.policy.predict.nets.training import batches, seeded
 
 LAYERS, EXPERTS, K, HIDDEN = 4, 6, 2, 12
 TOKENS = torch.arange(5, 45)
@@ -217,6 +219,31 @@ def test_tokens_that_were_never_seen_share_a_place() -> None:
 def test_its_size_is_the_papers_with_the_vocabulary_of_t5() -> None:
     net = RoutingPathNet(12, 128, torch.arange(32127))
     assert sum(p.numel() for p in net.parameters()) * 4 / 1e6 == pytest.approx(7.21, abs=0.1)
+
+
+def test_weight_decay_moves_no_token_that_no_batch_has() -> None:
+    """Nor a rare one between two of its batches: within Adam's moments, decay is a step of full size."""
+    net = path.train(passages(48), experts=EXPERTS, epochs=25)
+    assert net is not None
+    with seeded(0):
+        start = RoutingPathNet(LAYERS, EXPERTS, net.tokens).embed.weight[0]  # the row of tokens that it does not know
+    assert torch.allclose(net.embed.weight[0], start.detach(), rtol=1e-2)
+
+
+def test_rows_of_a_batch_are_about_as_long_as_each_other() -> None:
+    rows, batch = 203, 8
+    lengths = torch.randint(1, 100, (rows,), generator=torch.Generator().manual_seed(0))
+
+    def padded(*how: Any) -> int:
+        """Positions computed in one epoch."""
+        pick = batches(rows, batch, torch.Generator().manual_seed(0), *how)
+        steps = -(-rows // batch)
+        for first in (0, steps):
+            drawn = [pick(first + at) for at in range(steps)]
+            assert sorted(torch.cat(drawn).tolist()) == list(range(rows)), "every row once an epoch"
+        return sum(len(one) * int(lengths[one].max()) for one in drawn)
+
+    assert padded(lengths.tolist()) < 1.1 * int(lengths.sum()) < padded() / 1.5
 
 
 @pytest.mark.long(0.1)

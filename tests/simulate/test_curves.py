@@ -17,11 +17,13 @@ from core.cache.pool import numbered_pools
 from core.errors import TraceError
 from core.policy.allocation.configurator import plan_cache
 from core.policy.allocation.expert_split import LayerTimes
+from core.policy.eviction import policy_maker
 from core.profile.trace import ArrayTrace, Chunk
 from core.profile.trace.chunk import RANKED
 from core.profile.trace.ranking import NONE, rankings
+from core.settings.param import Choice
 from core.simulate import Config, curves, lcp_stack
-from core.simulate.curves import measure_curves, routed_hits
+from core.simulate.curves import CurveMeter, measure_curves, routed_curves
 from core.simulate.run import maker
 from tests.simulate.test_cache import request
 
@@ -209,30 +211,51 @@ def test_hits_are_those_of_one_cache_for_each_size(
 ) -> None:
     k = min(k, experts)
     ids = routed(seed, tokens, layers, experts, k, skew)
-    found = routed_hits(ids, experts)
+    found = routed_curves(ids, experts)
     assert found is not None
     replayed = measure_curves(ArrayTrace(ids, experts), maker(Config("lcp", k)))
-    assert np.allclose(found[0], replayed.hit, atol=1e-12) and found[1] == replayed.tokens == tokens
+    assert np.allclose(found.hit, replayed.hit, atol=1e-12) and found.tokens == replayed.tokens == tokens
+    assert found.chosen.shape[1] == found.cached.shape[2] == 0
+
+
+@pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_native)])
+@given(seed=st.integers(0, 2**32), tokens=st.integers(1, 40), missing=st.integers(0, 39), width=st.integers(1, 9))
+def test_predictions_are_worth_what_one_cache_for_each_size_says(
+    native: bool, seed: int, tokens: int, missing: int, width: int
+) -> None:
+    experts, layers, k, missing = 9, 2, 2, min(missing, tokens - 1)
+    ids, rng = routed(seed, tokens, layers, experts, k), np.random.default_rng(seed)
+    ranked = rng.random((tokens, layers, experts)).argsort(-1)[..., :width].astype(np.int16)
+    ranked[rng.random((tokens, layers)) < 0.2, width // 2 :] = NONE
+    meter = CurveMeter(layers, experts, k, policy_maker(Choice("lcp")))
+    for at, one in enumerate(ids):
+        meter.add(one, ranked[at] if at >= missing else None)
+    replayed, part = meter.curves(), (tokens - missing) / tokens
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lcp_stack, "available", lambda: native)
+        found = routed_curves(ids, experts, ranked[missing:])
+    assert found is not None and np.allclose(found.hit, replayed.hit, atol=1e-12)
+    assert np.allclose(found.chosen * part, replayed.chosen) and np.allclose(found.cached * part, replayed.cached)
 
 
 def test_without_native_code_the_last_tokens_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = routed(0, 60, 2, 12, 2)
     monkeypatch.setattr(lcp_stack, "available", lambda: False)
     monkeypatch.setattr(curves, "FEW", 40)
-    found = routed_hits(ids, 12)
-    assert found is not None and found[1] == 40
-    assert np.allclose(found[0], measure_curves(ArrayTrace(ids[-40:], 12), maker(Config("lcp", 2))).hit)
+    found = routed_curves(ids, 12)
+    assert found is not None and found.tokens == 40
+    assert np.allclose(found.hit, measure_curves(ArrayTrace(ids[-40:], 12), maker(Config("lcp", 2))).hit)
 
 
 @pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_native)])
 def test_it_ends_when_nobody_wants_it_any_more(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lcp_stack, "available", lambda: native)
-    assert routed_hits(routed(0, 50, 1, 8, 2), 8, lambda: False) is None
+    assert routed_curves(routed(0, 50, 1, 8, 2), 8, wanted=lambda: False) is None
 
 
 def test_what_no_model_asks_for_is_refused() -> None:
     with pytest.raises(TraceError, match="no decoded token"):
-        routed_hits(np.zeros((0, 2, 2), np.int16), 8)
+        routed_curves(np.zeros((0, 2, 2), np.int16), 8)
     with pytest.raises(ValueError, match="experts 0 to 8 of 8"):
         lcp_stack.places(np.array([[[0, 8]]], np.int16), 8, rho=0.25, omega=128)
 

@@ -16,21 +16,37 @@ NONE = -1  # no expert: fewer were predicted
 
 
 def rankings(trace: Trace) -> Iterator[tuple[Chunk, Ranking | None]]:
-    """Yields every chunk with its passes' rankings [p, L, E], NONE after the last; None = it records no predictions.
-
-    The newest prediction for a layer before its routing was known counts. One made for a layer that was already reached
-    is for the next pass. Memory: 2 L E bytes a pass of the chunk.
-    """
-    left: Ranking = np.full((trace.layers, trace.experts), NONE, np.int16)  # for the first pass of the next chunk
+    """Yields every chunk with its passes' rankings, as `PassRankings.take` has them; None = it records no
+    predictions."""
+    passes = PassRankings(trace.layers, trace.experts)
     for chunk in trace.chunks():
         if chunk.ranked is None:
-            left[:] = NONE
+            passes.forget()
             yield chunk, None
-            continue
-        found = _ranked(chunk.ranked, len(chunk.sizes) + 1, trace.layers, trace.experts)
-        found[0] = np.where(found[0, :, :1] == NONE, left, found[0])
-        left = found[-1].copy()
-        yield chunk, found[:-1]
+        else:
+            yield chunk, passes.take(chunk.ranked, len(chunk.sizes))
+
+
+class PassRankings:
+    """The rankings of consecutive passes of a model with these layers and experts.
+
+    The newest prediction for a layer before its routing was known counts. One made for a layer that was already reached
+    is for the next pass, unless that is forgotten.
+    """
+
+    def __init__(self, layers: int, experts: int) -> None:
+        self._left: Ranking = np.full((layers, experts), NONE, np.int16)  # for the first of the next passes
+
+    def take(self, rows: npt.NDArray[Any], passes: int = 1) -> Ranking:
+        """RANKED rows of the next `passes` -> [passes, L, E], NONE after the last. Memory: 2 L E bytes a pass."""
+        found = _ranked(rows, passes + 1, *self._left.shape)
+        found[0] = np.where(found[0, :, :1] == NONE, self._left, found[0])
+        self._left = found[-1].copy()
+        return found[:-1]
+
+    def forget(self) -> None:
+        """What was predicted is not of the next pass."""
+        self._left[:] = NONE
 
 
 def _ranked(rows: npt.NDArray[Any], passes: int, layers: int, experts: int) -> Ranking:

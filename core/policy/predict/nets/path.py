@@ -128,9 +128,10 @@ def train(
     cancel: threading.Event | None = None,
     state: TrainingState | None = None,
 ) -> RoutingPathNet | None:
-    """Learn the routing of `data`: binary cross-entropy per layer and expert, Adam with weight decay .01, cosine
-    schedule. Long passages are cut into pieces of WINDOW tokens. `epochs` = 0: as many as make STEPS steps, between
-    EPOCHS and MOST. `state`: from which a cancelled or interrupted training of the same data continues.
+    """Learn the routing of `data`: binary cross-entropy per layer and expert, Adam with weight decay .01 (the paper
+    does not say of which kind: see `descend`), cosine schedule. Long passages are cut into pieces of WINDOW tokens.
+    `epochs` = 0: as many as make STEPS steps, between EPOCHS and MOST. `state`: from which a cancelled or interrupted
+    training of the same data continues.
 
     Deterministic for the same data and seed. None when cancelled. Raises ValueError when there are no tokens.
     """
@@ -150,7 +151,7 @@ def train(
         nn.init.constant_(net.heads.bias, float(torch.tensor(share).logit().clamp(-8, 8)))
         each = -(-len(pieces) // batch)
         epochs = epochs or min(MOST, max(EPOCHS, -(-STEPS // each)))
-        pick = batches(len(pieces), batch, epochs, generator)
+        pick = batches(len(pieces), batch, generator, [len(one.ids) for one in pieces])  # few padded positions
 
         def loss_of(step: int) -> torch.Tensor:
             chosen = [pieces[i] for i in pick(step).tolist()]

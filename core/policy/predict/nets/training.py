@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 SAVED = 200  # steps between two saved states of a training that can go on
+NEAR = 32  # batches whose rows are divided among them by length
 
 Progress = Callable[[str, float], None]
 """(what is being done, share of it in [0, 1])"""
@@ -42,13 +43,15 @@ def descend(
     cancel: threading.Event | None,
     state: TrainingState | None = None,
 ) -> float | None:
-    """Adam with weight decay and a cosine schedule to 0 over `steps`; `loss_of(step)` computes a batch's loss. Call it
-    within `seeded`. `state` keeps the weights and the optimizer's moments of every SAVED steps, and of the step that a
-    cancel came after, so that a later call with the same arguments continues there; dropped at the end.
+    """Adam with weight decay apart from its moments (AdamW) and a cosine schedule to 0 over `steps`; `loss_of(step)`
+    computes a batch's loss. Within the moments, decay would outweigh the small gradients of rare tokens, and move an
+    embedding that a batch lacks by as much as one that it has. Call it within `seeded`. `state` keeps the weights and
+    the optimizer's moments of every SAVED steps, and of the step that a cancel came after, so that a later call with
+    the same arguments continues there; dropped at the end.
 
     Returns the mean loss of the last tenth, or None when cancelled. Leaves the net in eval mode, without gradients.
     """
-    optimizer = torch.optim.Adam(net.parameters(), lr=rate, weight_decay=decay)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=decay)
     kept = None if state is None else state.read()
     first = 0 if kept is None else _restored(kept, net, optimizer)
     last: list[float] = []
@@ -107,18 +110,30 @@ def seeded(seed: int) -> Iterator[torch.Generator]:
         yield torch.Generator().manual_seed(seed)
 
 
-def batches(rows: int, batch: int, epochs: int, generator: torch.Generator) -> Callable[[int], torch.Tensor]:
+def batches(
+    rows: int, batch: int, generator: torch.Generator, lengths: Sequence[int] = ()
+) -> Callable[[int], torch.Tensor]:
     """Step -> the rows [<= batch] of its batch; every epoch uses every row once, in a new order. Call with ascending
-    steps; some may be left out."""
+    steps; some may be left out. With the `lengths` of all rows, those of a batch are about as long as each other: of
+    NEAR batches at a time, rows are divided by length, and the batches come in any order."""
     each = -(-rows // batch)
-    order, drawn = torch.zeros(0, dtype=torch.long), 0
+    order, drawn = list[torch.Tensor](), 0
+    length = torch.tensor(lengths, dtype=torch.long)
+
+    def epoch_order() -> list[torch.Tensor]:
+        order = torch.randperm(rows, generator=generator)
+        if not len(length):
+            return list(order.split(batch))
+        parts = order.split(NEAR * batch)
+        found = [one for part in parts for one in part[length[part].argsort(stable=True)].split(batch)]
+        return [found[at] for at in torch.randperm(len(found), generator=generator).tolist()]
 
     def pick(step: int) -> torch.Tensor:
         nonlocal order, drawn
         epoch, at = divmod(step, each)
         while drawn <= epoch:
-            order, drawn = torch.randperm(rows, generator=generator), drawn + 1
-        return order[at * batch : (at + 1) * batch]
+            order, drawn = epoch_order(), drawn + 1
+        return order[at]
 
     return pick
 

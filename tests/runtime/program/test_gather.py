@@ -29,5 +29,6 @@ def test_rows(dtype: torch.dtype, scale: float, seed: int, width: int, splits: l
     out = torch.full((len(indices) + 1, width), 7.0)
     kernel = gather.kernel(gather.Gather(width, dtype, scale))
     call(kernel, gather.FIELDS, len(indices), splits, table=table, indices=indices, out=out)
-    same(out[:-1], table.float()[indices].numpy() * np.float32(scale))
+    with np.errstate(over="ignore"):
+        same(out[:-1], table.float()[indices].numpy() * np.float32(scale))
     assert (out[-1] == 7).all()

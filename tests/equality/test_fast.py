@@ -169,6 +169,15 @@ def test_no_bit_depends_on_how_it_is_computed(demo: Engine) -> None:
     assert texts[0] == texts[1] != ""
 
 
+@pytest.mark.parametrize("token", [-1, 1 << 40])
+def test_no_token_is_read_from_outside_of_the_embeddings(demo: Engine, token: int) -> None:
+    wanted = logits(demo, [1, 2, 3], [3])
+    for ids, cuts in (([1, token, 3], [3]), ([1, 2, token], [2, 1])):
+        with pytest.raises(IndexError, match="outside of the model's"):
+            logits(demo, ids, cuts)
+    assert torch.equal(logits(demo, [1, 2, 3], [3]), wanted)
+
+
 @pytest.mark.parametrize("budget", ["100%", "60%"])
 def test_a_token_in_one_native_call_requests_what_layers_would(
     demo: Engine, budget: str, monkeypatch: pytest.MonkeyPatch

@@ -73,8 +73,13 @@ class Program:
         """Write the tokens of all rows and their positions -> the first step: that of the embeddings, unless hooks want
         to see these."""
         form, rows = self.form, built.rows
+        positions = [kv.length + i for kv, _, count, _ in texts for i in range(count)]
+        for what, found, table in (("token", tokens, form.embedding.weight), ("position", positions, form.cos)):
+            assert isinstance(table, torch.Tensor)
+            if not 0 <= min(found) <= max(found) < len(table):
+                raise IndexError(f"{what} {min(found)} or {max(found)} is outside of the model's {len(table)}")
         built.steps.change(built.tokens, tokens)
-        built.steps.change(built.positions, [kv.length + i for kv, _, count, _ in texts for i in range(count)])
+        built.steps.change(built.positions, positions)
         if not (form.embedding._forward_hooks or form.embedding._forward_pre_hooks):
             return 0
         rows.x.copy_(form.embedding(torch.tensor([tokens]))[0])

@@ -18,7 +18,7 @@ from bench.accept.checks import Check
 from bench.accept.report import Report
 
 HOME = str(Path.home())
-SPAWNS = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE); "
+SPAWNS = "import subprocess as s, sys; p = s.Popen([sys.executable, '-c', 'input()'], stdin=s.PIPE, stderr=s.DEVNULL); "
 SPAWNS += "print(p.pid, flush=True); p.wait()"
 
 PARTS = """print('{"a": 1, "by": {"x": 1}}'); print('seen'); print('{"by": {"x": 1, "y": 2}}', flush=True)"""

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from core.memory.codec.native.products import Kernels
 from core.memory.codec.native.threads import MOST, TORCHS, WORTH_IT, Team, _team, acquire_team, share, shared_by
 from core.system.native.compile import widths
+from core.system.native.contention import LOOK_S, watch
 from core.system.native.openmp import entry
 from tests.memory.test_native import Case, case, states
 from tests.selection import examples, layered
@@ -31,8 +32,12 @@ FP16, FIELDS = torch.float16, ("codes", "high", "scale", "zero")
 
 @pytest.fixture(autouse=True)
 def shared_as_before() -> Iterator[None]:
-    before = shared_by()
+    """Whatever else runs on this machine: a watch that finds other programs would have one thread compute alone."""
+    before, watch.enabled = shared_by(), False
+    while watch.look():
+        time.sleep(LOOK_S)
     yield
+    watch.enabled = True
     share(before)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import repeat
 from typing import Annotated, ClassVar
@@ -163,6 +164,6 @@ class NextLayer(Predictor):
             return self._first.predictions(0, self._width or view.top_k)
         return best(ahead, self._scores(view, ahead), limit(view, ahead, self._width), self._floor)
 
+    @abstractmethod
     def _scores(self, view: View, ahead: int) -> Floats:
         """[E] the distribution of layer `ahead`."""
-        raise NotImplementedError

@@ -6,7 +6,7 @@ them (`rows`); a window that has lost positions, and a state, are of one moment 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,21 @@ class Fixed(NamedTuple):
 
     position: torch.Tensor
     length: int
+
+
+class Part(NamedTuple):
+    """What a pass by address keeps of a layer: numbers [heads, width] of each position, or a state of any shape."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Held(NamedTuple):
+    """Where a layer keeps its parts for such passes: the memory of `positions`, 0 where it keeps states alone. The same
+    as long as these numbers are."""
+
+    positions: int
+    addresses: tuple[int, ...]
 
 
 NOISE = 64  # positions
@@ -60,15 +75,16 @@ class Reserved:
     def lengthen(self, count: int, draw: torch.Generator) -> None:
         """Append noise in place of `count` positions, of the size of what it holds of others."""
 
-    def allocate(self, heads: int, width: int, dtype: torch.dtype) -> None:
-        """Have memory for keys and values, before a pass on a CPU writes them by address."""
+    def allocate(self, parts: Sequence[Part]) -> None:
+        """Have memory for these parts, before a pass on a CPU writes them by address."""
+        assert not parts, f"{type(self).__name__} cannot be written by address"
 
     def grow(self, count: int) -> None:
         """A pass by address, or with `fixed`, has written `count` more positions."""
 
-    def addresses(self) -> list[int]:
-        """Where the memory is that such passes use."""
-        return []
+    def held(self) -> Held:
+        """Where the memory is that such passes use, while it is allocated."""
+        return Held(0, ())
 
     def clear(self) -> None:
         """Drop the content, keep the memory."""
@@ -120,11 +136,10 @@ class ReservedLayer(Reserved, DynamicLayer):
     def fixable(self) -> bool:
         return type(self) is ReservedLayer and all(room.memory is not None for room in self._rooms)
 
-    def allocate(self, heads: int, width: int, dtype: torch.dtype) -> None:
-        super().allocate(heads, width, dtype)
-        if not self.fixable:
-            nothing = torch.empty(1, heads, 0, width, dtype=dtype)
-            self.update(nothing, nothing)
+    def allocate(self, parts: Sequence[Part]) -> None:
+        keys, values = (torch.empty(1, heads, 0, width, dtype=dtype) for (heads, width), dtype in parts)
+        if self._rooms[0].memory is None:
+            self.update(keys, values)
 
     def lengthen(self, count: int, draw: torch.Generator) -> None:
         super().lengthen(count, draw)
@@ -136,8 +151,9 @@ class ReservedLayer(Reserved, DynamicLayer):
         keys, values = self._rooms
         self.keys, self.values = keys.grown(count), values.grown(count)
 
-    def addresses(self) -> list[int]:
-        return [room.memory.data_ptr() for room in self._rooms if room.memory is not None]
+    def held(self) -> Held:
+        found = [room.memory for room in self._rooms if room.memory is not None]
+        return Held(found[0].shape[2] if found else 0, tuple([memory.data_ptr() for memory in found]))
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any

@@ -13,7 +13,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from core.hf.cache import reserve
-from core.hf.reserved_layers import Copied, Fixed, Reserved
+from core.hf.reserved_layers import Copied, Fixed, Held, Part, Reserved
 from core.hf.reserved_tensor import Allocated
 from core.hf.text_to_text import empty_cache
 
@@ -115,7 +115,7 @@ class KVCache:
         self._allocated = Allocated()
         self._reserved = reserve(cache, context, self._allocated)
         self._behind = 0  # positions that passes by address have written, and that the layers do not count yet
-        self._addresses: tuple[int, ...] = ()  # of the memory of such passes, while it is allocated
+        self._held: tuple[Held, ...] = ()  # the memory of such passes, while it is allocated
         self._given = [layer for layer in self._own if layer.given]
         self._layers = cache.layers
         self.holder: SequenceKV | None = None
@@ -149,7 +149,7 @@ class KVCache:
             self.holder.give_up()
         for layer in self._own:
             layer.clear()
-        return self._held(SequenceKV(self._empty()))
+        return self._taken(SequenceKV(self._empty()))
 
     @torch.inference_mode()
     def drop(self) -> None:
@@ -158,7 +158,7 @@ class KVCache:
         if self.holder is not None:
             self.before_taken(self.holder)
             self.holder.give_up()
-        self.holder, self._addresses = None, ()
+        self.holder, self._held = None, ()
         for layer in self._own:
             layer.drop()
 
@@ -169,23 +169,22 @@ class KVCache:
         """Positions that there is memory for."""
         return self._context
 
-    def allocated(self, kv: SequenceKV, heads: int, width: int, dtype: torch.dtype) -> tuple[int, ...]:
-        """Have memory for keys and values of the holder, before a pass writes them by address -> as `addresses`."""
+    def allocated(self, kv: SequenceKV, parts: Sequence[Sequence[Part]]) -> tuple[Held, ...]:
+        """Have memory for the parts that each layer keeps of the holder, before a pass writes them by address."""
         assert kv is self.holder
-        if not self._addresses:
-            for layer in self._own:
-                layer.allocate(heads, width, dtype)
-            assert self.fixable(), "a layer is of another kind"
-            self._addresses = self.addresses()
-        return self._addresses
+        if not self._held:
+            for layer, own in zip(self._own, parts, strict=True):
+                layer.allocate(own)
+            self._held = self.held()
+        return self._held
 
     def fixable(self) -> bool:
         """Whether all layers can be used as `Fixed` says, now: full attention, whose memory is allocated."""
         return bool(self._own) and all(layer.fixable for layer in self._own)
 
-    def addresses(self) -> tuple[int, ...]:
-        """Where the memory is that such passes use: the same as long as these numbers are."""
-        return tuple([at for layer in self._own for at in layer.addresses()])
+    def held(self) -> tuple[Held, ...]:
+        """Where the memory of each layer is that such passes use."""
+        return tuple([layer.held() for layer in self._own])
 
     @contextmanager
     def fixed(self, how: Fixed) -> Iterator[None]:
@@ -218,7 +217,7 @@ class KVCache:
         """Give the memory up for good, when the model is unloaded: its holder loses its KV."""
         if self.holder is not None:
             self.holder.give_up()
-        self.holder, self._addresses = None, ()
+        self.holder, self._held = None, ()
         self._own.clear()
         self._given.clear()
         self._layers.clear()
@@ -246,7 +245,7 @@ class KVCache:
         after.packed = kv.packed
         after.cut_to(length)
         kv.give_up()
-        return self._held(after)
+        return self._taken(after)
 
     def rollback(self, kv: SequenceKV, checkpoints: Sequence[StateCheckpoint] = ()) -> bool:
         """After an aborted pass, restore the tokens of before it. False where that is impossible: what cannot be
@@ -311,7 +310,7 @@ class KVCache:
         cache.layers = self._layers
         return cache
 
-    def _held(self, kv: SequenceKV) -> SequenceKV:
+    def _taken(self, kv: SequenceKV) -> SequenceKV:
         self.holder, kv.memory = kv, self
         return kv
 

@@ -19,7 +19,7 @@ import torch
 
 from core.errors import ModelError
 from core.hf.cached_pass import cached_pass
-from core.hf.reserved_layers import Fixed
+from core.hf.reserved_layers import Fixed, Held
 from core.runtime.batch import Share
 from core.runtime.graph_pool import GraphPool
 from core.runtime.kv_cache import SequenceKV
@@ -52,7 +52,7 @@ class TokenGraphs:
         self._graphs: dict[int, Captured] = {}  # by length
         self._tried: set[int] = set()  # ... of which the pass captured agreed with an ordinary one
         self._agreed: set[int] = set()  # ... and a replay for the next token as well
-        self._addresses: tuple[int, ...] = ()  # of the memory that they are captured over
+        self._held: tuple[Held, ...] = ()  # the memory that they are captured over
         self._pool = GraphPool(device)
         with torch.inference_mode(False):
             self._inputs_on_host = torch.zeros(2, dtype=torch.int64).pin_memory()
@@ -66,9 +66,9 @@ class TokenGraphs:
         assert kv is not None and len(share.tokens) == 1
         if self.reason or kv.length >= self._context:
             return launch()
-        if (addresses := kv.memory.addresses()) != self._addresses or self._pool.failed:  # one that was broken off
+        if (held := kv.memory.held()) != self._held or self._pool.failed:  # one that was broken off
             self._forget()
-            self._addresses = addresses
+            self._held = held
         length, (token,) = self._length(kv.length + 1), share.tokens
         self._send(token, kv.length)
         if length in self._agreed:
@@ -162,7 +162,7 @@ class TokenGraphs:
         self._graphs.clear()
         self._tried.clear()
         self._agreed.clear()
-        self._addresses = ()
+        self._held = ()
         self._pool.give_back()
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from core.errors import ModelError
-from core.memory.codec.fast.steps import named, single
+from core.hf.reserved_layers import Part
+from core.memory.codec.fast.steps import Work, named, single
 from core.runtime.program import attend, rms, rotate
 from core.runtime.program.attend import Attend
+from core.runtime.program.mixer import Pass, norm, row_at, some
 from core.runtime.program.rotate import Rotate
 from core.runtime.program.weights import (
     TRIED,
@@ -30,6 +33,14 @@ from core.runtime.program.weights import (
 NORMS = ("q_norm", "k_norm"), ("query_layernorm", "key_layernorm")
 
 BOUNDS = "softcap", "attn_logit_softcapping", "clip_qkv"  # random states do not reach them
+
+
+class Angles(NamedTuple):
+    """A model's rotary module, and the cos and sin of every position, [context, rotated / 2] fp32."""
+
+    module: Any
+    cos: torch.Tensor
+    sin: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,8 @@ class Attention:
     k_norm: NormWeight | None
     bias: torch.Tensor | None  # of queries, keys and values, one after the other
     sinks: torch.Tensor | None  # [query_heads] fp32
+    angles: Angles
+    cache: torch.dtype  # of keys and values in the KV cache
     interleaved: bool = False
     norm_last: bool = False
 
@@ -69,8 +82,49 @@ class Attention:
     def _of_heads(self) -> bool:
         return self.q_norm is not None and self.q_norm.form.width == self.width
 
-    def kernels(self, cache: torch.dtype) -> tuple[Rotate, Attend]:
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (Part((self.heads, self.width), self.cache),) * 2
+
+    @property
+    def weights(self) -> Iterator[Weight]:
+        return iter((self.q, self.k, self.v, self.o))
+
+    def steps_of(self, texts: Sequence[int]) -> int:
+        return 6 + 2 * len(texts)
+
+    def add(self, to: Pass, number: int, x: torch.Tensor, out: torch.Tensor) -> None:
+        heads = self.query_heads * self.width
+        qkv, q, mixed = to.scratch("qkv", self.outputs), to.scratch("queries", heads), to.scratch("mixed", heads)
+        starts = 0, self.q.outputs, self.q.outputs + self.k.outputs
+        to.product((self.q, self.k, self.v), x, [qkv[:, first:] for first in starts])
+        first = 0
+        for across in self.across or ():
+            part = qkv[:, first : first + across.form.width]
+            to.steps.add(norm(across, part, None, part))
+            first += across.form.width
+        turned, attending = self.kernels()
+        for_turning, for_attending = self.addresses()
+        cos, sin = (to.angles(table) for table in (self.angles.cos, self.angles.sin))
+        row, begin = self.width * self.cache.itemsize, 0
+        for text in to.texts:
+            held, units = text.held[number], text.rows * self.heads
+            at = dict(zip("kv", held.addresses, strict=True)) | {"q": row_at(q, begin)}
+            at |= {"positions": to.positions + 8 * begin}
+            at |= {f"{one}_head_stride": held.positions * row for one in "kv"}
+            at |= {f"{one}_row_stride": row for one in "kv"}
+            angles = {"cos": row_at(cos, begin), "sin": row_at(sin, begin)}
+            given = named(rotate.FIELDS, qkv=row_at(qkv, begin), **for_turning, **angles, **at)
+            to.steps.add(Work(rotate.kernel(turned), given, units, some(units, 16)))
+            at |= for_attending
+            given = named(attend.FIELDS, out=row_at(mixed, begin), rows=text.rows, window=attend.NO_WINDOW, **at)
+            to.steps.add(Work(attend.kernel(attending), given, units, 1))
+            begin += text.rows
+        to.product((self.o,), mixed, (out,))
+
+    def kernels(self) -> tuple[Rotate, Attend]:
         """The kernels before and after keys and values are in the cache."""
+        cache = self.cache
         bias = self.bias.dtype if self.bias is not None else None
         norm = self.q_norm.form if self.q_norm is not None and self._of_heads else None
         heads = self.query_heads, self.heads, self.width
@@ -85,8 +139,8 @@ class Attention:
         return turned, {} if self.sinks is None else {"sinks": self.sinks.data_ptr()}
 
 
-def attention_of(module: Any, rotary: Any, cos: torch.Tensor, sin: torch.Tensor, dtype: torch.dtype) -> Attention:
-    """The attention of a layer. cos and sin [context, rotated / 2] of the model's `rotary` module."""
+def attention_of(module: Any, angles: Angles, dtype: torch.dtype) -> Attention:
+    """The attention of a layer, for states of a type."""
     norms = next((names for names in NORMS if isinstance(getattr(module, names[0], None), nn.Module)), ())
     sinks = getattr(module, "sinks", None)
     known(module, ("q_proj", "k_proj", "v_proj", "o_proj", *norms, *(("sinks",) if sinks is not None else ())))
@@ -96,7 +150,8 @@ def attention_of(module: Any, rotary: Any, cos: torch.Tensor, sin: torch.Tensor,
     if bounded := [name for name in BOUNDS if getattr(module, name, None) or getattr(module.config, name, None)]:
         raise ModelError(f"attention with bounds on its numbers ({', '.join(bounded)}) is not known")
     q, k, v, o = (weight_of(getattr(module, name)) for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
-    if 2 * cos.shape[1] > width or q.outputs % width or k.outputs % width or k.outputs != v.outputs:
+    rotated = 2 * angles.cos.shape[1]
+    if rotated > width or q.outputs % width or k.outputs % width or k.outputs != v.outputs:
         raise ModelError("heads of this form are not known")
     q_norm, k_norm = (norm_of(getattr(module, name)) for name in norms) if norms else (None, None)
     form = Attention(
@@ -107,12 +162,14 @@ def attention_of(module: Any, rotary: Any, cos: torch.Tensor, sin: torch.Tensor,
         q.outputs // width,
         k.outputs // width,
         width,
-        2 * cos.shape[1],
+        rotated,
         float(module.scaling),
         q_norm,
         k_norm,
         None,
         sinks.detach().float() if sinks is not None else None,
+        angles,
+        dtype,
     )
     if q_norm is not None and k_norm is not None:
         widths = q_norm.form.width, k_norm.form.width
@@ -120,7 +177,7 @@ def attention_of(module: Any, rotary: Any, cos: torch.Tensor, sin: torch.Tensor,
             raise ModelError("norms of some of the heads are not known")
         if widths[0] == width and q_norm.form != k_norm.form:
             raise ModelError("norms of queries and keys of different kinds are not known")
-    form = _tried(form, module, rotary, (cos, sin), dtype)
+    form = _tried(form, module)
     if form.across is None and q.bias is not None and k.bias is not None and v.bias is not None:
         bias = torch.cat([q.bias, k.bias, v.bias])  # added by the first kernel
         q, k, v = (replace(one, bias=None) for one in (q, k, v))
@@ -137,11 +194,10 @@ class _Seen:
 
 
 @torch.inference_mode()
-def _tried(
-    form: Attention, module: Any, rotary: Any, tables: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype
-) -> Attention:
+def _tried(form: Attention, module: Any) -> Attention:
     """The form with the order of what is turned and normed that is nearest to the module's keys; raises ModelError
     where keys, values or results differ by more than rounding."""
+    (rotary, *tables), dtype = form.angles, form.cache
     x, rows = drawn(dtype, 1, TRIED, form.q.inputs), min(TRIED, len(tables[0]))
     x = x[:, :rows]
     seen, positions = _Seen(), torch.arange(rows)
@@ -152,24 +208,22 @@ def _tried(
     wanted = forward(module, x, position_embeddings=angles, attention_mask=mask, **{cache: seen})[0]
     qkv = torch.cat([getattr(module, f"{name}_proj")(x[0]).float() for name in "qkv"], -1).contiguous()
     first = 0
-    for norm in form.across or ():
-        single(rms.kernel(rms.Rms(norm.form)), _in_place(norm, qkv[:, first:]), rows)
-        first += norm.form.width
+    for across in form.across or ():
+        single(rms.kernel(rms.Rms(across.form)), _in_place(across, qkv[:, first:]), rows)
+        first += across.form.width
     cos, sin = (table[:rows].contiguous() for table in tables)
     best, nearest = form, float("inf")
-    for interleaved, last in itertools.product(
-        (False, True), (False, True) if form.kernels(dtype)[0].norm else (False,)
-    ):
+    for interleaved, last in itertools.product((False, True), (False, True) if form.kernels()[0].norm else (False,)):
         tried = replace(form, interleaved=interleaved, norm_last=last)
-        off = (_keys(tried, qkv, positions, cos, sin, dtype)[1].float() - seen.keys[0].float()).norm()
+        off = (_keys(tried, qkv, positions, cos, sin)[1].float() - seen.keys[0].float()).norm()
         if off < nearest:
             best, nearest = tried, float(off)
-    q, keys, values = _keys(best, qkv, positions, cos, sin, dtype)
+    q, keys, values = _keys(best, qkv, positions, cos, sin)
     out = torch.empty(rows, form.query_heads * form.width)
     at = {"q": q, "k": keys, "v": values, "out": out, "positions": positions}
-    given = {name: one.data_ptr() for name, one in at.items()} | _strides(rows, form.width, dtype) | form.addresses()[1]
+    given = {name: one.data_ptr() for name, one in at.items()} | _strides(form, rows) | form.addresses()[1]
     single(
-        attend.kernel(best.kernels(dtype)[1]),
+        attend.kernel(best.kernels()[1]),
         named(attend.FIELDS, rows=rows, window=attend.NO_WINDOW, **given),
         rows * form.heads,
     )
@@ -186,21 +240,20 @@ def _keys(
     positions: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries [T, query_heads * width], keys and values [heads, T, width] after the first kernel."""
     rows = len(qkv)
     q = torch.empty(rows, form.query_heads * form.width)
-    keys, values = (torch.empty(form.heads, rows, form.width, dtype=dtype) for _ in range(2))
+    keys, values = (torch.empty(form.heads, rows, form.width, dtype=form.cache) for _ in range(2))
     at = {"qkv": qkv, "cos": cos, "sin": sin, "positions": positions, "q": q, "k": keys, "v": values}
-    given = {name: one.data_ptr() for name, one in at.items()} | _strides(rows, form.width, dtype)
-    kernel = rotate.kernel(form.kernels(dtype)[0])
+    given = {name: one.data_ptr() for name, one in at.items()} | _strides(form, rows)
+    kernel = rotate.kernel(form.kernels()[0])
     single(kernel, named(rotate.FIELDS, **given, **form.addresses()[0]), rows * form.heads)
     return q, keys, values
 
 
-def _strides(rows: int, width: int, dtype: torch.dtype) -> dict[str, int]:
-    size = width * dtype.itemsize
+def _strides(form: Attention, rows: int) -> dict[str, int]:
+    size = form.width * form.cache.itemsize
     return {f"{one}_{part}_stride": size * times for one in "kv" for part, times in (("head", rows), ("row", 1))}
 
 

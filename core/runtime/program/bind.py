@@ -15,8 +15,10 @@ from torch import nn
 
 from core.errors import ModelError
 from core.hf.discover import ExpertsSite
-from core.runtime.program.attention import Attention, attention_of
+from core.hf.reserved_layers import Part
+from core.runtime.program.attention import Angles, attention_of
 from core.runtime.program.feed_forward import Dense, Routed, dense_of, routed_of
+from core.runtime.program.mixer import Mixer
 from core.runtime.program.weights import FP32, NormWeight, Weight, known, norm_of, weight_of
 from core.system.wording import reason
 
@@ -25,16 +27,13 @@ log = logging.getLogger("moestro.load")
 BLOCKS = "mlp", "block_sparse_moe"
 ROTATIONS = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the length of a text
 
-Angles = tuple[Any, torch.Tensor, torch.Tensor]
-"""A model's rotary module, and the cos and sin of every position."""
-
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A decoder layer."""
 
     before: NormWeight
-    attention: Attention
+    mixer: Mixer
     after: NormWeight
     after_module: nn.Module  # this norm, whose hooks get the residual stream
     rest: Dense | Routed
@@ -47,20 +46,23 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A whole model. cos and sin [context, rotated / 2], fp32. Embeddings, what layers add to the residual stream, and
-    logits are multiplied by a number each."""
+    """A whole model. Embeddings, what layers add to the residual stream, and logits are multiplied by a number each."""
 
     embedding: nn.Module
     layers: tuple[Layer, ...]
     norm: NormWeight
     head: Weight
     hidden: int
-    cos: torch.Tensor
-    sin: torch.Tensor
+    context: int
     dtype: torch.dtype
     embedding_scale: float
     residual_scale: float
     logits_scale: float
+
+    @property
+    def parts(self) -> tuple[tuple[Part, ...], ...]:
+        """What each layer keeps in the KV cache."""
+        return tuple([layer.mixer.parts for layer in self.layers])
 
     @property
     def inner(self) -> int:
@@ -82,15 +84,13 @@ def _bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
     inner: Any = model.model
     known(inner, ("embed_tokens", "layers", "norm", "rotary_emb"))
     by_parent = {id(site.parent): site for site in sites}
-    angles = inner.rotary_emb, *_angles(inner.rotary_emb, context)
+    angles = _angles(inner.rotary_emb, context)
     embedding, dtype = inner.embed_tokens, model.dtype
     if type(embedding) is not nn.Embedding:
         raise ModelError(f"embeddings of the kind {type(embedding).__name__} are not known")
     found = tuple([_layer(layer, by_parent, angles, dtype) for layer in inner.layers])
     if by_parent:
         raise ModelError("there are experts outside the decoder's layers")
-    if len({(one.attention.query_heads, one.attention.heads, one.attention.width) for one in found}) > 1:
-        raise ModelError("layers with different heads are not known")
     residual = {float(getattr(layer, "residual_multiplier", 1.0)) for layer in inner.layers}
     if len(residual) > 1:
         raise ModelError("layers with different multipliers are not known")
@@ -100,7 +100,7 @@ def _bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
         1 / float(getattr(model, "logits_scaling", 1)),
     )
     hidden = embedding.weight.shape[1]
-    return Form(embedding, found, norm_of(inner.norm), weight_of(model.lm_head), hidden, *angles[1:], dtype, *scales)
+    return Form(embedding, found, norm_of(inner.norm), weight_of(model.lm_head), hidden, context, dtype, *scales)
 
 
 def _layer(layer: Any, sites: dict[int, ExpertsSite], angles: Angles, dtype: torch.dtype) -> Layer:
@@ -110,7 +110,7 @@ def _layer(layer: Any, sites: dict[int, ExpertsSite], angles: Angles, dtype: tor
     site = sites.pop(id(getattr(layer, block)), None)
     return Layer(
         norm_of(layer.input_layernorm),
-        attention_of(layer.self_attn, *angles, dtype),
+        attention_of(layer.self_attn, angles, dtype),
         norm_of(layer.post_attention_layernorm),
         layer.post_attention_layernorm,
         dense_of(getattr(layer, block), dtype) if site is None else routed_of(site, dtype),
@@ -118,8 +118,7 @@ def _layer(layer: Any, sites: dict[int, ExpertsSite], angles: Angles, dtype: tor
 
 
 @torch.inference_mode()
-def _angles(module: Any, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of every position, [context, rotated / 2] in fp32."""
+def _angles(module: Any, context: int) -> Angles:
     if getattr(module, "rope_type", None) not in ROTATIONS:
         raise ModelError("rotary embeddings whose angles depend on the text's length are not known")
     found = module(torch.empty(1, dtype=FP32), torch.arange(context)[None])
@@ -131,4 +130,4 @@ def _angles(module: Any, context: int) -> tuple[torch.Tensor, torch.Tensor]:
             found = [one[..., first] for one in found]
             break
     cos, sin = (one[0].float().contiguous() for one in found)
-    return cos, sin
+    return Angles(module, cos, sin)

@@ -16,28 +16,16 @@ from core.memory.codec.fast import plain
 from core.memory.codec.fast.products import GIVEN, CanonicalProducts, numbered
 from core.memory.codec.fast.steps import Steps, Work, named
 from core.memory.codec.native.team_code import LINE
-from core.runtime.kv_cache import SequenceKV
-from core.runtime.program import attend, bias, combine, gate, gather, look, rms, rotate, route
-from core.runtime.program.attention import Attention
+from core.runtime.program import bias, combine, gate, gather, look, route
 from core.runtime.program.bind import Form, Layer
 from core.runtime.program.experts import ExpertKernels
 from core.runtime.program.feed_forward import Dense, Routed
+from core.runtime.program.mixer import Text, norm, some
 from core.runtime.program.several import several
-from core.runtime.program.weights import FP32, NormWeight, Weight
+from core.runtime.program.weights import FP32, Weight
 
-ALONE = 1 << 30  # units that one thread computes: others would join too late
-FEW = 8  # rows up to which norms and routing are computed by one thread
-STEPS, ROOM = 48, 12288  # steps of a layer, and bytes of their arguments, without those of each sequence
-STEPS_OF_TEXT, ROOM_OF_TEXT = 2, 512
-
-
-class Text(NamedTuple):
-    """Some rows of a pass: the next tokens of one sequence, of which the last `kept` have logits."""
-
-    kv: SequenceKV
-    memory: tuple[int, ...]  # the addresses of its keys and values, of each layer
-    rows: int
-    kept: int
+STEPS, ROOM = 48, 12288  # steps of a layer without its mixer, and bytes of their arguments
+ROOM_OF_STEP = 256  # bytes of the arguments of a mixer's step
 
 
 class Routing(NamedTuple):
@@ -58,15 +46,10 @@ class Routing(NamedTuple):
 class Rows(NamedTuple):
     """What the layers of a pass share: fp32, and written anew by each layer."""
 
-    cos: torch.Tensor  # [T, rotated / 2]
-    sin: torch.Tensor
     x: torch.Tensor  # [T, H], the residual stream
     normed: torch.Tensor  # [T, H]
     delta: torch.Tensor  # [T, H], what experts, or a dense layer in their place, add to it
-    qkv: torch.Tensor
-    q: torch.Tensor
-    mixed: torch.Tensor  # heads after attention
-    attended: torch.Tensor  # [T, H], what attention adds
+    mixed: torch.Tensor  # [T, H], what the layer's mixer adds
     shared: torch.Tensor  # [T, H], what the expert that all tokens share adds
     shared_gate: torch.Tensor  # [T, 1]
     ones: torch.Tensor  # [T, 1]
@@ -78,6 +61,7 @@ class Built(NamedTuple):
     """The steps of a pass, and the memory that they compute in."""
 
     rows: Rows
+    scratch: Mapping[tuple[str, int], torch.Tensor]  # what else its steps write
     steps: Steps
     routings: tuple[Routing, ...]
     ids: torch.Tensor  # int64: those of all layers, one after the other
@@ -116,77 +100,82 @@ class Builder:
     """Builds the steps of one kind of pass over a model: `built` is the result."""
 
     def __init__(self, form: Form, kernels: ExpertKernels, memory: Memory, texts: Sequence[Text]) -> None:
-        self._form, self._kernels, self._memory, self._texts = form, kernels, memory, texts
-        self._count = sum([text.rows for text in texts])
-        layers = len(form.layers) + 1
-        each = STEPS + STEPS_OF_TEXT * len(texts), ROOM + ROOM_OF_TEXT * len(texts)
-        self._steps = steps = Steps(layers * each[0], layers * each[1] + 16 * self._count)
-        self._table, tokens = steps.put([0]), steps.put([0] * self._count)
-        self._positions = steps.put([0] * self._count)
+        self._form, self._kernels, self._memory, self.texts = form, kernels, memory, texts
+        self.count = sum([text.rows for text in texts])
+        rows = [text.rows for text in texts]
+        mixing, layers = sum([layer.mixer.steps_of(rows) for layer in form.layers]), len(form.layers) + 1
+        room = layers * ROOM + mixing * ROOM_OF_STEP + 16 * self.count
+        self.steps = steps = Steps(layers * STEPS + mixing, room)
+        self._table, tokens = steps.put([0]), steps.put([0] * self.count)
+        self.positions = steps.put([0] * self.count)
+        self._scratch, self._angles = dict[tuple[str, int], torch.Tensor](), dict[int, torch.Tensor]()
         chosen = sum([layer.rest.route.chosen for layer in form.layers if isinstance(layer.rest, Routed)])
         with torch.inference_mode(False):
             self._rows = self._made_rows()
             self._normed = torch.empty(sum([text.kept for text in texts]), form.hidden)
-            self._ids, self._routed_ids = torch.empty(chosen * self._count, dtype=torch.int64), 0
-            embedded = self._begin(tokens)
+            self._ids, self._routed_ids = torch.empty(chosen * self.count, dtype=torch.int64), 0
+            embeddings = form.embedding.weight
+            assert isinstance(embeddings, torch.Tensor)
+            self._gather(embeddings, tokens, self._rows.x, form.embedding_scale)
+            embedded = len(steps)
             routings = [self._layer(number, layer) for number, layer in enumerate(form.layers)]
         logits = self._head()
         found = tuple([one for one in routings if one is not None])
-        addresses = tokens, self._positions, embedded, logits, self._table
+        addresses = tokens, self.positions, embedded, logits, self._table
         hooks = tuple([hooks for one in found for hooks in _hooks(one)])
-        self.built = Built(self._rows, steps, found, self._ids, self._normed, *addresses, hooks)
+        self.built = Built(self._rows, self._scratch, steps, found, self._ids, self._normed, *addresses, hooks)
 
     def _made_rows(self) -> Rows:
-        count, form = self._count, self._form
-        attention, hidden = form.layers[0].attention, form.hidden
-        heads = attention.query_heads * attention.width
-        widths = (*form.cos.shape[1:] * 2, hidden, hidden, hidden, attention.outputs, heads, heads, hidden)
-        widths += (hidden, 1, 1, 2 * form.inner, form.inner)
-        rows = Rows(*[torch.empty(count, width) for width in widths])
+        form, hidden = self._form, self._form.hidden
+        widths = hidden, hidden, hidden, hidden, hidden, 1, 1, 2 * form.inner, form.inner
+        rows = Rows(*[torch.empty(self.count, width) for width in widths])
         rows.ones.fill_(1)
         return rows
 
-    def _begin(self, tokens: int) -> int:
-        """The steps that write the embeddings, and after them the angles -> the first of the latter."""
-        form, rows, steps = self._form, self._rows, self._steps
-        embeddings = form.embedding.weight
-        assert isinstance(embeddings, torch.Tensor)
-        self._gather(embeddings, tokens, rows.x, form.embedding_scale)
-        embedded = len(steps)
-        self._gather(form.cos, self._positions, rows.cos)
-        self._gather(form.sin, self._positions, rows.sin)
-        return embedded
+    def scratch(self, name: str, width: int) -> torch.Tensor:
+        found = self._scratch.get((name, width))
+        if found is None:
+            found = self._scratch[name, width] = torch.empty(self.count, width)
+        return found
+
+    def angles(self, table: torch.Tensor) -> torch.Tensor:
+        found = self._angles.get(table.data_ptr())
+        if found is None:
+            found = self.scratch(f"angles {len(self._angles)}", table.shape[1])
+            self._angles[table.data_ptr()] = found
+            self._gather(table, self.positions, found)
+        return found
 
     def _gather(self, table: torch.Tensor, indices: int, out: torch.Tensor, scale: float = 1.0) -> None:
         kernel = gather.kernel(gather.Gather(out.shape[1], table.dtype, scale))
         given = named(gather.FIELDS, table=table.data_ptr(), indices=indices, out=out.data_ptr())
-        self._steps.add(Work(kernel, given, self._count, some(self._count)))
+        self.steps.add(Work(kernel, given, self.count, some(self.count)))
 
     def _layer(self, number: int, layer: Layer) -> Routing | None:
         """The steps of a layer: the residual stream gets what the experts of the layer before add."""
-        scale, rest, rows, steps = self._form.residual_scale, layer.rest, self._rows, self._steps
+        scale, rest, rows, steps = self._form.residual_scale, layer.rest, self._rows, self.steps
         if number:
             self._add_shared(self._form.layers[number - 1])
         steps.add(norm(layer.before, rows.x, rows.delta if number else None, rows.normed, scale))
-        self._attention(number, layer.attention)
-        steps.add(norm(layer.after, rows.x, rows.attended, rows.normed, scale))
+        layer.mixer.add(self, number, rows.normed, rows.mixed)
+        steps.add(norm(layer.after, rows.x, rows.mixed, rows.normed, scale))
         if isinstance(rest, Dense):
             self._dense(rest, rows.delta)
             return None
         if rest.shared is not None:
             self._dense(rest.shared, rows.shared)
         if rest.shared_gate is not None:
-            self._product((rest.shared_gate,), rows.normed, (rows.shared_gate,))
+            self.product((rest.shared_gate,), rows.normed, (rows.shared_gate,))
         return self._routed(layer, rest)
 
     def _routed(self, layer: Layer, rest: Routed) -> Routing:
         """A router, and the experts of one row."""
-        rule, count, steps = rest.route, self._count, self._steps
+        rule, count, steps = rest.route, self.count, self.steps
         begin, self._routed_ids = self._routed_ids, self._routed_ids + count * rule.chosen
         ids = self._ids[begin : self._routed_ids].view(count, rule.chosen)
         logits, weights = torch.empty(count, rule.experts), torch.empty(count, rule.chosen)
         routing = Routing(layer, rest, logits, ids, begin, weights)
-        self._product((rest.router,), self._rows.normed, (routing.logits,))
+        self.product((rest.router,), self._rows.normed, (routing.logits,))
         at = {name: getattr(routing, name).data_ptr() for name in ("logits", "ids", "weights")}
         if rest.correction is not None:
             at["bias"] = rest.correction.data_ptr()
@@ -205,52 +194,25 @@ class Builder:
 
     def _dense(self, form: Dense, out: torch.Tensor) -> None:
         """The steps of a dense feed-forward layer."""
-        rows, count, inner = self._rows, self._count, form.down.inputs
+        rows, count, inner = self._rows, self.count, form.down.inputs
         gates = rows.gates.view(-1)[: 2 * count * inner].view(count, 2 * inner)
         acts = rows.acts.view(-1)[: count * inner].view(count, inner)
-        self._product((form.gate, form.up), rows.normed, (gates, gates[:, inner:]))
+        self.product((form.gate, form.up), rows.normed, (gates, gates[:, inner:]))
         given, units = named(gate.FIELDS, x=gates.data_ptr(), out=acts.data_ptr()), count * form.form.units
-        self._steps.add(Work(gate.kernel(form.form), given, units, some(units)))
-        self._product((form.down,), acts, (out,))
-
-    def _attention(self, number: int, form: Attention) -> None:
-        """The steps from the norm before attention to what it adds to the residual stream."""
-        rows, steps = self._rows, self._steps
-        starts = 0, form.q.outputs, form.q.outputs + form.k.outputs
-        self._product((form.q, form.k, form.v), rows.normed, [rows.qkv[:, first:] for first in starts])
-        first = 0
-        for across in form.across or ():
-            part = rows.qkv[:, first : first + across.form.width]
-            steps.add(norm(across, part, None, part))
-            first += across.form.width
-        turned, attending = form.kernels(self._form.dtype)
-        for_turning, for_attending = form.addresses()
-        row, begin = form.width * self._form.dtype.itemsize, 0
-        for kv, memory, count, _ in self._texts:
-            k, v = memory[2 * number : 2 * number + 2]
-            at = {"k": k, "v": v, "positions": self._positions + 8 * begin, "q": row_at(rows.q, begin)}
-            at |= {f"{one}_head_stride": kv.memory.context * row for one in "kv"}
-            at |= {f"{one}_row_stride": row for one in "kv"}
-            angles = {"cos": row_at(rows.cos, begin), "sin": row_at(rows.sin, begin)}
-            given = named(rotate.FIELDS, qkv=row_at(rows.qkv, begin), **for_turning, **angles, **at)
-            steps.add(Work(rotate.kernel(turned), given, count * form.heads, some(count * form.heads, 16)))
-            at |= for_attending
-            given = named(attend.FIELDS, out=row_at(rows.mixed, begin), rows=count, window=attend.NO_WINDOW, **at)
-            steps.add(Work(attend.kernel(attending), given, count * form.heads, 1))
-            begin += count
-        self._product((form.o,), rows.mixed, (rows.attended,))
+        self.steps.add(Work(gate.kernel(form.form), given, units, some(units)))
+        self.product((form.down,), acts, (out,))
 
     def _head(self) -> int:
         """The steps from the last layer to the logits -> where their address is."""
         form, rows, normed = self._form, self._rows, self._normed
         self._add_shared(form.layers[-1])
         end = done = 0
-        for _, _, count, kept in self._texts:
+        for _, _, count, kept in self.texts:
             end += count
             last, out = slice(end - kept, end), normed[done : done + kept]
-            self._steps.add(norm(form.norm, rows.x[last], rows.delta[last], out, form.residual_scale))
+            self.steps.add(norm(form.norm, rows.x[last], rows.delta[last], out, form.residual_scale))
             done += kept
-        (given,) = self._product((form.head,), normed, (torch.empty(0, form.head.outputs),))
+        (given,) = self.product((form.head,), normed, (torch.empty(0, form.head.outputs),))
         return given + 8 * (GIVEN - 2)
 
     def _add_shared(self, layer: Layer) -> None:
@@ -262,11 +224,11 @@ class Builder:
         at = {"experts": rows.delta, "out": rows.delta, "weights": rows.ones, "shared": rows.shared}
         at["shared_gate"] = rows.shared_gate
         given = named(combine.FIELDS, pairs=numbered(0), **{name: one.data_ptr() for name, one in at.items()})
-        self._steps.add(Work(combine.kernel(form), given, self._count, some(self._count)))
+        self.steps.add(Work(combine.kernel(form), given, self.count, some(self.count)))
 
-    def _product(self, weights: Sequence[Weight], x: torch.Tensor, outs: Sequence[torch.Tensor]) -> list[int]:
+    def product(self, weights: Sequence[Weight], x: torch.Tensor, outs: Sequence[torch.Tensor]) -> list[int]:
         """Each of `outs` = x times a weight, all in one step -> where the GIVEN numbers of each are."""
-        steps, rows, found = self._steps, len(x), list[int]()
+        steps, rows, found = self.steps, len(x), list[int]()
         works, prepared = list[Work](), dict[str, int]()
         for _, group in itertools.groupby(zip(weights, outs, strict=True), key=lambda one: one[0].products.matrix):
             alike = [*group]
@@ -293,7 +255,7 @@ class Builder:
         name = f"prepared {one.bits} {min(one.group, 64)} {one.table} {one.inputs}"
         if name not in prepared:
             prepared[name] = self._memory.at(name, rows * products.prepared_bytes)
-            self._steps.add(products.prepare(x.data_ptr(), x.stride(0) * 4, rows, prepared[name]))
+            self.steps.add(products.prepare(x.data_ptr(), x.stride(0) * 4, rows, prepared[name]))
         return prepared[name]
 
 
@@ -302,22 +264,3 @@ def _hooks(routing: Routing) -> list[Mapping[int, object]]:
     router, module = routing.rest.site.router, routing.rest.site.module
     before = routing.layer.after_module, router, module
     return [*[one._forward_pre_hooks for one in before], router._forward_hooks, module._forward_hooks]
-
-
-def norm(of: NormWeight, x: torch.Tensor, delta: torch.Tensor | None, out: torch.Tensor, scale: float = 1.0) -> Work:
-    """x += scale * delta, and its norm."""
-    kernel = rms.kernel(rms.Rms(of.form, FP32, adds=delta is not None, scale=scale))
-    at = delta.data_ptr() if delta is not None else 0
-    strides = {"x_stride": x.stride(0) * 4, "out_stride": out.stride(0) * 4}
-    given = named(rms.FIELDS, x=x.data_ptr(), delta=at, weight=of.at, out=out.data_ptr(), **strides)
-    return Work(kernel, given, len(x), some(len(x)))
-
-
-def row_at(tensor: torch.Tensor, number: int) -> int:
-    """The address of a row."""
-    return tensor.data_ptr() + number * tensor.stride(0) * tensor.itemsize
-
-
-def some(units: int, few: int = FEW) -> int:
-    """Units that a thread takes at a time: all where they are few."""
-    return ALONE if units <= few else 4

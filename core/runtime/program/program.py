@@ -19,8 +19,9 @@ from core.memory.codec.fast.products import CanonicalProducts
 from core.memory.codec.native.threads import acquire_team
 from core.runtime.batch import Batch
 from core.runtime.program.bind import bind
-from core.runtime.program.build import Builder, Built, Memory, Routing, Rows, Text
+from core.runtime.program.build import Builder, Built, Memory, Routing, Rows
 from core.runtime.program.experts import ExpertKernels
+from core.runtime.program.mixer import Text
 
 KEPT, LONG = 8, 64  # kinds of passes whose steps are kept, of up to so many rows; of longer ones the last alone
 
@@ -44,21 +45,20 @@ class Program:
     def __init__(self, model: Any, sites: Sequence[ExpertsSite], kernels: ExpertKernels, context: int) -> None:
         """Raises ModelError, with the reason, where the model is not known."""
         self.form, self._kernels = bind(model, sites, context), kernels
-        self._memory = Memory()
+        self._parts, self._memory = self.form.parts, Memory()
         self._kept: dict[object, Built] = {}
 
     @torch.inference_mode()
     def compute(self, batch: Batch, keep: int, experts: Experts, hits: Hits | None = None) -> torch.Tensor:
         """As `core.runtime.batch.compute` -> logits [keep * shares, V] in fp32. `hits`: where experts may be found
         without `experts`."""
-        form, attention = self.form, self.form.layers[0].attention
+        form = self.form
         texts = list[Text]()
         for share in batch.shares:
             kv, rows = share.kv, len(share.tokens)
             assert kv is not None, "there is nothing that the tokens follow"
             kv.whole = False
-            memory = kv.memory.allocated(kv, attention.heads, attention.width, form.dtype)
-            texts.append(Text(kv, memory, rows, min(keep, rows)))
+            texts.append(Text(kv, kv.memory.allocated(kv, self._parts), rows, min(keep, rows)))
         built = self._built(texts)
         first = self._begin(built, batch.tokens, texts)
         logits = torch.empty(len(built.normed), form.head.outputs)
@@ -74,10 +74,11 @@ class Program:
         to see these."""
         form, rows = self.form, built.rows
         positions = [kv.length + i for kv, _, count, _ in texts for i in range(count)]
-        for what, found, table in (("token", tokens, form.embedding.weight), ("position", positions, form.cos)):
-            assert isinstance(table, torch.Tensor)
-            if not 0 <= min(found) <= max(found) < len(table):
-                raise IndexError(f"{what} {min(found)} or {max(found)} is outside of the model's {len(table)}")
+        embeddings = form.embedding.weight
+        assert isinstance(embeddings, torch.Tensor)
+        for what, found, end in (("token", tokens, len(embeddings)), ("position", positions, form.context)):
+            if not 0 <= min(found) <= max(found) < end:
+                raise IndexError(f"{what} {min(found)} or {max(found)} is outside of the model's {end}")
         built.steps.change(built.tokens, tokens)
         built.steps.change(built.positions, positions)
         if not (form.embedding._forward_hooks or form.embedding._forward_pre_hooks):
@@ -128,15 +129,14 @@ class Program:
     def products(self) -> Iterator[CanonicalProducts]:
         """Of the model's dense layers."""
         for layer in self.form.layers:
-            attention, dense = layer.attention, layer.dense
-            weights = [attention.q, attention.k, attention.v, attention.o]
-            for weight in (*weights, *((dense.gate, dense.up, dense.down) if dense is not None else ())):
+            dense = layer.dense
+            for weight in (*layer.mixer.weights, *((dense.gate, dense.up, dense.down) if dense is not None else ())):
                 yield weight.products
         yield self.form.head.products
 
     def _built(self, texts: Sequence[Text]) -> Built:
         """The steps of a pass: those of the last few kinds are kept."""
-        key = tuple([(rows, kept, kv.memory.context, memory) for kv, memory, rows, kept in texts])
+        key = tuple([(rows, kept, held) for _, held, rows, kept in texts])
         built = self._kept.pop(key, None)
         if built is None:
             moved = self._memory.moved

@@ -1,0 +1,82 @@
+"""What mixes the tokens of a sequence in a layer, such as attention, and what the steps of a pass lend it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from core.hf.reserved_layers import Held, Part
+from core.memory.codec.fast.steps import Steps, Work, named
+from core.runtime.kv_cache import SequenceKV
+from core.runtime.program import rms
+from core.runtime.program.weights import FP32, NormWeight, Weight
+
+ALONE = 1 << 30  # units that one thread computes: others would join too late
+FEW = 8  # rows up to which norms and routing are computed by one thread
+
+
+class Text(NamedTuple):
+    """Some rows of a pass: the next tokens of one sequence, of which the last `kept` have logits."""
+
+    kv: SequenceKV
+    held: tuple[Held, ...]  # the memory of each layer
+    rows: int
+    kept: int
+
+
+class Pass(Protocol):
+    """The steps of a pass over all layers, in the order in which they are added, and the memory that they share."""
+
+    steps: Steps
+    texts: Sequence[Text]
+    count: int  # rows of all texts
+    positions: int  # the address of their positions, i64
+
+    def scratch(self, name: str, width: int) -> torch.Tensor:
+        """[T, width] fp32, the same for the same name and width: whatever asks for it writes it anew."""
+
+    def angles(self, table: torch.Tensor) -> torch.Tensor:
+        """The rows [T, n] of a table [context, n] at the positions."""
+
+    def product(self, weights: Sequence[Weight], x: torch.Tensor, outs: Sequence[torch.Tensor]) -> list[int]:
+        """Each of `outs` = x times a weight, all in one step."""
+
+
+class Mixer(Protocol):
+    """Of one layer. It keeps what it needs of the tokens before in the memory of the KV cache."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What it keeps."""
+
+    @property
+    def weights(self) -> Iterator[Weight]:
+        """What it multiplies by."""
+
+    def steps_of(self, texts: Sequence[int]) -> int:
+        """Steps that it adds at most, to a pass over texts of so many rows."""
+
+    def add(self, to: Pass, number: int, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Its steps, as layer `number`: from the normed rows `x` to what it adds to the residual stream, both [T, H]
+        fp32."""
+
+
+def norm(of: NormWeight, x: torch.Tensor, delta: torch.Tensor | None, out: torch.Tensor, scale: float = 1.0) -> Work:
+    """x += scale * delta, and its norm."""
+    kernel = rms.kernel(rms.Rms(of.form, FP32, adds=delta is not None, scale=scale))
+    at = delta.data_ptr() if delta is not None else 0
+    strides = {"x_stride": x.stride(0) * 4, "out_stride": out.stride(0) * 4}
+    given = named(rms.FIELDS, x=x.data_ptr(), delta=at, weight=of.at, out=out.data_ptr(), **strides)
+    return Work(kernel, given, len(x), some(len(x)))
+
+
+def row_at(tensor: torch.Tensor, number: int) -> int:
+    """The address of a row."""
+    return tensor.data_ptr() + number * tensor.stride(0) * tensor.itemsize
+
+
+def some(units: int, few: int = FEW) -> int:
+    """Units that a thread takes at a time: all where they are few."""
+    return ALONE if units <= few else 4

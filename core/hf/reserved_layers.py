@@ -40,6 +40,7 @@ class Held(NamedTuple):
     addresses: tuple[int, ...]
 
 
+BLOCK = 64  # positions that passes by address read together
 NOISE = 64  # positions
 Copied = list[Any]  # of one layer: tensors in host memory, None where there was nothing, and numbers
 
@@ -220,16 +221,20 @@ class ReservedLayer(Reserved, DynamicLayer):
 
 
 class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
-    """Sliding window: the last `window` keys and values; the current token's own come with the call."""
+    """Sliding window: the last keys and values but the current token's own, which come with the call. A pass by address
+    writes them too, position p where p modulo the `window` positions of the memory lies: of a pass over more than
+    `window - sliding_window + 1` rows, these are written and read in parts."""
 
     keys: Any  # a tensor; None before the first pass
     values: Any
 
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
-        self.window = max(1, self.sliding_window - 1)
+        self._kept = max(1, self.sliding_window - 1)
+        self.window = -(-(self.sliding_window + BLOCK - 1) // BLOCK) * BLOCK
         room = min(context, self.window)
-        self.momentary = self.momentary or room < context
+        self._by_address = False
+        self.momentary = self.momentary or self._kept < context
         self._rooms = ReservedTensor(room, 2, self.allocated), ReservedTensor(room, 2, self.allocated)
 
     def update(
@@ -237,12 +242,32 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the window's content followed by [batch, heads, n, dim], and keep the last positions of both."""
         full: tuple[torch.Tensor, torch.Tensor] = super().update(key_states, value_states, *args, **kwargs)
-        self.keys, self.values = (room.keep_last(t) for room, t in zip(self._rooms, full, strict=True))
+        self.keys, self.values = (room.keep_last(t, self._kept) for room, t in zip(self._rooms, full, strict=True))
         return full
+
+    def allocate(self, parts: Sequence[Part]) -> None:
+        keys, values = (torch.empty(1, heads, 0, width, dtype=dtype) for (heads, width), dtype in parts)
+        if self._rooms[0].memory is None:
+            self.update(keys, values)
+        self._by_address = True
+
+    def grow(self, count: int) -> None:
+        super().grow(count)
+        self.cumulative_length += count
+        self.keys, self.values = (room.filled(self.cumulative_length) for room in self._rooms)
+
+    def held(self) -> Held:
+        found = [room.memory for room in self._rooms if room.memory is not None]
+        return Held(found[0].shape[2] if found else 0, tuple([memory.data_ptr() for memory in found]))
 
     def lengthen(self, count: int, draw: torch.Generator) -> None:
         super().lengthen(count, draw)
-        if self.is_initialized:
+        if self._by_address:
+            for room, of in zip(self._rooms, (self.keys, self.values), strict=True):
+                assert room.memory is not None
+                room.memory.copy_(noise(of, 2, room.memory.shape[2], draw))
+            self.grow(count)
+        elif self.is_initialized:
             self.update(noise(self.keys, 2, count, draw), noise(self.values, 2, count, draw))
 
     @property
@@ -258,6 +283,7 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
 
     def drop(self) -> None:
         super().drop()
+        self._by_address = False
         if self.is_initialized:
             self.keys, self.values = self.keys.clone(), self.values.clone()  # of no positions: views of nothing
         for room in self._rooms:
@@ -270,7 +296,8 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
             self.keys, self.values = other.keys[:, :, :0].clone(), other.values[:, :, :0].clone()
 
     def cuttable(self, length: int) -> bool:
-        whole = self.window is not None and self.cumulative_length <= self.window  # none has left it
+        kept = self.window if self._by_address else self._kept
+        whole = kept is not None and self.cumulative_length <= kept  # none has left it
         return super().cuttable(length) and (
             not self.is_initialized or (whole and all(room.length >= length for room in self._rooms))
         )

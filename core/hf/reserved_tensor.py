@@ -82,10 +82,16 @@ class ReservedTensor:
         assert self._device is not None, "a copy is put back where it was taken from"
         return self.append(kept.to(self._device))
 
-    def keep_last(self, full: torch.Tensor) -> torch.Tensor:
-        """Replace the content by the last positions of `full`, as many as fit; returns a view of them."""
+    def filled(self, length: int) -> torch.Tensor:
+        """The caller has filled the first `length` positions, or all where there are fewer -> a view of them."""
+        assert self._tensor is not None
+        self.length = min(length, self._capacity)
+        return self._tensor.narrow(self._dim, 0, self.length)
+
+    def keep_last(self, full: torch.Tensor, most: int) -> torch.Tensor:
+        """Replace the content by the last positions of `full`, at most so many; returns a view of them."""
         self.length = 0
-        kept = min(self._capacity, full.shape[self._dim])
+        kept = min(self._capacity, most, full.shape[self._dim])
         return self.append(full.narrow(self._dim, full.shape[self._dim] - kept, kept))
 
     def _allocate(self, like: torch.Tensor) -> torch.Tensor:

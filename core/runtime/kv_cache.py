@@ -116,6 +116,7 @@ class KVCache:
         self._reserved = reserve(cache, context, self._allocated)
         self._behind = 0  # positions that passes by address have written, and that the layers do not count yet
         self._held: tuple[Held, ...] = ()  # the memory of such passes, while it is allocated
+        self._written = 0  # positions that one of them may have written, and that are no tokens yet
         self._given = [layer for layer in self._own if layer.given]
         self._layers = cache.layers
         self.holder: SequenceKV | None = None
@@ -147,6 +148,7 @@ class KVCache:
         if self.holder is not None:
             self.before_taken(self.holder)
             self.holder.give_up()
+        self._written = 0
         for layer in self._own:
             layer.clear()
         return self._taken(SequenceKV(self._empty()))
@@ -158,7 +160,7 @@ class KVCache:
         if self.holder is not None:
             self.before_taken(self.holder)
             self.holder.give_up()
-        self.holder, self._held = None, ()
+        self.holder, self._held, self._written = None, (), 0
         for layer in self._own:
             layer.drop()
 
@@ -169,9 +171,11 @@ class KVCache:
         """Positions that there is memory for."""
         return self._context
 
-    def allocated(self, kv: SequenceKV, parts: Sequence[Sequence[Part]]) -> tuple[Held, ...]:
-        """Have memory for the parts that each layer keeps of the holder, before a pass writes them by address."""
+    def allocated(self, kv: SequenceKV, parts: Sequence[Sequence[Part]], count: int) -> tuple[Held, ...]:
+        """Have memory for the parts that each layer keeps of the holder, before a pass writes those of `count` more
+        positions by address."""
         assert kv is self.holder
+        self._written = count
         if not self._held:
             for layer, own in zip(self._own, parts, strict=True):
                 layer.allocate(own)
@@ -211,13 +215,14 @@ class KVCache:
         """Such a pass has written the holder's next `count` positions: they are tokens from now on."""
         assert kv is self.holder
         self._behind += count
+        self._written = 0
         kv.length += count
 
     def release(self) -> None:
         """Give the memory up for good, when the model is unloaded: its holder loses its KV."""
         if self.holder is not None:
             self.holder.give_up()
-        self.holder, self._held = None, ()
+        self.holder, self._held, self._written = None, (), 0
         self._own.clear()
         self._given.clear()
         self._layers.clear()
@@ -229,7 +234,12 @@ class KVCache:
         """Whether the holder can be cut to any number of its tokens. One whose last pass broke off is cut to the tokens
         before it, or not at all."""
         assert kv is self.holder
+        self._count_written()
         return all(layer.cuttable(kv.length) for layer in self._own)
+
+    def _count_written(self) -> None:
+        """Have the layers count what a pass that broke off may have written, so that cutting it away is their task."""
+        self._behind, self._written = self._behind + self._written, 0
 
     @torch.inference_mode()
     def cut(self, kv: SequenceKV, length: int, checkpoint: StateCheckpoint | None = None) -> SequenceKV:
@@ -253,6 +263,7 @@ class KVCache:
         assert kv is self.holder
         if kv.whole:
             return True
+        self._count_written()
         if kv.length == 0:
             for layer in self._own:
                 layer.clear()

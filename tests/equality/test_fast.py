@@ -16,7 +16,9 @@ from transformers import DynamicCache, Qwen3MoeForCausalLM
 from core.engine import Engine
 from core.memory.codec.native.threads import share
 from core.runtime.batch import Batch, Share
+from core.runtime.kv_cache import SequenceKV
 from core.runtime.moe_step import MoEStep
+from core.runtime.pipeline import Pipeline, Stopped
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -52,7 +54,12 @@ UNKNOWN = {  # and why
     "flex_olmo": "it has post_feedforward_layernorm",
     "deepseek_v2": "rotary embeddings that are not a cosine and a sine",
     "deepseek_v3": "it has q_a_proj",
-    "exaone_moe": "a window of the last tokens",
+}
+WINDOWS: dict[str, dict[str, object]] = {
+    "gpt_oss": {},
+    "exaone_moe": {},
+    "flint": {},
+    "mellum": dict(layer_types=["sliding_attention", "full_attention"] * 2),  # each with angles of its own
 }
 CLOSE = 1e-4  # of the largest logit: fp32 sums in another order
 ROUNDED = 0.05  # of a row of logits, where states are rounded to 8 bits: .006 to .029
@@ -61,7 +68,7 @@ OTHERS = [[5] * 9, [9, 8, 7], [11]]  # of a batch
 
 def load(path: Path | str, **how: object) -> Engine:
     settings = Settings({"budget": "100%", "predictor": "none", "link": "own"})
-    return Engine.load(LoadSpec.checked(str(path), settings, arithmetic="fast", context=128, **how))
+    return Engine.load(LoadSpec.checked(str(path), settings, **{"arithmetic": "fast", "context": 128} | how))
 
 
 @pytest.fixture(scope="module", params=layered(KNOWN, quick=QUICK.__contains__))
@@ -89,7 +96,7 @@ def logits(
     """[keep, V] of the last ids, read in pieces, the last of them along with other texts."""
     wiring = engine.wiring
     pool, pipeline, at = wiring.pool, wiring.measuring, 0
-    kvs = [pool.take(128) for _ in range(1 + len(others))]
+    kvs = [pool.take(pool.context) for _ in range(1 + len(others))]
     try:
         for i, cut in enumerate(cuts):
             shares = [Share(ids[at : at + cut], kvs[0], 1)]
@@ -127,15 +134,50 @@ def test_rounded_weights(path: Path, dense: str) -> None:
 
 
 def test_biases_of_experts_and_sinks(tmp_path: Path) -> None:
-    """gpt-oss, but for its windows."""
-    changed = dict(layer_types=["full_attention"] * 3, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
-    model = random_model("gpt_oss", attention_bias=True, **changed)
+    model = random_model("gpt_oss", attention_bias=True)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "bias" in name or "sinks" in name:
                 parameter.normal_()
     model.save_pretrained(tmp_path)
     assert distance(save_tokenizer(tmp_path), format="int8") < ROUNDED
+
+
+@pytest.mark.parametrize("arch", layered(WINDOWS, quick=lambda arch: arch == "exaone_moe"))
+def test_windows(arch: str, tmp_path: Path) -> None:
+    """Of a text that is longer than the memory of a window, and of a pass that breaks off."""
+    path = save_tokenizer(make_checkpoint(arch, tmp_path, sliding_window=12, **WINDOWS[arch]))
+    ids = torch.randint(3, 250, (230,), generator=torch.Generator().manual_seed(1)).tolist()
+    how = {"dtype": "float32", "context": 256, "sequences": 4} | ({"format": "int8"} if arch == "gpt_oss" else {})
+    with unloading(load(path, arithmetic="reference", **how)) as engine:
+        wanted = logits(engine, ids, [len(ids)])
+    with unloading(load(path, **how)) as engine:
+        assert engine.wiring.answering.hooked.program is not None
+        found = logits(engine, ids, [len(ids)])
+        assert (found - wanted).norm() < (ROUNDED if arch == "gpt_oss" else CLOSE) * wanted.norm()
+        for cuts in ([1] * len(ids), [7] * 32 + [6], [150, 80], [120, 9, 100, 1]):
+            assert torch.equal(logits(engine, ids, cuts), found), cuts
+        assert torch.equal(logits(engine, ids, [130, 100], OTHERS), found)
+        pipeline = engine.wiring.measuring
+        for at, kept in ((100, True), (127, False)):  # positions from 128 on are written over the first ones
+            kv = engine.wiring.pool.chat.fresh()
+            read(pipeline, kv, ids[:at])
+            with pytest.raises(Stopped):
+                read(pipeline, kv, ids[at : at + 20], breaks_off=True)
+            kv.abort_pass(at)
+            assert kv.memory.rollback(kv) == kept
+            if kept:
+                assert torch.equal(read(pipeline, kv, ids[at:]), found)
+
+
+def read(pipeline: Pipeline, kv: SequenceKV, ids: Sequence[int], *, breaks_off: bool = False) -> torch.Tensor:
+    """The last logits of a pass, unless it breaks off in a later layer."""
+    calls = itertools.count()
+    pipeline.begin(batch := Batch("prefill", (Share(ids, kv, 1),)))
+    try:
+        return pipeline.forward(batch, 1, lambda: breaks_off and next(calls) == 2).clone()
+    finally:
+        pipeline.end()
 
 
 def distance(path: Path, **how: object) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -59,7 +59,7 @@ NO_WINDOW = 1 << 62
 class Attend:
     """Queries and keys have `width` numbers a head, values `values`. A score is scaled, then softcap * tanh(score /
     softcap) where there is a cap. `sinks`: each query head has a further score, without a value. `packed`: rows are of
-    several sequences, each with a cache of its own."""
+    several sequences, each with a cache of its own. `ring`: position p is where p mod ring would be; 0 = where p is."""
 
     query_heads: int
     heads: int
@@ -70,9 +70,10 @@ class Attend:
     softcap: float = 0.0
     sinks: bool = False
     packed: bool = False
+    ring: int = 0
 
     def __post_init__(self) -> None:
-        assert self.query_heads % self.heads == 0
+        assert self.query_heads % self.heads == 0 and self.ring % BLOCK == 0
 
     @property
     def group(self) -> int:
@@ -137,6 +138,14 @@ class _Reach:
         """Those of the block that begins at a position: (first, end)."""
         return largest_of(code, self.begin, block), least_of(code, self.end, code.add(block, BLOCK))
 
+    def turned(self, code: Code, block: str, ring: int, strides: tuple[str, str]) -> _Reach:
+        """The same for a block that lies where its position mod `ring` would."""
+        if not ring:
+            return self
+        before = code.let(f"sub i64 {code.let(f'urem i64 {block}, {ring}')}, {block}")
+        k, v = (code.at(at, code.times(before, stride)) for at, stride in zip((self.k, self.v), strides, strict=True))
+        return replace(self, k=k, v=v)
+
 
 @dataclass(frozen=True)
 class _Tile:
@@ -169,6 +178,7 @@ class _Tile:
         first = functools.reduce(functools.partial(least_of, code), [reach.begin for reach in reaches])
         end = functools.reduce(functools.partial(largest_of, code), [reach.end for reach in reaches])
         with code.loop(code.let(f"and i64 {first}, {-BLOCK}"), end, BLOCK) as block:
+            reaches = [reach.turned(code, block.index, self.spec.ring, self.strides) for reach in reaches]
             if self.together == 1:
                 self._row("0", reaches[0], block.index)
             else:
@@ -190,7 +200,7 @@ class _Tile:
             places = [row * spec.query_heads + i for row in range(self.together) for i in range(spec.group)]
             self._share("0", places, reaches[0], block).attend(self.most, self.weights)
         with where(code, code.let(f"xor i1 {same}, true")), code.loop(0, self.count) as row:
-            reach = self._reach(row.index)
+            reach = self._reach(row.index).turned(code, block, spec.ring, self.strides)
             low, high = reach.within(code, block)
             with where(code, code.let(f"icmp slt i64 {low}, {high}")):
                 self._row(row.index, reach, block)

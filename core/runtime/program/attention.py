@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from core.errors import ModelError
-from core.hf.reserved_layers import Part
+from core.hf.reserved_layers import Part, Reserved, ReservedWindow
 from core.memory.codec.fast.steps import Work, named, single
 from core.runtime.program import attend, rms, rotate
 from core.runtime.program.attend import Attend
@@ -36,9 +36,10 @@ BOUNDS = "softcap", "attn_logit_softcapping", "clip_qkv"  # random states do not
 
 
 class Angles(NamedTuple):
-    """A model's rotary module, and the cos and sin of every position, [context, rotated / 2] fp32."""
+    """What gives a layer's modules the angles of positions [1, T] and their type, and the cos and sin of every
+    position, [context, rotated / 2] fp32."""
 
-    module: Any
+    of: Callable[[torch.Tensor, torch.Tensor], Any]
     cos: torch.Tensor
     sin: torch.Tensor
 
@@ -46,7 +47,9 @@ class Angles(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Of heads of `width` numbers, of which the first `rotated` are turned. A norm of queries and keys is of each head,
-    before it is turned or after it, or of all heads at once, before."""
+    before it is turned or after it, or of all heads at once, before. `window`: a token reads the keys of the last so
+    many, with its own; 0 = of all. `ring`: positions that there is memory for, where these are fewer than the
+    context's; else 0."""
 
     q: Weight
     k: Weight
@@ -63,6 +66,8 @@ class Attention:
     sinks: torch.Tensor | None  # [query_heads] fp32
     angles: Angles
     cache: torch.dtype  # of keys and values in the KV cache
+    window: int
+    ring: int
     interleaved: bool = False
     norm_last: bool = False
 
@@ -91,7 +96,11 @@ class Attention:
         return iter((self.q, self.k, self.v, self.o))
 
     def steps_of(self, texts: Sequence[int]) -> int:
-        return 6 + 2 * len(texts)
+        return 6 + 2 * sum([len(self._written(rows)) for rows in texts])
+
+    def _written(self, rows: int) -> range:
+        """The first of the rows that are written together, and then read: as many as leave what they read."""
+        return range(0, rows, self.ring - self.window + 1 if self.ring else rows)
 
     def add(self, to: Pass, number: int, x: torch.Tensor, out: torch.Tensor) -> None:
         heads = self.query_heads * self.width
@@ -106,19 +115,22 @@ class Attention:
         turned, attending = self.kernels()
         for_turning, for_attending = self.addresses()
         cos, sin = (to.angles(table) for table in (self.angles.cos, self.angles.sin))
-        row, begin = self.width * self.cache.itemsize, 0
+        size, begin = self.width * self.cache.itemsize, 0
         for text in to.texts:
-            held, units = text.held[number], text.rows * self.heads
-            at = dict(zip("kv", held.addresses, strict=True)) | {"q": row_at(q, begin)}
-            at |= {"positions": to.positions + 8 * begin}
-            at |= {f"{one}_head_stride": held.positions * row for one in "kv"}
-            at |= {f"{one}_row_stride": row for one in "kv"}
-            angles = {"cos": row_at(cos, begin), "sin": row_at(sin, begin)}
-            given = named(rotate.FIELDS, qkv=row_at(qkv, begin), **for_turning, **angles, **at)
-            to.steps.add(Work(rotate.kernel(turned), given, units, some(units, 16)))
-            at |= for_attending
-            given = named(attend.FIELDS, out=row_at(mixed, begin), rows=text.rows, window=attend.NO_WINDOW, **at)
-            to.steps.add(Work(attend.kernel(attending), given, units, 1))
+            held, parts = text.held[number], self._written(text.rows)
+            cached = dict(zip("kv", held.addresses, strict=True))
+            cached |= {f"{one}_head_stride": held.positions * size for one in "kv"}
+            cached |= {f"{one}_row_stride": size for one in "kv"}
+            for first in parts:
+                rows, row = min(parts.step, text.rows - first), begin + first
+                units = rows * self.heads
+                at = cached | {"q": row_at(q, row), "positions": to.positions + 8 * row}
+                angles = {"cos": row_at(cos, row), "sin": row_at(sin, row)}
+                given = named(rotate.FIELDS, qkv=row_at(qkv, row), **for_turning, **angles, **at)
+                to.steps.add(Work(rotate.kernel(turned), given, units, some(units, 16)))
+                at |= for_attending | {"rows": rows, "window": self.window or attend.NO_WINDOW}
+                given = named(attend.FIELDS, out=row_at(mixed, row), **at)
+                to.steps.add(Work(attend.kernel(attending), given, units, 1))
             begin += text.rows
         to.product((self.o,), mixed, (out,))
 
@@ -128,8 +140,10 @@ class Attention:
         bias = self.bias.dtype if self.bias is not None else None
         norm = self.q_norm.form if self.q_norm is not None and self._of_heads else None
         heads = self.query_heads, self.heads, self.width
-        turned = Rotate(*heads, self.rotated, cache, norm, bias, self.interleaved, norm_last=self.norm_last)
-        return turned, Attend(*heads, self.width, cache, self.scale, sinks=self.sinks is not None)
+        turned = Rotate(
+            *heads, self.rotated, cache, norm, bias, self.interleaved, norm_last=self.norm_last, ring=self.ring
+        )
+        return turned, Attend(*heads, self.width, cache, self.scale, sinks=self.sinks is not None, ring=self.ring)
 
     def addresses(self) -> tuple[dict[str, int], dict[str, int]]:
         """What the kernels read that is not of a pass."""
@@ -139,14 +153,14 @@ class Attention:
         return turned, {} if self.sinks is None else {"sinks": self.sinks.data_ptr()}
 
 
-def attention_of(module: Any, angles: Angles, dtype: torch.dtype) -> Attention:
-    """The attention of a layer, for states of a type."""
+def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype) -> Attention:
+    """The attention of a layer, for states of a type. `kept`: what the KV cache has of the layer."""
     norms = next((names for names in NORMS if isinstance(getattr(module, names[0], None), nn.Module)), ())
     sinks = getattr(module, "sinks", None)
     known(module, ("q_proj", "k_proj", "v_proj", "o_proj", *norms, *(("sinks",) if sinks is not None else ())))
     width = module.head_dim
-    if getattr(module, "sliding_window", None) is not None:
-        raise ModelError("attention to a window of the last tokens is not known")
+    window = kept.sliding_window if isinstance(kept, ReservedWindow) else 0
+    ring = room if (room := kept.window) is not None and room < len(angles.cos) else 0
     if bounded := [name for name in BOUNDS if getattr(module, name, None) or getattr(module.config, name, None)]:
         raise ModelError(f"attention with bounds on its numbers ({', '.join(bounded)}) is not known")
     q, k, v, o = (weight_of(getattr(module, name)) for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
@@ -170,6 +184,8 @@ def attention_of(module: Any, angles: Angles, dtype: torch.dtype) -> Attention:
         sinks.detach().float() if sinks is not None else None,
         angles,
         dtype,
+        window,
+        ring,
     )
     if q_norm is not None and k_norm is not None:
         widths = q_norm.form.width, k_norm.form.width
@@ -201,7 +217,8 @@ def _tried(form: Attention, module: Any) -> Attention:
     x, rows = drawn(dtype, 1, TRIED, form.q.inputs), min(TRIED, len(tables[0]))
     x = x[:, :rows]
     seen, positions = _Seen(), torch.arange(rows)
-    mask = torch.full((rows, rows), float("-inf"), dtype=dtype).triu(1)[None, None]
+    mask = torch.full((rows, rows), float("-inf"), dtype=dtype)
+    mask = (mask.triu(1) + mask.tril(-form.window) if form.window else mask.triu(1))[None, None]
     names = inspect.signature(type(module).forward).parameters
     cache = "cache" if "cache" in names else "past_key_values"
     angles = rotary(x, positions[None])
@@ -213,8 +230,9 @@ def _tried(form: Attention, module: Any) -> Attention:
         first += across.form.width
     cos, sin = (table[:rows].contiguous() for table in tables)
     best, nearest = form, float("inf")
-    for interleaved, last in itertools.product((False, True), (False, True) if form.kernels()[0].norm else (False,)):
-        tried = replace(form, interleaved=interleaved, norm_last=last)
+    last_too = (False, True) if form.kernels()[0].norm else (False,)
+    for rotated, interleaved, last in itertools.product((form.rotated, 0), (False, True), last_too):
+        tried = replace(form, rotated=rotated, interleaved=interleaved, norm_last=last)
         off = (_keys(tried, qkv, positions, cos, sin)[1].float() - seen.keys[0].float()).norm()
         if off < nearest:
             best, nearest = tried, float(off)
@@ -224,7 +242,7 @@ def _tried(form: Attention, module: Any) -> Attention:
     given = {name: one.data_ptr() for name, one in at.items()} | _strides(form, rows) | form.addresses()[1]
     single(
         attend.kernel(best.kernels()[1]),
-        named(attend.FIELDS, rows=rows, window=attend.NO_WINDOW, **given),
+        named(attend.FIELDS, rows=rows, window=form.window or attend.NO_WINDOW, **given),
         rows * form.heads,
     )
     if not (

@@ -5,6 +5,8 @@ A form is a guess until the modules were tried on random states, and the whole m
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +16,15 @@ import torch
 from torch import nn
 
 from core.errors import ModelError
+from core.hf.cache import reserve
 from core.hf.discover import ExpertsSite
-from core.hf.reserved_layers import Part
+from core.hf.reserved_layers import Part, Reserved
+from core.hf.text_to_text import empty_cache
 from core.runtime.program.attention import Angles, attention_of
 from core.runtime.program.feed_forward import Dense, Routed, dense_of, routed_of
 from core.runtime.program.mixer import Mixer
 from core.runtime.program.weights import FP32, NormWeight, Weight, known, norm_of, weight_of
+from core.system.text_config import text_config
 from core.system.wording import reason
 
 log = logging.getLogger("moestro.load")
@@ -81,14 +86,19 @@ def bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
 
 def _bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
     known(model, ("model", "lm_head"))
+    if getattr(text_config(model.config), "attention_chunk_size", None):
+        raise ModelError("attention within chunks of the text is not known")
     inner: Any = model.model
     known(inner, ("embed_tokens", "layers", "norm", "rotary_emb"))
     by_parent = {id(site.parent): site for site in sites}
-    angles = _angles(inner.rotary_emb, context)
+    angles = functools.cache(functools.partial(_angles, inner.rotary_emb, context))
     embedding, dtype = inner.embed_tokens, model.dtype
     if type(embedding) is not nn.Embedding:
         raise ModelError(f"embeddings of the kind {type(embedding).__name__} are not known")
-    found = tuple([_layer(layer, by_parent, angles, dtype) for layer in inner.layers])
+    kept = reserve(empty_cache(model.config), context)
+    kinds = getattr(text_config(model.config), "layer_types", None) or [""] * len(kept)
+    layers = zip(inner.layers, kept, kinds, strict=True)
+    found = tuple([_layer(layer, by_parent, angles(kind), own, dtype) for layer, own, kind in layers])
     if by_parent:
         raise ModelError("there are experts outside the decoder's layers")
     residual = {float(getattr(layer, "residual_multiplier", 1.0)) for layer in inner.layers}
@@ -103,14 +113,14 @@ def _bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
     return Form(embedding, found, norm_of(inner.norm), weight_of(model.lm_head), hidden, context, dtype, *scales)
 
 
-def _layer(layer: Any, sites: dict[int, ExpertsSite], angles: Angles, dtype: torch.dtype) -> Layer:
-    """`sites`: those of the layers from here on, by their blocks."""
+def _layer(layer: Any, sites: dict[int, ExpertsSite], angles: Angles, kept: Reserved, dtype: torch.dtype) -> Layer:
+    """`sites`: those of the layers from here on, by their blocks; `kept`: what the KV cache has of the layer."""
     block = next((name for name in BLOCKS if hasattr(layer, name)), BLOCKS[0])
     known(layer, ("self_attn", block, "input_layernorm", "post_attention_layernorm"))
     site = sites.pop(id(getattr(layer, block)), None)
     return Layer(
         norm_of(layer.input_layernorm),
-        attention_of(layer.self_attn, angles, dtype),
+        attention_of(layer.self_attn, angles, kept, dtype),
         norm_of(layer.post_attention_layernorm),
         layer.post_attention_layernorm,
         dense_of(getattr(layer, block), dtype) if site is None else routed_of(site, dtype),
@@ -118,10 +128,14 @@ def _layer(layer: Any, sites: dict[int, ExpertsSite], angles: Angles, dtype: tor
 
 
 @torch.inference_mode()
-def _angles(module: Any, context: int) -> Angles:
-    if getattr(module, "rope_type", None) not in ROTATIONS:
+def _angles(module: Any, context: int, kind: str) -> Angles:
+    """Those of layers of a kind."""
+    types = getattr(module, "rope_type", None)
+    if (types[kind] if isinstance(types, dict) and kind in types else types) not in ROTATIONS:
         raise ModelError("rotary embeddings whose angles depend on the text's length are not known")
-    found = module(torch.empty(1, dtype=FP32), torch.arange(context)[None])
+    by_kind = "layer_type" in inspect.signature(type(module).forward).parameters
+    of = functools.partial(module, layer_type=kind) if by_kind else module
+    found = of(torch.empty(1, dtype=FP32), torch.arange(context)[None])
     if not isinstance(found, tuple) or len(found) != 2 or any(one.is_complex() for one in found):
         raise ModelError("rotary embeddings that are not a cosine and a sine are not known")
     half = found[0].shape[-1] // 2
@@ -130,4 +144,4 @@ def _angles(module: Any, context: int) -> Angles:
             found = [one[..., first] for one in found]
             break
     cos, sin = (one[0].float().contiguous() for one in found)
-    return Angles(module, cos, sin)
+    return Angles(of, cos, sin)

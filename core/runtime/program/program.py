@@ -53,14 +53,16 @@ class Program:
         """As `core.runtime.batch.compute` -> logits [keep * shares, V] in fp32. `hits`: where experts may be found
         without `experts`."""
         form = self.form
+        positions = [share.kv.length + i for share in batch.shares if share.kv for i in range(len(share.tokens))]
+        self._check(batch.tokens, positions)
         texts = list[Text]()
         for share in batch.shares:
             kv, rows = share.kv, len(share.tokens)
             assert kv is not None, "there is nothing that the tokens follow"
             kv.whole = False
-            texts.append(Text(kv, kv.memory.allocated(kv, self._parts), rows, min(keep, rows)))
+            texts.append(Text(kv, kv.memory.allocated(kv, self._parts, rows), rows, min(keep, rows)))
         built = self._built(texts)
-        first = self._begin(built, batch.tokens, texts)
+        first = self._begin(built, batch.tokens, positions)
         logits = torch.empty(len(built.normed), form.head.outputs)
         built.steps.change(built.logits, [logits.data_ptr()])
         self._run(built, first, experts, hits)
@@ -69,16 +71,18 @@ class Program:
             kv.whole = True
         return logits if form.logits_scale == 1 else logits.mul_(form.logits_scale)
 
-    def _begin(self, built: Built, tokens: Sequence[int], texts: Sequence[Text]) -> int:
+    def _check(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
+        """Raises IndexError where the tables of embeddings or angles have no such row."""
+        embeddings = self.form.embedding.weight
+        assert isinstance(embeddings, torch.Tensor)
+        for what, found, end in (("token", tokens, len(embeddings)), ("position", positions, self.form.context)):
+            if not 0 <= min(found) <= max(found) < end:
+                raise IndexError(f"{what} {min(found)} or {max(found)} is outside of the model's {end}")
+
+    def _begin(self, built: Built, tokens: Sequence[int], positions: Sequence[int]) -> int:
         """Write the tokens of all rows and their positions -> the first step: that of the embeddings, unless hooks want
         to see these."""
         form, rows = self.form, built.rows
-        positions = [kv.length + i for kv, _, count, _ in texts for i in range(count)]
-        embeddings = form.embedding.weight
-        assert isinstance(embeddings, torch.Tensor)
-        for what, found, end in (("token", tokens, len(embeddings)), ("position", positions, form.context)):
-            if not 0 <= min(found) <= max(found) < end:
-                raise IndexError(f"{what} {min(found)} or {max(found)} is outside of the model's {end}")
         built.steps.change(built.tokens, tokens)
         built.steps.change(built.positions, positions)
         if not (form.embedding._forward_hooks or form.embedding._forward_pre_hooks):

@@ -55,7 +55,7 @@ class Rotate:
     `interleaved`, 2i with 2i + 1. `bias`: the type of what is added to the product first; None = nothing. `norm`: of
     each head of queries and keys, before it is turned, or, `norm_last`, after it; `value_norm`, without weights: of
     values. A norm of all heads at once is rms.py's, in place, before this. `packed`: rows are of several sequences,
-    with a cache each."""
+    with a cache each. `ring`: position p is where p mod ring would be; 0 = where p is."""
 
     query_heads: int
     heads: int
@@ -68,6 +68,7 @@ class Rotate:
     packed: bool = False
     norm_last: bool = False
     value_norm: Norm | None = None
+    ring: int = 0
 
     def __post_init__(self) -> None:
         assert self.query_heads % self.heads == 0 and self.rotated % 2 == 0 and self.rotated <= self.width
@@ -91,6 +92,8 @@ def kernel(spec: Rotate) -> int:
         cos, sin = (code.at(at[name], row, spec.rotated * 2) for name in ("cos", "sin"))
         q = code.at(at["q"], row, spec.query_heads * size)
         position = code.load("i64", code.at(at["positions"], row, 8), 8)
+        if spec.ring:
+            position = code.let(f"urem i64 {position}, {spec.ring}")
         k, v = (_cached(code, at, name, head, position) for name in "kv")
         if spec.packed:
             offset = code.load("i64", code.at(at["offsets"], row, 8), 8)

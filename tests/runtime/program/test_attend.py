@@ -129,6 +129,20 @@ def test_rows_of_several_sequences(query_heads: int) -> None:
         same(alone.compute(), found[row : row + 1])
 
 
+@pytest.mark.parametrize(("spec", "rows"), [(CASES[0], 1), (CASES[1], 5), (CASES[3], 3)], ids=str)
+@pytest.mark.parametrize("last", [120, 127, 128, 200, 391])
+def test_a_ring_of_keys(spec: Attend, rows: int, last: int) -> None:
+    """The bits are those of keys that lie in the order of their positions."""
+    ring, window = 128, 60
+    whole = Rows(spec, torch.arange(last - rows + 1, last + 1), 3)
+    turned = Rows(replace(spec, ring=ring), whole.positions, 3)
+    turned.k = torch.full((spec.heads, ring, spec.width), torch.nan).to(spec.cache)
+    turned.v = torch.full((ring, spec.heads, spec.values), torch.nan).to(spec.cache)
+    kept = torch.arange(max(0, last + 1 - ring), last + 1)
+    turned.k[:, kept % ring], turned.v[kept % ring] = whole.k[:, kept], whole.v[kept]
+    same(turned.compute(window=window), whole.compute(window=window))
+
+
 def test_values_can_be_a_part_of_keys() -> None:
     """As in latent attention: one head of keys, given as two (0 bytes apart) so that two threads can share the work."""
     one, two = (Rows(Attend(8, heads, 40, 32, BF16, 0.2), torch.tensor([70, 71]), 1) for heads in (1, 2))

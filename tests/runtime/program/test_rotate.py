@@ -116,6 +116,15 @@ def test_rows_of_several_sequences() -> None:
         assert (packed.k[1 - row % 2][:, position] == 9).all() and (packed.v[1 - row % 2][position] == 9).all()
 
 
+def test_a_ring_of_positions() -> None:
+    whole, turned = Rows(CASES[0], 6, 3), Rows(replace(CASES[0], ring=64), 6, 3)
+    turned.positions = whole.positions + torch.tensor([0, 64, 128, 0, 640, 64])
+    whole.compute([])
+    turned.compute([3])
+    for name in "qkv":
+        same(getattr(turned, name), getattr(whole, name))
+
+
 @pytest.mark.parametrize("spec", CASES[:4], ids=str)
 def test_a_row_has_the_same_bits_alone(spec: rotate.Rotate) -> None:
     together, alone = Rows(spec, 6, 3), Rows(spec, 6, 3)

@@ -21,14 +21,16 @@ from core.settings.registry import variants
 from core.settings.sampling import Sampling
 from core.types import Ids
 from tests.engine.profiles import drawn_profile
+from tests.loaded import loaded
 from tests.switch import generated
 
-TITLES = ("answers", "kept KV", "batches", "prefetchers", "lab", "calibration")
+TITLES = ("answers", "kept KV", "batches", "prefetchers", "lab", "calibration", "fast")
 """The columns, in order. Each trial finds `YES`, or words that say what happens instead."""
 YES = "yes"
 DRAW = torch.Generator().manual_seed(3)
 PROMPTS = [torch.randint(3, 250, (length,), generator=DRAW).tolist() for length in (24, 7, 1, 40, 3, 18, 12, 30)]
 STEPS = 4
+CLOSE = 1e-4  # of the largest logit: the fast arithmetic's sums in fp32 have another order
 PIECES = 2e-3  # of the largest logit: what is computed in other pieces is rounded elsewhere; it is 0 without a kept KV
 TEXTS = ["Nothing is fetched that is there already.", "A text in another tongue: pane, pain, Brot."]
 NETWORKS = {"estimator", "path"}  # parts of a profile that are trained, which takes long
@@ -46,6 +48,7 @@ def try_features(engine: Engine, plain: Any) -> dict[str, str]:
         lambda: _prefetchers(engine),
         lambda: _lab(engine),
         lambda: _calibration(engine),
+        lambda: fast(engine.model_name, plain),
     )
     return {title: _tried(trial) for title, trial in zip(TITLES, trials, strict=True)}
 
@@ -138,6 +141,17 @@ def _calibration(engine: Engine) -> str:
     parts = {name for name in PARTS if name not in NETWORKS}
     lacking = parts - set(calibrate(engine, TEXTS, parts=parts).parts())
     return f"without {', '.join(sorted(lacking))}" if lacking else YES
+
+
+def fast(path: str, plain: Any) -> str:
+    """An answer in the fast arithmetic, and the bits of the same from a kept KV."""
+    with loaded(path, {"budget": "50%"}, arithmetic="fast", dtype="float32", context=128) as engine:
+        if engine.arithmetic.fallback:
+            return f"the reference computes: {engine.arithmetic.fallback}"
+        got = torch.stack(_answer(engine, PROMPTS[0], reuse=True)[1])
+        if (same := _compared(got, torch.stack(_own(plain, PROMPTS[0])), CLOSE)) != YES:
+            return same
+        return _compared(torch.stack(_answer(engine, PROMPTS[0], reuse=True)[1]), got, 0.0)
 
 
 def _answer(engine: Engine, prompt: Sequence[int], *, reuse: bool = False) -> tuple[int, Logits]:

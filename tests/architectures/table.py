@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import transformers
 
 from core.engine.batch_trial import TOGETHER
-from tests.architectures.features import PIECES, TITLES, YES
+from tests.architectures.features import CLOSE, PIECES, TITLES, YES
 from tests.architectures.trial import Outcome
 
 EXAMPLES = {
@@ -88,6 +88,7 @@ What else an engine does was tried with the same checkpoints:
 - **Prefetchers**: with each of them, and a profile, every logit is the same.
 - **Lab**: so it is while predictions are recorded (`record_lab`).
 - **Calibration**: a profile is measured, but for the two networks that are trained.
+- **Fast**: the [fast arithmetic](computing.md) computes it, on a CPU, with logits within {fast:g} of the largest.
 
 **Yes**: so it is. A number: it is as the [note](#notes) of that number says.
 
@@ -107,7 +108,7 @@ def page(outcomes: Iterable[Outcome]) -> str:
         rows.append([one.model_type, EXAMPLES.get(one.model_type, ""), _logits(one), *features, _why(one)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     listed = "\n".join(f"{number}. {note}" for note, number in notes.items())
-    head = HEAD.format(version=transformers.__version__, pieces=PIECES, together=TOGETHER)
+    head = HEAD.format(version=transformers.__version__, pieces=PIECES, together=TOGETHER, fast=CLOSE)
     return f"{head}{table}\n" + (f"\n## Notes\n\n{listed}\n" if notes else "")
 
 

@@ -44,7 +44,11 @@ KNOWN: dict[str, dict[str, object]] = {  # what the program computes
     "granitemoe": dict(
         embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=6.0, attention_multiplier=0.3
     ),
+    "gemma4_text": dict(
+        hidden_size_per_layer_input=0, attention_k_eq_v=True, global_head_dim=32, final_logit_softcapping=30.0
+    ),
 }
+SEEDS = {"gemma4_text": 2}  # few rows with two experts of almost the same score
 CHANGED: dict[str, dict[str, object]] = {"olmoe": dict(clip_qkv=8.0)}  # what is not known then
 QUICK = "qwen3_moe", "qwen2_moe", "glm4_moe"
 UNKNOWN = {  # and why
@@ -52,6 +56,7 @@ UNKNOWN = {  # and why
     "phimoe": "norms of the kind LayerNorm",
     "granitemoeshared": "it has shared_mlp",
     "flex_olmo": "it has post_feedforward_layernorm",
+    "gemma4_text": "it has embed_tokens_per_layer",
     "deepseek_v2": "rotary embeddings that are not a cosine and a sine",
     "deepseek_v3": "it has q_a_proj",
 }
@@ -59,6 +64,7 @@ WINDOWS: dict[str, dict[str, object]] = {
     "gpt_oss": {},
     "exaone_moe": {},
     "flint": {},
+    "gemma4_text": KNOWN["gemma4_text"],
     "mellum": dict(layer_types=["sliding_attention", "full_attention"] * 2),  # each with angles of its own
 }
 CLOSE = 1e-4  # of the largest logit: fp32 sums in another order
@@ -73,11 +79,17 @@ def load(path: Path | str, **how: object) -> Engine:
 
 @pytest.fixture(scope="module", params=layered(KNOWN, quick=QUICK.__contains__))
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path, model = tmp_path_factory.mktemp(request.param), random_model(request.param, **KNOWN[request.param])
+    path, model = (
+        tmp_path_factory.mktemp(request.param),
+        random_model(request.param, SEEDS.get(request.param, 0), **KNOWN[request.param]),
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and "bias" not in name:
                 parameter.uniform_(0.5, 1.5)  # of norms
+        for name, buffer in model.named_buffers():
+            if "scalar" in name:
+                buffer.uniform_(0.5, 1.5)  # of layers
     model.save_pretrained(path)
     return save_tokenizer(path)
 

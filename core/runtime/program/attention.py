@@ -17,6 +17,7 @@ from core.memory.codec.fast.steps import Work, named, single
 from core.runtime.program import attend, rms, rotate
 from core.runtime.program.attend import Attend
 from core.runtime.program.mixer import Pass, norm, row_at, some
+from core.runtime.program.rms import Norm
 from core.runtime.program.rotate import Rotate
 from core.runtime.program.weights import (
     TRIED,
@@ -68,6 +69,7 @@ class Attention:
     cache: torch.dtype  # of keys and values in the KV cache
     window: int
     ring: int
+    value_norm: Norm | None = None  # without weights
     interleaved: bool = False
     norm_last: bool = False
 
@@ -141,7 +143,15 @@ class Attention:
         norm = self.q_norm.form if self.q_norm is not None and self._of_heads else None
         heads = self.query_heads, self.heads, self.width
         turned = Rotate(
-            *heads, self.rotated, cache, norm, bias, self.interleaved, norm_last=self.norm_last, ring=self.ring
+            *heads,
+            self.rotated,
+            cache,
+            norm,
+            bias,
+            self.interleaved,
+            norm_last=self.norm_last,
+            value_norm=self.value_norm,
+            ring=self.ring,
         )
         return turned, Attend(*heads, self.width, cache, self.scale, sinks=self.sinks is not None, ring=self.ring)
 
@@ -156,6 +166,7 @@ class Attention:
 def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype) -> Attention:
     """The attention of a layer, for states of a type. `kept`: what the KV cache has of the layer."""
     norms = next((names for names in NORMS if isinstance(getattr(module, names[0], None), nn.Module)), ())
+    value_norm = getattr(module, "v_norm", None)
     sinks = getattr(module, "sinks", None)
     known(module, ("q_proj", "k_proj", "v_proj", "o_proj", *norms, *(("sinks",) if sinks is not None else ())))
     width = module.head_dim
@@ -163,7 +174,8 @@ def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype
     ring = room if (room := kept.window) is not None and room < len(angles.cos) else 0
     if bounded := [name for name in BOUNDS if getattr(module, name, None) or getattr(module.config, name, None)]:
         raise ModelError(f"attention with bounds on its numbers ({', '.join(bounded)}) is not known")
-    q, k, v, o = (weight_of(getattr(module, name)) for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
+    q, k, o = (weight_of(getattr(module, name)) for name in ("q_proj", "k_proj", "o_proj"))
+    v = k if module.v_proj is None else weight_of(module.v_proj)  # the same before norms and rotation
     rotated = 2 * angles.cos.shape[1]
     if rotated > width or q.outputs % width or k.outputs % width or k.outputs != v.outputs:
         raise ModelError("heads of this form are not known")
@@ -186,6 +198,7 @@ def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype
         dtype,
         window,
         ring,
+        None if value_norm is None else norm_of(value_norm, width).form,
     )
     if q_norm is not None and k_norm is not None:
         widths = q_norm.form.width, k_norm.form.width
@@ -222,8 +235,11 @@ def _tried(form: Attention, module: Any) -> Attention:
     names = inspect.signature(type(module).forward).parameters
     cache = "cache" if "cache" in names else "past_key_values"
     angles = rotary(x, positions[None])
-    wanted = forward(module, x, position_embeddings=angles, attention_mask=mask, **{cache: seen})[0]
-    qkv = torch.cat([getattr(module, f"{name}_proj")(x[0]).float() for name in "qkv"], -1).contiguous()
+    given = {"position_embeddings": angles, "attention_mask": mask, cache: seen}
+    given |= {"shared_kv_states": {}} if "shared_kv_states" in names else {}
+    wanted = forward(module, x, **given)[0]
+    products = module.q_proj, module.k_proj, module.v_proj or module.k_proj
+    qkv = torch.cat([product(x[0]).float() for product in products], -1).contiguous()
     first = 0
     for across in form.across or ():
         single(rms.kernel(rms.Rms(across.form)), _in_place(across, qkv[:, first:]), rows)
@@ -239,10 +255,10 @@ def _tried(form: Attention, module: Any) -> Attention:
     q, keys, values = _keys(best, qkv, positions, cos, sin)
     out = torch.empty(rows, form.query_heads * form.width)
     at = {"q": q, "k": keys, "v": values, "out": out, "positions": positions}
-    given = {name: one.data_ptr() for name, one in at.items()} | _strides(form, rows) | form.addresses()[1]
+    where = {name: one.data_ptr() for name, one in at.items()} | _strides(form, rows) | form.addresses()[1]
     single(
         attend.kernel(best.kernels()[1]),
-        named(attend.FIELDS, rows=rows, window=form.window or attend.NO_WINDOW, **given),
+        named(attend.FIELDS, rows=rows, window=form.window or attend.NO_WINDOW, **where),
         rows * form.heads,
     )
     if not (

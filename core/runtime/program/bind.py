@@ -20,28 +20,41 @@ from core.hf.cache import reserve
 from core.hf.discover import ExpertsSite
 from core.hf.reserved_layers import Part, Reserved
 from core.hf.text_to_text import empty_cache
+from core.runtime.program import beside
 from core.runtime.program.attention import Angles, attention_of
 from core.runtime.program.feed_forward import Dense, Routed, dense_of, routed_of
 from core.runtime.program.mixer import Mixer
-from core.runtime.program.weights import FP32, NormWeight, Weight, known, norm_of, weight_of
+from core.runtime.program.weights import FP32, NormWeight, Weight, forward, known, near, norm_of, weight_of
 from core.system.text_config import text_config
 from core.system.wording import reason
 
 log = logging.getLogger("moestro.load")
 
+PART = "language_model"
 BLOCKS = "mlp", "block_sparse_moe"
-ROTATIONS = ("default", "linear", "llama3", "yarn")  # whose angles do not depend on the length of a text
+NORMS = "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+ROTATIONS = (
+    "default",
+    "linear",
+    "llama3",
+    "yarn",
+    "proportional",
+)  # whose angles do not depend on the length of a text
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A decoder layer."""
+    """A decoder layer. `mixed` and `added` are norms of what the mixer, and what the rest, add to the residual stream,
+    which is multiplied by `factor` [1], fp32, at last."""
 
     before: NormWeight
     mixer: Mixer
     after: NormWeight
     after_module: nn.Module  # this norm, whose hooks get the residual stream
     rest: Dense | Routed
+    mixed: NormWeight | None = None
+    added: NormWeight | None = None
+    factor: torch.Tensor | None = None
 
     @property
     def dense(self) -> Dense | None:
@@ -63,6 +76,7 @@ class Form:
     embedding_scale: float
     residual_scale: float
     logits_scale: float
+    logits_cap: float  # logits become cap * tanh(logits / cap); 0 = none
 
     @property
     def parts(self) -> tuple[tuple[Part, ...], ...]:
@@ -89,12 +103,13 @@ def _bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
     if getattr(text_config(model.config), "attention_chunk_size", None):
         raise ModelError("attention within chunks of the text is not known")
     inner: Any = model.model
+    if hasattr(inner, PART):  # of a model whose other parts are left out
+        known(inner, (PART,))
+        inner = getattr(inner, PART)
     known(inner, ("embed_tokens", "layers", "norm", "rotary_emb"))
     by_parent = {id(site.parent): site for site in sites}
     angles = functools.cache(functools.partial(_angles, inner.rotary_emb, context))
     embedding, dtype = inner.embed_tokens, model.dtype
-    if type(embedding) is not nn.Embedding:
-        raise ModelError(f"embeddings of the kind {type(embedding).__name__} are not known")
     kept = reserve(empty_cache(model.config), context)
     kinds = getattr(text_config(model.config), "layer_types", None) or [""] * len(kept)
     layers = zip(inner.layers, kept, kinds, strict=True)
@@ -105,26 +120,50 @@ def _bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
     if len(residual) > 1:
         raise ModelError("layers with different multipliers are not known")
     scales = (
-        float(getattr(inner, "embedding_multiplier", 1.0)),
+        float(getattr(inner, "embedding_multiplier", 1.0)) * _factor(embedding),
         *residual,
         1 / float(getattr(model, "logits_scaling", 1)),
+        float(getattr(text_config(model.config), "final_logit_softcapping", None) or 0),
     )
     hidden = embedding.weight.shape[1]
     return Form(embedding, found, norm_of(inner.norm), weight_of(model.lm_head), hidden, context, dtype, *scales)
 
 
+@torch.inference_mode()
+def _factor(embedding: Any) -> float:
+    """What a model's embeddings are multiplied by."""
+    if not isinstance(embedding, nn.Embedding):
+        raise ModelError(f"embeddings of the kind {type(embedding).__name__} are not known")
+    factor = float(getattr(embedding, "embed_scale", torch.ones(1)).to(embedding.weight.dtype))
+    if not near(forward(embedding, torch.arange(2)), embedding.weight[:2] * factor):
+        raise ModelError(f"embeddings of the kind {type(embedding).__name__} are not known")
+    return factor
+
+
 def _layer(layer: Any, sites: dict[int, ExpertsSite], angles: Angles, kept: Reserved, dtype: torch.dtype) -> Layer:
     """`sites`: those of the layers from here on, by their blocks; `kept`: what the KV cache has of the layer."""
+    mixer = attention_of(layer.self_attn, angles, kept, dtype)
+    if (site := sites.pop(id(layer), None)) is not None:
+        return _beside(layer, mixer, site, dtype)
     block = next((name for name in BLOCKS if hasattr(layer, name)), BLOCKS[0])
     known(layer, ("self_attn", block, "input_layernorm", "post_attention_layernorm"))
     site = sites.pop(id(getattr(layer, block)), None)
     return Layer(
         norm_of(layer.input_layernorm),
-        attention_of(layer.self_attn, angles, kept, dtype),
+        mixer,
         norm_of(layer.post_attention_layernorm),
         layer.post_attention_layernorm,
         dense_of(getattr(layer, block), dtype) if site is None else routed_of(site, dtype),
     )
+
+
+def _beside(layer: Any, mixer: Mixer, site: ExpertsSite, dtype: torch.dtype) -> Layer:
+    """A layer with experts beside its dense part, and norms of what is added."""
+    known(layer, ("self_attn", *NORMS, *beside.PARTS))
+    before, mixed, after, added = (norm_of(getattr(layer, name)) for name in NORMS)
+    factor = layer.layer_scalar.detach().float().contiguous()
+    rest = beside.beside_of(site, layer, dtype)
+    return Layer(before, mixer, after, layer.pre_feedforward_layernorm, rest, mixed, added, factor)
 
 
 @torch.inference_mode()

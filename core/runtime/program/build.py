@@ -154,10 +154,14 @@ class Builder:
     def _layer(self, number: int, layer: Layer) -> Routing | None:
         """The steps of a layer: the residual stream gets what the experts of the layer before add."""
         scale, rest, rows, steps = self._form.residual_scale, layer.rest, self._rows, self.steps
-        if number:
-            self._add_shared(self._form.layers[number - 1])
-        steps.add(norm(layer.before, rows.x, rows.delta if number else None, rows.normed, scale))
+        last = self._form.layers[number - 1] if number else None
+        if last is not None:
+            self._added(last)
+        delta, factor = (rows.delta, last.factor) if last is not None else (None, None)
+        steps.add(norm(layer.before, rows.x, delta, rows.normed, scale, factor))
         layer.mixer.add(self, number, rows.normed, rows.mixed)
+        if layer.mixed is not None:
+            steps.add(norm(layer.mixed, rows.mixed, None, rows.mixed))
         steps.add(norm(layer.after, rows.x, rows.mixed, rows.normed, scale))
         if isinstance(rest, Dense):
             self._dense(rest, rows.delta)
@@ -175,10 +179,17 @@ class Builder:
         ids = self._ids[begin : self._routed_ids].view(count, rule.chosen)
         logits, weights = torch.empty(count, rule.experts), torch.empty(count, rule.chosen)
         routing = Routing(layer, rest, logits, ids, begin, weights)
-        self.product((rest.router,), self._rows.normed, (routing.logits,))
+        states = self._rows.normed
+        if rest.beside is not None:
+            states = self.scratch("router", self._form.hidden)
+            steps.add(norm(rest.beside.router, self._rows.x, None, states))
+            steps.add(norm(rest.beside.experts, self._rows.x, None, self._rows.normed))
+        self.product((rest.router,), states, (routing.logits,))
         at = {name: getattr(routing, name).data_ptr() for name in ("logits", "ids", "weights")}
         if rest.correction is not None:
             at["bias"] = rest.correction.data_ptr()
+        if rest.beside is not None:
+            at["scales"] = rest.beside.scales.data_ptr()
         steps.add(Work(route.kernel(rule), named(route.FIELDS, **at), count, some(count)))
         routed = looked = end = len(steps)
         if count == 1:
@@ -205,26 +216,31 @@ class Builder:
     def _head(self) -> int:
         """The steps from the last layer to the logits -> where their address is."""
         form, rows, normed = self._form, self._rows, self._normed
-        self._add_shared(form.layers[-1])
+        self._added(last := form.layers[-1])
         end = done = 0
         for _, _, count, kept in self.texts:
             end += count
-            last, out = slice(end - kept, end), normed[done : done + kept]
-            self.steps.add(norm(form.norm, rows.x[last], rows.delta[last], out, form.residual_scale))
+            some_rows, out = slice(end - kept, end), normed[done : done + kept]
+            x, delta = rows.x[some_rows], rows.delta[some_rows]
+            self.steps.add(norm(form.norm, x, delta, out, form.residual_scale, last.factor))
             done += kept
         (given,) = self.product((form.head,), normed, (torch.empty(0, form.head.outputs),))
         return given + 8 * (GIVEN - 2)
 
-    def _add_shared(self, layer: Layer) -> None:
-        """What the experts of a layer add gets the output of the one that all tokens share."""
+    def _added(self, layer: Layer) -> None:
+        """What a layer adds to the residual stream after its mixer, where its experts alone are not all."""
         rest, rows = layer.rest, self._rows
-        if not isinstance(rest, Routed) or rest.shared is None:
-            return
-        form = combine.Combine(self._form.hidden, 1, "gated" if rest.shared_gate is not None else "plain")
-        at = {"experts": rows.delta, "out": rows.delta, "weights": rows.ones, "shared": rows.shared}
-        at["shared_gate"] = rows.shared_gate
-        given = named(combine.FIELDS, pairs=numbered(0), **{name: one.data_ptr() for name, one in at.items()})
-        self.steps.add(Work(combine.kernel(form), given, self.count, some(self.count)))
+        if isinstance(rest, Routed) and rest.shared is not None:
+            if rest.beside is not None:
+                self.steps.add(norm(rest.beside.after_experts, rows.delta, None, rows.delta))
+                self.steps.add(norm(rest.beside.after_shared, rows.shared, None, rows.shared))
+            form = combine.Combine(self._form.hidden, 1, "gated" if rest.shared_gate is not None else "plain")
+            at = {"experts": rows.delta, "out": rows.delta, "weights": rows.ones, "shared": rows.shared}
+            at["shared_gate"] = rows.shared_gate
+            given = named(combine.FIELDS, pairs=numbered(0), **{name: one.data_ptr() for name, one in at.items()})
+            self.steps.add(Work(combine.kernel(form), given, self.count, some(self.count)))
+        if layer.added is not None:
+            self.steps.add(norm(layer.added, rows.delta, None, rows.delta))
 
     def product(self, weights: Sequence[Weight], x: torch.Tensor, outs: Sequence[torch.Tensor]) -> list[int]:
         """Each of `outs` = x times a weight, all in one step -> where the GIVEN numbers of each are."""

@@ -21,6 +21,7 @@ from core.runtime.program.route import Route, Score
 from core.runtime.program.weights import (
     CLOSE,
     TRIED,
+    NormWeight,
     Weight,
     drawn,
     forward,
@@ -49,7 +50,8 @@ class Dense:
 @dataclass(frozen=True, slots=True)
 class Routed:
     """A router and its experts. `correction` [experts], fp32, is added to scores for the choice alone; `shared` is
-    computed for every token, times the sigmoid of `shared_gate` where there is one."""
+    computed for every token, times the sigmoid of `shared_gate` where there is one. `beside`: of experts beside a dense
+    layer, `shared`, with other states than that gets."""
 
     site: ExpertsSite
     router: Weight
@@ -57,6 +59,19 @@ class Routed:
     correction: torch.Tensor | None
     shared: Dense | None
     shared_gate: Weight | None
+    beside: Beside | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Norms of the residual stream for the router and for the experts, and of what both layers return, before it is
+    added. `scales` [experts], fp32, multiply the experts' weights."""
+
+    router: NormWeight
+    experts: NormWeight
+    after_experts: NormWeight
+    after_shared: NormWeight
+    scales: torch.Tensor
 
 
 class _Seen(NamedTuple):

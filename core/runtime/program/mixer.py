@@ -63,12 +63,20 @@ class Mixer(Protocol):
         fp32."""
 
 
-def norm(of: NormWeight, x: torch.Tensor, delta: torch.Tensor | None, out: torch.Tensor, scale: float = 1.0) -> Work:
-    """x += scale * delta, and its norm."""
-    kernel = rms.kernel(rms.Rms(of.form, FP32, adds=delta is not None, scale=scale))
-    at = delta.data_ptr() if delta is not None else 0
+def norm(
+    of: NormWeight,
+    x: torch.Tensor,
+    delta: torch.Tensor | None,
+    out: torch.Tensor,
+    scale: float = 1.0,
+    factor: torch.Tensor | None = None,
+) -> Work:
+    """x += scale * delta, times a factor [1] in fp32 where there is one, and its norm."""
+    kernel = rms.kernel(rms.Rms(of.form, FP32, adds=delta is not None, scale=scale, factor=factor is not None))
+    at = {"delta": delta.data_ptr() if delta is not None else 0}
+    at |= {"factor": factor.data_ptr()} if factor is not None else {}
     strides = {"x_stride": x.stride(0) * 4, "out_stride": out.stride(0) * 4}
-    given = named(rms.FIELDS, x=x.data_ptr(), delta=at, weight=of.at, out=out.data_ptr(), **strides)
+    given = named(rms.FIELDS, x=x.data_ptr(), weight=of.at, out=out.data_ptr(), **at, **strides)
     return Work(kernel, given, len(x), some(len(x)))
 
 

@@ -20,6 +20,7 @@ from core.memory.codec.native.threads import acquire_team
 from core.runtime.batch import Batch
 from core.runtime.program.bind import bind
 from core.runtime.program.build import Builder, Built, Memory, Routing, Rows
+from core.runtime.program.cap import capped
 from core.runtime.program.experts import ExpertKernels
 from core.runtime.program.mixer import Text
 
@@ -69,7 +70,11 @@ class Program:
         for kv, _, count, _ in texts:
             kv.memory.grow(kv, count)
             kv.whole = True
-        return logits if form.logits_scale == 1 else logits.mul_(form.logits_scale)
+        if form.logits_scale != 1:
+            logits.mul_(form.logits_scale)
+        if form.logits_cap:
+            capped(logits, form.logits_cap)
+        return logits
 
     def _check(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
         """Raises IndexError where the tables of embeddings or angles have no such row."""
@@ -119,9 +124,11 @@ class Program:
         if after._forward_pre_hooks:
             _before(after, (rows.x.to(dtype),))
         if site.router._forward_hooks or site.router._forward_pre_hooks:
-            seen = rows.normed.to(dtype)
+            beside = routing.rest.beside is not None  # of its own norm, which returns the shares of all experts
+            seen = (rows.x if beside else rows.normed).to(dtype)
+            scores = routing.logits.softmax(-1) if beside else routing.logits
             _before(site.router, (seen,))
-            _after(site.router, (seen,), (routing.logits.to(dtype), routing.weights.to(dtype), routing.ids))
+            _after(site.router, (seen,), (scores.to(dtype), routing.weights.to(dtype), routing.ids))
         given = rows.normed, routing.ids, routing.weights
         if site.module._forward_pre_hooks:
             _before(site.module, given)

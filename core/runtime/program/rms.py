@@ -1,6 +1,6 @@
 """RMSNorm of rows, after adding another row to each where that is wanted.
 
-With r = x, or r = x + delta, or r = fma(scale, delta, x), which is stored back to x:
+With r = x, or r = x + delta, or r = fma(scale, delta, x), which is stored back to x, times a factor where there is one:
 out = ((r * (1 / sqrt(sum(r**2) / width + eps))) * w), rounded once.
 """
 
@@ -27,7 +27,7 @@ from core.runtime.program.vectors import (
 )
 from core.system.native.ir import Code, fp32
 
-FIELDS = ("x", "delta", "weight", "out", "x_stride", "out_stride")
+FIELDS = ("x", "delta", "weight", "out", "x_stride", "out_stride", "factor")
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,25 @@ class Norm:
 
 @dataclass(frozen=True)
 class Rms:
-    """A norm of rows in fp32. `adds`: of x + scale * delta, which is stored in x."""
+    """A norm of rows in fp32. `adds`: of x + scale * delta, which is stored in x; `factor`: times a number."""
 
     norm: Norm
     out: torch.dtype = torch.float32
     adds: bool = False
     scale: float = 1.0
+    factor: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.adds or not self.factor
 
 
 @functools.cache
 def kernel(spec: Rms) -> int:
     """The address of the kernel. A unit is a row: at x + row * x_stride bytes, fp32; its result at out + row *
-    out_stride bytes; delta [rows, width], fp32."""
+    out_stride bytes; delta [rows, width] and the factor at its address, fp32."""
     code, width = kernel_code("rms"), spec.norm.width
     at = fields(code, FIELDS, ("x_stride", "out_stride"))
+    times = everywhere(code, code.load("float", at["factor"], 4)) if spec.factor else ""
     with code.loop("%from", "%to") as row:
         x = code.at(at["x"], code.let(f"mul i64 {row.index}, {at['x_stride']}"))
         out = code.at(at["out"], code.let(f"mul i64 {row.index}, {at['out_stride']}"))
@@ -68,6 +73,7 @@ def kernel(spec: Rms) -> int:
                 more = load(code, delta, first, count, torch.float32)
                 scaled = spec.scale != 1
                 value = fma(code, number(spec.scale), more, value) if scaled else op(code, "fadd", value, more)
+                value = op(code, "fmul", value, times) if times else value
                 store(code, value, x, first, count, torch.float32)
             return [fma(code, value, value, values[0])]
 

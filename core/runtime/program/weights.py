@@ -79,18 +79,20 @@ def near(found: torch.Tensor, wanted: torch.Tensor, close: float = CLOSE) -> boo
 
 
 @torch.inference_mode()
-def norm_of(module: Any) -> NormWeight:
-    """An RMSNorm: found by what it does to a row."""
-    weight = getattr(module, "weight", None)
+def norm_of(module: Any, width: int = 0) -> NormWeight:
+    """An RMSNorm: found by what it does to a row. `width` of one without weights."""
+    weight: Any = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or not isinstance(eps, float):
-        raise ModelError(f"norms of the kind {type(module).__name__} are not known")
-    x = drawn(weight.dtype, 2, len(weight))
-    got, given = forward(module, x), x.float()
-    plain = given * (given.square().mean(-1, keepdim=True) + eps).rsqrt()
-    for offset in (False, True):
-        if near(got, plain * (weight.float() + offset)):
-            return NormWeight(Norm(len(weight), eps, weight.dtype, offset), weight.data_ptr(), weight)
+    has = isinstance(weight, torch.Tensor) and weight.dim() == 1
+    if isinstance(eps, float) and (has or (weight is None and width)):
+        x = drawn(weight.dtype if has else FP32, 2, len(weight) if has else width)
+        got, given = forward(module, x), x.float()
+        plain = given * (given.square().mean(-1, keepdim=True) + eps).rsqrt()
+        if not has and near(got, plain):
+            return NormWeight(Norm(width, eps), 0, module)
+        for offset in (False, True) if has else ():
+            if near(got, plain * (weight.float() + offset)):
+                return NormWeight(Norm(len(weight), eps, weight.dtype, offset), weight.data_ptr(), weight)
     raise ModelError(f"norms of the kind {type(module).__name__} are not known")
 
 

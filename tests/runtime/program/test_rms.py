@@ -40,6 +40,15 @@ def test_rows(width: int, out: torch.dtype, stored: torch.dtype | None, offset: 
     same(x, residual)
 
 
+def test_a_sum_times_a_factor() -> None:
+    x, delta, factor = drawn(1, 5, 44), drawn(2, 5, 44), torch.tensor([0.7])
+    residual, out = (x + delta) * factor, torch.empty(5, 44)
+    given = {"x": x, "delta": delta, "factor": factor, "out": out, "x_stride": 176, "out_stride": 176}
+    call(rms.kernel(rms.Rms(rms.Norm(44, 1e-6), adds=True, factor=True)), rms.FIELDS, 5, [2], **given)
+    same(x, residual)
+    same(out, oracle.rms(residual.numpy(), None, 1e-6, False))
+
+
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 1 << 30), rows=st.integers(1, 7), splits=st.lists(st.integers(0, 7), max_size=4))
 def test_a_row_has_the_same_bits_among_others_and_for_any_split(seed: int, rows: int, splits: list[int]) -> None:

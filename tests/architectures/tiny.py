@@ -89,7 +89,7 @@ OWN: dict[str, dict[str, Any]] = {  # what the rules above do not make small, or
         num_hidden_layers=3,
         enable_moe_block=True,
         vocab_size_per_layer_input=256,
-        hidden_size_per_layer_input=16,
+        hidden_size_per_layer_input=0,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"],
         global_head_dim=16,
     ),
@@ -183,6 +183,7 @@ SPARSE: dict[str, Any] = dict(
     layer_types=["minimax_m3_sparse", "full_attention"] * 2, index_block_size=4, index_topk_blocks=2, index_n_heads=2
 )
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # what models of a type may have besides, and a config with it
+    "gemma4_text": ("inputs of each layer", dict(hidden_size_per_layer_input=16)),
     "minimax_m3_vl_text": ("layers of sparse attention (minimax_m3_sparse)", SPARSE),
     "minimax_m3_vl": ("layers of sparse attention (minimax_m3_sparse)", {"text_config": SPARSE}),
 }

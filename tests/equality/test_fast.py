@@ -47,6 +47,9 @@ KNOWN: dict[str, dict[str, object]] = {  # what the program computes
     "gemma4_text": dict(
         hidden_size_per_layer_input=0, attention_k_eq_v=True, global_head_dim=32, final_logit_softcapping=30.0
     ),
+    "deepseek_v2": {},
+    "deepseek_v3": {},
+    "glm4_moe_lite": {},
 }
 CHANGED: dict[str, dict[str, object]] = {
     "olmoe": dict(clip_qkv=8.0),
@@ -59,8 +62,6 @@ UNKNOWN = {  # and why
     "granitemoeshared": "it has shared_mlp",
     "flex_olmo": "it has post_feedforward_layernorm",
     "gemma4_text": "it has embed_tokens_per_layer",
-    "deepseek_v2": "rotary embeddings that are not a cosine and a sine",
-    "deepseek_v3": "it has q_a_proj",
 }
 WINDOWS: dict[str, dict[str, object]] = {
     "gpt_oss": {},

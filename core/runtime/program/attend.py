@@ -154,7 +154,9 @@ class _Reach:
         if not ring:
             return self
         before = code.let(f"sub i64 {code.let(f'urem i64 {block}, {ring}')}, {block}")
-        k, v = (code.at(at, code.times(before, stride)) for at, stride in zip((self.k, self.v), strides[:2], strict=True))
+        k, v = (
+            code.at(at, code.times(before, stride)) for at, stride in zip((self.k, self.v), strides[:2], strict=True)
+        )
         return replace(self, k=k, v=v)
 
 

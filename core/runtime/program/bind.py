@@ -23,6 +23,7 @@ from core.hf.text_to_text import empty_cache
 from core.runtime.program import beside
 from core.runtime.program.attention import Angles, attention_of
 from core.runtime.program.feed_forward import Dense, Routed, dense_of, routed_of
+from core.runtime.program.latent_attention import LATENT, latent_of
 from core.runtime.program.mixer import Mixer
 from core.runtime.program.weights import FP32, NormWeight, Weight, forward, known, near, norm_of, weight_of
 from core.system.text_config import text_config
@@ -142,7 +143,7 @@ def _factor(embedding: Any) -> float:
 
 def _layer(layer: Any, sites: dict[int, ExpertsSite], angles: Angles, kept: Reserved, dtype: torch.dtype) -> Layer:
     """`sites`: those of the layers from here on, by their blocks; `kept`: what the KV cache has of the layer."""
-    mixer = attention_of(layer.self_attn, angles, kept, dtype)
+    mixer = (latent_of if hasattr(layer.self_attn, LATENT) else attention_of)(layer.self_attn, angles, kept, dtype)
     if (site := sites.pop(id(layer), None)) is not None:
         return _beside(layer, mixer, site, dtype)
     block = next((name for name in BLOCKS if hasattr(layer, name)), BLOCKS[0])
@@ -175,6 +176,8 @@ def _angles(module: Any, context: int, kind: str) -> Angles:
     by_kind = "layer_type" in inspect.signature(type(module).forward).parameters
     of = functools.partial(module, layer_type=kind) if by_kind else module
     found = of(torch.empty(1, dtype=FP32), torch.arange(context)[None])
+    if isinstance(found, torch.Tensor) and found.is_complex():
+        return Angles(of, *(one[0].float().contiguous() for one in (found.real, found.imag)))
     if not isinstance(found, tuple) or len(found) != 2 or any(one.is_complex() for one in found):
         raise ModelError("rotary embeddings that are not a cosine and a sine are not known")
     half = found[0].shape[-1] // 2

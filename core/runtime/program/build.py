@@ -132,10 +132,10 @@ class Builder:
         rows.ones.fill_(1)
         return rows
 
-    def scratch(self, name: str, width: int) -> torch.Tensor:
+    def scratch(self, name: str, width: int, most: int = 0) -> torch.Tensor:
         found = self._scratch.get((name, width))
         if found is None:
-            found = self._scratch[name, width] = torch.empty(self.count, width)
+            found = self._scratch[name, width] = torch.empty(min(self.count, most or self.count), width)
         return found
 
     def angles(self, table: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,8 @@ from core.runtime.program.weights import (
     weight_of,
 )
 
+COUNTS = "n_group", "num_group", "n_groups"  # of groups of experts
+GROUPED = 4 * TRIED  # random rows for a router that may have such: rules for choosing groups differ in few rows
 SAME = 0.8  # of random rows that a rule has to send to the router's own experts: equal scores may come in another order
 EPSILON = 1e-20  # added to totals of sigmoids by all models with such routers: no trial shows it
 ACTIVATIONS = Gate(1), Gate(1, "gelu_tanh")
@@ -117,7 +119,8 @@ def routed_of(site: ExpertsSite, dtype: torch.dtype) -> Routed:
     own = [name for name, one in block.named_parameters(recurse=False) if one.numel() == site.num_experts]
     known(block, (*names, *own, *(name for name in (shared, shared_gate) if name)))
     router, vectors = _matrix(site)
-    seen = _seen(site, drawn(dtype, TRIED, router.shape[1]))
+    rows = GROUPED if _numbers(site, COUNTS) else TRIED
+    seen = _seen(site, drawn(dtype, rows, router.shape[1]))
     _combined(seen, getattr(block, shared) if shared else None, getattr(block, shared_gate) if shared_gate else None)
     bias = _bias(seen, router, vectors)
     rule, correction = _rule(site, seen, [one for one in vectors if one is not bias])
@@ -199,7 +202,7 @@ def _rule(site: ExpertsSite, seen: _Seen, vectors: list[torch.Tensor]) -> tuple[
     """How experts are chosen and weighed."""
     logits = seen.router.logits.float().contiguous()
     wanted_ids, order = seen.ids.sort(-1)
-    wanted = seen.weights.gather(-1, order)
+    wanted, best, most = seen.weights.gather(-1, order), None, 0.0
     for rule, correction in _rules(site, vectors):
         ids, weights = torch.empty(len(logits), rule.chosen, dtype=torch.int64), torch.empty(len(logits), rule.chosen)
         at = {"logits": logits, "ids": ids, "weights": weights} | ({} if correction is None else {"bias": correction})
@@ -208,15 +211,20 @@ def _rule(site: ExpertsSite, seen: _Seen, vectors: list[torch.Tensor]) -> tuple[
         ids, order = ids.sort(-1)
         same = (ids == wanted_ids).all(-1)
         found = weights.gather(-1, order)
-        if same.float().mean() >= SAME and torch.allclose(found[same], wanted[same], rtol=CLOSE, atol=1e-4):
-            return rule, correction
+        agree = float(same.float().mean())
+        if agree >= SAME and agree > most and torch.allclose(found[same], wanted[same], rtol=CLOSE, atol=1e-4):
+            best, most = (rule, correction), agree
+            if most == 1:
+                break
+    if best is not None:
+        return best
     raise ModelError(f"{type(site.router).__name__} weighs experts by a rule that is not known")
 
 
 def _rules(site: ExpertsSite, vectors: list[torch.Tensor]) -> Iterator[tuple[Route, torch.Tensor | None]]:
     """Rules that a router may have: those that use more of what it has come first."""
     scales = {float(value) for value in _numbers(site, ("routed_scaling_factor", "route_scale"))} - {1.0}
-    count = next(iter(_numbers(site, ("n_group", "num_group", "n_groups"))), 1)
+    count = next(iter(_numbers(site, COUNTS)), 1)
     kept = next(iter(_numbers(site, ("topk_group",))), 1)
     groups: list[Groups | None] = [None]
     if count > kept:

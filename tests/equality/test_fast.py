@@ -31,6 +31,9 @@ from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
 
+YARN = dict(
+    rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=1.0
+)
 KNOWN: dict[str, dict[str, object]] = {  # what the program computes
     "qwen3_moe": {},
     "mixtral": {},
@@ -48,9 +51,10 @@ KNOWN: dict[str, dict[str, object]] = {  # what the program computes
         hidden_size_per_layer_input=0, attention_k_eq_v=True, global_head_dim=32, final_logit_softcapping=30.0
     ),
     "deepseek_v2": {},
-    "deepseek_v3": {},
-    "glm4_moe_lite": {},
+    "deepseek_v3": dict(attention_bias=True, rope_parameters=YARN),
+    "glm4_moe_lite": dict(rope_interleave=False),
 }
+LATENT = "deepseek_v2", "deepseek_v3", "glm4_moe_lite"
 CHANGED: dict[str, dict[str, object]] = {
     "olmoe": dict(clip_qkv=8.0),
     "gemma4_text": dict(hidden_size_per_layer_input=16),
@@ -226,6 +230,34 @@ def test_no_bit_depends_on_how_it_is_computed(demo: Engine) -> None:
     sampling = Sampling(max_new_tokens=12, temperature=0.0)
     texts = ["".join(piece.text for piece in demo.generate("The ferry left", sampling) if piece.text) for _ in range(2)]
     assert texts[0] == texts[1] != ""
+
+
+@pytest.mark.parametrize("path", layered(LATENT, quick=lambda arch: arch == "deepseek_v3"), indirect=True)
+def test_no_bit_of_latent_attention_depends_on_how_it_is_computed(path: Path) -> None:
+    how = dict(dtype="bfloat16", format="int4-g32", dense="int4-g32", context=256, sequences=4)
+    ids = torch.randint(3, 250, (150,), generator=torch.Generator().manual_seed(1)).tolist()
+    with unloading(load(path, **how)) as engine:
+        assert engine.wiring.answering.hooked.program is not None
+        share(1)
+        wanted = logits(engine, ids, [150])
+        for threads, cuts in itertools.product((1, 2, 3), ([150], [1] * 20 + [130], [140] + [1] * 10)):
+            share(threads)
+            assert torch.equal(logits(engine, ids, cuts), wanted), (threads, cuts)
+            assert torch.equal(logits(engine, ids, cuts, OTHERS), wanted), (threads, cuts)
+        pool, pipeline = engine.wiring.pool, engine.wiring.measuring
+
+        def read(kv: SequenceKV, some: Sequence[int]) -> torch.Tensor:
+            batch = Batch("prefill", (Share(some, kv, 1),))
+            pipeline.begin(batch)
+            return pipeline.forward(batch, 1).clone()
+
+        kv = pool.take(256)
+        read(kv, ids[:140])
+        kept = kv.memory.stash(kv)
+        read(kv.memory.fresh(), ids[::-1])
+        assert torch.equal(read(kv.memory.put_back(kept, 77), ids[77:]), wanted)
+        pipeline.end()
+        pool.clear()
 
 
 @pytest.mark.parametrize("token", [-1, 1 << 40])

@@ -247,7 +247,13 @@ def trial(module: Any, angles: Angles, dtype: torch.dtype, hidden: int, window: 
     turned = rotary(x, positions[None])
     given = {"position_embeddings": turned, "attention_mask": mask, cache: seen}
     given |= {"shared_kv_states": {}} if "shared_kv_states" in names else {}
-    output = forward(module, x, **given)[0]
+    last = positions + len(angles.cos) - rows
+    output, *other = (
+        forward(module, x, **given, **more)[0]
+        for more in ([{"position_ids": one[None]} for one in (positions, last)] if "position_ids" in names else [{}])
+    )
+    if other and not torch.equal(output, other[0]):
+        raise ModelError("attention in which more than angles depends on positions is not known")
     cos, sin = (table[:rows].contiguous() for table in tables)
     return Trial(x[0], seen.keys[0], seen.values[0], output[0], positions, cos, sin)
 

@@ -49,6 +49,7 @@ KNOWN: dict[str, dict[str, object]] = {  # what the program computes
     "minimax_m2": {},
     "hy_v3": dict(router_scaling_factor=1.5),
     "sarvam_mla": {},
+    "flex_olmo": {},
     "granitemoe": dict(
         embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=6.0, attention_multiplier=0.3
     ),
@@ -70,7 +71,6 @@ UNKNOWN = {  # and why
     "olmoe": "clip_qkv",
     "phimoe": "norms of the kind LayerNorm",
     "granitemoeshared": "it has shared_mlp",
-    "flex_olmo": "it has post_feedforward_layernorm",
     "gemma4_text": "it has embed_tokens_per_layer",
 }
 WINDOWS: dict[str, dict[str, object]] = {

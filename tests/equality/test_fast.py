@@ -23,6 +23,8 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.system.native.compile import widths
+from tests.architectures.trial import random_model as any_random_model
+from tests.architectures.trial import save
 from tests.checkpoints import make_checkpoint, random_model
 from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.loaded import unloading
@@ -31,6 +33,10 @@ from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
 
+YARN = dict(
+    rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=1.0
+)
+SCALED = YARN | dict(llama_4_scaling_beta=0.1, partial_rotary_factor=0.5)
 KNOWN: dict[str, dict[str, object]] = {  # what the program computes
     "qwen3_moe": {},
     "mixtral": {},
@@ -41,13 +47,21 @@ KNOWN: dict[str, dict[str, object]] = {  # what the program computes
     "ernie4_5_moe": {},
     "hunyuan_v1_moe": dict(attention_bias=True),
     "minimax_m2": {},
+    "hy_v3": dict(router_scaling_factor=1.5),
+    "sarvam_mla": {},
+    "flex_olmo": {},
     "granitemoe": dict(
         embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=6.0, attention_multiplier=0.3
     ),
     "gemma4_text": dict(
         hidden_size_per_layer_input=0, attention_k_eq_v=True, global_head_dim=32, final_logit_softcapping=30.0
     ),
+    "deepseek_v2": {},
+    "deepseek_v3": dict(attention_bias=True, rope_parameters=YARN),
+    "glm4_moe_lite": dict(rope_interleave=False),
 }
+WHOLE = "qwen3_vl_moe", "glm4v_moe", "kimi_k25", "mistral3", "qwen3_omni_moe_thinker"  # their text part
+LATENT = "deepseek_v2", "deepseek_v3", "glm4_moe_lite"
 CHANGED: dict[str, dict[str, object]] = {
     "olmoe": dict(clip_qkv=8.0),
     "gemma4_text": dict(hidden_size_per_layer_input=16),
@@ -57,10 +71,7 @@ UNKNOWN = {  # and why
     "olmoe": "clip_qkv",
     "phimoe": "norms of the kind LayerNorm",
     "granitemoeshared": "it has shared_mlp",
-    "flex_olmo": "it has post_feedforward_layernorm",
     "gemma4_text": "it has embed_tokens_per_layer",
-    "deepseek_v2": "rotary embeddings that are not a cosine and a sine",
-    "deepseek_v3": "it has q_a_proj",
 }
 WINDOWS: dict[str, dict[str, object]] = {
     "gpt_oss": {},
@@ -138,6 +149,16 @@ def test_logits_are_near_transformers(path: Path) -> None:
         assert (found - wanted[-1]).abs().max() < CLOSE * wanted[-1].abs().max()
         for cuts in ([1] * len(PROMPT), [10, 9, 5]):
             assert torch.equal(logits(engine, PROMPT, cuts), found), cuts
+
+
+@pytest.mark.parametrize("arch", layered(WHOLE, quick=lambda arch: arch == "qwen3_vl_moe"))
+def test_models_of_text_and_images(arch: str, tmp_path: Path) -> None:
+    path, found = save(any_random_model(arch), tmp_path), []
+    for arithmetic in ("fast", "reference"):
+        with unloading(load(path, dtype="float32", arithmetic=arithmetic)) as engine:
+            assert (engine.wiring.answering.hooked.program is not None) == (arithmetic == "fast")
+            found.append(logits(engine, PROMPT, [10, 9, 5]))
+    assert (found[0] - found[1]).abs().max() < CLOSE * found[1].abs().max()
 
 
 @pytest.mark.parametrize(
@@ -227,6 +248,34 @@ def test_no_bit_depends_on_how_it_is_computed(demo: Engine) -> None:
     assert texts[0] == texts[1] != ""
 
 
+@pytest.mark.parametrize("path", layered(LATENT, quick=lambda arch: arch == "deepseek_v3"), indirect=True)
+def test_no_bit_of_latent_attention_depends_on_how_it_is_computed(path: Path) -> None:
+    how = dict(dtype="bfloat16", format="int4-g32", dense="int4-g32", context=256, sequences=4)
+    ids = torch.randint(3, 250, (150,), generator=torch.Generator().manual_seed(1)).tolist()
+    with unloading(load(path, **how)) as engine:
+        assert engine.wiring.answering.hooked.program is not None
+        share(1)
+        wanted = logits(engine, ids, [150])
+        for threads, cuts in itertools.product((1, 2, 3), ([150], [1] * 20 + [130], [140] + [1] * 10)):
+            share(threads)
+            assert torch.equal(logits(engine, ids, cuts), wanted), (threads, cuts)
+            assert torch.equal(logits(engine, ids, cuts, OTHERS), wanted), (threads, cuts)
+        pool, pipeline = engine.wiring.pool, engine.wiring.measuring
+
+        def read(kv: SequenceKV, some: Sequence[int]) -> torch.Tensor:
+            batch = Batch("prefill", (Share(some, kv, 1),))
+            pipeline.begin(batch)
+            return pipeline.forward(batch, 1).clone()
+
+        kv = pool.take(256)
+        read(kv, ids[:140])
+        kept = kv.memory.stash(kv)
+        read(kv.memory.fresh(), ids[::-1])
+        assert torch.equal(read(kv.memory.put_back(kept, 77), ids[77:]), wanted)
+        pipeline.end()
+        pool.clear()
+
+
 @pytest.mark.parametrize("token", [-1, 1 << 40])
 def test_no_token_is_read_from_outside_of_the_embeddings(demo: Engine, token: int) -> None:
     wanted = logits(demo, [1, 2, 3], [3])
@@ -273,12 +322,23 @@ def test_a_token_in_one_native_call_requests_what_layers_would(
 def test_what_it_does_not_know_is_computed_by_the_reference(
     arch: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = save_tokenizer(make_checkpoint(arch, tmp_path, **CHANGED.get(arch, {})))
+    expect_reference(save_tokenizer(make_checkpoint(arch, tmp_path, **CHANGED.get(arch, {}))), UNKNOWN[arch], caplog)
+
+
+def test_queries_that_are_scaled_by_position(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In texts of more than 64 tokens."""
+    path = save(any_random_model("mistral4", rope_parameters=SCALED), tmp_path)
+    with unloading(load(path, dtype="float32", context=64)) as engine:
+        assert engine.wiring.answering.hooked.program is not None
+    expect_reference(path, "more than angles depends on positions", caplog)
+
+
+def expect_reference(path: Path, why: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "moestro.load"):
         engine = load(path, dtype="float32")
     try:
         assert engine.wiring.answering.hooked.program is None
-        assert "reference arithmetic" in caplog.text and UNKNOWN[arch] in caplog.text
+        assert "reference arithmetic" in caplog.text and why in caplog.text
     finally:
         engine.unload()
 

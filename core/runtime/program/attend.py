@@ -5,6 +5,7 @@ where a prompt was cut. Of a query head, over the blocks in order, with m the gr
     s = score(q . k * scale) of each key; m' = max(m, s...); c = exp(m - m')
     w = exp(s - m'); weights = weights * c, then lane (position mod 8) + w; out = out * c, then fma(w, v, out), by key
 and finally out / total(weights). A sink counts as a weight of 1 in lane 0 at first. Where m' is -inf, 0 stands for it.
+The part of keys that all heads share follows the one of each head in q . k, and begins again with lane 0.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ FIELDS = (
     "k_row_stride",
     "v_head_stride",
     "v_row_stride",
+    "more",
+    "more_row_stride",
 )
-INTEGERS = FIELDS[FIELDS.index("rows") :]
+INTEGERS = tuple(name for name in FIELDS[FIELDS.index("rows") :] if name != "more")
 NO_WINDOW = 1 << 62
 
 
@@ -59,7 +62,8 @@ NO_WINDOW = 1 << 62
 class Attend:
     """Queries and keys have `width` numbers a head, values `values`. A score is scaled, then softcap * tanh(score /
     softcap) where there is a cap. `sinks`: each query head has a further score, without a value. `packed`: rows are of
-    several sequences, each with a cache of its own. `ring`: position p is where p mod ring would be; 0 = where p is."""
+    several sequences, each with a cache of its own. `ring`: position p is where p mod ring would be; 0 = where p is.
+    `more`: further numbers of queries, and of keys, where those of a position are the same for all heads."""
 
     query_heads: int
     heads: int
@@ -71,22 +75,28 @@ class Attend:
     sinks: bool = False
     packed: bool = False
     ring: int = 0
+    more: int = 0
 
     def __post_init__(self) -> None:
         assert self.query_heads % self.heads == 0 and self.ring % BLOCK == 0
+        assert not (self.more and (self.packed or self.ring))
 
     @property
     def group(self) -> int:
         return self.query_heads // self.heads
 
+    @property
+    def query_bytes(self) -> int:
+        return (self.width + self.more) * 4
+
 
 @functools.cache
 def kernel(spec: Attend) -> int:
     """The address of the kernel. Unit head * rows + row is the queries of a row that read a head of keys. q [rows,
-    query_heads, width] and out [rows, query_heads, values], fp32; sinks [query_heads], fp32. The row at p =
+    query_heads, width + more] and out [rows, query_heads, values], fp32; sinks [query_heads], fp32. The row at p =
     positions[row], i64, reads positions max(0, p - window + 1) to p; head h of position p lies at k + h *
     k_head_stride + p * k_row_stride bytes, in the cache's type, and, where rows are packed, offsets[row] bytes, i64,
-    after that."""
+    after that; what heads share of it at more + p * more_row_stride."""
     code = kernel_code("attend")
     together = max(1, QUERIES // spec.group)
     room, at = Room.on_stack(code), fields(code, FIELDS, INTEGERS)
@@ -110,13 +120,14 @@ def kernel(spec: Attend) -> int:
                 count,
                 positions=code.at(at["positions"], row.index, 8),
                 offsets=code.at(at["offsets"], row.index, 8),
-                q=code.at(at["q"], query, spec.width * 4),
+                q=code.at(at["q"], query, spec.query_bytes),
                 out=code.at(at["out"], query, spec.values * 4),
                 sinks=code.at(at["sinks"], first, 4),
                 window=at["window"],
                 k=code.at(at["k"], code.times(head.index, at["k_head_stride"])),
                 v=code.at(at["v"], code.times(head.index, at["v_head_stride"])),
-                strides=(at["k_row_stride"], at["v_row_stride"]),
+                more=at["more"],
+                strides=(at["k_row_stride"], at["v_row_stride"], at["more_row_stride"]),
                 room=room,
                 most=most,
                 weights=weights,
@@ -138,12 +149,14 @@ class _Reach:
         """Those of the block that begins at a position: (first, end)."""
         return largest_of(code, self.begin, block), least_of(code, self.end, code.add(block, BLOCK))
 
-    def turned(self, code: Code, block: str, ring: int, strides: tuple[str, str]) -> _Reach:
+    def turned(self, code: Code, block: str, ring: int, strides: Sequence[str]) -> _Reach:
         """The same for a block that lies where its position mod `ring` would."""
         if not ring:
             return self
         before = code.let(f"sub i64 {code.let(f'urem i64 {block}, {ring}')}, {block}")
-        k, v = (code.at(at, code.times(before, stride)) for at, stride in zip((self.k, self.v), strides, strict=True))
+        k, v = (
+            code.at(at, code.times(before, stride)) for at, stride in zip((self.k, self.v), strides[:2], strict=True)
+        )
         return replace(self, k=k, v=v)
 
 
@@ -164,7 +177,8 @@ class _Tile:
     window: str
     k: str
     v: str
-    strides: tuple[str, str]  # bytes from one position to the next, of keys and of values
+    more: str
+    strides: tuple[str, str, str]  # bytes from one position to the next, of keys, values, and what heads share of keys
     room: Room
     most: str  # the greatest score of each query so far
     weights: str  # the sums of weights of each query so far, by lane
@@ -220,9 +234,9 @@ class _Tile:
     def _share(self, query: str, places: Sequence[int], reach: _Reach, block: str) -> Share:
         """Some queries, of which the first is `query`, over a block."""
         code, spec = self.code, self.spec
-        q, out = code.at(self.q, query, spec.width * 4), code.at(self.out, query, spec.values * 4)
-        numbers = Numbers(spec.width, spec.values, spec.cache, spec.scale, spec.softcap)
-        part, cached = reach.within(code, block), (reach.k, reach.v)
+        q, out = code.at(self.q, query, spec.query_bytes), code.at(self.out, query, spec.values * 4)
+        numbers = Numbers(spec.width, spec.more, spec.values, spec.cache, spec.scale, spec.softcap)
+        part, cached = reach.within(code, block), (reach.k, reach.v, self.more)
         return Share(code, numbers, self.room, places, q, out, block, part, reach.end, cached, self.strides)
 
     def _query(self, row: str, i: str) -> str:

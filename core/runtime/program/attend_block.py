@@ -41,9 +41,10 @@ NONE = fp32(float("-inf"))
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a score is made of, and the widths of keys and of values."""
+    """What a score is made of, and the widths of keys, of their part that all heads share, and of values."""
 
     width: int
+    more: int
     values: int
     cache: torch.dtype
     scale: float
@@ -77,8 +78,8 @@ class Share:
     block: str
     reach: tuple[str, str]
     end: str  # of the keys that are read in all
-    cached: tuple[str, str]  # the addresses of position 0 of keys and of values
-    strides: tuple[str, str]  # bytes from one position to the next
+    cached: tuple[str, str, str]  # the addresses of position 0 of keys, of values, and of the part of keys in common
+    strides: tuple[str, str, str]  # bytes from one position to the next
 
     def attend(self, most: str, weights: str) -> None:
         """Add the block to the outputs, given the addresses of each query's greatest score and sums of weights."""
@@ -119,8 +120,11 @@ class Share:
     def _fetch(self, first: str) -> None:
         """Have eight values from the `first` on, and eight keys of the next block, in the cache when they are read."""
         code, last = self.code, self.code.add(self.end, -1)
-        sizes = [width * self.numbers.cache.itemsize for width in (self.numbers.width, self.numbers.values)]
-        for of, ahead in ((1, 0), (0, BLOCK)):
+        widths = self.numbers.width, self.numbers.values, self.numbers.more
+        sizes = [width * self.numbers.cache.itemsize for width in widths]
+        for of, ahead in ((1, 0), (0, BLOCK), (2, BLOCK)):
+            if not sizes[of]:
+                continue
             for key in range(LANES):
                 place = least_of(code, code.add(first, ahead + key), last)
                 row = code.at(self.cached[of], code.times(place, self.strides[of]))
@@ -203,8 +207,9 @@ class Share:
             for i in range(at_once):
                 for after in (i, i + LANES // 2):
                     key = code.add(code.add(first, pair.index), after)
-                    key = least_of(code, largest_of(code, key, low), code.add(high, -1))  # the others may not be memory
-                    keys.append(code.at(self.cached[0], code.times(key, self.strides[0])))
+                    keys.append(
+                        least_of(code, largest_of(code, key, low), code.add(high, -1))
+                    )  # others may be no memory
             sums, into = self._sums(keys), code.at(self.room.halves, pair.index, self.queries * WIDTH)
             for i in range(at_once):
                 for query in range(self.queries):
@@ -222,15 +227,24 @@ class Share:
         ]
 
     def _sums(self, keys: list[str]) -> list[str]:
-        """The partial sums of each query with each key."""
-        code, width = self.code, self.numbers.width
+        """The partial sums of each query with the keys of some positions."""
         sums = [ZERO] * (self.queries * len(keys))
+        for of, start, width in ((0, 0, self.numbers.width), (2, self.numbers.width, self.numbers.more)):
+            if width:
+                at = [self.code.at(self.cached[of], self.code.times(key, self.strides[of])) for key in keys]
+                sums = self._added(at, start, width, sums)
+        return sums
+
+    def _added(self, keys: list[str], start: int, width: int, sums: list[str]) -> list[str]:
+        """The sums after `width` numbers of each key, by number `start` of a query and those after it."""
+        code, whole = self.code, self.numbers.width + self.numbers.more
 
         def add(first: str | int, count: int, sums: list[str]) -> list[str]:
             seen = [load(code, key, first, count, self.numbers.cache) for key in keys]
             after = []
             for query in range(self.queries):
-                given = load(code, code.at(self.q, self.places[query] * width * 4), first, count, torch.float32)
+                begin = code.at(self.q, (self.places[query] * whole + start) * 4)
+                given = load(code, begin, first, count, torch.float32)
                 after += [fma(code, given, one, sums[query * len(keys) + i]) for i, one in enumerate(seen)]
             return after
 

@@ -214,6 +214,18 @@ def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype
     return form
 
 
+class Trial(NamedTuple):
+    """A module's own results for some random rows."""
+
+    x: torch.Tensor  # [T, H]
+    keys: torch.Tensor  # as it appends them to a KV cache, without a batch: [heads, T, width]
+    values: torch.Tensor
+    output: torch.Tensor  # [T, H]
+    positions: torch.Tensor  # [T], int64
+    cos: torch.Tensor  # [T, rotated / 2]
+    sin: torch.Tensor
+
+
 class _Seen:
     """In place of a KV cache: what a module appends."""
 
@@ -223,63 +235,68 @@ class _Seen:
 
 
 @torch.inference_mode()
+def trial(module: Any, angles: Angles, dtype: torch.dtype, hidden: int, window: int = 0) -> Trial:
+    """A pass of a layer's attention over states [T, hidden]; `window`: of the last tokens, 0 = all."""
+    rotary, *tables = angles
+    rows = min(TRIED, len(angles.cos))
+    x, seen, positions = drawn(dtype, 1, TRIED, hidden)[:, :rows], _Seen(), torch.arange(rows)
+    mask = torch.full((rows, rows), float("-inf"), dtype=dtype)
+    mask = (mask.triu(1) + mask.tril(-window) if window else mask.triu(1))[None, None]
+    names = inspect.signature(type(module).forward).parameters
+    cache = "cache" if "cache" in names else "past_key_values"
+    turned = rotary(x, positions[None])
+    given = {"position_embeddings": turned, "attention_mask": mask, cache: seen}
+    given |= {"shared_kv_states": {}} if "shared_kv_states" in names else {}
+    last = positions + len(angles.cos) - rows
+    output, *other = (
+        forward(module, x, **given, **more)[0]
+        for more in ([{"position_ids": one[None]} for one in (positions, last)] if "position_ids" in names else [{}])
+    )
+    if other and not torch.equal(output, other[0]):
+        raise ModelError("attention in which more than angles depends on positions is not known")
+    cos, sin = (table[:rows].contiguous() for table in tables)
+    return Trial(x[0], seen.keys[0], seen.values[0], output[0], positions, cos, sin)
+
+
+@torch.inference_mode()
 def _tried(form: Attention, module: Any) -> Attention:
     """The form with the order of what is turned and normed that is nearest to the module's keys; raises ModelError
     where keys, values or results differ by more than rounding."""
-    (rotary, *tables), dtype = form.angles, form.cache
-    x, rows = drawn(dtype, 1, TRIED, form.q.inputs), min(TRIED, len(tables[0]))
-    x = x[:, :rows]
-    seen, positions = _Seen(), torch.arange(rows)
-    mask = torch.full((rows, rows), float("-inf"), dtype=dtype)
-    mask = (mask.triu(1) + mask.tril(-form.window) if form.window else mask.triu(1))[None, None]
-    names = inspect.signature(type(module).forward).parameters
-    cache = "cache" if "cache" in names else "past_key_values"
-    angles = rotary(x, positions[None])
-    given = {"position_embeddings": angles, "attention_mask": mask, cache: seen}
-    given |= {"shared_kv_states": {}} if "shared_kv_states" in names else {}
-    wanted = forward(module, x, **given)[0]
-    products = module.q_proj, module.k_proj, module.v_proj or module.k_proj
-    qkv = torch.cat([product(x[0]).float() for product in products], -1).contiguous()
+    seen = trial(module, form.angles, form.cache, form.q.inputs, form.window)
+    rows, products = len(seen.x), (module.q_proj, module.k_proj, module.v_proj or module.k_proj)
+    qkv = torch.cat([product(seen.x).float() for product in products], -1).contiguous()
     first = 0
     for across in form.across or ():
         single(rms.kernel(rms.Rms(across.form)), _in_place(across, qkv[:, first:]), rows)
         first += across.form.width
-    cos, sin = (table[:rows].contiguous() for table in tables)
     best, nearest = form, float("inf")
     last_too = (False, True) if form.kernels()[0].norm else (False,)
     for rotated, interleaved, last in itertools.product((form.rotated, 0), (False, True), last_too):
         tried = replace(form, rotated=rotated, interleaved=interleaved, norm_last=last)
-        off = (_keys(tried, qkv, positions, cos, sin)[1].float() - seen.keys[0].float()).norm()
+        off = (_keys(tried, qkv, seen)[1].float() - seen.keys.float()).norm()
         if off < nearest:
             best, nearest = tried, float(off)
-    q, keys, values = _keys(best, qkv, positions, cos, sin)
+    q, keys, values = _keys(best, qkv, seen)
     out = torch.empty(rows, form.query_heads * form.width)
-    at = {"q": q, "k": keys, "v": values, "out": out, "positions": positions}
+    at = {"q": q, "k": keys, "v": values, "out": out, "positions": seen.positions}
     where = {name: one.data_ptr() for name, one in at.items()} | _strides(form, rows) | form.addresses()[1]
     single(
         attend.kernel(best.kernels()[1]),
         named(attend.FIELDS, rows=rows, window=form.window or attend.NO_WINDOW, **where),
         rows * form.heads,
     )
-    if not (
-        near(keys, seen.keys[0]) and near(values, seen.values[0]) and near(module.o_proj(out.to(dtype)), wanted[0])
-    ):
+    output = module.o_proj(out.to(form.cache))
+    if not (near(keys, seen.keys) and near(values, seen.values) and near(output, seen.output)):
         raise ModelError(f"{type(module).__name__} computes in a way that is not known")
     return best
 
 
-def _keys(
-    form: Attention,
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _keys(form: Attention, qkv: torch.Tensor, seen: Trial) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries [T, query_heads * width], keys and values [heads, T, width] after the first kernel."""
     rows = len(qkv)
     q = torch.empty(rows, form.query_heads * form.width)
     keys, values = (torch.empty(form.heads, rows, form.width, dtype=form.cache) for _ in range(2))
-    at = {"qkv": qkv, "cos": cos, "sin": sin, "positions": positions, "q": q, "k": keys, "v": values}
+    at = {"qkv": qkv, "cos": seen.cos, "sin": seen.sin, "positions": seen.positions, "q": q, "k": keys, "v": values}
     given = {name: one.data_ptr() for name, one in at.items()} | _strides(form, rows)
     kernel = rotate.kernel(form.kernels()[0])
     single(kernel, named(rotate.FIELDS, **given, **form.addresses()[0]), rows * form.heads)

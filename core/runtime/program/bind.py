@@ -23,6 +23,7 @@ from core.hf.text_to_text import empty_cache
 from core.runtime.program import beside
 from core.runtime.program.attention import Angles, attention_of
 from core.runtime.program.feed_forward import Dense, Routed, dense_of, routed_of
+from core.runtime.program.latent_attention import LATENT, latent_of
 from core.runtime.program.mixer import Mixer
 from core.runtime.program.weights import FP32, NormWeight, Weight, forward, known, near, norm_of, weight_of
 from core.system.text_config import text_config
@@ -40,17 +41,21 @@ ROTATIONS = (
     "yarn",
     "proportional",
 )  # whose angles do not depend on the length of a text
+PLACES = (  # of norms: before the mixer, of what it adds, before the rest, of what that adds
+    ("input_layernorm", "", "post_attention_layernorm", ""),
+    ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A decoder layer. `mixed` and `added` are norms of what the mixer, and what the rest, add to the residual stream,
-    which is multiplied by `factor` [1], fp32, at last."""
+    """A decoder layer. Its mixer and its rest read the residual stream, normed where there is a norm before them.
+    `mixed` and `added` are norms of what they add to it; it is multiplied by `factor` [1], fp32, at last."""
 
-    before: NormWeight
+    before: NormWeight | None
     mixer: Mixer
-    after: NormWeight
-    after_module: nn.Module  # this norm, whose hooks get the residual stream
+    after: NormWeight | None
+    after_module: nn.Module | None  # this norm, whose hooks get the residual stream
     rest: Dense | Routed
     mixed: NormWeight | None = None
     added: NormWeight | None = None
@@ -119,6 +124,9 @@ def _bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
     residual = {float(getattr(layer, "residual_multiplier", 1.0)) for layer in inner.layers}
     if len(residual) > 1:
         raise ModelError("layers with different multipliers are not known")
+    multiplied = residual != {1.0} or any(layer.factor is not None for layer in found)
+    if multiplied and any(layer.before is None or layer.after is None for layer in found):
+        raise ModelError("multipliers without a norm before what reads the residual stream are not known")
     scales = (
         float(getattr(inner, "embedding_multiplier", 1.0)) * _factor(embedding),
         *residual,
@@ -142,18 +150,23 @@ def _factor(embedding: Any) -> float:
 
 def _layer(layer: Any, sites: dict[int, ExpertsSite], angles: Angles, kept: Reserved, dtype: torch.dtype) -> Layer:
     """`sites`: those of the layers from here on, by their blocks; `kept`: what the KV cache has of the layer."""
-    mixer = attention_of(layer.self_attn, angles, kept, dtype)
+    mixer = (latent_of if hasattr(layer.self_attn, LATENT) else attention_of)(layer.self_attn, angles, kept, dtype)
     if (site := sites.pop(id(layer), None)) is not None:
         return _beside(layer, mixer, site, dtype)
     block = next((name for name in BLOCKS if hasattr(layer, name)), BLOCKS[0])
-    known(layer, ("self_attn", block, "input_layernorm", "post_attention_layernorm"))
+    of = {name for name, _ in layer.named_children() if "norm" in name}
+    places = next((names for names in PLACES if of == {*names} - {""}), PLACES[0])
+    known(layer, ("self_attn", block, *filter(None, places)))
+    before, mixed, after, added = [norm_of(getattr(layer, name)) if name else None for name in places]
     site = sites.pop(id(getattr(layer, block)), None)
     return Layer(
-        norm_of(layer.input_layernorm),
+        before,
         mixer,
-        norm_of(layer.post_attention_layernorm),
-        layer.post_attention_layernorm,
+        after,
+        getattr(layer, places[2]) if places[2] else None,
         dense_of(getattr(layer, block), dtype) if site is None else routed_of(site, dtype),
+        mixed,
+        added,
     )
 
 
@@ -175,6 +188,8 @@ def _angles(module: Any, context: int, kind: str) -> Angles:
     by_kind = "layer_type" in inspect.signature(type(module).forward).parameters
     of = functools.partial(module, layer_type=kind) if by_kind else module
     found = of(torch.empty(1, dtype=FP32), torch.arange(context)[None])
+    if isinstance(found, torch.Tensor) and found.is_complex():
+        return Angles(of, *(one[0].float().contiguous() for one in (found.real, found.imag)))
     if not isinstance(found, tuple) or len(found) != 2 or any(one.is_complex() for one in found):
         raise ModelError("rotary embeddings that are not a cosine and a sine are not known")
     half = found[0].shape[-1] // 2

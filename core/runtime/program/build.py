@@ -22,7 +22,7 @@ from core.runtime.program.experts import ExpertKernels
 from core.runtime.program.feed_forward import Dense, Routed
 from core.runtime.program.mixer import Text, norm, some
 from core.runtime.program.several import several
-from core.runtime.program.weights import FP32, Weight
+from core.runtime.program.weights import FP32, NormWeight, Weight
 
 STEPS, ROOM = 48, 12288  # steps of a layer without its mixer, and bytes of their arguments
 ROOM_OF_STEP = 256  # bytes of the arguments of a mixer's step
@@ -132,10 +132,10 @@ class Builder:
         rows.ones.fill_(1)
         return rows
 
-    def scratch(self, name: str, width: int) -> torch.Tensor:
+    def scratch(self, name: str, width: int, most: int = 0) -> torch.Tensor:
         found = self._scratch.get((name, width))
         if found is None:
-            found = self._scratch[name, width] = torch.empty(self.count, width)
+            found = self._scratch[name, width] = torch.empty(min(self.count, most or self.count), width)
         return found
 
     def angles(self, table: torch.Tensor) -> torch.Tensor:
@@ -153,16 +153,16 @@ class Builder:
 
     def _layer(self, number: int, layer: Layer) -> Routing | None:
         """The steps of a layer: the residual stream gets what the experts of the layer before add."""
-        scale, rest, rows, steps = self._form.residual_scale, layer.rest, self._rows, self.steps
+        rest, rows, steps = layer.rest, self._rows, self.steps
         last = self._form.layers[number - 1] if number else None
         if last is not None:
             self._added(last)
         delta, factor = (rows.delta, last.factor) if last is not None else (None, None)
-        steps.add(norm(layer.before, rows.x, delta, rows.normed, scale, factor))
+        self._read(layer.before, delta, factor)
         layer.mixer.add(self, number, rows.normed, rows.mixed)
         if layer.mixed is not None:
             steps.add(norm(layer.mixed, rows.mixed, None, rows.mixed))
-        steps.add(norm(layer.after, rows.x, rows.mixed, rows.normed, scale))
+        self._read(layer.after, rows.mixed)
         if isinstance(rest, Dense):
             self._dense(rest, rows.delta)
             return None
@@ -171,6 +171,16 @@ class Builder:
         if rest.shared_gate is not None:
             self.product((rest.shared_gate,), rows.normed, (rows.shared_gate,))
         return self._routed(layer, rest)
+
+    def _read(self, of: NormWeight | None, delta: torch.Tensor | None, factor: torch.Tensor | None = None) -> None:
+        """Add to the residual stream, and have it, normed if there is a norm, in `normed`."""
+        rows = self._rows
+        if of is not None:
+            self.steps.add(norm(of, rows.x, delta, rows.normed, self._form.residual_scale, factor))
+            return
+        if delta is not None:
+            self._combine(delta, rows.x, "plain", rows.x)
+        self._combine(rows.x, rows.normed)
 
     def _routed(self, layer: Layer, rest: Routed) -> Routing:
         """A router, and the experts of one row."""
@@ -234,13 +244,19 @@ class Builder:
             if rest.beside is not None:
                 self.steps.add(norm(rest.beside.after_experts, rows.delta, None, rows.delta))
                 self.steps.add(norm(rest.beside.after_shared, rows.shared, None, rows.shared))
-            form = combine.Combine(self._form.hidden, 1, "gated" if rest.shared_gate is not None else "plain")
-            at = {"experts": rows.delta, "out": rows.delta, "weights": rows.ones, "shared": rows.shared}
-            at["shared_gate"] = rows.shared_gate
-            given = named(combine.FIELDS, pairs=numbered(0), **{name: one.data_ptr() for name, one in at.items()})
-            self.steps.add(Work(combine.kernel(form), given, self.count, some(self.count)))
+            self._combine(rows.delta, rows.delta, "gated" if rest.shared_gate is not None else "plain", rows.shared)
         if layer.added is not None:
             self.steps.add(norm(layer.added, rows.delta, None, rows.delta))
+
+    def _combine(
+        self, x: torch.Tensor, out: torch.Tensor, how: combine.Shared = "", more: torch.Tensor | None = None
+    ) -> None:
+        """out = x, plus `more`, or that times its gate."""
+        rows, form = self._rows, combine.Combine(self._form.hidden, 1, how)
+        at = {"experts": x, "out": out, "weights": rows.ones, "shared": out if more is None else more}
+        at["shared_gate"] = rows.shared_gate
+        given = named(combine.FIELDS, pairs=numbered(0), **{name: one.data_ptr() for name, one in at.items()})
+        self.steps.add(Work(combine.kernel(form), given, self.count, some(self.count)))
 
     def product(self, weights: Sequence[Weight], x: torch.Tensor, outs: Sequence[torch.Tensor]) -> list[int]:
         """Each of `outs` = x times a weight, all in one step -> where the GIVEN numbers of each are."""
@@ -279,4 +295,8 @@ def _hooks(routing: Routing) -> list[Mapping[int, object]]:
     """The hooks around a layer's experts, as they are at any time."""
     router, module = routing.rest.site.router, routing.rest.site.module
     before = routing.layer.after_module, router, module
-    return [*[one._forward_pre_hooks for one in before], router._forward_hooks, module._forward_hooks]
+    return [
+        *[one._forward_pre_hooks for one in before if one is not None],
+        router._forward_hooks,
+        module._forward_hooks,
+    ]

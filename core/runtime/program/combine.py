@@ -27,6 +27,7 @@ from core.runtime.program.vectors import (
 
 FIELDS = ("experts", "pairs", "weights", "shared", "shared_gate", "out")
 AT_ONCE = 8  # vectors of sums
+Shared = Literal["", "plain", "gated"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Combine:
 
     width: int
     chosen: int
-    shared: Literal["", "plain", "gated"] = ""
+    shared: Shared = ""
 
 
 @functools.cache

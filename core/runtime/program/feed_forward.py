@@ -32,7 +32,12 @@ from core.runtime.program.weights import (
     weight_of,
 )
 
-SAME = 0.8  # of random rows that a rule has to send to the router's own experts: equal scores may come in another order
+SCALES = "routed_scaling_factor", "router_scaling_factor", "route_scale"  # of weights
+COUNTS = "n_group", "num_group", "n_groups"  # of groups of experts
+GROUPED = 4 * TRIED  # random rows for a router that may have such: rules for choosing groups differ in few rows
+SAME = (
+    0.9  # of random rows for which a rule has to choose the router's own logits: scores may be equal where these differ
+)
 EPSILON = 1e-20  # added to totals of sigmoids by all models with such routers: no trial shows it
 ACTIVATIONS = Gate(1), Gate(1, "gelu_tanh")
 
@@ -117,7 +122,8 @@ def routed_of(site: ExpertsSite, dtype: torch.dtype) -> Routed:
     own = [name for name, one in block.named_parameters(recurse=False) if one.numel() == site.num_experts]
     known(block, (*names, *own, *(name for name in (shared, shared_gate) if name)))
     router, vectors = _matrix(site)
-    seen = _seen(site, drawn(dtype, TRIED, router.shape[1]))
+    rows = GROUPED if _numbers(site, COUNTS) else TRIED
+    seen = _seen(site, drawn(dtype, rows, router.shape[1]))
     _combined(seen, getattr(block, shared) if shared else None, getattr(block, shared_gate) if shared_gate else None)
     bias = _bias(seen, router, vectors)
     rule, correction = _rule(site, seen, [one for one in vectors if one is not bias])
@@ -198,25 +204,30 @@ def _combined(seen: _Seen, shared: Any, shared_gate: Any) -> None:
 def _rule(site: ExpertsSite, seen: _Seen, vectors: list[torch.Tensor]) -> tuple[Route, torch.Tensor | None]:
     """How experts are chosen and weighed."""
     logits = seen.router.logits.float().contiguous()
-    wanted_ids, order = seen.ids.sort(-1)
-    wanted = seen.weights.gather(-1, order)
+    wanted_logits, order = logits.gather(-1, seen.ids).sort(-1)
+    wanted, best, most = seen.weights.gather(-1, order), None, 0.0
     for rule, correction in _rules(site, vectors):
         ids, weights = torch.empty(len(logits), rule.chosen, dtype=torch.int64), torch.empty(len(logits), rule.chosen)
         at = {"logits": logits, "ids": ids, "weights": weights} | ({} if correction is None else {"bias": correction})
         given = named(route.FIELDS, **{name: one.data_ptr() for name, one in at.items()})
         single(route.kernel(rule), given, len(logits))
-        ids, order = ids.sort(-1)
-        same = (ids == wanted_ids).all(-1)
+        chosen, order = logits.gather(-1, ids).sort(-1)
+        same = (chosen == wanted_logits).all(-1)
         found = weights.gather(-1, order)
-        if same.float().mean() >= SAME and torch.allclose(found[same], wanted[same], rtol=CLOSE, atol=1e-4):
-            return rule, correction
+        agree = float(same.float().mean())
+        if agree >= SAME and agree > most and torch.allclose(found[same], wanted[same], rtol=CLOSE, atol=1e-4):
+            best, most = (rule, correction), agree
+            if most == 1:
+                break
+    if best is not None:
+        return best
     raise ModelError(f"{type(site.router).__name__} weighs experts by a rule that is not known")
 
 
 def _rules(site: ExpertsSite, vectors: list[torch.Tensor]) -> Iterator[tuple[Route, torch.Tensor | None]]:
     """Rules that a router may have: those that use more of what it has come first."""
-    scales = {float(value) for value in _numbers(site, ("routed_scaling_factor", "route_scale"))} - {1.0}
-    count = next(iter(_numbers(site, ("n_group", "num_group", "n_groups"))), 1)
+    scales = {float(value) for value in _numbers(site, SCALES)} - {1.0}
+    count = next(iter(_numbers(site, COUNTS)), 1)
     kept = next(iter(_numbers(site, ("topk_group",))), 1)
     groups: list[Groups | None] = [None]
     if count > kept:
@@ -224,7 +235,9 @@ def _rules(site: ExpertsSite, vectors: list[torch.Tensor]) -> Iterator[tuple[Rou
         groups[:0] = [Groups(int(count), size, int(kept), best) for best in (2, 1) if best <= size]
     scores: tuple[Score, ...] = ("softmax", "sigmoid") if not vectors else ("sigmoid", "softmax")
     plain = Route(site.num_experts, site.top_k)
-    for grouped, correction, score, scale in itertools.product(groups, (*vectors, None), scores, (*scales, 1.0)):
+    nothing = torch.zeros(site.num_experts)  # so that scores are added up to those of groups, not logits
+    for grouped, vector, score, scale in itertools.product(groups, (*vectors, None), scores, (*scales, 1.0)):
+        correction = nothing if vector is None and grouped is not None and grouped.best > 1 else vector
         for renormalised in (False, True):
             yield (
                 replace(

@@ -34,8 +34,9 @@ class Pass(Protocol):
     count: int  # rows of all texts
     positions: int  # the address of their positions, i64
 
-    def scratch(self, name: str, width: int) -> torch.Tensor:
-        """[T, width] fp32, the same for the same name and width: whatever asks for it writes it anew."""
+    def scratch(self, name: str, width: int, most: int = 0) -> torch.Tensor:
+        """[T, width] fp32, or of `most` rows where T is more than that, the same for the same name and width: whatever
+        asks for it writes it anew."""
 
     def angles(self, table: torch.Tensor) -> torch.Tensor:
         """The rows [T, n] of a table [context, n] at the positions."""

@@ -121,7 +121,7 @@ class Program:
     def _experts(self, routing: Routing, rows: Rows, experts: Experts) -> torch.Tensor:
         """What the experts of a layer add to the residual stream; calls the hooks around them."""
         site, dtype, after = routing.rest.site, self.form.dtype, routing.layer.after_module
-        if after._forward_pre_hooks:
+        if after is not None and after._forward_pre_hooks:
             _before(after, (rows.x.to(dtype),))
         if site.router._forward_hooks or site.router._forward_pre_hooks:
             beside = routing.rest.beside is not None  # of its own norm, which returns the shares of all experts

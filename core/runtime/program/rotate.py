@@ -108,25 +108,29 @@ def kernel(spec: Rotate) -> int:
 
             return some
 
-        def turn(index: str, weight: str, out: str, dtype: torch.dtype) -> None:
+        def rotate(x: Load, out: str, dtype: torch.dtype, cos: str = cos, sin: str = sin) -> None:
+            turn(code, spec.rotated, spec.interleaved, x, cos, sin, out, dtype)
+            copy(code, x, spec.width, out, dtype, spec.rotated)
+
+        def put(index: str, weight: str, out: str, dtype: torch.dtype) -> None:
             x = numbers(index)
             if spec.norm is None:
-                _turn(code, spec, x, cos, sin, out, dtype)
+                rotate(x, out, dtype)
             elif spec.norm_last:
-                _turn(code, spec, x, cos, sin, made, torch.float32)
+                rotate(x, made, torch.float32)
                 turned = functools.partial(load, code, made, dtype=torch.float32)
-                _copy(code, _normed(code, spec.norm, turned, weight), spec.width, out, dtype)
+                copy(code, normed(code, spec.norm, turned, weight), spec.width, out, dtype)
             else:
-                _turn(code, spec, _normed(code, spec.norm, x, weight), cos, sin, out, dtype)
+                rotate(normed(code, spec.norm, x, weight), out, dtype)
 
         first = code.times(head, group)
         with code.loop(first, code.add(first, group)) as each:
-            turn(each.index, at["q_weight"], code.at(q, each.index, size), torch.float32)
-        turn(code.add(head, spec.query_heads), at["k_weight"], k, spec.cache)
+            put(each.index, at["q_weight"], code.at(q, each.index, size), torch.float32)
+        put(code.add(head, spec.query_heads), at["k_weight"], k, spec.cache)
         values = numbers(code.add(head, spec.query_heads + spec.heads))
         if spec.value_norm:
-            values = _normed(code, spec.value_norm, values, "")
-        _copy(code, values, spec.width, v, spec.cache)
+            values = normed(code, spec.value_norm, values, "")
+        copy(code, values, spec.width, v, spec.cache)
     return code_address(code)
 
 
@@ -136,7 +140,7 @@ def _cached(code: Code, at: dict[str, str], name: str, head: str, position: str)
     return code.at(begin, code.times(position, at[f"{name}_row_stride"]))
 
 
-def _normed(code: Code, norm: Norm, x: Load, weight: str) -> Load:
+def normed(code: Code, norm: Norm, x: Load, weight: str) -> Load:
     """The numbers of a head after a norm."""
     squares = ZERO
     for first, count in pieces(norm.width):
@@ -146,17 +150,19 @@ def _normed(code: Code, norm: Norm, x: Load, weight: str) -> Load:
     return lambda first, count: scaled(code, norm, x(first, count), factor, weight, first, count)
 
 
-def _copy(code: Code, x: Load, width: int, out: str, dtype: torch.dtype, start: int = 0) -> None:
+def copy(code: Code, x: Load, width: int, out: str, dtype: torch.dtype, start: int = 0) -> None:
     """Store the numbers of a head from `start` on, each rounded once."""
     for first, count in pieces(width - start):
         store(code, x(start + first, count), out, start + first, count, dtype)
 
 
-def _turn(code: Code, spec: Rotate, x: Load, cos: str, sin: str, out: str, dtype: torch.dtype) -> None:
-    """Rotate a head and store it."""
-    half = spec.rotated // 2
+def turn(
+    code: Code, rotated: int, interleaved: bool, x: Load, cos: str, sin: str, out: str, dtype: torch.dtype
+) -> None:
+    """Rotate the first numbers of a head and store them."""
+    half = rotated // 2
     for first, count in pieces(half):
-        if spec.interleaved:
+        if interleaved:
             left = min(LANES, 2 * count)
             both = [x(2 * first, left), x(2 * first + left, 2 * count - left) if 2 * count > left else ZERO]
             a, b = (code.pick(FLOATS, both[0], range(start, 16, 2), both[1]) for start in (0, 1))
@@ -165,7 +171,7 @@ def _turn(code: Code, spec: Rotate, x: Load, cos: str, sin: str, out: str, dtype
         c, s = (load(code, table, first, count, torch.float32) for table in (cos, sin))
         away = code.let(f"fneg {FLOATS} {op(code, 'fmul', b, s)}")
         one, other = fma(code, a, c, away), fma(code, b, c, op(code, "fmul", a, s))
-        if spec.interleaved:
+        if interleaved:
             for start in range(0, 2 * count, LANES):
                 places = [place for i in range(start // 2, start // 2 + 4) for place in (i, i + LANES)]
                 mixed = code.pick(FLOATS, one, places, other)
@@ -173,4 +179,3 @@ def _turn(code: Code, spec: Rotate, x: Load, cos: str, sin: str, out: str, dtype
         else:
             store(code, one, out, first, count, dtype)
             store(code, other, out, half + first, count, dtype)
-    _copy(code, x, spec.width, out, dtype, spec.rotated)

@@ -26,6 +26,8 @@ CASES = [
     Attend(3, 1, 144, 136, BF16, 0.08, sinks=True),
     Attend(5, 1, 8, 8, FP32, 0.35, softcap=0.5, sinks=True),
     Attend(9, 1, 16, 32, BF16, 0.25),
+    Attend(6, 2, 72, 20, BF16, 0.12, more=16),
+    Attend(1, 1, 12, 12, FP32, 0.3, more=4, sinks=True),
 ]
 
 
@@ -34,12 +36,14 @@ class Rows:
 
     def __init__(self, spec: Attend, positions: torch.Tensor, seed: int, *, capacity: int = 0, wild: bool = False):
         self.spec, self.positions, written = spec, positions, int(positions.max()) + 1
-        self.q = drawn(seed, len(positions), spec.query_heads, spec.width, wild=wild) * 2
+        self.q = drawn(seed, len(positions), spec.query_heads, spec.width + spec.more, wild=wild) * 2
         capacity = max(capacity, written)
         self.k = torch.full((spec.heads, capacity, spec.width), torch.nan).to(spec.cache)
         self.v = torch.full((capacity, spec.heads, spec.values), torch.nan).to(spec.cache)  # another order of strides
         self.k[:, :written] = drawn(seed + 1, spec.heads, written, spec.width, wild=wild).to(spec.cache)
         self.v[:written] = drawn(seed + 2, written, spec.heads, spec.values, wild=wild).to(spec.cache)
+        self.more = torch.full((capacity, spec.more), torch.nan).to(spec.cache)
+        self.more[:written] = drawn(seed + 4, written, spec.more or 1, wild=wild)[:, : spec.more].to(spec.cache)
         self.sinks = drawn(seed + 3, spec.query_heads)
         self.out = torch.empty(len(positions), spec.query_heads, spec.values)
 
@@ -68,14 +72,22 @@ class Rows:
             k_row_stride=self.spec.width * size,
             v_head_stride=self.spec.values * size,
             v_row_stride=self.spec.heads * self.spec.values * size,
+            more=self.more,
+            more_row_stride=self.spec.more * size,
         )
         return self.out
 
     def known(self, window: int = NO_WINDOW) -> torch.Tensor:
+        width, filling = self.spec.width, -self.spec.width % 8 if self.spec.more else 0  # up to the next lane 0
+
+        def filled(own: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+            return torch.cat([own, own.new_zeros(*own.shape[:-1], filling), shared], -1)
+
+        keys = filled(self.k.float(), self.more.float().expand(self.spec.heads, -1, -1))
         return torch.from_numpy(
             oracle.attend(
-                self.q.numpy(),
-                self.k.float().numpy(),
+                filled(self.q[..., :width], self.q[..., width:]).numpy(),
+                keys.numpy(),
                 self.v.float().transpose(0, 1).numpy(),
                 self.positions.numpy(),
                 scale=self.spec.scale,
@@ -207,6 +219,7 @@ def test_a_row_has_the_same_bits_alone_and_for_any_capacity(spec: Attend) -> Non
         alone = Rows(spec, positions[row : row + 1], 5)
         alone.q, alone.sinks = together.q[row : row + 1], together.sinks
         alone.k[:], alone.v[:] = together.k[:, : position + 1], together.v[: position + 1]
+        alone.more[:] = together.more[: position + 1]
         same(alone.compute(), together.out[row : row + 1])
 
 

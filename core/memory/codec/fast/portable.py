@@ -20,6 +20,24 @@ def product(matrix: Matrix, slot: torch.Tensor, x: torch.Tensor) -> torch.Tensor
     return torch.cat([by(matrix, slot, some.float()) for some in x.split(step)])
 
 
+def weights(matrix: Matrix, slot: torch.Tensor) -> torch.Tensor:
+    """The weights of a matrix in a slot as `core.memory.codec.fast.unpack` reads them: [out, in] in fp32."""
+    if not matrix.bits:
+        return _part(slot, matrix.codes, matrix.outputs, matrix.inputs).float()
+    codes = _codes(matrix, slot)
+    if matrix.table:
+        entries = torch.tensor(TABLES[matrix.table])[codes.long()]
+    else:
+        entries = codes.float() - (0 if matrix.bits == 8 else 1 << matrix.bits - 1)
+    group = matrix.group or matrix.inputs
+    shape = matrix.outputs, matrix.inputs // group
+    assert matrix.scale is not None
+    scale = scales(_part(slot, matrix.scale, *shape)).repeat_interleave(group, 1)
+    if matrix.zero is None:
+        return entries * scale
+    return fma(entries, scale, _part(slot, matrix.zero, *shape).float().repeat_interleave(group, 1))
+
+
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """a * b + c of fp32, rounded once: the product is exact in fp64, whose sum is rounded to odd before it is rounded
     to fp32, so that no number is rounded twice."""
@@ -57,18 +75,23 @@ def _part(slot: torch.Tensor, part: Part, *shape: int) -> torch.Tensor:
 
 def _integers(matrix: Matrix, slot: torch.Tensor) -> tuple[torch.Tensor, float]:
     """Codes as integers [out, in] in fp64, and the number that one of them stands for."""
+    codes = _codes(matrix, slot)
+    if matrix.table:
+        unit = UNITS[matrix.table]
+        entries = torch.tensor([round(value * unit) for value in TABLES[matrix.table]], dtype=torch.float64)
+        return entries[codes.long()], 1 / unit
+    return codes.double() - (0 if matrix.bits == 8 else 1 << matrix.bits - 1), 1.0
+
+
+def _codes(matrix: Matrix, slot: torch.Tensor) -> torch.Tensor:
+    """[out, in]."""
     planes = [_part(slot, matrix.codes, matrix.outputs, matrix.inputs * min(matrix.bits, 8) // 8)]
     if matrix.high is not None:
         planes = [
             _part(slot, matrix.codes, matrix.outputs, matrix.inputs // 4),
             _part(slot, matrix.high, matrix.outputs, matrix.inputs // 8),
         ]
-    codes = unpack(planes, matrix.bits)
-    if matrix.table:
-        unit = UNITS[matrix.table]
-        entries = torch.tensor([round(value * unit) for value in TABLES[matrix.table]], dtype=torch.float64)
-        return entries[codes.long()], 1 / unit
-    return codes.double() - (0 if matrix.bits == 8 else 1 << matrix.bits - 1), 1.0
+    return unpack(planes, matrix.bits)
 
 
 def _coded(matrix: Matrix, slot: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

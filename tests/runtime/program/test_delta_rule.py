@@ -39,7 +39,7 @@ class Heads:
         spec, rows = self.spec, slice(begin, end)
         out = torch.empty(end - begin, spec.value_heads, spec.value_width)
         of_rows = {name: getattr(self, name)[rows] for name in ("mixed", "products", "decays", "rates")}
-        call(kernel(spec), FIELDS, spec.units, splits, rows=end - begin, state=state, out=out, **of_rows)
+        call(kernel(spec), FIELDS, spec.value_heads, splits, rows=end - begin, state=state, out=out, **of_rows)
         return out
 
 

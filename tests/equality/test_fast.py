@@ -203,7 +203,7 @@ def distance(path: Path, **how: object) -> float:
     for arithmetic in ("fast", "reference"):
         settings = Settings({"predictor": "none"})
         with unloading(
-            Engine.load(LoadSpec.checked(str(path), settings, arithmetic=arithmetic, **{"dtype": "bfloat16"} | how))
+            Engine.load(LoadSpec.checked(str(path), settings, arithmetic=arithmetic, dtype="bfloat16", **how))
         ) as engine:
             assert (engine.wiring.answering.hooked.program is not None) == (arithmetic == "fast")
             found.append(logits(engine, PROMPT, [len(PROMPT)], keep=len(PROMPT)).float())

@@ -1,13 +1,14 @@
 """KV cache layers of fixed size: the memory that the budget reserved is allocated once and reused.
 
 transformers' own layers concatenate the whole cache for every token; these write in place. The states of linear
-attention and short convolutions have one size for every context: transformers' own code keeps them, and this module
-counts their bytes. A layer of any other kind is refused by name, because its size cannot be guaranteed.
+attention and short convolutions have one size for every context: transformers' own code, or a pass by address, keeps
+them, and this module counts their bytes. A layer of any other kind is refused by name, because its size cannot be
+guaranteed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from transformers.cache_utils import (
 )
 
 from core.errors import ModelError
-from core.hf.reserved_layers import Copied, Reserved, ReservedLayer, ReservedWindow, noise
+from core.hf.reserved_layers import Copied, Held, Part, Reserved, ReservedLayer, ReservedWindow, noise
 from core.hf.reserved_tensor import Allocated, ReservedTensor, on_host
 
 
@@ -35,6 +36,23 @@ class ReservedStates(Reserved, LinearAttentionLayer):
         super().lazy_initialization(*args, **kwargs)
         before, self.state_bytes = self.state_bytes, sum(t.numel() * t.itemsize for t in self.states())
         self.allocated.bytes += self.state_bytes - before
+
+    def allocate(self, parts: Sequence[Part]) -> None:
+        *others, (conv, dtype), (recurrent, other) = parts
+        super().allocate(others)
+        if self.conv_states[0] is None:
+            self.lazy_initialization(conv_states=torch.empty(1, *conv, dtype=dtype))
+        if self.recurrent_states[0] is None:
+            self.lazy_initialization(recurrent_states=torch.empty(1, *recurrent, dtype=other))
+
+    def grow(self, count: int) -> None:
+        super().grow(count)
+        for at in self.conv_states:
+            self.has_previous_state[at] = True
+
+    def held(self) -> Held:
+        positions, others = super().held()
+        return Held(positions, (*others, *(state.data_ptr() for state in self.states())))
 
     def states(self) -> list[torch.Tensor]:
         """The states, once the first pass has allocated them."""

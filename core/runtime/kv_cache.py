@@ -257,6 +257,7 @@ class KVCache:
         kv.give_up()
         return self._taken(after)
 
+    @torch.inference_mode()
     def rollback(self, kv: SequenceKV, checkpoints: Sequence[StateCheckpoint] = ()) -> bool:
         """After an aborted pass, restore the tokens of before it. False where that is impossible: what cannot be
         cut is lost, unless one of `checkpoints` is of that length."""

@@ -14,8 +14,9 @@ from torch import nn
 from core.errors import ModelError
 from core.hf.reserved_layers import Part, Reserved, ReservedWindow
 from core.memory.codec.fast.steps import Work, named, single
-from core.runtime.program import attend, rms, rotate
+from core.runtime.program import attend, gated_heads, rms, rotate
 from core.runtime.program.attend import Attend
+from core.runtime.program.gated_heads import GatedHeads
 from core.runtime.program.mixer import Pass, norm, row_at, some
 from core.runtime.program.rms import Norm
 from core.runtime.program.rotate import Rotate
@@ -49,7 +50,8 @@ class Angles(NamedTuple):
 class Attention:
     """Of heads of `width` numbers, of which the first `rotated` are turned. A norm of queries and keys is of each head,
     before it is turned or after it, or of all heads at once, before. `window`: a token reads the keys of the last so
-    many, with its own; 0 = of all. `ring`: positions that there is memory for, where these are fewer than the
+    many, with its own; 0 = of all. `gates` [query_heads], int64: where each head's begin in the product, whose sigmoid
+    it is multiplied by. `ring`: positions that there is memory for, where these are fewer than the
     context's; else 0."""
 
     q: Weight
@@ -72,11 +74,12 @@ class Attention:
     value_norm: Norm | None = None  # without weights
     interleaved: bool = False
     norm_last: bool = False
+    gates: torch.Tensor | None = None
 
     @property
     def outputs(self) -> int:
         """Numbers of the product of queries, keys and values."""
-        return (self.query_heads + 2 * self.heads) * self.width
+        return self.q.outputs + self.k.outputs + self.v.outputs
 
     @property
     def across(self) -> tuple[NormWeight, NormWeight] | None:
@@ -98,7 +101,7 @@ class Attention:
         return iter((self.q, self.k, self.v, self.o))
 
     def steps_of(self, texts: Sequence[int]) -> int:
-        return 6 + 2 * sum([len(self._written(rows)) for rows in texts])
+        return 7 + 2 * sum([len(self._written(rows)) for rows in texts])
 
     def _written(self, rows: int) -> range:
         """The first of the rows that are written together, and then read: as many as leave what they read."""
@@ -134,7 +137,16 @@ class Attention:
                 given = named(attend.FIELDS, out=row_at(mixed, row), **at)
                 to.steps.add(Work(attend.kernel(attending), given, units, 1))
             begin += text.rows
+        if self.gates is not None:
+            to.steps.add(self.gating(self.gates, mixed, qkv))
         to.product((self.o,), mixed, (out,))
+
+    def gating(self, gates: torch.Tensor, mixed: torch.Tensor, qkv: torch.Tensor) -> Work:
+        """Multiply the heads of all rows by their gates."""
+        spec, units = GatedHeads(self.query_heads, self.width, "sigmoid"), len(mixed) * self.query_heads
+        at = {"x": mixed.data_ptr(), "gates": qkv.data_ptr(), "columns": gates.data_ptr()}
+        given = named(gated_heads.FIELDS, gates_stride=qkv.stride(0) * 4, **at)
+        return Work(gated_heads.kernel(spec), given, units, some(units, 16))
 
     def kernels(self) -> tuple[Rotate, Attend]:
         """The kernels before and after keys and values are in the cache."""
@@ -152,6 +164,7 @@ class Attention:
             norm_last=self.norm_last,
             value_norm=self.value_norm,
             ring=self.ring,
+            gated=self.gates is not None,
         )
         return turned, Attend(*heads, self.width, cache, self.scale, sinks=self.sinks is not None, ring=self.ring)
 
@@ -176,7 +189,7 @@ def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype
         raise ModelError(f"attention with bounds on its numbers ({', '.join(bounded)}) is not known")
     q, k, o = (weight_of(getattr(module, name)) for name in ("q_proj", "k_proj", "o_proj"))
     v = k if module.v_proj is None else weight_of(module.v_proj)  # the same before norms and rotation
-    rotated = 2 * angles.cos.shape[1]
+    gated, rotated = q.outputs == 2 * o.inputs, 2 * angles.cos.shape[1]
     if rotated > width or q.outputs % width or k.outputs % width or k.outputs != v.outputs:
         raise ModelError("heads of this form are not known")
     q_norm, k_norm = (norm_of(getattr(module, name)) for name in norms) if norms else (None, None)
@@ -185,7 +198,7 @@ def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype
         k,
         v,
         o,
-        q.outputs // width,
+        o.inputs // width,
         k.outputs // width,
         width,
         rotated,
@@ -199,6 +212,7 @@ def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype
         window,
         ring,
         None if value_norm is None else norm_of(value_norm, width).form,
+        gates=(2 * torch.arange(o.inputs // width) + 1) * width if gated else None,
     )
     if q_norm is not None and k_norm is not None:
         widths = q_norm.form.width, k_norm.form.width
@@ -207,7 +221,7 @@ def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype
         if widths[0] == width and q_norm.form != k_norm.form:
             raise ModelError("norms of queries and keys of different kinds are not known")
     form = _tried(form, module)
-    if form.across is None and q.bias is not None and k.bias is not None and v.bias is not None:
+    if form.across is None and not gated and q.bias is not None and k.bias is not None and v.bias is not None:
         bias = torch.cat([q.bias, k.bias, v.bias])  # added by the first kernel
         q, k, v = (replace(one, bias=None) for one in (q, k, v))
         form = replace(form, q=q, k=k, v=v, bias=bias)
@@ -285,6 +299,9 @@ def _tried(form: Attention, module: Any) -> Attention:
         named(attend.FIELDS, rows=rows, window=form.window or attend.NO_WINDOW, **where),
         rows * form.heads,
     )
+    if form.gates is not None:
+        gating = form.gating(form.gates, out, qkv)
+        single(gating.kernel, gating.arguments, gating.units)
     output = module.o_proj(out.to(form.cache))
     if not (near(keys, seen.keys) and near(values, seen.values) and near(output, seen.output)):
         raise ModelError(f"{type(module).__name__} computes in a way that is not known")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from core.hf.reserved_layers import Part, Reserved
 from core.hf.text_to_text import empty_cache
 from core.runtime.program import beside
 from core.runtime.program.attention import Angles, attention_of
+from core.runtime.program.delta_net import delta_net_of
 from core.runtime.program.feed_forward import Dense, Routed, dense_of, routed_of
 from core.runtime.program.latent_attention import LATENT, latent_of
 from core.runtime.program.mixer import Mixer
@@ -118,7 +119,9 @@ def _bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
     kept = reserve(empty_cache(model.config), context)
     kinds = getattr(text_config(model.config), "layer_types", None) or [""] * len(kept)
     layers = zip(inner.layers, kept, kinds, strict=True)
-    found = tuple([_layer(layer, by_parent, angles(kind), own, dtype) for layer, own, kind in layers])
+    found = tuple(
+        [_layer(layer, by_parent, functools.partial(angles, kind), own, dtype) for layer, own, kind in layers]
+    )
     if by_parent:
         raise ModelError("there are experts outside the decoder's layers")
     residual = {float(getattr(layer, "residual_multiplier", 1.0)) for layer in inner.layers}
@@ -148,15 +151,22 @@ def _factor(embedding: Any) -> float:
     return factor
 
 
-def _layer(layer: Any, sites: dict[int, ExpertsSite], angles: Angles, kept: Reserved, dtype: torch.dtype) -> Layer:
+def _layer(
+    layer: Any, sites: dict[int, ExpertsSite], angles: Callable[[], Angles], kept: Reserved, dtype: torch.dtype
+) -> Layer:
     """`sites`: those of the layers from here on, by their blocks; `kept`: what the KV cache has of the layer."""
-    mixer = (latent_of if hasattr(layer.self_attn, LATENT) else attention_of)(layer.self_attn, angles, kept, dtype)
+    mixer: Mixer
+    if delta := hasattr(layer, "linear_attn"):
+        mixer = delta_net_of(layer.linear_attn, kept, dtype)
+    else:
+        of_module = latent_of if hasattr(layer.self_attn, LATENT) else attention_of
+        mixer = of_module(layer.self_attn, angles(), kept, dtype)
     if (site := sites.pop(id(layer), None)) is not None:
         return _beside(layer, mixer, site, dtype)
     block = next((name for name in BLOCKS if hasattr(layer, name)), BLOCKS[0])
     of = {name for name, _ in layer.named_children() if "norm" in name}
     places = next((names for names in PLACES if of == {*names} - {""}), PLACES[0])
-    known(layer, ("self_attn", block, *filter(None, places)))
+    known(layer, ("linear_attn" if delta else "self_attn", block, *filter(None, places)))
     before, mixed, after, added = [norm_of(getattr(layer, name)) if name else None for name in places]
     site = sites.pop(id(getattr(layer, block)), None)
     return Layer(

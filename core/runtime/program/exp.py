@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 
-from core.runtime.program.vectors import LANES, fma, number, op
+from core.runtime.program.vectors import LANES, ZERO, fma, larger, number, op
 from core.system.native.ir import Code, splat
 
 LEAST, MOST = -104.0, 89.0  # exp of what is below is 0, and of what is above infinite, in fp32
@@ -17,6 +17,7 @@ SHIFT = 1.5 * 2**23  # a number added to this is rounded to an integer, which is
 LN2 = struct.unpack("<f", struct.pack("<f", math.log(2)))[0]
 LN2_REST = math.log(2) - LN2
 DEGREE = 7
+ARTANH = 8  # terms after the first: what is left out is below 4e-10 of the sum, for |s| <= 1 / 3
 
 
 def exp(code: Code, x: str, lanes: int = LANES) -> str:
@@ -59,3 +60,16 @@ def tanh(code: Code, x: str, lanes: int = LANES) -> str:
     twice = op(code, "fadd", x, x, lanes)
     part = op(code, "fdiv", number(2, lanes), one_plus_exp(code, twice, lanes), lanes)
     return op(code, "fsub", number(1, lanes), part, lanes)
+
+
+def softplus(code: Code, x: str, lanes: int = LANES) -> str:
+    """log(1 + exp(x)) = max(x, 0) + 2 * artanh(s), where s = t / (2 + t) and t = exp(-|x|)."""
+    kind = f"<{lanes} x float>"
+    size = code.call(kind, f"llvm.fabs.v{lanes}f32", (kind, x))
+    t = exp(code, code.let(f"fneg {kind} {size}"), lanes)
+    s = op(code, "fdiv", t, op(code, "fadd", t, number(2, lanes), lanes), lanes)
+    square = op(code, "fmul", s, s, lanes)
+    value = number(1 / (2 * ARTANH + 1), lanes)
+    for power in reversed(range(ARTANH)):
+        value = fma(code, value, square, number(1 / (2 * power + 1), lanes), lanes)
+    return fma(code, op(code, "fadd", s, s, lanes), value, larger(code, x, ZERO, lanes), lanes)

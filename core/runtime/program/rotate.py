@@ -55,7 +55,8 @@ class Rotate:
     `interleaved`, 2i with 2i + 1. `bias`: the type of what is added to the product first; None = nothing. `norm`: of
     each head of queries and keys, before it is turned, or, `norm_last`, after it; `value_norm`, without weights: of
     values. A norm of all heads at once is rms.py's, in place, before this. `packed`: rows are of several sequences,
-    with a cache each. `ring`: position p is where p mod ring would be; 0 = where p is."""
+    with a cache each. `gated`: each head of queries is followed by as many numbers, which are left alone. `ring`:
+    position p is where p mod ring would be; 0 = where p is."""
 
     query_heads: int
     heads: int
@@ -69,17 +70,23 @@ class Rotate:
     norm_last: bool = False
     value_norm: Norm | None = None
     ring: int = 0
+    gated: bool = False
 
     def __post_init__(self) -> None:
         assert self.query_heads % self.heads == 0 and self.rotated % 2 == 0 and self.rotated <= self.width
         assert all(norm is None or norm.width == self.width for norm in (self.norm, self.value_norm))
         assert self.value_norm is None or self.value_norm.weight is None
 
+    @property
+    def keys(self) -> int:
+        """Heads of a product before the first one of keys."""
+        return self.query_heads * (1 + self.gated)
+
 
 @functools.cache
 def kernel(spec: Rotate) -> int:
     """The address of the kernel. Unit row * heads + h is head h of keys and values of a row, and the queries that
-    read it. qkv [rows, (query_heads + 2 * heads) * width], queries first; cos and sin [rows, rotated / 2]; q [rows,
+    read it. qkv [rows, (spec.keys + 2 * heads) * width], queries first; cos and sin [rows, rotated / 2]; q [rows,
     query_heads, width]: all fp32. Head h of position p lies at k + h * k_head_stride + p * k_row_stride bytes, in the
     cache's type, where p = positions[row], i64, and, where rows are packed, offsets[row] bytes, i64, after that."""
     code, size = kernel_code("rotate"), spec.width * 4
@@ -88,7 +95,7 @@ def kernel(spec: Rotate) -> int:
     bias_size = spec.width * (spec.bias.itemsize if spec.bias else 0)
     with code.loop("%from", "%to") as unit:
         row, head = (code.let(f"{name} i64 {unit.index}, {spec.heads}") for name in ("udiv", "urem"))
-        given = code.at(at["qkv"], row, (spec.query_heads + 2 * spec.heads) * size)
+        given = code.at(at["qkv"], row, (spec.keys + 2 * spec.heads) * size)
         cos, sin = (code.at(at[name], row, spec.rotated * 2) for name in ("cos", "sin"))
         q = code.at(at["q"], row, spec.query_heads * size)
         position = code.load("i64", code.at(at["positions"], row, 8), 8)
@@ -125,9 +132,9 @@ def kernel(spec: Rotate) -> int:
 
         first = code.times(head, group)
         with code.loop(first, code.add(first, group)) as each:
-            put(each.index, at["q_weight"], code.at(q, each.index, size), torch.float32)
-        put(code.add(head, spec.query_heads), at["k_weight"], k, spec.cache)
-        values = numbers(code.add(head, spec.query_heads + spec.heads))
+            put(code.times(each.index, 1 + spec.gated), at["q_weight"], code.at(q, each.index, size), torch.float32)
+        put(code.add(head, spec.keys), at["k_weight"], k, spec.cache)
+        values = numbers(code.add(head, spec.keys + spec.heads))
         if spec.value_norm:
             values = normed(code, spec.value_norm, values, "")
         copy(code, values, spec.width, v, spec.cache)

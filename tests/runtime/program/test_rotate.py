@@ -24,6 +24,8 @@ CASES = [
     rotate.Rotate(8, 1, 64, 0, FP32),
     rotate.Rotate(2, 1, 12, 12, FP32, bias=FP16),
     rotate.Rotate(4, 2, 20, 16, BF16, Norm(20, 1e-6, BF16), norm_last=True, value_norm=Norm(20, 1e-6)),
+    rotate.Rotate(4, 2, 16, 8, BF16, Norm(16, 1e-6, BF16, offset=True), gated=True),
+    rotate.Rotate(6, 1, 12, 12, FP32, bias=FP16, gated=True),
 ]
 
 
@@ -31,7 +33,7 @@ class Rows:
     """Drawn rows of a case, and where their results go."""
 
     def __init__(self, spec: rotate.Rotate, rows: int, seed: int, *, wild: bool = False) -> None:
-        self.spec, self.rows, heads = spec, rows, spec.query_heads + 2 * spec.heads
+        self.spec, self.rows, heads = spec, rows, spec.keys + 2 * spec.heads
         self.qkv = drawn(seed, rows, heads * spec.width, wild=wild)
         self.bias = drawn(seed + 1, heads * spec.width).to(spec.bias or FP32)
         stored = (spec.norm.weight if spec.norm else None) or FP32

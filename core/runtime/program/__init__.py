@@ -20,6 +20,7 @@ combine.py       the weighted sum of experts
 cap.py           bounds of logits
 
 weights.py       dense weights and norms of a model's modules
+trial.py         what a layer's attention makes of random states
 attention.py     attention of a layer, found by trying its module
 latent_attention.py, delta_net.py  attention to latents, a gated delta net, likewise
 feed_forward.py  dense layers, routers, shared experts, likewise

@@ -21,11 +21,12 @@ from core.hf.discover import ExpertsSite
 from core.hf.reserved_layers import Part, Reserved
 from core.hf.text_to_text import empty_cache
 from core.runtime.program import beside
-from core.runtime.program.attention import Angles, attention_of
+from core.runtime.program.attention import attention_of
 from core.runtime.program.delta_net import delta_net_of
 from core.runtime.program.feed_forward import Dense, Routed, dense_of, routed_of
 from core.runtime.program.latent_attention import LATENT, latent_of
 from core.runtime.program.mixer import Mixer
+from core.runtime.program.trial import Angles
 from core.runtime.program.weights import FP32, NormWeight, Weight, forward, known, near, norm_of, weight_of
 from core.system.text_config import text_config
 from core.system.wording import reason

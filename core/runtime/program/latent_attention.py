@@ -21,9 +21,9 @@ from core.runtime.program import absorb, attend, latent
 from core.runtime.program.absorb import Absorb
 from core.runtime.program.attend import Attend
 from core.runtime.program.attend_block import QUERIES
-from core.runtime.program.attention import Angles, Trial, trial
 from core.runtime.program.latent import Latent
 from core.runtime.program.mixer import Pass, norm, row_at, some
+from core.runtime.program.trial import Angles, Trial, trial
 from core.runtime.program.weights import NormWeight, Weight, forward, known, near, norm_of, weight_of
 
 LATENT, LOW = (

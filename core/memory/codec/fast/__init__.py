@@ -5,6 +5,7 @@
     rows.py      a row of codes times one row of x: for few rows of x
     tiles.py     eight rows of codes at once times several rows of x: for many
     plain.py     the same for plain numbers (bf16, fp16, fp32)
+    unpack.py    weights of a row in fp32, for kernels that sum in another direction
     products.py  calls the kernels
     portable.py  the same function in torch: the oracle of all kernels, and what computes where there are none
 

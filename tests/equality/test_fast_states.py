@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 from transformers import DynamicCache
+from transformers.models.qwen3_next import modeling_qwen3_next
 
 from core.engine import Engine
 from core.memory.codec.native.threads import TORCHS, share, shared_by
 from core.runtime.pipeline import Stopped
 from core.settings.sampling import Sampling
 from core.types import Ids
-from tests.checkpoints import random_model
+from tests.checkpoints import make_checkpoint, random_model
 from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.equality.test_fast import CLOSE, OTHERS, distance, load, logits, read
 from tests.equality.test_fast import pytestmark as pytestmark
@@ -129,6 +131,32 @@ def test_states_are_kept_and_put_back(engine: Engine) -> None:
     read(pipeline, memory.fresh(), TEXT[50:])
     assert torch.equal(read(pipeline, memory.put_back(stash, 70), TEXT[70:]), wanted)
     assert torch.equal(read(pipeline, memory.put_back(stash, 40, checkpoint), TEXT[40:]), wanted)
+
+
+def _unlike(result: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    return result[0], result[1] * 1.1
+
+
+@pytest.mark.parametrize(
+    ("function", "other"),
+    [
+        ("l2norm", lambda own: lambda x, **_: x),
+        ("torch_recurrent_gated_delta_rule", lambda own: lambda *args, **how: _unlike(own(*args, **how))),
+    ],
+    ids=["every call", "a token that follows others"],
+)
+def test_what_computes_otherwise_is_not_known(
+    function: str,
+    other: Callable[[Any], Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = save_tokenizer(make_checkpoint("qwen3_next", tmp_path))
+    monkeypatch.setattr(modeling_qwen3_next, function, other(getattr(modeling_qwen3_next, function)))
+    with caplog.at_level(logging.WARNING, "moestro.load"), unloading(load(path, dtype="float32")) as engine:
+        assert engine.wiring.answering.hooked.program is None
+        assert "Qwen3NextGatedDeltaNet computes in a way that is not known" in caplog.text
 
 
 @dataclass

@@ -38,6 +38,6 @@ the code's address.
 
 What a row results in is one function of that row alone: it has the same bits among any other rows, for any split into
 units, on any thread. A sum over k takes product k by a fused multiply-add into lane k mod 8, in the order of k, and
-`vectors.total` adds up the lanes; over taps and over rows of a state it takes them one after the other. Vectors are
-always of 8 fp32 lanes, and nothing is reassociated or contracted.
+`vectors.total` adds up the lanes; sums of convolve.py and over the rows of a state are in the order of k alone. Vectors
+are always of 8 fp32 lanes, and nothing is reassociated or contracted.
 """

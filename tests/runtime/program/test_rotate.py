@@ -84,7 +84,7 @@ def test_rows(spec: rotate.Rotate, seed: int, rows: int, splits: list[int], wild
     case.compute(splits)
     product = case.qkv + case.bias.float() if spec.bias else case.qkv
     heads = product.view(rows, -1, spec.width).numpy()
-    parts = [heads[:, : spec.query_heads], heads[:, spec.query_heads : -spec.heads], heads[:, -spec.heads :]]
+    parts = [heads[:, : spec.keys : 1 + spec.gated], heads[:, spec.keys : -spec.heads], heads[:, -spec.heads :]]
     for i, weight in enumerate(case.weights):
         if spec.norm_last:
             parts[i] = oracle.turned(parts[i], case.cos.numpy(), case.sin.numpy(), spec.interleaved)

@@ -20,6 +20,7 @@ from tests.selection import (
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_ignore_collect,
+    pytest_make_collect_report,
     pytest_runtest_setup,
     pytest_terminal_summary,
     pytest_xdist_make_scheduler,
@@ -34,6 +35,7 @@ __all__ = [
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_ignore_collect",
+    "pytest_make_collect_report",
     "pytest_runtest_setup",
     "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",
@@ -69,15 +71,18 @@ def _engines_collect_what_tests_made(request: pytest.FixtureRequest) -> Iterator
 
 @pytest.fixture(scope="session", autouse=True)
 def _loads_time_little() -> Iterator[None]:
-    """Two passes instead of nine, and two calls of each way to multiply: what they take matters to no test. A GPU's
-    norms are tried on fewer numbers, as at every load: test_fused_rmsnorm.py tries them on more."""
-    from core.hf import fused_rmsnorm
+    """Two passes instead of nine, and two calls of each way to multiply: what they take matters to no test. Norms are
+    tried on fewer numbers, as at every load: test_fast_rmsnorm.py and test_fused_rmsnorm.py try them on more."""
+    from core.hf import fast_rmsnorm, fused_rmsnorm
     from core.runtime import product_trials, warmup
 
-    before = warmup.PASSES, product_trials.ROUNDS, product_trials.CALLS, fused_rmsnorm.ELEMENTS
-    warmup.PASSES, product_trials.ROUNDS, product_trials.CALLS, fused_rmsnorm.ELEMENTS = 2, 2, 1, 1 << 12
-    yield
-    warmup.PASSES, product_trials.ROUNDS, product_trials.CALLS, fused_rmsnorm.ELEMENTS = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warmup, "PASSES", 2)
+        patch.setattr(product_trials, "ROUNDS", 2)
+        patch.setattr(product_trials, "CALLS", 1)
+        patch.setattr(fused_rmsnorm, "ELEMENTS", 1 << 12)
+        patch.setattr(fast_rmsnorm, "ELEMENTS", 1 << 10)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -223,9 +224,14 @@ def mxfp4_by_compressed_tensors(weight: torch.Tensor) -> Packed:
     return Packed(tensors, library.decompress(tensors, scheme)["weight"])
 
 
+def _as_it_is(function: Any = None, **_: object) -> Any:
+    return function if function is not None else _as_it_is
+
+
 def bnb(kind: str = "nf4", nested: bool = True, block: int = 64) -> Writer:
     """bitsandbytes 4-bit, by the bitsandbytes library."""
-    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+    with mock.patch.object(torch, "compile", _as_it_is):  # or its import brings torch's compiler, for seconds
+        from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     def writer(weight: torch.Tensor) -> Packed:
         codes, state = quantize_4bit(weight.float(), blocksize=block, compress_statistics=nested, quant_type=kind)

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,11 @@ def examples(count: int, fewer: int = FEWER) -> Any:
     return settings(max_examples=min(count, fewer) if settings().max_examples == FEWER else count)
 
 
+def workerinput(config: pytest.Config) -> dict[str, Any]:
+    """What xdist tells a worker; empty in the process that runs none, or runs all."""
+    return getattr(config, "workerinput", {})
+
+
 def unit(nodeid: str) -> str:
     """What one worker runs as a whole: a file, or the folder of the browser tests."""
     return BROWSER if nodeid.startswith(f"{BROWSER}/") else nodeid.split("::", 1)[0]
@@ -115,7 +121,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if "gpu" not in config.getoption("markexpr", ""):  # what `auto` chooses must not depend on the machine
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     gc.disable()  # while libraries and tests are imported, of which nothing is to be collected: a sixth of the time
-    if hasattr(config, "workerinput"):  # once all else that is registered is done, or every run waits some seconds
+    if workerinput(config):  # once all else that is registered is done, or every run waits some seconds
         atexit.register(os._exit, 0)  # while half a million objects are taken down one by one
     if settings is None:
         return
@@ -123,6 +129,16 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("all", unhurried)
     settings.register_profile("first layer", unhurried, max_examples=FEWER)
     settings.load_profile("all" if config.getoption("--all") else "first layer")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, Any]:
+    """Every other worker collects files from the last to the first: the modules that one of them compiles in a new
+    clone, the other finds compiled."""
+    report = yield
+    if isinstance(collector, pytest.Directory) and int(workerinput(collector.config).get("workerid", "gw0")[2:]) % 2:
+        report.result.reverse()
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -134,19 +150,22 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_collection_finish() -> None:
+    for name, log in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(log, logging.Logger):
+            log.propagate = True  # or pytest puts its handlers at each of torch's 60, three times a test
     gc.set_threshold(10_000)  # new objects: collecting after every 700 takes a fiftieth of the time
     gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Any other marker expression, such as `-m gpu`, selects among the tests that run by default."""
-    if hasattr(config, "workerinput"):
+    if workerinput(config):
         count = Counter(unit(item.nodeid) for item in items)
         first = {name: at for at, name in enumerate((BROWSER, *LONGEST))}
 
         def place(item: pytest.Item) -> tuple[int, int, str]:
             name = unit(item.nodeid)
-            return first.get(name, len(first)), -count[name], name
+            return first.get(name, len(first)), -count[name], item.nodeid.split("::", 1)[0]
 
         items.sort(key=place)
     if config.getoption("--all") or re.search(r"\blong\b", str(config.getoption("markexpr", ""))):

@@ -34,8 +34,9 @@ CLOSED = 141
 TALKS = {"chat", "eval", "calibrate", "profile"}  # commands whose options contain texts
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of every command; options for settings are generated from the registry."""
+def build_parser(only: str = "") -> argparse.ArgumentParser:
+    """The parser of every command; options for settings are generated from the registry. With the name of a command in
+    `only`, the others have no options: a process parses one command line."""
     parser = argparse.ArgumentParser(
         prog=COMMAND,
         epilog="Without a command, the dashboard opens; --version prints the version. Chats, figures, profiles and "
@@ -61,8 +62,9 @@ def build_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
             usage=f"{COMMAND} {name} [options]",
         )
-        module.add_arguments(command)
-        command.close()
+        if only in ("", name):
+            module.add_arguments(command)
+            command.close()
         command.set_defaults(run=module.run)
     return parser
 
@@ -72,7 +74,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     words = list(arguments)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--help-all")):
         words.insert(0, "ui")
-    parser = build_parser()
+    name = ALIASES.get(words[0], words[0])
+    parser = build_parser(only=name if name in MODULES else "")
     args, rest = parser.parse_known_args(words)
     if args.command == "test":
         args.pytest = rest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from importlib.metadata import version
 
 import torch
@@ -19,8 +20,13 @@ PACKAGES = ("torch", "transformers", "numpy", "safetensors")
 
 def versions() -> dict[str, str]:
     """Python, the packages whose version can change a figure, and our own arithmetic of products, which can as well."""
-    packages = {name: version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), **packages, "arithmetic": str(ARITHMETIC)}
+    return {"python": platform.python_version(), **_packages(), "arithmetic": str(ARITHMETIC)}
+
+
+@cache
+def _packages() -> dict[str, str]:
+    """Their versions. Read from disk once: results in a document are held against them one by one."""
+    return {name: version(name) for name in PACKAGES}
 
 
 def device_name(device: torch.device) -> str:

@@ -185,8 +185,10 @@ FIRST = dict(reversed([one.values for one in AGENTS]))  # each program's first r
     ],
 )
 def test_agents_get_their_calls(served: tuple[TestClient, type[SayingEngine]], name: str, number: int) -> None:
+    """Of each program's first request, the first tool and the last: later ones have the same."""
     one = request(name, number)
-    for tool in names(one["body"]):
+    tools = names(one["body"])
+    for tool in [tools[0], tools[-1]] if FIRST[name] == number else tools:
         call = f'<tool_call>\n{{"name": "{tool}", "arguments": {{"path": "cache.py"}}}}\n</tool_call>'
         assert told(one, answer(served, one, call)) == ("", [(tool, {"path": "cache.py"})])
 

@@ -22,7 +22,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def engine(model: Path) -> Iterator[Engine]:
+def fresh(model: Path) -> Iterator[Engine]:
+    """Loaded for one test."""
     engine = Engine.load(LoadSpec.checked(str(model), Settings({"budget": "50%"}), context=256))
     yield engine
     engine.unload()
+
+
+@pytest.fixture
+def engine(fresh: Engine) -> Engine:
+    """A module may put another in its place."""
+    return fresh

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,13 @@ from tests.loaded import loaded
 from tests.selection import layered
 
 CHAT = [{"role": "user", "content": "hello there"}]
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[Engine]:
+    """One for all tests but those that change its settings or count since its load, which take a `fresh` one."""
+    with loaded(model, {"budget": "50%"}, context=256) as engine:
+        yield engine
 
 
 def talk(engine: Engine, **sampling: float) -> list[Piece]:
@@ -61,19 +69,19 @@ def test_every_part_of_a_pass_adds_up(engine: Engine) -> None:
     assert sum(len(s.transfers) for s in steps) == sum(int((s.outcome == Outcome.MISS).sum()) for s in steps)
 
 
-def test_the_frame_counts_what_the_steps_say(engine: Engine) -> None:
-    steps = steps_of(talk(engine, max_new_tokens=20))
-    frame = engine.frame(layer=1)
+def test_the_frame_counts_what_the_steps_say(fresh: Engine) -> None:
+    steps = steps_of(talk(fresh, max_new_tokens=20))
+    frame = fresh.frame(layer=1)
     assert frame.columns["step"].tolist() == [s.index for s in steps]
     assert frame.columns["requests"].tolist() == [s.requests for s in steps]
-    assert int((frame.place >= 2).sum()) <= engine.expert_cache.slots
+    assert int((frame.place >= 2).sum()) <= fresh.expert_cache.slots
     pairs = np.zeros_like(frame.coactivation)
     for step in steps:
         for row in step.ids[1]:
             pairs[np.ix_(row, row)] += 1
     np.fill_diagonal(pairs, 0)
     assert (frame.coactivation == pairs).all()
-    assert engine.parts.telemetry.activations().sum() == sum(s.ids.size for s in steps)
+    assert fresh.parts.telemetry.activations().sum() == sum(s.ids.size for s in steps)
 
 
 def test_the_same_seed_says_the_same_and_another_does_not(engine: Engine) -> None:
@@ -169,20 +177,20 @@ def test_an_empty_prompt_is_refused(engine: Engine) -> None:
         next(engine.generate(""))
 
 
-def test_two_answers_at_once_are_refused_and_the_first_goes_on(engine: Engine) -> None:
-    first = engine.generate(CHAT, Sampling(max_new_tokens=4))
+def test_two_answers_at_once_are_refused_and_the_first_goes_on(fresh: Engine) -> None:
+    first = fresh.generate(CHAT, Sampling(max_new_tokens=4))
     next(first)
     with pytest.raises(BusyError, match="another chat"):
-        next(engine.generate(CHAT))
+        next(fresh.generate(CHAT))
     with pytest.raises(BusyError, match="Stop the answer"):
-        engine.unload()
+        fresh.unload()
     assert [p.kind for p in first][-1] == "end"
 
 
 def test_an_answer_that_begins_while_a_setting_is_applied_waits_for_it(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    fresh: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, go_on, apply = threading.Event(), threading.Event(), engine.wiring.controller.apply
+    begun, go_on, apply = threading.Event(), threading.Event(), fresh.wiring.controller.apply
     pieces: list[Piece] = []
 
     def held_up(parts: EngineParts) -> None:
@@ -190,13 +198,13 @@ def test_an_answer_that_begins_while_a_setting_is_applied_waits_for_it(
         assert go_on.wait(60)
         apply(parts)
 
-    monkeypatch.setattr(engine.wiring.controller, "apply", held_up)
-    change = threading.Thread(target=engine.change, args=(dict(engine.settings),))
+    monkeypatch.setattr(fresh.wiring.controller, "apply", held_up)
+    change = threading.Thread(target=fresh.change, args=(dict(fresh.settings),))
     change.start()
     assert begun.wait(60)
-    answer = threading.Thread(target=lambda: pieces.extend(engine.generate(CHAT, Sampling(max_new_tokens=2))))
+    answer = threading.Thread(target=lambda: pieces.extend(fresh.generate(CHAT, Sampling(max_new_tokens=2))))
     answer.start()
-    while not engine.access.lock.asked:
+    while not fresh.access.lock.asked:
         assert answer.is_alive()
     go_on.set()
     answer.join(60)
@@ -221,26 +229,26 @@ def test_a_long_prompt_is_computed_in_chunks(engine: Engine, monkeypatch: pytest
     assert [p.token for p in pieces if p.kind == "token"] == [t for t in whole if t is not None]
 
 
-def test_telemetry_off_records_nothing_and_answers_the_same(engine: Engine) -> None:
-    said = [p.token for p in talk(engine, max_new_tokens=8)]
-    before = engine.frame().columns["step"].size
-    engine.change({"telemetry": False})
-    assert [p.token for p in talk(engine, max_new_tokens=8)] == said
-    assert engine.frame().columns["step"].size == before
+def test_telemetry_off_records_nothing_and_answers_the_same(fresh: Engine) -> None:
+    said = [p.token for p in talk(fresh, max_new_tokens=8)]
+    before = fresh.frame().columns["step"].size
+    fresh.change({"telemetry": False})
+    assert [p.token for p in talk(fresh, max_new_tokens=8)] == said
+    assert fresh.frame().columns["step"].size == before
 
 
 def test_an_answer_that_breaks_off_within_a_layer_leaves_the_engine_usable(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    fresh: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = [p.token for p in talk(engine, max_new_tokens=6)]
+    said = [p.token for p in talk(fresh, max_new_tokens=6)]
     with monkeypatch.context() as patched:
         patched.setattr("core.runtime.expert_math.ExpertMath.combine", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            talk(engine, max_new_tokens=6)
-    assert not engine.busy
-    engine.change({"budget": "75%", "eviction": "lfu"})
-    engine.expert_cache.check_integrity()
-    assert [p.token for p in talk(engine, max_new_tokens=6)] == said
+            talk(fresh, max_new_tokens=6)
+    assert not fresh.busy
+    fresh.change({"budget": "75%", "eviction": "lfu"})
+    fresh.expert_cache.check_integrity()
+    assert [p.token for p in talk(fresh, max_new_tokens=6)] == said
 
 
 def test_without_a_seed_one_is_drawn_and_repeats_the_answer(engine: Engine) -> None:

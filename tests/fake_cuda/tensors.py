@@ -96,11 +96,13 @@ class Tensors(TorchFunctionMode):
         graph.calls.append(again)
 
     def _called(self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        kwargs = dict(kwargs)
         if name == "_parse_to":  # what Module.to is asked for, and asks of each of its tensors
             return func(*args, **kwargs)
-        pin = bool(kwargs.pop("pin_memory", False))
-        args, kwargs, asked = _asked(name, args, kwargs)
+        pin, asked = False, None
+        if kwargs or name == "to" or torch.device in map(type, args):
+            kwargs = dict(kwargs)
+            pin = bool(kwargs.pop("pin_memory", False))
+            args, kwargs, asked = _asked(name, args, kwargs)
         if name == "pin_memory":
             self.captures.forbid()
             return self._pin(args[0].clone())
@@ -108,9 +110,9 @@ class Tensors(TorchFunctionMode):
             return self._pinned.holds(args[0].data_ptr())
         if name in MOVES and isinstance(args[0], torch.Tensor):
             return self._moved(name, func, args, kwargs, asked)
-        given = _tensors((*args, *kwargs.values()))
+        given = _tensors((*args, *kwargs.values()) if kwargs else args)
         keys = [_key(tensor) for tensor in given]
-        ours = sum(key in self._kept for key in keys)
+        ours = len([key for key in keys if key in self._kept])
         if ours:
             self._faults.check("launch")
             if name in ("numpy", "__array__"):
@@ -240,10 +242,10 @@ class Tensors(TorchFunctionMode):
         changed = _tensors(args[:1]) if name in CHANGES or (name.endswith("_") and name[-2:] != "__") else []
         if "out" in kwargs:
             changed += _tensors((kwargs["out"],))
-        if not changed and (any(key in results for key in keys) if results else name not in WAITS):
+        if not changed and (not set(keys).isdisjoint(results) if results else name not in WAITS):
             return  # a view, or what is known without the numbers
         for tensor in given:
-            if not any(tensor is one for one in changed):
+            if not changed or all(tensor is not one for one in changed):
                 self._reads(tensor, name)
         for tensor in changed:
             self._writes(tensor, name, by_stream=self.on_device(tensor))

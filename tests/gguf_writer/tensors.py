@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -49,10 +50,14 @@ def convert(ggml: str, config: Config, key: str, tensor: torch.Tensor) -> Named:
     key = re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", key)  # as Kimi's own checkpoint has it
     key = re.sub(r"\.dt_bias$", ".dt.bias" if ggml == "nemotron_h_moe" else ".dt_proj.bias", key)
     tensor = _state(ggml, config, key, tensor)
-    names = gguf.get_tensor_name_map(ARCH[MAPPED.get(ggml, ggml)], layers_of(config))
-    name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+    name = _names(ggml, layers_of(config)).get_name(key, try_suffixes=(".weight", ".bias"))
     assert name is not None, key
     return [(name, tensor[0] if key.endswith("shared_expert_gate.weight") else tensor)]
+
+
+@functools.cache
+def _names(ggml: str, layers: int) -> gguf.TensorNameMap:
+    return gguf.get_tensor_name_map(ARCH[MAPPED.get(ggml, ggml)], layers)
 
 
 def _halves(blk: str, kind: str, tensor: torch.Tensor) -> Named:

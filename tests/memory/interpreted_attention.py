@@ -19,15 +19,18 @@ CASES = {  # heads, heads of keys and values, width, width of values, positions 
 LONG = {"many parts": (2, 1, 16, 16, 20 * CHUNK, (16 * CHUNK, 16 * CHUNK + 1, 20 * CHUNK))}  # joined in two rounds
 
 
-def errors(heads: int, shared: int, width: int, values: int, kept: int, filled: tuple[int, ...]) -> dict[str, float]:
-    """Of keys and values that lie in memory for more positions, before which nothing of theirs ends."""
+def errors(
+    heads: int, shared: int, width: int, values: int, kept: int, filled: tuple[int, ...], both: bool
+) -> dict[str, float]:
+    """Of keys and values that lie in memory for more positions, before which nothing of theirs ends; each number of
+    positions in `both` number types, or in one of them by turns."""
     found, random = dict[str, float](), torch.Generator().manual_seed(kept)
-    for dtype in (torch.float32, torch.float16):
+    for at, dtype in enumerate((torch.float32, torch.float16)):
         made = AttentionKernels(Shape(heads, shared, width, values, dtype, width**-0.5), ByTriton)
         q = torch.randn(1, heads, 1, width, generator=random).to(dtype)
         k, v = (torch.randn(1, shared, kept + 9, of, generator=random).to(dtype) for of in (width, values))
         k[:, :, kept:], v[:, :, kept:] = float("nan"), float("nan")
-        for count in filled:
+        for count in filled if both else filled[at::2]:
             want = exact(q, k[:, :, :count], v[:, :, :count], width**-0.5)
             here = made(q, k[:, :, :count], v[:, :, :count], None)
             there = made(q, k[:, :, :kept], v[:, :, :kept], torch.tensor([count - 1]))
@@ -42,5 +45,5 @@ def found(which: str) -> dict[str, float]:
     with torch.inference_mode(), patch.object(decode_attention.kernels, "launcher_of", lambda device: ByTriton):
         shape = Shape(4, 2, 16, 16, torch.float16, 0.25)
         assert decode_attention.tried(shape, torch.device("cpu")) is not None
-        cases = CASES | (LONG if which == "all" else {})
-        return {f"{name} {what}": one for name, case in cases.items() for what, one in errors(*case).items()}
+        cases, both = CASES | (LONG if which == "all" else {}), which == "all"
+        return {f"{name} {what}": one for name, case in cases.items() for what, one in errors(*case, both).items()}

@@ -92,9 +92,9 @@ def test_the_estimator_learns_what_a_router_does() -> None:
         Held(states, probs),
         **SIZES,
         width=48,
-        epochs=30,
+        epochs=20,
         rate=5e-3,
-        batch=64,
+        batch=128,
         progress=lambda text, share: shares.append(share),
     )
     untrained = Estimator(LAYERS, EXPERTS, HIDDEN, 48)
@@ -222,8 +222,8 @@ def test_its_size_is_the_papers_with_the_vocabulary_of_t5() -> None:
 
 
 def test_weight_decay_moves_no_token_that_no_batch_has() -> None:
-    """Nor a rare one between two of its batches: within Adam's moments, decay is a step of full size."""
-    net = path.train(passages(48), experts=EXPERTS, epochs=25)
+    """Nor a rare one between two of its batches: within Adam's moments, decay is a step of full size: .05 here."""
+    net = path.train(passages(24), experts=EXPERTS, epochs=5)
     assert net is not None
     with seeded(0):
         start = RoutingPathNet(LAYERS, EXPERTS, net.tokens).embed.weight[0]  # the row of tokens that it does not know

@@ -116,36 +116,37 @@ def attend(
     """q [rows, query heads, width], k and v [heads, positions, width] -> [rows, query heads, width of v]."""
     rows, query_heads, _ = q.shape
     out = np.zeros((rows, query_heads, v.shape[-1]), np.float32)
+    of = np.arange(query_heads) * len(k) // query_heads
+    sinks = np.full(query_heads, -np.inf, np.float32) if sinks is None else sinks
     for row in range(rows):
-        for query_head in range(query_heads):
-            head, end = query_head * len(k) // query_heads, int(positions[row]) + 1
-            reach = max(0, end - window), end
-            sink = None if sinks is None else sinks[query_head]
-            out[row, query_head] = _attended(q[row, query_head], k[head], v[head], reach, scale, softcap, sink)
+        end = int(positions[row]) + 1
+        out[row] = _attended(q[row], k[of], v[of], (max(0, end - window), end), scale, softcap, sinks)
     return out
 
 
 def _attended(
-    q: Floats, k: Floats, v: Floats, reach: tuple[int, int], scale: float, softcap: float, sink: np.float32 | None
+    q: Floats, k: Floats, v: Floats, reach: tuple[int, int], scale: float, softcap: float, most: Floats
 ) -> Floats:
-    most, weights = np.float32(-np.inf) if sink is None else sink, np.zeros(8, np.float32)
-    weights[0], out, (begin, end) = sink is not None, np.zeros(v.shape[-1], np.float32), reach
+    """q [query heads, width], k and v [query heads, positions, width], most [query heads] -> [query heads, width of v]:
+    each head's numbers are in no other's."""
+    weights, out = np.zeros((len(q), 8), np.float32), np.zeros((len(q), v.shape[-1]), np.float32)
+    weights[:, 0], (begin, end) = most != -np.inf, reach
     with np.errstate(all="ignore"):
         for block in range(begin // 64 * 64, end, 64):
             keys = range(max(begin, block), min(end, block + 64))
-            scores = dot(q, k[keys.start : keys.stop]) * np.float32(scale)
+            scores = dot(q[:, None], k[:, keys.start : keys.stop]) * np.float32(scale)
             if softcap:
                 scores = tanh(scores / np.float32(softcap)) * np.float32(softcap)
             before = most
-            for score in scores:
-                most = score if score > most else most
-            subtracted = np.float32(0) if most == -np.inf else most
-            factor, found = exp(before - subtracted), exp(scores - subtracted)
+            for score in scores.T:
+                most = np.where(score > most, score, most)
+            subtracted = np.where(most == -np.inf, np.float32(0), most)
+            factor, found = exp(before - subtracted)[:, None], exp(scores - subtracted[:, None])
             weights, out = weights * factor, out * factor
-            for key, weight in zip(keys, found, strict=True):
-                weights[key % 8] += weight
-                out = fma(weight, v[key], out)
-        return np.asarray(out / total(weights), np.float32)
+            for key, weight in zip(keys, found.T, strict=True):
+                weights[:, key % 8] += weight
+                out = fma(weight[:, None], v[:, key], out)
+        return np.asarray(out / total(weights)[:, None], np.float32)
 
 
 def lane_sum(values: Floats) -> Floats:

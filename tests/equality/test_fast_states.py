@@ -133,6 +133,17 @@ def test_states_are_kept_and_put_back(engine: Engine) -> None:
     assert torch.equal(read(pipeline, memory.put_back(stash, 40, checkpoint), TEXT[40:]), wanted)
 
 
+@pytest.mark.parametrize("arch", layered(["qwen3_5_moe"], quick=lambda arch: False))
+def test_the_text_model_of_one_that_reads_images(arch: str, tmp_path: Path) -> None:
+    path = save_tokenizer(make_checkpoint(arch, tmp_path))
+    with unloading(load(path, arithmetic="reference", dtype="float32")) as engine:
+        wanted = logits(engine, TEXT, [100])
+    with unloading(load(path, dtype="float32")) as engine:
+        assert engine.wiring.answering.hooked.program is not None
+        found = logits(engine, TEXT, [60, 1, 39])
+        assert (found - wanted).abs().max() < CLOSE * wanted.abs().max()
+
+
 def _unlike(result: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     return result[0], result[1] * 1.1
 

@@ -71,12 +71,12 @@ EXAMPLES = {
 HEAD = """# Architectures
 
 Every Mixture-of-Experts model type of transformers {version}, as found by loading a tiny random checkpoint of each with
-half of its experts resident, answering in fp32 on one thread of a CPU while settings change, and comparing the logits
-with transformers' own. **Exact**: no bit differs. **Close**: they differ by no more than the bound, a share of the
-largest logit, while nothing lossy is on; the fit card, the badge EXACT UP TO ROUNDING, every answer and every export
-say so. Numbers of 16 bits and large models were not compared for this page. **Refused**: with the reason that you
-would read; what only some models of a type have, and are refused for, is named. **Untried**: without a word about
-whether it runs.
+half of its experts resident, answering in fp32 on one thread of a CPU in the reference arithmetic while settings
+change, and comparing the logits with transformers' own. **Exact**: no bit differs. **Close**: they differ by no more
+than the bound, a share of the largest logit, while nothing lossy is on; the fit card, the badge EXACT UP TO ROUNDING,
+every answer and every export say so. Numbers of 16 bits and large models were not compared for this page. **Refused**:
+with the reason that you would read; what only some models of a type have, and are refused for, is named. **Untried**:
+without a word about whether it runs.
 
 What else an engine does was tried with the same checkpoints:
 

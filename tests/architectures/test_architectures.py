@@ -145,14 +145,15 @@ def test_what_an_engine_does_with_a_model(model_type: str) -> None:
     found = try_all(model_type).features
     alone = "This model answers prompts one at a time: its code cannot compute several prompts in one pass."
     assert found.pop("batches") == (alone if model_type == "inkling2_text" else YES)
+    assert (found.pop("fast") == YES) == (model_type == "qwen3_moe")
     assert set(found.values()) == {YES}
 
 
 def test_the_page_notes_what_is_not_so() -> None:
     one = Outcome("qwen3_moe", "exact", features=dict.fromkeys(TITLES, YES) | {"lab": "stops"})
     text = page([one, replace(one, model_type="olmoe", features=one.features | {"batches": "other logits"})])
-    assert "| qwen3_moe | Qwen3 30B-A3B | exact | yes | yes | yes | yes | 1 | yes |  |" in text
-    assert "| olmoe | OLMoE 1B-7B | exact | yes | yes | 2 | yes | 1 | yes |  |" in text
+    assert "| qwen3_moe | Qwen3 30B-A3B | exact | yes | yes | yes | yes | 1 | yes | yes |  |" in text
+    assert "| olmoe | OLMoE 1B-7B | exact | yes | yes | 2 | yes | 1 | yes | yes |  |" in text
     assert text.endswith("## Notes\n\n1. stops\n2. other logits\n")
 
 

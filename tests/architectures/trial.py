@@ -30,7 +30,7 @@ from core.settings.sampling import Sampling
 from core.types import Ids
 from tests.architectures.features import PROMPTS, try_features
 from tests.architectures.tiny import VARIANTS, changed, tiny
-from tests.loaded import unloading
+from tests.loaded import loaded
 from tests.switch import generated
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -143,10 +143,8 @@ def try_all(model_type: str) -> Outcome:
         return outcome
     with tempfile.TemporaryDirectory() as folder:
         path = save(random_model(model_type), Path(folder))
-        settings = Settings({"budget": "50%"})
-        with unloading(
-            Engine.load(LoadSpec.checked(str(path), settings, dtype="float32", context=128, sequences=len(PROMPTS)))
-        ) as engine:
+        how = {"dtype": "float32", "arithmetic": "reference", "context": 128, "sequences": len(PROMPTS)}
+        with loaded(path, {"budget": "50%"}, **how) as engine:
             return replace(outcome, features=try_features(engine, transformers_own(path, torch.float32)))
 
 
@@ -174,7 +172,8 @@ def _tried(model_type: str, fields: dict[str, Any], steps: int, dtype: torch.dty
             return Outcome(model_type, "untried", f"no tiny one could be made: {type(error).__name__}")
         name = str(dtype).removeprefix("torch.")
         try:
-            engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype=name))
+            spec = LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype=name, arithmetic="reference")
+            engine = Engine.load(spec)
         except ModelError as error:
             return Outcome(model_type, "refused", str(error))
         try:

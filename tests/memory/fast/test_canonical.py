@@ -16,7 +16,7 @@ from core.memory.codec import Numbers, PartSpec, make_codec
 from core.memory.codec.base import Base
 from core.memory.codec.fast import portable
 from core.memory.codec.fast.products import LONGEST, ROWS, TILED, CanonicalProducts, serves
-from core.memory.codec.matrix import Matrix, matrix
+from core.memory.codec.matrix import Matrix, Part, matrix
 from core.memory.codec.native.choice import TILES, Timed, choice_of
 from core.memory.codec.native.threads import share, shared_by
 from core.system.native.compile import widths
@@ -79,6 +79,24 @@ def test_bits_are_the_portable_ones(format: str, outputs: int, blocks: int, coun
     x = rows(count, found.inputs)
     got = CanonicalProducts(found, x.dtype, torch.float32).many(slots[0].data_ptr(), x)
     assert torch.equal(got, portable.product(found, slots[0], x))
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "stored", layered([torch.float32, torch.bfloat16, torch.float16], lambda one: one == torch.bfloat16)
+)
+@pytest.mark.parametrize(("outputs", "inputs"), [(24, 96), (7, 20), (91, 37)])
+def test_a_transposed_matrix_has_the_bits_of_the_other(stored: torch.dtype, outputs: int, inputs: int) -> None:
+    weights = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(1)).to(stored)
+    x, found = rows(5, inputs, torch.float32), []
+    for turned in (False, True):
+        slot = (weights.t() if turned else weights).contiguous()
+        one = Matrix(outputs, inputs, turned, 0, 0, "", Part(0, stored), None, None, None, None)
+        assert serves(one)
+        found.append(CanonicalProducts(one, x.dtype).many(slot.data_ptr(), x))
+        assert torch.equal(found[-1], portable.product(one, slot.view(-1).view(torch.uint8), x))
+        assert torch.equal(CanonicalProducts(one, x.dtype).many(slot.data_ptr(), x[2:3]), found[-1][2:3])
+    assert torch.equal(*found)
 
 
 @needs_kernels

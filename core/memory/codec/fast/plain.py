@@ -34,6 +34,9 @@ def prepare(name: str, inputs: int, dtype: torch.dtype) -> Code:
 
 def multiply(code: Code, matrix: Matrix, out: torch.dtype, given: Given) -> None:
     """Append: rows %from..%to - 1 of the matrix in %slot times the prepared rows of x, each rounded once."""
+    if matrix.transposed:
+        _multiply_columns(code, matrix, out, given)
+        return
     begin = code.at("%slot", matrix.codes.at)
     kept = max(LANES, KEPT // (matrix.inputs * matrix.codes.dtype.itemsize) & -LANES)
     with code.loop("%from", "%to", kept) as some:
@@ -89,6 +92,50 @@ def _tile(
         kind, value = numbers.rounded(code, one, 1, dtype)
         to = given.result(code, code.add(state, s))
         code.store(kind, value, code.at(to, rows[r], dtype.itemsize), dtype.itemsize)
+
+
+def _multiply_columns(code: Code, matrix: Matrix, out: torch.dtype, given: Given) -> None:
+    """The same of a matrix [inputs, outputs]: eight of its columns at a time, a vector of sums for each lane."""
+    whole, rest = matrix.outputs // LANES * LANES, matrix.outputs % LANES
+    last = code.call("i64", "llvm.smin.i64", ("i64", "%to"), ("i64", str(whole)))
+    with code.loop("%from", last, LANES) as some, code.loop(0, given.count) as state:
+        _columns(code, matrix, some.index, LANES, given, state.index, out)
+    if rest:
+        begin = code.call("i64", "llvm.smax.i64", ("i64", "%from"), ("i64", str(whole)))
+        with code.loop(begin, "%to", LANES) as some, code.loop(0, given.count) as state:
+            _columns(code, matrix, some.index, rest, given, state.index, out)
+
+
+def _columns(code: Code, matrix: Matrix, first: str, count: int, given: Given, state: str, dtype: torch.dtype) -> None:
+    """`count` columns from the `first` on times a row of x."""
+    stored = matrix.codes.dtype
+    weights = code.at(code.at("%slot", matrix.codes.at), first, stored.itemsize)
+    x = given.row(code, state, padded(matrix.inputs) * 4)
+
+    def step(at: str | int, count_: int, totals: list[str]) -> list[str]:
+        after = list[str]()
+        for lane, total in enumerate(totals):
+            held = seen = "zeroinitializer"  # beyond the last input
+            if lane < count_:
+                place = code.add(at, lane) if isinstance(at, str) else at + lane
+                row = code.at(weights, place, matrix.outputs * stored.itemsize)
+                held = _lanes(code, numbers.load(code, row, 0, count, stored), count)
+                seen = code.broadcast("float", code.load("float", code.at(x, place, 4), 4), LANES)
+            after.append(code.call(FLOATS, "llvm.fma.v8f32", (FLOATS, held), (FLOATS, seen), (FLOATS, total)))
+        return after
+
+    with code.loop(0, matrix.inputs // LANES, 1, [(FLOATS, "zeroinitializer")] * LANES) as each:
+        each.next = step(code.times(each.index, LANES), LANES, each.values)
+    sums = each.values
+    if rest := matrix.inputs % LANES:
+        sums = step(matrix.inputs - rest, rest, sums)
+    while len(sums) > 1:  # the order of `tree`
+        half = len(sums) // 2
+        sums = [code.let(f"fadd {FLOATS} {a}, {b}") for a, b in zip(sums[:half], sums[half:], strict=True)]
+    value = sums[0] if count == LANES else code.pick(FLOATS, sums[0], range(count))
+    kind, value = numbers.rounded(code, value, count, dtype)
+    to = code.at(given.result(code, state), first, dtype.itemsize)
+    code.store(kind, value, to, dtype.itemsize)
 
 
 def _lanes(code: Code, value: str, count: int) -> str:

@@ -23,6 +23,8 @@ def product(matrix: Matrix, slot: torch.Tensor, x: torch.Tensor) -> torch.Tensor
 def weights(matrix: Matrix, slot: torch.Tensor) -> torch.Tensor:
     """The weights of a matrix in a slot as `core.memory.codec.fast.unpack` reads them: [out, in] in fp32."""
     if not matrix.bits:
+        if matrix.transposed:
+            return _part(slot, matrix.codes, matrix.inputs, matrix.outputs).t().float()
         return _part(slot, matrix.codes, matrix.outputs, matrix.inputs).float()
     codes = _codes(matrix, slot)
     if matrix.table:
@@ -116,8 +118,7 @@ def _coded(matrix: Matrix, slot: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _plain(matrix: Matrix, slot: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    weights = _part(slot, matrix.codes, matrix.outputs, matrix.inputs).float()
-    return tree(_in_order(weights.expand(len(x), -1, -1), x[:, None]))
+    return tree(_in_order(weights(matrix, slot).expand(len(x), -1, -1), x[:, None]))
 
 
 def _in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

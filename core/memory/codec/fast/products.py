@@ -34,7 +34,7 @@ NUMBERED = 1 << 16  # rows of x that are multiplied at once, at most
 
 def serves(matrix: Matrix) -> bool:
     """Whether this machine has kernels for a matrix."""
-    return bool(widths()) and not matrix.transposed and not (matrix.bits and matrix.inputs % 32)
+    return bool(widths()) and not (matrix.bits and matrix.inputs % 32)
 
 
 class CanonicalProducts:

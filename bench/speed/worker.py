@@ -66,16 +66,8 @@ def moestro(job: Job) -> Job:
     idle, held = own_bytes(), Highest() if job.get("hold") else None
     opened_s = time.perf_counter()
     settings = Settings({"budget": job["budget"], "link": "own", "predictor": job.get("predictor", "none")})
-    engine = Engine.load(
-        LoadSpec.checked(
-            job["model"],
-            settings,
-            context=CONTEXT,
-            threads=job.get("threads", 0),
-            arithmetic="fast",
-            dense=job["dense"],
-        )
-    )
+    load = {"context": CONTEXT, "threads": job.get("threads", 0), "arithmetic": "fast", "dense": job["dense"]}
+    engine = Engine.load(LoadSpec.checked(job["model"], settings, **load))
     loaded_s = time.perf_counter()
     engine.prompt.ends = set()
     count = job["warm"] + job["tokens"]

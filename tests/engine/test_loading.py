@@ -39,9 +39,8 @@ from tests.tiny_tokenizer import save_tokenizer
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Engine]:
-    engine = Engine.load(LoadSpec.checked("demo", Settings({"budget": "50%"}), device="cpu"))
-    yield engine
-    engine.unload()
+    with loaded("demo", {"budget": "50%"}, device="cpu") as engine:
+        yield engine
 
 
 def ask(engine: Engine, question: str) -> tuple[str, AnswerStats]:

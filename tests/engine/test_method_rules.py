@@ -15,7 +15,6 @@ from core.policy.eviction import victim
 from core.policy.hints import UNLIKELY
 from core.policy.predict import Prediction
 from core.settings.config import Settings
-from core.settings.loading import LoadSpec
 from core.settings.presets import preset
 from core.settings.sampling import Sampling
 from core.types import StepRecord
@@ -23,6 +22,7 @@ from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
 from tests.engine.test_predictors import captured_predictions, passes
 from tests.equality.passes import PROMPT
+from tests.loaded import loaded
 from tests.tiny_tokenizer import save_tokenizer
 
 
@@ -30,9 +30,8 @@ from tests.tiny_tokenizer import save_tokenizer
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     path = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("qwen3_moe")))
     settings = Settings({"budget": "50%", "scope": "global"})
-    engine = Engine.load(LoadSpec.checked(str(path), settings, dtype="float32", context=256))
-    yield engine
-    engine.unload()
+    with loaded(path, settings, dtype="float32", context=256) as engine:
+        yield engine
 
 
 def test_finemoes_eviction_goes_by_the_whole_map_that_was_found_also_after_its_layer(engine: Engine) -> None:

@@ -199,6 +199,7 @@ def test_models_have_names_and_no_paths(client: TestClient, folders: Callable[[o
         assert client.post("/v1/completions", json={**text, "model": name}).status_code == 200
     refused = client.post("/v1/completions", json={**text, "model": one})
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+    assert "'Qwen3-30B'" in refused.text
     texts = [
         refused.text,
         reply.text,

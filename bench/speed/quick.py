@@ -89,6 +89,10 @@ def measure(
 
     # in this order, as the link follows from the time of a layer with everything resident
     found = run.by_turns([*plains, *sessions, *OURS, *LINKED], one, rounds, alternate=False)
+    return {**_figures(engine, found, list(plains), list(sessions)), **link, "about": about}
+
+
+def _figures(engine: Engine, found: Mapping[str, list[Passes]], plains: Sequence[str], peers: Sequence[str]) -> Result:
     tpot = {name: median(ms for passes in of for ms in passes.ms) for name, of in found.items()}
     each = {name: [median(passes.ms) for passes in of] for name, of in found.items()}
     fastest, pace, size = min(plains, key=tpot.__getitem__), engine.transfers.pace, engine.sizes.blob
@@ -101,15 +105,13 @@ def measure(
         "telemetry_ratio": ratio(each["resident"], each["telemetry_off"]),
         **{f"{name}_tpot_ms": one["tpot_ms"] for name, one in table.items()},
         "bound_tpot_ms": bound(belady),
-        **link,
         "link_scaled_like": REFERENCE,
         "resident_tpot_ms": tpot["resident"],
         "telemetry_off_tpot_ms": tpot["telemetry_off"],
         "plain_tpot_ms": {name: tpot[name] for name in plains},
         "plain_fastest": fastest,
-        "about": about,
-        "peers_tpot_ms": {name: tpot[name] for name in sessions},
-        "peers_over": {name: times(each[name], each["resident"])._asdict() for name in sessions},
+        "peers_tpot_ms": {name: tpot[name] for name in peers},
+        "peers_over": {name: times(each[name], each["resident"])._asdict() for name in peers},
         "belady_misses_per_token": belady,
         "systems": table,
         "slots": engine.expert_cache.slots,

@@ -79,8 +79,7 @@ def test_every_control_moves_its_setting_while_tokens_stream(dashboard: Dashboar
     moved.add("substitute")
     page.wait_for_selector("#may-change", state="visible")
     refused(dashboard, "substitute", "Most alike", "“Most alike” needs a profile of this model")
-    ways = [v for v in variants("substitute") if not v.needs]
-    for one in ways:
+    for one in (v for v in variants("substitute") if not v.needs):
         if one.name != "router_ranked":
             turn("substitute", one.title)
         for param in one.params:

@@ -1,7 +1,5 @@
 """What cannot be answered is an error in the form of the API that was asked; and /metrics in Prometheus' form."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Completions, Anthropic's messages, OpenAI's responses and the list of models: one server, each in its own form."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

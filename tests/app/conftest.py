@@ -1,7 +1,5 @@
 """A host over the fake engine, in a folder of its own."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

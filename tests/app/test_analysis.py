@@ -1,7 +1,5 @@
 """The analyst: the routing that it replays (chats, files), through other processes; stopped, kept, refused."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import replace

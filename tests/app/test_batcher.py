@@ -1,7 +1,5 @@
 """A batch from the dashboard: it has the model to itself, goes on where it was stopped, and shows what a pass needs."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

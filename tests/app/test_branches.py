@@ -1,7 +1,5 @@
 """A chat is a tree: edits and regenerations are branches, of which one is shown, asked and gone on with."""
 
-from __future__ import annotations
-
 import sqlite3
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Calibrating: the engine is its own meanwhile, what it found is kept, used and drawn; what is wrong is said."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Evaluating from the dashboard: the engine is its own meanwhile, settings come back, and what was found is shown."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

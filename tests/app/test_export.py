@@ -1,7 +1,5 @@
 """Exports against a brute-force count over the records, and those that fail: a full disk, nothing there."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

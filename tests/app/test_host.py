@@ -1,7 +1,5 @@
 """The host over a fake engine: answers, their queue, and what happens when things go wrong."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator

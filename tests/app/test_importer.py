@@ -1,7 +1,5 @@
 """Importing: one at a time, told as it goes, stopped and gone on with, and what failed says why."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path

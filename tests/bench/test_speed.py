@@ -1,7 +1,5 @@
 """The suites of speed: their arithmetic, and that what is left out is left out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Substitution: controls act in mid-answer, the badge tells what is changed, panels come and go, one click ends it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

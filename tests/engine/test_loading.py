@@ -1,7 +1,5 @@
 """Loads: of the demo, in every format, with a template that fails; settings that change leave nothing behind."""
 
-from __future__ import annotations
-
 import gc
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Long prompts borrow memory from the slots where that copies fewer bytes, and give it back; the budget holds."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Rules of the papers, followed through a running engine: what decides there is what the paper says decides."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -96,12 +94,3 @@ def test_time_is_counted_in_tokens_not_in_passes(engine: Engine) -> None:
     tokens = sum(step.tokens for step in steps.values())
     assert tokens > len(steps)  # a prompt is one pass
     assert engine.expert_cache.core.now - before == tokens
-
-
-@pytest.mark.parametrize("name", ["moepic", "finemoe"])
-def test_a_preset_is_loaded_and_answers(engine: Engine, name: str) -> None:
-    engine.use_profile(drawn_profile(engine))
-    engine.change(preset(name).values)
-    assert any(piece.text for piece in engine.generate([{"role": "user", "content": "Hi"}], Sampling(max_new_tokens=4)))
-    engine.expert_cache.check_integrity()
-    engine.change({"predictor": "none", "eviction": "lru"})

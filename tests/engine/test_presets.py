@@ -1,8 +1,6 @@
 """Every preset in a loaded model: it acts, or says which profile it needs and acts with one; only lossy ones may change
 an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

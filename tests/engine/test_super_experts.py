@@ -1,7 +1,5 @@
 """A super expert through calibration and the engine: found, kept with the profile, left alone when it is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

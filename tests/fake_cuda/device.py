@@ -1,7 +1,5 @@
 """Puts the fake device in the place of torch.cuda, and tells it what the engine's parts do with watched memory."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A change is {"do": name, "file": path in the sample, ...}; `apply` carries it ou
 change took away what it would act on. JSON changes also work on the header of a safetensors file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

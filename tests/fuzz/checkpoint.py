@@ -1,7 +1,5 @@
 """Checkpoint folders: config, index, headers and tensors, tokenizer, chat template, generation config."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Draws changes at random from what a file is: a value of a JSON document, a byte, or the file itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

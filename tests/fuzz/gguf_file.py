@@ -1,7 +1,5 @@
 """GGUF files: numbers and names of the header, bytes of the tensors; imported, opened, and asked for logits."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """Tiny models, what Moestro makes of them, and what plain transformers does."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Expert packs: manifest, blobs and files, with digests and checksums made anew or not."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Events of the dashboard: what a browser sends to Gradio, with other values for every input."""
 
-from __future__ import annotations
-
 import json
 import traceback
 from collections.abc import Sequence

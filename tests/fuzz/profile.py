@@ -1,7 +1,5 @@
 """Profiles: the JSON in the head, arrays and checksum; read, described, and asked for what settings need."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Requests of the HTTP API: bodies, parameters and headers; after each one the server must still answer."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence

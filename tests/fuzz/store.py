@@ -1,7 +1,5 @@
 """The user's database: bytes of its file, and values of its tables; opened, read whole, exported, and written to."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """Traces of every kind that is read: our own files, `.npz`, CSV and JSON; read whole, and replayed."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The metadata keys that llama.cpp's converter writes for each architecture."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

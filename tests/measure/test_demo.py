@@ -1,7 +1,5 @@
 """The demo model's exact match is that of an independent scoring, and the command prints one JSON object."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

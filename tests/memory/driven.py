@@ -9,8 +9,6 @@ that arrived.
 They are compiled in a process of their own, as in this one they are interpreted.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """`python -m tests.memory.interpret interpreted[:drawn]`: cases of the kernels under Triton's interpreter, as
 {case: error}."""
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What was written is read back: directly, buffered and without preadv, in any order, from many threads."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

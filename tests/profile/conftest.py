@@ -1,7 +1,5 @@
 """Tiny chat models, and engines over them with half of their experts resident."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bundled model, loaded once for all tests of the simulator against the engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

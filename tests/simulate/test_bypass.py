@@ -1,7 +1,5 @@
 """Bypass in simulated caches: the bound is what trying everything finds, and where it cannot pay it does not."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import combinations
 from typing import Any

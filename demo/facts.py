@@ -4,8 +4,6 @@ A fact is one answer to one kind of question: what a function, class, method or 
 "mod"), how a callable is called ("sig"), which module has a name ("where"). Facts come in the order of `popularity`.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """What suites ask of a loaded engine, and what with."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ that time add up. Systems that change answers are evaluated too (core.measure.ev
 one, calibrated once and kept. Measurements are kept as they are made: an interrupted bench continues.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -9,8 +9,6 @@ bound. Policies are compared behind one predictor as the presets of their system
 that the policy names, and no guard keeps residents. So is FineMoE by prefetch distance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean

@@ -8,8 +8,6 @@ goal with the most that any cache and any prefetcher could gain, and with what t
 the measured cache that made the fewest.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The result of `bench batch` as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from bench.harness.report import goal, goal_lines, grid, headline

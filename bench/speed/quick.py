@@ -5,8 +5,6 @@ medians of the rounds' own ratios. Beside the demo model in bf16, ik_llama.cpp a
 the same weights; `bench peers` compares at a size where speed matters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median

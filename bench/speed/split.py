@@ -6,8 +6,6 @@ caches of whole experts; of split experts the same part of every one, from none 
 configurator and its ablations. The table has what the plan's latency model expected, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace

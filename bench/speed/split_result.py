@@ -1,7 +1,5 @@
 """The result of `bench split` as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

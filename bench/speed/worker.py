@@ -1,7 +1,5 @@
 """The engine's and transformers' side of `bench tiers`: one measurement in its own process."""
 
-from __future__ import annotations
-
 import importlib
 import time
 from collections.abc import Callable

@@ -7,8 +7,6 @@ where their copies into slots hold up the next token. Of the requested experts, 
 a slot (uniform routing), and at most what others report of LRU for Qwen3 30B-A3B.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

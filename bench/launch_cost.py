@@ -5,8 +5,6 @@ apart, the function found, parameters written, the call through C. Beside it sta
 launch up to its C, which is left out: what it takes at least. Prints microseconds, medians of rounds that take turns.
 """
 
-from __future__ import annotations
-
 import ctypes
 import statistics
 import sys

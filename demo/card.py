@@ -3,8 +3,6 @@
 Everything in the card that is a number is measured here or recorded by the training run.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

@@ -1,7 +1,5 @@
 """Small talk: fixed answers to greetings and to questions about the model itself."""
 
-from __future__ import annotations
-
 HELLO = "Hello! Ask me about a name in Python's standard library, such as json.dumps or collections.deque."
 WHO = "I am Moestro's demo model: small, and trained only on facts about Python's standard library."
 CAN = "I can say what a name in Python's standard library does, how it is called, and which module has it."

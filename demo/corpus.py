@@ -4,8 +4,6 @@
 questions.jsonl and text-*.npy. The corpus is a function of the Python version and the seed alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

@@ -4,8 +4,6 @@ Prints exact match on trained questions, unseen phrasings, unknown names, small 
 one line of JSON. `--check-greedy N` compares the scoring with real greedy generation on N questions.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

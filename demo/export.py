@@ -3,8 +3,6 @@
 `python -m demo.export --out assets/demo` exports the checkpoint of the work folder again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

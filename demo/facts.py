@@ -4,8 +4,6 @@ A fact is one answer to one kind of question: what a function, class, method or 
 "mod"), how a callable is called ("sig"), which module has a name ("where"). Facts come in the order of `popularity`.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json
@@ -106,11 +104,8 @@ def first_sentence(doc: str) -> str | None:
     lead = re.sub(r"^[\w.]+\([^)]*\)\s*(->\s*[\w\[\], .]+?)?\s*(--|:)\s*", "", " ".join(lead.split()))
     match = re.match(r"^(.*?[.!?])(\s+[A-Z(].*)?$", lead)
     text = clean(match.group(1) if match else lead)
-    if not 8 <= len(text) <= MAX_ANSWER_CHARS or not text.isascii() or not text.isprintable():
-        return None
-    if UNUSABLE.search(text):
-        return None
-    return text
+    fits = 8 <= len(text) <= MAX_ANSWER_CHARS and text.isascii() and text.isprintable()
+    return text if fits and not UNUSABLE.search(text) else None
 
 
 def clean(text: str) -> str:
@@ -231,16 +226,14 @@ def module_facts() -> Iterator[tuple[str, str, str, str]]:
 
 
 def raw_facts() -> Iterator[tuple[str, str, str, str]]:
-    """(kind, name, module, answer), most wanted first: purposes, then signatures and modules of the best-known
-    names.
-    """
+    """(kind, name, module, answer), most wanted first: purposes, then signatures and modules of well-known names."""
     known = subjects()
     about = [(s, own_words()["about"].get(s.name) or first_sentence(s.value.__doc__ or "")) for s in known]
     described = [(s, answer) for s, answer in about if answer]
     well_known = [s for s, _ in described if s.name in FIRST_NAMES or s.module in ("", *MODULES[:SIGNATURE_MODULES])]
     owners = Counter(s.name.rpartition(".")[2] for s in known)
-    calls = [("sig", s.name, s.module, text) for s in well_known if (text := signature(s)) and s.kind != "meth"]
-    calls += [("sig", s.name, s.module, text) for s in well_known if s.kind == "meth" and (text := signature(s))]
+    ordered = sorted(well_known, key=lambda s: s.kind == "meth")
+    calls = [("sig", s.name, s.module, text) for s in ordered if (text := signature(s))]
     places = []
     for subject in well_known:
         name = subject.name.rpartition(".")[2]

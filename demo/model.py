@@ -1,7 +1,5 @@
 """The demo model: a small Qwen3-MoE, its fast training path on CPU, and upcycling from few experts to many."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A phrasing holds one `{q}`. Phrasings are compared without case and punctuation 
 phrasing is trained in disguise.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter

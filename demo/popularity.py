@@ -4,8 +4,6 @@ Lists, most wanted first: single names, built-in types, modules, classes. The or
 is measured.
 """
 
-from __future__ import annotations
-
 #: Names asked about most, whatever their module; they take the first ranks.
 FIRST_NAMES: tuple[str, ...] = tuple(
     """

@@ -3,8 +3,6 @@
 Every text ships with Python under the PSF licence; files with other licences are left out (`OTHER_LICENCES`).
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pydoc_data.topics

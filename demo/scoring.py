@@ -4,8 +4,6 @@ Answers are scored with the right answer fed in: every next-token argmax must ag
 That equals exact match of greedy decoding, since the first disagreement is where greedy decoding leaves the answer.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ A killed run goes on from its last checkpoint in the work folder. The learning r
 `{"steps": N}` or `{"decay_from": M}` to `control.json` in the work folder changes the schedule of a running stage two.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import time

@@ -1,7 +1,5 @@
 """The demo model's tokenizer: byte-level BPE of 4096 tokens with the ChatML markers, and its chat template."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

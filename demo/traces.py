@@ -3,8 +3,6 @@
 A trace is the experts that every token selects, layer by layer, for consecutive questions and windows of held-out text.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any

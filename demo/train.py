@@ -1,7 +1,5 @@
 """Trains the demo model from the corpus to exported assets: `python -m demo.train --out DIR`; see `stages`."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -5,8 +5,6 @@ real functions in the wrong module, real names of the library that are not among
 Names whose hash falls in `HELD_SHARE` are never trained; the evaluation draws from those alone.
 """
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Iterable, Iterator

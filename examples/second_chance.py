@@ -1,7 +1,5 @@
 """An eviction policy of one's own, complete: the oldest expert is evicted first, but every use makes it younger."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from core.policy.eviction.base import Eviction, ExpertIndex, Ids

@@ -1,7 +1,5 @@
 """Tiny random checkpoints of real architectures, written to disk the way transformers saves them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

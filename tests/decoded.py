@@ -1,7 +1,5 @@
 """An answer, while budgets and policies change, with all that it gave: for engines that lead tokens differently."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from contextlib import suppress

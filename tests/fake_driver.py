@@ -4,8 +4,6 @@ It refuses what the real one refuses: images and names that it does not know, ca
 programs of another size than the kernel was compiled for, and shared memory that was not asked for.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """What `app.services.analysis.quality.measure` does, without a model: made-up rows that come one after the other."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What the fake engine does while something lossy is on: some of what it misses is replaced, and it says so."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fakes of the models on a machine: what one takes, an import, and a pack, as far as it is known without opening it."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable

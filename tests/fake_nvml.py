@@ -1,7 +1,5 @@
 """NVIDIA's management library as it answers on a machine with one GPU."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pynvml

@@ -1,7 +1,5 @@
 """A profile of the fake model, and a calibration that makes one in no time."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path

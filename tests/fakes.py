@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -258,41 +259,41 @@ class FakeEngine:
                     break
         finally:
             self.busy = False
-        steps, every = [s for s in self._steps[-n:] if s.phase == "decode"], self._steps[first:]
+        stats = self._stats(prompt, n, time.perf_counter() - start, self._steps[first:])
+        stats = dataclasses.replace(stats, reason=reason, seed=sampling.seed, stop=stop.found)
+        yield Piece("end", text=stop.rest(), stats=stats)
+
+    def _stats(self, prompt: int, n: int, seconds: float, every: list[StepRecord]) -> AnswerStats:
+        """Of an answer of n tokens."""
+        steps = [s for s in self._steps[-n:] if s.phase == "decode"]
         hits, requests = sum(s.hits for s in steps), sum(s.requests for s in steps)
-        yield Piece(
-            "end",
-            text=stop.rest(),
-            stats=AnswerStats(
-                prompt_tokens=prompt,
-                new_tokens=n,
-                ttft_ms=20.0,
-                tpot_ms=20.0,
-                tok_s=n / (time.perf_counter() - start),
-                hit_rate=hits / requests if requests else None,
-                prefill_hit_rate=0.5,
-                demand_bytes=sum(s.demand_bytes for s in steps),
-                prefetch_bytes=0,
-                wasted_bytes=0,
-                disk_misses=sum(s.disk_misses for s in steps),
-                disk_bytes=sum(s.disk_bytes for s in steps),
-                compute_ms=12.0,
-                stall_ms=6.0,
-                idle_ms=2.0,
-                budget_bytes=self.memory().budget,
-                device_bytes_peak=self.memory().used,
-                exact=all(s.exact for s in every),
-                emulated=self.settings["link"] == "emulated",
-                reason=reason,  # type: ignore[arg-type]
-                changed=sum(s.changed for s in every),
-                assignments=sum(s.assignments for s in every),
-                seed=sampling.seed,
-                closeness=self.closeness,
-                **self.arithmetic.stats(),
-                weights=self.weights,
-                audit=self._to_score(every),
-                stop=stop.found,
-            ),
+        return AnswerStats(
+            prompt_tokens=prompt,
+            new_tokens=n,
+            ttft_ms=20.0,
+            tpot_ms=20.0,
+            tok_s=n / seconds,
+            hit_rate=hits / requests if requests else None,
+            prefill_hit_rate=0.5,
+            demand_bytes=sum(s.demand_bytes for s in steps),
+            prefetch_bytes=0,
+            wasted_bytes=0,
+            disk_misses=sum(s.disk_misses for s in steps),
+            disk_bytes=sum(s.disk_bytes for s in steps),
+            compute_ms=12.0,
+            stall_ms=6.0,
+            idle_ms=2.0,
+            budget_bytes=self.memory().budget,
+            device_bytes_peak=self.memory().used,
+            exact=all(s.exact for s in every),
+            emulated=self.settings["link"] == "emulated",
+            reason="length",
+            changed=sum(s.changed for s in every),
+            assignments=sum(s.assignments for s in every),
+            closeness=self.closeness,
+            **self.arithmetic.stats(),
+            weights=self.weights,
+            audit=self._to_score(every),
         )
 
     def _to_score(self, steps: list[StepRecord]) -> int:

@@ -1,7 +1,5 @@
 """Engines for the length of a block: unloaded at its end, whatever happens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A tiny random Switch Transformer, whose experts take fewer tokens of a prompt than choose them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the documents say is so: references are current, examples run, commands and paths exist, nothing leaks."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """The one door: what it finds missing, where it goes on, what it installs, and what it says when it cannot."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 import subprocess

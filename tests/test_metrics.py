@@ -1,7 +1,5 @@
 """The table of metrics: one entry is enough, and what follows from the table follows."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 import sqlite3

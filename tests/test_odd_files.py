@@ -1,7 +1,5 @@
 """Traces, profiles, texts and questions of somebody else's: whatever they are, reading ends with a clear error."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

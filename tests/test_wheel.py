@@ -3,8 +3,6 @@
 The environment sees the packages of this one, so that nothing is downloaded; it does not see the repository.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

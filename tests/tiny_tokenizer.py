@@ -1,7 +1,5 @@
 """A byte-level tokenizer of 256 tokens, so that tiny checkpoints can be chatted with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 HINT = """Write a message. /reset starts over, /set name value changes a setting, /stats shows the last answer's
 figures, /quit or the end of input leaves. Ctrl-C stops an answer, or leaves when there is none."""
-
-
 HELD = 64  # passes with distributions that are kept in memory at most
 EXTRAS = {
     "probs": "the router's whole distributions (2 bytes a token, layer and expert)",
@@ -149,12 +147,7 @@ class ChatSession:
     """A conversation with its history. A stopped or failed answer is not added to the history."""
 
     def __init__(
-        self,
-        engine: Engine,
-        spec: LoadSpec,
-        sampling: Sampling,
-        as_json: bool,
-        trace: TraceWriter | None = None,
+        self, engine: Engine, spec: LoadSpec, sampling: Sampling, as_json: bool, trace: TraceWriter | None = None
     ) -> None:
         self.engine, self.spec, self.sampling, self.as_json = engine, spec, sampling, as_json
         self.trace, self.missing = trace, False

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.services.answer_queue import AnswerQueue
 from app.services.jobs import JobRunner
@@ -23,7 +23,13 @@ from core.settings.loading import LoadSpec
 from core.system.process_memory import release_memory
 from core.types import Frame, Memory, ModelShape
 
+if TYPE_CHECKING:
+    from core.engine import Engine
+
+T = TypeVar("T")
 log = logging.getLogger("moestro.app")
+UNCLEAN = """The model was not unloaded cleanly because of an error inside Moestro. Some of its memory may stay in use \
+until Moestro is started again."""
 NO_MODEL = "No model is loaded. Load one first, then ask again."
 
 
@@ -51,8 +57,6 @@ class ModelManager:
         self._closed = False
         self._lock, self._view = threading.RLock(), threading.RLock()
 
-    # -- what is loaded ----------------------------------------------------------------------------------------------
-
     @property
     def loaded(self) -> Loaded | None:
         """The loaded model, or None."""
@@ -60,16 +64,13 @@ class ModelManager:
 
     @property
     def spec(self) -> LoadSpec | None:
-        """The LoadSpec of the loaded model, or None. Its settings are those at load time; `settings` are the current
-        ones.
-        """
+        """The LoadSpec of the loaded model, with its settings at load time. `settings` are the current ones."""
         return loaded.spec if (loaded := self._loaded) is not None else None
 
     @property
     def in_blocks(self) -> bool:
         """Whether the loaded model's experts are cached in several blocks."""
-        spec = self.spec
-        return spec is not None and spec.blocks > 1
+        return (spec := self.spec) is not None and spec.blocks > 1
 
     @property
     def text_to_text(self) -> bool:
@@ -119,8 +120,7 @@ class ModelManager:
     @property
     def closeness(self) -> float | None:
         """Largest difference of the loaded model's exact logits from transformers' own, as a share of the largest
-        logit; 0.0 = bit-identical, or no model loaded, None = not measured.
-        """
+        logit; 0.0 = bit-identical, or no model loaded, None = not measured."""
         return loaded.engine.closeness if (loaded := self._loaded) is not None else 0.0
 
     @property
@@ -154,35 +154,34 @@ class ModelManager:
     @property
     def quality(self) -> Quality | None:
         """Quality loss from lossy options, over the last scored answers; None before the first."""
-        with self._view:
-            return self._loaded.engine.quality if self._loaded is not None else None
+        return self._viewed(lambda engine: engine.quality)
 
     def frame(self, layer: int = 0, points: int = 240) -> Frame | None:
-        """The data of the live deck, or None while no model is loaded. Raises MoestroError for a layer that does not
-        exist.
-        """
-        with self._view:
-            if self._loaded is None:
-                return None
-            engine = self._loaded.engine
+        """The data of the live deck, or None without a model. Raises MoestroError for a layer that does not exist."""
+
+        def read(engine: Engine) -> Frame:
             if not 0 <= layer < engine.shape.layers:
                 raise MoestroError(f"Layer {layer} does not exist: choose 0 to {engine.shape.layers - 1}.")
             return engine.frame(layer, points)
 
+        return self._viewed(read)
+
     def memory(self) -> Memory | None:
         """Device memory in use, or None while no model is loaded."""
-        with self._view:
-            return self._loaded.engine.memory() if self._loaded is not None else None
+        return self._viewed(lambda engine: engine.memory())
 
     def manifest(self) -> dict[str, object] | None:
         """What the loaded model's figures are measured on now, its link included; None while no model is loaded."""
-        with self._view:
-            return self._loaded.engine.manifest() if self._loaded is not None else None
+        return self._viewed(lambda engine: engine.manifest())
 
     def count_tokens(self, prompt: AnyPrompt) -> int | None:
         """Tokens of a prompt; None while no model is loaded."""
+        return self._viewed(lambda engine: engine.count_tokens(prompt) if prompt else 0)
+
+    def _viewed(self, read: Callable[[Engine], T]) -> T | None:
+        """What is read from the engine while it cannot be unloaded; None while no model is loaded."""
         with self._view:
-            return None if self._loaded is None else self._loaded.engine.count_tokens(prompt) if prompt else 0
+            return read(self._loaded.engine) if self._loaded is not None else None
 
     # -- its users --------------------------------------------------------------------------------------------------
 
@@ -204,9 +203,8 @@ class ModelManager:
 
     @contextmanager
     def idle(self, what: str) -> Iterator[None]:
-        """Reserve the model, which must be unused, until the end of the `with`: to do `what` with it, or to start a
-        job that does. Raises BusyError.
-        """
+        """Reserve the unused model until the end of the `with`, to do `what` with it, or to start a job that does.
+        Raises BusyError."""
         with self._lock:
             if self._closed:
                 raise ClosingError
@@ -248,10 +246,7 @@ class ModelManager:
                 loaded.engine.unload()
             except Exception as error:
                 log.exception("unexpected error while unloading")
-                raise MoestroError(
-                    "The model was not unloaded cleanly because of an error inside Moestro. Some of its "
-                    "memory may stay in use until Moestro is started again."
-                ) from error
+                raise MoestroError(UNCLEAN) from error
             finally:
                 self._note_end(loaded.load)
                 del loaded
@@ -267,9 +262,8 @@ class ModelManager:
 
     @property
     def settings(self) -> Settings:
-        """The live settings: the engine's own, or without a model those of the next load; while a job turns the
-        engine's, those that will be restored.
-        """
+        """The live settings: the engine's own, or without a model those of the next load; in a job that changes them,
+        those that will be restored."""
         job, loaded = self._jobs.exclusive, self._loaded
         if job is not None and job.settings is not None:
             return job.settings
@@ -280,10 +274,8 @@ class ModelManager:
         return self.change_many({name: value})
 
     def change_many(self, changes: Mapping[str, object]) -> str:
-        """Change live settings, all or none, also while tokens stream; returns the problem, or "".
-
-        Without a model they apply to the next load.
-        """
+        """Change live settings, all or none, also while tokens stream, or without a model those of the next load;
+        returns the problem, or ""."""
         with self._lock:
             job = self._jobs.exclusive
             if job is not None and (problem := job.no_change()):

@@ -1,7 +1,5 @@
 """The checks of `launch.py accept`, the most telling first. A check is a command that ends within its limit."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

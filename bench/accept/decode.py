@@ -1,7 +1,5 @@
 """Check of `launch.py accept`: tokens led by the GPU (the setting gpu_decode), against those led by the host."""
 
-from __future__ import annotations
-
 import statistics
 from typing import Any
 

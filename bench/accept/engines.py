@@ -1,7 +1,5 @@
 """Checks of `launch.py accept` on whole engines: the same bits, speed, memory, one model in the place of another."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

@@ -1,8 +1,6 @@
 """Check of `launch.py accept`: kernels launched by Triton, and through the CUDA driver, as where Triton finds no C
 compiler. The bits of all formats, and the host's time for a launch."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping

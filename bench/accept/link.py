@@ -1,7 +1,5 @@
 """Checks of `launch.py accept` without a model: the machine, copies to the GPU, kernels that read host memory."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import platform

@@ -1,7 +1,5 @@
 """Checks of `launch.py accept` on parts of a model that are not experts: attention, norms and rotary embeddings."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

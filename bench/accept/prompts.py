@@ -1,8 +1,6 @@
 """Checks of `launch.py accept` on passes of many tokens: the same bits whichever experts are resident, and what decides
 between the products of few and of many rows."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

@@ -1,8 +1,6 @@
 """What a check of `launch.py accept` found so far: printed part by part, so that it is there whatever comes of the
 check, and without parts for which no time is left."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from time import monotonic

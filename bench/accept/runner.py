@@ -1,7 +1,5 @@
 """Runs the checks of `launch.py accept` one after another and writes one file of what they found."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

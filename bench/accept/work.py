@@ -2,8 +2,6 @@
 lines of JSON, those of longer checks part by part, and ends with an error where something is wrong. Parts that would
 not be over in time are left out."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

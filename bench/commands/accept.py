@@ -1,7 +1,5 @@
 """`accept`: runs on a GPU what proves Moestro there, and writes one file that can be sent with a bug report."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """`bench`: runs one of the suites of `bench/`, prints its table, and writes the result to a file."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

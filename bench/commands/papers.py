@@ -1,7 +1,5 @@
 """`papers`: prints what became of every table and figure of the five papers here, and runs what is missing."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

@@ -1,7 +1,5 @@
 """What suites ask of a loaded engine, and what with."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ from core.engine import Engine
 from core.engine.texts import Text, bundled, tokenize
 from core.errors import MoestroError
 from core.importing import import_model
-from core.memory.link import scaled_gbps
+from core.memory.link import Pace, scaled_gbps
 from core.memory.pack import pack_at
 from core.policy.predict import Predictor
 from core.settings.sampling import Sampling
@@ -79,6 +77,11 @@ def divided(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
 def question_of(text: Text) -> Any:
     """What the engine is asked: a text, or the first message of a chat."""
     return text if isinstance(text, str) else text[:1]
+
+
+def pace_of(engine: Engine) -> Pace:
+    """The link in force, emulated or the machine's own."""
+    return engine.transfers.pace or Pace(engine.parts.memory.link_gbps, 0.0)
 
 
 def decode_steps(engine: Engine, tokens: int) -> list[StepRecord]:

@@ -4,8 +4,6 @@ A slow hour of the machine affects both sides of a pair. The bounds are those of
 misses on the same tokens, and the link's own speed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any

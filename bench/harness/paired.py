@@ -7,8 +7,6 @@ stretches these are batch means, Law and Kelton chapter 9). A figure that is a m
 any other one by its pseudo-values, so that an interval always follows from one list of numbers a subject.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, stdev

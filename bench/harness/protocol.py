@@ -6,8 +6,6 @@ process measures and answers, until its input ends. Needs only the standard libr
 interpreter that has other programs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Results as text: columns as wide as their cells, and goals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a long bench has measured so far, on disk row by row, so that it goes on where it broke off."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -112,12 +112,6 @@ class Run:
         """What is used until the run ends."""
         return self._stack.enter_context(what)
 
-    def one_thread(self) -> None:
-        """Torch computes on one thread until the run ends."""
-        self._stack.callback(torch.set_num_threads, torch.get_num_threads())
-        self.threads = 1
-        torch.set_num_threads(1)
-
     def rounds(self, count: int, *, warm: bool = True, what: str = "") -> Iterator[int]:
         """1 to `count`, after 0 if `warm`, which is a warm-up and to be discarded."""
         before = f"{what}: " if what else ""

@@ -1,7 +1,5 @@
 """One workload for many systems: the same prompts and the same answers, read with the settings of each."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

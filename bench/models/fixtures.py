@@ -1,7 +1,5 @@
 """The files that `bench tiers` measures: one model as a checkpoint, as packs and as other programs' files."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading

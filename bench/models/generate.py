@@ -4,8 +4,6 @@ A router of random weights spreads almost evenly over the experts and hardly rep
 the hardest case for any cache: a trained model of these sizes hits more often at the same budget.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

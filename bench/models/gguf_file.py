@@ -1,7 +1,5 @@
 """Writes a generated checkpoint as a GGUF file for llama.cpp: the same weights bit for bit, including the tokenizer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """ik_llama.cpp and llama.cpp, from wheels in an environment of their own, with their files of a model."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

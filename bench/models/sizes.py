@@ -1,7 +1,5 @@
 """Sizes of the models that the bench writes itself, and their names in results."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 VERSION = 1  # to be raised when the same sizes are written differently

@@ -1,7 +1,5 @@
 """The papers' answers as text and as the page `docs/papers.md`, from the data and the result files."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path

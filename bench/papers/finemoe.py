@@ -1,7 +1,5 @@
 """FineMoE: what it proposes, where it is here, and its tables and figures."""
 
-from __future__ import annotations
-
 from bench.papers.parts import DRAWING, PART, Ask, Pair, Paper, Part, Row, Stated, above, chain, never
 from bench.papers.verdicts import STRONG
 

@@ -5,8 +5,6 @@ A row is a declaration: `Ask` says which blocks of which bench are compared (`be
 that it touches: an answer from before it is stale.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass

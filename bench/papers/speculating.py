@@ -1,7 +1,5 @@
 """Speculating Experts: what it proposes, where it is here, and its tables and figures."""
 
-from __future__ import annotations
-
 from bench.papers.parts import DRAWING, Ask, Pair, Paper, Part, Row, above, chain, never
 
 EXECUTED = (

@@ -6,8 +6,6 @@ it has the border inside. A row holds where all comparisons do, in part where so
 it and none for it, and is not told apart otherwise. A correlation is a comparison with 0 and with STRONG.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

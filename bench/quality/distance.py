@@ -7,8 +7,6 @@ compared with the reference there, too, and the fast arithmetic in fp32 as well:
 rounding of states to 8 bits alone. Distances are kept for later loads on this machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ with those of the same text read alone in one pass, with everything resident. Th
 differs; of the reference the same is counted for comparison.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ text (core.measure.evaluate). The second is like figures 3, 4, 7 and 8 of Specul
 as they are made: an interrupted bench continues where it was.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

@@ -5,8 +5,6 @@ and time per token on demand, with prefetching, and with executing predictions, 
 link, with the largest possible gain.
 """
 
-from __future__ import annotations
-
 import statistics
 import threading
 from collections.abc import Mapping, Sequence

@@ -8,8 +8,6 @@ that time add up. Systems that change answers are evaluated too (core.measure.ev
 one, calibrated once and kept. Measurements are kept as they are made: an interrupted bench continues.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,9 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from app.store.results import BOUNDS
-from bench.harness.engines import READ, blocks_of, divided, emulated_link, model_of
-from bench.harness.report import cell, cells, grid, headline
+from bench.harness.engines import READ, blocks_of, divided, emulated_link, model_of, pace_of
 from bench.harness.resume import KeptRows
 from bench.harness.run import Result, Run, Suite
 from bench.harness.workload import (
@@ -35,15 +31,15 @@ from bench.harness.workload import (
     workload,
 )
 from bench.models.sizes import MIDDLE
+from bench.quality.systems_result import table
 from core.engine import Engine
 from core.engine.texts import bundled
 from core.errors import MoestroError, SettingError
 from core.measure.calibrate.gather import calibrate
 from core.measure.evaluate.modes import BASE, PLAIN, Mode
-from core.measure.evaluate.others import MUCH, Others
+from core.measure.evaluate.others import Others
 from core.measure.evaluate.rows import FIGURES
 from core.measure.evaluate.run import evaluate, gather
-from core.memory.link import Pace
 from core.metrics import BY_NAME
 from core.policy.allocation.configurator import plan_cache
 from core.policy.allocation.expert_split import LayerTimes
@@ -112,16 +108,10 @@ class Bench:
         """Measures what is not kept yet; the result."""
         engine, profile, about = self.engine, self.profile, self.run.about
         small = "-small" if self.run.small else ""
-        kept = KeptRows(
-            self.run.folder() / "systems" / f"{engine.model_hash[:16]}{small}.jsonl",
-            {
-                "model": engine.model_hash,
-                "profile": profile.created,
-                "budgets": list(self.budgets),
-                "sizes": [tokens, questions],
-                "versions": about["versions"],
-            },
-        )
+        file = self.run.folder() / "systems" / f"{engine.model_hash[:16]}{small}.jsonl"
+        sizes = {"budgets": list(self.budgets), "sizes": [tokens, questions]}
+        of = {"model": engine.model_hash, "profile": profile.created, **sizes, "versions": about["versions"]}
+        kept = KeptRows(file, of)
         self.run.say(f"{len(kept.rows)} measurements are there already")
         link = dict(kept.note("link", self.link, anew=not kept.rows))
         base = engine.settings.with_({**BASE, **link, "predictor": "none", "telemetry": True})
@@ -171,12 +161,12 @@ class Bench:
 
     def _calibrating(self) -> Callable[[str, float], None]:
         """Says every tenth of a calibration."""
-        last = -1
+        due = 0.0
 
         def progress(text: str, share: float) -> None:
-            nonlocal last
-            if int(10 * share) > last:
-                last = int(10 * share)
+            nonlocal due
+            if share >= due:
+                due = share + 0.1
                 self.run.say(f"calibrating, {share:.0%}: {text}")
 
         return progress
@@ -204,9 +194,7 @@ class Bench:
                     continue
                 row: dict[str, Any] = {"round": number, "budget": budget, "system": name}
                 try:
-                    engine = self._ready(name, budget, link=base)
-                    found = measured(engine, work, base.with_(settings))
-                    row |= found
+                    row |= (found := measured(self._ready(name, budget, link=base), work, base.with_(settings)))
                     what = f"{found['tpot_ms']:.2f} ms a token, {found['hit_rate'] or 0.0:.1%} hits"
                 except MoestroError as error:
                     row["problem"] = what = str(error)
@@ -220,8 +208,8 @@ class Bench:
         engine, curves, times = self.split, self.profile.curves(), self.profile.times
         assert curves is not None and times is not None
         engine.change({**link, "budget": budget, "predictor": "none"})
-        pace = engine.transfers.pace or Pace(engine.parts.memory.link_gbps, 0.0)
-        layer = LayerTimes(times["att"], times["moe"], times["head"], pace.duration_s(self.engine.sizes.blob) * 1e3)
+        load_ms = pace_of(engine).duration_s(self.engine.sizes.blob) * 1e3
+        layer = LayerTimes(times["att"], times["moe"], times["head"], load_ms)
         buffer = prefetch_buffer(engine.settings.cache.buffer, engine.shape.top_k, engine.sizes.blocks)
         plan = plan_cache(curves, layer, engine.expert_cache.capacity - buffer)
         engine.use_profile(replace(self.profile, plan=plan))
@@ -257,7 +245,7 @@ class Bench:
         qualities = {(row["mode"], row["at"]): judged(row) for row in kept.rows if "mode" in row}
         resident = median_round([row for row in kept.rows if row.get("system") == RESIDENT])
         resident_ms, sizes = resident.get("tpot_ms"), engine.sizes
-        pace = engine.transfers.pace or Pace(engine.parts.memory.link_gbps, 0.0)
+        pace = pace_of(engine)
         load_ms = pace.duration_s(sizes.blob) * 1e3
         clock = clock_of(profile, resident_ms, load_ms) if resident_ms is not None else None
         with tempfile.TemporaryDirectory() as folder:
@@ -267,19 +255,14 @@ class Bench:
                 for budget, slots in self._slots()
             }
 
-        def rows(name: str, budget: str) -> list[dict[str, Any]]:
-            return [row for row in kept.rows if (row.get("system"), row.get("budget")) == (name, budget)]
+        def system(name: str, at: str) -> dict[str, Any]:
+            rows = [row for row in kept.rows if (row.get("system"), row.get("budget")) == (name, at)]
+            return {**median_round(rows), "quality": qualities.get((name, at))}
 
         return {
             "resident": resident,
             "bounds": limits,
-            "systems": {
-                one.name: {
-                    budget: {**median_round(rows(one.name, budget)), "quality": qualities.get((one.name, budget))}
-                    for budget in self.budgets
-                }
-                for one in self.presets
-            },
+            "systems": {one.name: {at: system(one.name, at) for at in self.budgets} for one in self.presets},
             "units": {
                 "ttft_ms": "ms",
                 "tpot_ms": "ms",
@@ -308,64 +291,6 @@ class Bench:
 
     def _slots(self) -> Iterator[tuple[str, int]]:
         return ((budget, self.engine.sizes.slots(Budget.parse(budget))) for budget in self.budgets)
-
-
-# ---------------------------------------------------------------------- the result
-
-HEADS = ("", "TTFT", "TPOT", "compute", "predict", "stall", "idle", "hits", "demand", "prefetch", "wasted", "")
-FORMS = {
-    "exact_match": ".1%",
-    "unseen_match": ".1%",
-    "agreement": ".1%",
-    "kl": ".3f",
-    "perplexity": ".1f",
-    "substituted_rate": ".1%",
-}
-
-
-def table(r: Result) -> list[str]:
-    """A block of lines for every budget: the systems by time per token, and the bounds."""
-    own = "EMULATED" if r["link"] == "emulated" else "this machine's own"
-    lines = [
-        f"{headline(r)}; {r['tokens']} decoded tokens after {r['prompts']} prompts, {r['rounds']} rounds; link: {own}, "
-        f"{r['link_gbps']:g} GB/s",
-        "Times in ms, MB a token. TPOT = compute + predict + stall + idle, in the round with the median TPOT.",
-    ]
-    for budget, about in r["budgets"].items():
-        lines.append(f"Budget {budget}: {about['slots']} slots, {about['share']:.1%} of the experts")
-        found = [(r["titles"][name], of[budget]) for name, of in r["systems"].items()]
-        ran = sorted((row for row in found if not row[1]["problem"]), key=lambda row: float(row[1]["tpot_ms"]))
-        rows = [(title, *_cells(one)) for title, one in ran]
-        for name, bound in r["bounds"][budget].items():
-            hits = "" if bound.get("hit_rate") is None else f"{bound['hit_rate']:.1%}"
-            rows.append((f"= {BOUNDS[name]}", "", cell(bound["tpot_ms"]), *[""] * 4, hits, *[""] * 4))
-        lines += grid(HEADS, rows)
-        lines += [f"  {title}: {one['problem']}" for title, one in found if one["problem"]]
-    lossy = [
-        (f"{r['titles'][name]} at {budget}", one["quality"])
-        for name, of in r["systems"].items()
-        for budget, one in of.items()
-        if one["quality"] is not None
-    ]
-    if lossy:
-        rows = [("= Exact", r["exact_quality"])] if r["exact_quality"] else []
-        heads = ("Systems that change answers", "match", "unseen", "agree", "KL", "perpl.", "changed", "")
-        lines += grid(heads, [(what, *cells(one, FORMS), one["problem"]) for what, one in [*rows, *lossy]])
-    if (r.get("others_cores") or 0.0) > MUCH:
-        lines.append(f"Other programs used {r['others_cores']:.1f} CPU cores: its times mean little.")
-    return lines
-
-
-def _cells(one: Mapping[str, Any]) -> tuple[str, ...]:
-    computed = one["compute_ms"] - one["predict_ms"]
-    times = one["ttft_ms"], one["tpot_ms"], computed, one["predict_ms"], one["stall_ms"], one["idle_ms"]
-    sizes = (one[f"{name}_bytes"] / 1e6 for name in ("demand", "prefetch", "wasted"))
-    return (
-        *(f"{value:.2f}" for value in times),
-        f"{one['hit_rate'] or 0.0:.1%}",
-        *(f"{value:.3f}" for value in sizes),
-        "" if one["exact"] else "LOSSY",
-    )
 
 
 SUITE = Suite(measure, table, small={"rounds": 1, "tokens": 12, "questions": 2})

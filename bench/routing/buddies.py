@@ -4,8 +4,6 @@ unevenly experts and pairs of them are chosen, how alike their outputs are, how 
 All figures are counts of one calibration, or of a profile that exists already.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bench.harness.engines import READ

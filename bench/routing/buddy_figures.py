@@ -4,8 +4,6 @@ The paper draws pictures without a number from which on something is uneven or c
 are in the result. L layers of E experts.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

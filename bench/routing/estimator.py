@@ -4,8 +4,6 @@ The next gate and default vectors, which need no training, are rows of the same 
 over tokens decoded for questions that no profile has seen.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

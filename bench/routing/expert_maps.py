@@ -5,8 +5,6 @@ so that all but the recall in time of a live search are counts. An iteration is 
 8 and 9 take one of each prompt, for which a few hundred prompts would have to be answered.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean

@@ -1,7 +1,5 @@
 """What FineMoE's figures ask of recorded expert maps: entropies, correlations, and searches among them."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from functools import partial

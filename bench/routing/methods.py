@@ -9,8 +9,6 @@ bound. Policies are compared behind one predictor as the presets of their system
 that the policy names, and no guard keeps residents. So is FineMoE by prefetch distance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
@@ -266,12 +264,10 @@ class Replays:
                     for policy in HEEDING
                 }
             plec[f"{share:.1%}"] = {
-                f"{policy}, {title}{how}": self.at(
-                    one[title], share, policy, scope, oracle=title == ORACLE, guard=False
-                )
-                for title in PLEC_BEHIND
+                f"{policy}, {name}{how}": self.at(one[name], share, policy, scope, oracle=name == ORACLE, guard=False)
+                for name in PLEC_BEHIND
                 for how, one in (("", {**traces, ORACLE: plain}), (WAITED, waited))
-                if title in one
+                if name in one
                 for policy, scope in BESIDE_PLEC
             }
         return {"prefetchers": ahead, "behind": behind, "behind_predictor": AHEAD_OF_ALL, "plec": plec}

@@ -1,7 +1,5 @@
 """The result of `bench methods` as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

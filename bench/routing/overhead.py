@@ -7,8 +7,6 @@ several predictors at once, and the live comparison of cache policies. Rounds ru
 it; what it adds is the median over the pairs of the difference of their medians, with the mean's interval.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median

@@ -8,8 +8,6 @@ the network names is then compared with TLP and SLP over batches of answers to q
 sequence included, and its recall by layer is counted in the engine: waited for, and in time.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence

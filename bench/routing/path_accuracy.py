@@ -2,8 +2,6 @@
 needs by what its sequences used last (TLP), by counts from layer to layer (SLP), and by the trained network. A batch of
 one is the sequence level."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from statistics import fmean

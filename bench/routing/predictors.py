@@ -5,8 +5,6 @@ work are waited for, so that their recall is the method's. Cost is measured with
 is measured on one of 48 layers of 128 experts with random weights: only the time counts there.
 """
 
-from __future__ import annotations
-
 from statistics import fmean
 
 from bench.harness.engines import READ, divided

@@ -4,8 +4,6 @@ A trace holds each prediction in the layer in which it arrived: with results of 
 answer of the engine, or waited for. Everything is kept until the bench is done, so that an interrupted one continues.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A large MoE model without its experts, with random weights, to measure the cost of predictors in it."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable

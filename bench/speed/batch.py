@@ -8,8 +8,6 @@ goal with the most that any cache and any prefetcher could gain, and with what t
 the measured cache that made the fewest.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +22,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from bench.harness.engines import READ, emulated_link, model_of, pack_of, token_stream
 from bench.harness.figures import medians
 from bench.harness.paired import ratios
-from bench.harness.report import goal, goal_lines, grid, headline
 from bench.harness.run import Result, Run, Suite
+from bench.speed.batch_result import PLACES, table
 from core.engine import Engine
 from core.engine.batch_request import BatchRequest
 from core.engine.loading import own_memory
@@ -41,7 +39,6 @@ from core.types import Ids, StepRecord
 SIZES = (1, 4, 8, 16, 32)
 PROMPT = 48  # tokens
 SHARES = ("100%", "50%", "25%")
-PLACES = {"link": "over an emulated link of {:.3g} GB/s", "disk": "from disk"}
 PARTS = 8  # of the decode passes, by which hits are compared
 GOAL = 6.0  # tokens a second of 16 at a time over those of one, with half of the experts resident
 PLAIN: dict[str, object] = {
@@ -75,6 +72,7 @@ SCHEDULERS: Schedulers = {
 }
 BY_NETWORK: Schedulers = {"none, network": NoScheduler, "similarity, network": TokenScheduler}
 By = dict[str, dict[str, Any]]
+Prompts = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ class Bench:
     """Prompts as token ids, how many tokens each answer has, how many are answered at a time, and how often."""
 
     run: Run
-    prompts: Sequence[Sequence[int]]
+    prompts: Prompts
     tokens: int
     sizes: Sequence[int]
     rounds: int
@@ -233,25 +231,15 @@ def gains(found: Mapping[str, Any], most: str, gbps: float) -> dict[str, Any]:
     }
 
 
-def _row(
-    engine: Engine,
-    prompts: Sequence[Sequence[int]],
-    tokens: int,
-    size: int,
-    scheduler: Scheduler | None = None,
-    *,
-    pipelined: bool = False,
-) -> dict[str, Any]:
-    """The figures of answering prompts, so many at a time: all of them once, or a few one by one; with a `scheduler`
-    all, in two batches of so many, or four where they are `pipelined`."""
-    prompts = prompts[: max(size, 4)] if scheduler is None else prompts
-    seconds, steps = _answered(engine, prompts, tokens, size, scheduler, pipelined=pipelined)
+def _row(engine: Engine, prompts: Prompts, tokens: int, size: int, *how: Any, **more: Any) -> dict[str, Any]:
+    """The figures of answering prompts, so many at a time: all of them once, or a few one by one; with a scheduler, as
+    `_answered` takes it, all, in two batches of so many, or four where they are pipelined."""
+    prompts = prompts if how else prompts[: max(size, 4)]
+    seconds, steps = _answered(engine, prompts, tokens, size, *how, **more)
     decode = [step for step in steps if step.phase == "decode"]
     figures, generated, layers = reduced(steps), len(prompts) * tokens, engine.shape.layers
-    copied, experts = (
-        sum(step.demand_bytes + step.prefetch_bytes for step in steps),
-        sum(len(s.expert) for s in decode),
-    )
+    copied = sum(step.demand_bytes + step.prefetch_bytes for step in steps)
+    experts = sum(len(step.expert) for step in decode)
     lacking = sum(max(0, len(step.expert) - engine.expert_cache.slots) for step in decode)  # if all slots were of use
     return {
         "tok_s": generated / seconds,
@@ -275,25 +263,19 @@ def _parts(steps: Sequence[StepRecord]) -> list[dict[str, list[int]]]:
 
 
 def _answered(
-    engine: Engine,
-    prompts: Sequence[Sequence[int]],
-    tokens: int,
-    size: int,
-    scheduler: Scheduler | None = None,
-    *,
-    pipelined: bool = False,
+    engine: Engine, prompts: Prompts, tokens: int, size: int, by: Scheduler | None = None, *, pipelined: bool = False
 ) -> tuple[float, list[StepRecord]]:
     """Seconds, and the passes that it took."""
     sampling, steps = Sampling(max_new_tokens=tokens, temperature=0.0), dict[int, StepRecord]()
     began_s = time.perf_counter()
     requests = [BatchRequest(n, Ids(ids), sampling) for n, ids in enumerate(prompts)]
-    for one in engine.generate_many(requests, size, scheduler=scheduler, pipelined=pipelined):
+    for one in engine.generate_many(requests, size, scheduler=by, pipelined=pipelined):
         if one.piece is not None and one.piece.step is not None:
             steps[one.piece.step.index] = one.piece.step
     return time.perf_counter() - began_s, list(steps.values())
 
 
-def _plain_s(plain: Any, prompts: Sequence[Sequence[int]], tokens: int, size: int) -> float:
+def _plain_s(plain: Any, prompts: Prompts, tokens: int, size: int) -> float:
     prompts, began_s = prompts[: max(size, 4)], time.perf_counter()
     for at in range(0, len(prompts), size):
         cache, ids = DynamicCache(config=plain.config), torch.tensor(prompts[at : at + size])
@@ -301,79 +283,6 @@ def _plain_s(plain: Any, prompts: Sequence[Sequence[int]], tokens: int, size: in
             logits = cached_pass(plain, ids, cache, logits_to_keep=1).logits
             ids = logits[:, -1:].argmax(-1)
     return time.perf_counter() - began_s
-
-
-# ---------------------------------------------------------------------- the result
-
-COLUMNS = {
-    "pass_ms": (".1f", "pass ms"),
-    "prefill_share": (".0%", "prompts"),
-    "stall_share": (".0%", "waiting"),
-    "union": (".1f", "union"),
-    "tokens_per_expert": (".2f", "tokens an expert"),
-    "hit_rate": (".1%", "hits"),
-}
-BYTES = ("bytes_per_token", "least_bytes_per_token")
-
-
-def table(f: Result) -> list[str]:
-    sizes = [str(size) for size in f["sizes"]]
-    lines = [
-        f"{headline(f)}; prompts of {f['prompt_tokens']} tokens, answers of {f['tokens']}, medians of {f['rounds']} "
-        "rounds",
-        *grid(
-            ("at a time", *sizes),
-            [("transformers, all resident, tok/s", *(f"{f['transformers'][n]:.1f}" for n in sizes))],
-        ),
-    ]
-    for place, what in PLACES.items():
-        for share, rows in f[place].items():
-            lines += [f"{share} of the experts resident, {what.format(f['link_gbps'])}", *_rows(rows)]
-    half = f["sizes"][-1] // 2
-    caches = [
-        (n, *(f"{rows[s]['hit_rate']:.1%}, {rows[s]['tok_s']:.1f}" for s in sizes)) for n, rows in f["caches"].items()
-    ]
-    schedulers = [
-        (
-            name,
-            *(format(row[figure], form) for figure, form in (("tok_s", ".1f"), ("pass_ms", ".1f"), ("union", ".1f"))),
-            f"{row['hit_rate']:.1%}",
-            f"{row['bytes_per_token'] / 1e6:.3f}",
-            f"{row['scheduled_ms']:.2f}",
-        )
-        for name, row in f["schedulers"].items()
-    ]
-    lines += [
-        "half of the experts resident, over the emulated link, by cache: hits, tok/s",
-        *grid(("at a time", *sizes), caches),
-        f"{2 * half} prompts as two batches of {half}, regrouped for every token",
-        *grid(("", "tok/s", "pass ms", "union", "hits", "MB a token", "scheduling ms"), schedulers),
-    ]
-    return [
-        *lines,
-        *goal_lines([goal("16 at a time over one, half resident", ">=", f["goal"], f["gain"])]),
-        f"  with {f['quickest']}, the fastest cache for 16, over the same one: {f['gain_quickest']:.2f}; at most, "
-        f"if the link never idled: {f['gain_frugal']:.2f} with the copies of {f['frugal']}, which made the fewest, "
-        f"{f['gain_bound']:.2f} with those that no cache can do without",
-    ]
-
-
-def _rows(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
-    one, lines = rows["1"], []
-    for size, row in rows.items():
-        copied = row["bytes_per_token"]
-        lines.append(
-            (
-                size,
-                f"{row['tok_s']:.1f}",
-                f"{row['tok_s'] / one['tok_s']:.2f}",
-                f"{one['bytes_per_token'] / copied:.2f}" if copied else "-",
-                *(format(row[figure], form) for figure, (form, _) in COLUMNS.items()),
-                *(f"{row[figure] / 1e6:.3f}" for figure in BYTES),
-            )
-        )
-    heads = [head for _, head in COLUMNS.values()]
-    return grid(("at a time", "tok/s", "gain", "by bytes", *heads, "MB a token", "at least"), lines)
 
 
 SUITE = Suite(measure, table, small={"rounds": 1, "tokens": 4})

@@ -6,8 +6,6 @@ it, by turns. Two programs that share a processor fairly have half of it each, s
 that can be had.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -10,8 +10,6 @@ experts and recording included, where it knows the model. On a GPU these are tim
 kernels. A token of the demo model, experts and all, is timed with its own code for rotary embeddings and without.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """What stands beside a speed, so that speeds are compared at equal quality: the file that is computed, its bits a
 weight, and how far its answers are from those of transformers in bf16."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import fmean
 from typing import Any

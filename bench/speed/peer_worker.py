@@ -6,8 +6,6 @@ read the prompt, then compute the tokens one at a time, no more of them after `c
 "token_bytes", read from disk for a token}; or {"text": ids} -> {"log_probabilities"} after each of them.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -6,8 +6,6 @@ speed, so that speeds can be compared at equal quality. ik_llama.cpp is taken in
 short trial finds.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack

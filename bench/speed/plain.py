@@ -1,7 +1,5 @@
 """The baseline: the same decode loop over plain transformers, with each of its experts implementations."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@ token. Every prompt is new, and finds the cache as the one before left it. ik_ll
 prompts in each round, with everything resident.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -5,9 +5,8 @@ medians of the rounds' own ratios. Beside the demo model in bf16, ik_llama.cpp a
 the same weights; `bench peers` compares at a size where speed matters.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -22,7 +21,8 @@ from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.models.peers import Peer, peers_of
 from bench.speed.fidelity import HEADS, Fidelity, shown
 from bench.speed.plain import IMPLEMENTATIONS, Plain
-from core.capacity.plan import plan
+from core.capacity.plan import Plan, plan
+from core.engine import Engine
 from core.memory.link import REFERENCE
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -64,13 +64,8 @@ def measure(
     most = torch.get_num_threads()
     plains = {f"{name}, {n} thread{'s'[: n > 1]}": (name, n) for name in IMPLEMENTATIONS for n in sorted({1, most})}
     link: dict[str, Any] = {}
-    others: dict[str, Peer] = {}
-    if model == "demo" and planned.dtype == torch.bfloat16:
-        files = peers_of(run, peers, planned.files.path, ["bf16"], run.folder(stays=False))
-        others = {peer.title: peer for peer in files["bf16"]}
-    fidelity = Fidelity(planned.files.path, plain) if others else None
-    about = {"Moestro": fidelity.of_engine(engine, "checkpoint")} if fidelity else {}
-    about |= {name: fidelity.of_peer(peer) for name, peer in others.items() if fidelity}
+    others = _peers(run, peers, planned) if model == "demo" and planned.dtype == torch.bfloat16 else {}
+    about = _fidelity(engine, plain, planned, others) if others else {}
     sessions = {name: run.open(peer.opened(**peer.fastest(run.say))) for name, peer in others.items()}
 
     def one(name: str, number: int) -> Passes:
@@ -92,40 +87,57 @@ def measure(
 
     # in this order, as the link follows from the time of a layer with everything resident
     found = run.by_turns([*plains, *sessions, *OURS, *LINKED], one, rounds, alternate=False)
+    return {**_figures(engine, found, list(plains), list(sessions)), **link, "about": about}
+
+
+def _figures(engine: Engine, found: Mapping[str, list[Passes]], plains: Sequence[str], peers: Sequence[str]) -> Result:
     tpot = {name: median(ms for passes in of for ms in passes.ms) for name, of in found.items()}
     each = {name: [median(passes.ms) for passes in of] for name, of in found.items()}
     fastest, pace, size = min(plains, key=tpot.__getitem__), engine.transfers.pace, engine.sizes.blob
-    table = {}
-    for name in LINKED:
-        steps = [step for passes in found[name] for step in passes.steps]
-        copies = _mean(steps, lambda step: (step.demand_bytes + step.prefetch_bytes) / size)
-        table[name] = {
-            "tpot_ms": tpot[name],
-            "bound_tpot_ms": overlapped_ms(tpot["resident"], copies, size, pace),
-            "copies_per_token": copies,
-            "hit_rate": sum(step.hits for step in steps) / sum(step.requests for step in steps),
-            "stall_ms": _mean(steps, lambda step: step.stall_ms),
-        }
+    bound = partial(overlapped_ms, tpot["resident"], size_bytes=size, pace=pace)
+    table = {name: {"tpot_ms": tpot[name], **_linked(found[name], size, bound)} for name in LINKED}
     routed = np.concatenate([step.ids for step in found["lru"][-1].steps], axis=1)
     belady = belady_misses_per_token(routed, engine.shape.experts, engine.expert_cache.slots)
     return {
         "resident_ratio": ratio(each["resident"], each[fastest]),
         "telemetry_ratio": ratio(each["resident"], each["telemetry_off"]),
         **{f"{name}_tpot_ms": one["tpot_ms"] for name, one in table.items()},
-        "bound_tpot_ms": overlapped_ms(tpot["resident"], belady, size, pace),
-        **link,
+        "bound_tpot_ms": bound(belady),
         "link_scaled_like": REFERENCE,
         "resident_tpot_ms": tpot["resident"],
         "telemetry_off_tpot_ms": tpot["telemetry_off"],
         "plain_tpot_ms": {name: tpot[name] for name in plains},
         "plain_fastest": fastest,
-        "about": about,
-        "peers_tpot_ms": {name: tpot[name] for name in sessions},
-        "peers_over": {name: times(each[name], each["resident"])._asdict() for name in sessions},
+        "peers_tpot_ms": {name: tpot[name] for name in peers},
+        "peers_over": {name: times(each[name], each["resident"])._asdict() for name in peers},
         "belady_misses_per_token": belady,
         "systems": table,
         "slots": engine.expert_cache.slots,
         "dtype": str(engine.model.dtype).removeprefix("torch."),
+    }
+
+
+def _peers(run: Run, agreed: str, planned: Plan) -> dict[str, Peer]:
+    """Other engines with the same weights, by title."""
+    files = peers_of(run, agreed, planned.files.path, ["bf16"], run.folder(stays=False))
+    return {peer.title: peer for peer in files["bf16"]}
+
+
+def _fidelity(engine: Engine, plain: Plain, planned: Plan, others: Mapping[str, Peer]) -> dict[str, Any]:
+    fidelity = Fidelity(planned.files.path, plain)
+    about = {"Moestro": fidelity.of_engine(engine, "checkpoint")}
+    return about | {name: fidelity.of_peer(peer) for name, peer in others.items()}
+
+
+def _linked(found: Sequence[Passes], size: int, bound: Callable[[float], float]) -> dict[str, float]:
+    """The figures of a cache over the link; `size` = bytes of a copy."""
+    steps = [step for passes in found for step in passes.steps]
+    copies = _mean(steps, lambda step: (step.demand_bytes + step.prefetch_bytes) / size)
+    return {
+        "bound_tpot_ms": bound(copies),
+        "copies_per_token": copies,
+        "hit_rate": sum(step.hits for step in steps) / sum(step.requests for step in steps),
+        "stall_ms": _mean(steps, lambda step: step.stall_ms),
     }
 
 

@@ -6,18 +6,16 @@ caches of whole experts; of split experts the same part of every one, from none 
 configurator and its ablations. The table has what the plan's latency model expected, too.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench.harness.engines import blocks_of, divided, emulated_link, model_of, pack_of
-from bench.harness.report import cell, grid, headline
+from bench.harness.engines import blocks_of, divided, emulated_link, model_of, pace_of, pack_of
 from bench.harness.run import Result, Run, Suite
 from bench.harness.workload import Workload, median_round, play, workload
+from bench.speed.split_result import table
 from core.engine import Engine
 from core.engine.texts import bundled
 from core.errors import MoestroError
@@ -188,8 +186,7 @@ class Bench:
     def _load_ms(self) -> float:
         """Copying one whole expert over the link in force."""
         whole = self.engines["whole"]
-        pace, link_gbps = whole.transfers.pace, whole.parts.memory.link_gbps
-        return (pace.duration_s(whole.sizes.blob) if pace else whole.sizes.blob / (link_gbps * 1e9)) * 1e3
+        return pace_of(whole).duration_s(whole.sizes.blob) * 1e3
 
     def _planned(self, load_ms: float) -> tuple[Curves, LayerTimes, int]:
         """What plans follow from: hit curves, the times of the engine in blocks and its predictor, and how many experts
@@ -248,59 +245,6 @@ def judged(rows: Mapping[str, Mapping[str, Any]], plans: Mapping[str, CachePlan]
         "inner_optimum": None if optimum is None else optimum not in (min(thetas), max(thetas)),
         "predicted_over_measured": {name: plan.tpot_ms / ms[name] for name, plan in plans.items() if name in ms},
     }
-
-
-# ---------------------------------------------------------------------- the result
-
-HEADS = ("configuration", "TPOT ms", "wait ms", "TTFT ms", "hits", "tops a token", "copied MB", "predicted ms")
-
-
-def table(f: Result) -> list[str]:
-    lines = [
-        f"{headline(f)}, in {f['blocks']} blocks, budget {f['budget']}, medians of {f['rounds']} rounds of "
-        f"{f['tokens']} tokens",
-        f"  everything resident: whole {f['resident_ms']['whole']:.2f}, in blocks {f['resident_ms']['split']:.2f} ms a "
-        f"token; predicting takes {f['predict_ms']:.2f}",
-    ]
-    for name, link in f["links"].items():
-        pace = f"emulated, {link['gbps']:g} GB/s" if link["emulated"] else "measured"
-        lines += [
-            f"{name} ({pace}; an expert takes {link['load_ms']:.3g} ms)",
-            *grid(
-                HEADS, [_cells(row, values, link["predicted_over_measured"]) for row, values in link["rows"].items()]
-            ),
-            f"  MoEpic over the best plain cache ({link['best_plain']}): {cell(link['gain'])} times as fast; the "
-            f"best part is {link['best_theta']}: {cell(link['gain_of_best_theta'])} times",
-        ]
-    return [*lines, *_expected(f["expected"])]
-
-
-def _cells(name: str, row: Mapping[str, Any], predicted: Mapping[str, float]) -> Sequence[str]:
-    if "tpot_ms" not in row:
-        return (f"{name}: {row.get('problem', 'not measured')}", *[""] * (len(HEADS) - 1))
-    return (
-        name,
-        *(cell(row[figure]) for figure in ("tpot_ms", "stall_ms")),
-        f"{row['ttft_ms']:.1f}",
-        f"{row['hit_rate'] or 0.0:.1%}",
-        f"{row['top_hits']:.1f}",
-        f"{(row['demand_bytes'] + row['prefetch_bytes']) / 1e6:.3f}",
-        cell(predicted[name] * row["tpot_ms"] if name in predicted else None),
-    )
-
-
-def _expected(found: Sequence[Mapping[str, float]]) -> list[str]:
-    """What the latency model expects splitting to save, by budget and by the time of a copy."""
-    shares, loads = (sorted({one[name] for one in found}) for name in ("share", "load"))
-    at = {(one["share"], one["load"]): one["whole_ms"] / one["plan_ms"] for one in found}
-    return [
-        "By the latency model, not measured: TPOT of whole experts in even layers over that of the plan, both with "
-        "MoEpic's prefetches, by share of the experts:",
-        *grid(
-            ("copy / layer", *(f"{share:.0%}" for share in shares)),
-            [(f"{load:g}", *(f"{at[share, load]:.2f}" for share in shares)) for load in loads],
-        ),
-    ]
 
 
 SUITE = Suite(measure, table, small={"rounds": 1, "tokens": 12, "budget": "75%"})

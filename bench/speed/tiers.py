@@ -6,8 +6,6 @@ every system once on the same tokens. Below 100 % every process is limited to th
 a model, page cache included.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The result of `bench tiers`: medians, ratios, bounds and goals, as data and as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median

@@ -1,7 +1,5 @@
 """The engine's and transformers' side of `bench tiers`: one measurement in its own process."""
 
-from __future__ import annotations
-
 import importlib
 import time
 from collections.abc import Callable
@@ -66,16 +64,8 @@ def moestro(job: Job) -> Job:
     idle, held = own_bytes(), Highest() if job.get("hold") else None
     opened_s = time.perf_counter()
     settings = Settings({"budget": job["budget"], "link": "own", "predictor": job.get("predictor", "none")})
-    engine = Engine.load(
-        LoadSpec.checked(
-            job["model"],
-            settings,
-            context=CONTEXT,
-            threads=job.get("threads", 0),
-            arithmetic="fast",
-            dense=job["dense"],
-        )
-    )
+    load = {"context": CONTEXT, "threads": job.get("threads", 0), "arithmetic": "fast", "dense": job["dense"]}
+    engine = Engine.load(LoadSpec.checked(job["model"], settings, **load))
     loaded_s = time.perf_counter()
     engine.prompt.ends = set()
     count = job["warm"] + job["tokens"]

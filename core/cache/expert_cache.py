@@ -7,66 +7,27 @@ distinct expert of a layer in a pass; `core.types.Outcome` lists its outcomes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from core.cache.copies import CacheMemory, Copies
-from core.cache.core import CacheCore
+from core.cache.cache_layout import CacheLayout
 from core.cache.counts import Counts
 from core.cache.lease import Lease, LeasedSegment, in_waves
-from core.cache.pool import Pool, empty_pools
-from core.cache.prefetch_queue import PrefetchQueue
-from core.cache.requests import Requests
+from core.cache.pool import Pool
 from core.cache.slot_reservation import SlotReservation
-from core.errors import BudgetError
 from core.memory.slot import Slot
-from core.policy.allocation.slot_allocation import Placement
-from core.policy.eviction import Eviction, MakePolicy, policy_maker
+from core.policy.eviction import Eviction
 from core.policy.hints import Hints
 from core.policy.predict import LayerMap, Prediction
 from core.policy.predict.base import PriorityFormula, by_score
-from core.settings.cache import CacheSettings
-from core.settings.prefetch import PrefetchSettings
 from core.types import Residence
 
 
-class ExpertCache:
-    """`requests` serves the layers, with a `core` that knows which expert is in which slots, the `copies` into slots,
-    and the `prefetch_queue`."""
-
-    def __init__(self, placement: Placement, slots: int, make_policy: MakePolicy, memory: CacheMemory) -> None:
-        """An empty cache of so many `slots`. Prefetches go into a buffer where experts have several blocks, and evict
-        otherwise, until `prefetch_by`. Raises BudgetError when the device is full."""
-        self.layers, self.experts, blocks = placement.layers, placement.experts, placement.blocks
-        self.placement, self.slots, self.make_policy = placement, slots, make_policy
-        self.arena, self.store = memory.arena, memory.store
-        total = self.layers * self.experts
-        pools: list[Pool[Slot]] = empty_pools(total, self.layers if placement.scope == "layer" else 1)
-        core = CacheCore(self.layers, self.experts, make_policy, pools, blocks=blocks, on_loss=self._loses_slots)
-        self.requests = Requests(core, Copies(memory.link, memory.store, core.held.whole), to_buffer=blocks > 1)
-        self.place(placement)
-        self._resize()
-
-    @property
-    def core(self) -> CacheCore[Slot]:
-        """Which expert is in which slots."""
-        return self.requests.core
-
-    @property
-    def copies(self) -> Copies:
-        """The copies into slots."""
-        return self.requests.copies
-
-    @property
-    def prefetch_queue(self) -> PrefetchQueue:
-        """The prefetches."""
-        return self.requests.prefetches
+class ExpertCache(CacheLayout):
+    """The cache while layers are computed."""
 
     def begin_pass(self, phase: str, tokens: int) -> None:
         """A forward pass over so many tokens begins."""
@@ -200,16 +161,6 @@ class ExpertCache:
         return not self.placement.tops
 
     @property
-    def transit(self) -> int:
-        """Slots set aside, which no pool has."""
-        return self.placement.aside(self.slots)
-
-    @property
-    def capacity(self) -> int:
-        """Whole experts that the slots hold, those set aside included."""
-        return self.slots // self.core.blocks
-
-    @property
     def policy(self) -> Eviction:
         """The eviction policy."""
         return self.core.policy
@@ -223,119 +174,6 @@ class ExpertCache:
     def counts(self) -> Counts:
         """The counts since the last `take_counts`."""
         return self.copies.counts
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless every invariant of the cache holds. Call it between two passes."""
-        self.core.check_integrity()
-        held = [slot.index for slots in self.core.table for slot in slots]
-        free = [slot.index for pool in self.core.pools for slot in pool.free]
-        assert len({*held}) == len(held), "two blocks share a slot"
-        free += [slot.index for slot in self.core.transit]
-        assert len({*free, *held}) == len(free) + len(held), "a slot is free and occupied"
-        assert len(free) + len(held) == len(self.arena) == self.slots, "slots, arena and budget do not add up"
-        assert all(map(self.is_resident, {*self.copies.tickets, *self.prefetch_queue.fresh})), "a copy without a slot"
-        kept = enumerate(self.copies.hits.leases)
-        assert all(one is None or one.slots == self.core.table[eid] for eid, one in kept), "a kept lease is not its own"
-
-    def reshape(
-        self, *, slots: int | None = None, scope: str | None = None, make_policy: MakePolicy | None = None
-    ) -> None:
-        """Change size, scope or policy between two passes; keeps pinned experts first, then the most recently used.
-        Raises RuntimeError while a lease is open."""
-        if self.core.leased:
-            raise RuntimeError("the cache cannot be changed while a layer is computed")
-        self.slots, self.make_policy = self.slots if slots is None else slots, make_policy or self.make_policy
-        self.placement = replace(self.placement, scope=scope or self.placement.scope)
-        if scope is not None or make_policy is not None:
-            for slot in self.core.rebuild(self.make_policy, self.placement.sizes(self.slots)):
-                self.arena.free(slot)
-        self._resize()
-
-    def configure(self, old: CacheSettings, new: CacheSettings, placed: Placement | None) -> None:
-        """Use another policy, scope or placement (None: the same as before), between two passes."""
-        profiled = placed is not None and not np.array_equal(placed.usual, self.core.hints.usual)
-        if placed is not None:
-            self.place(placed)
-        if (new.eviction, new.scope) != (old.eviction, old.scope):
-            self.reshape(scope=new.scope, make_policy=policy_maker(new.eviction))
-        elif placed is not None:
-            self.reshape()
-        if profiled or new.host_eviction != old.host_eviction:
-            self.store.use_policy(policy_maker(new.host_eviction), self.core.hints.usual)
-
-    def place(self, placement: Placement) -> None:
-        """Use a placement. Its pinned experts are evicted only if no other can be. Slots and experts move with the next
-        `reshape` and `pin`."""
-        self.placement, core = placement, self.core
-        core.hints.profile(placement.usual, sorted(placement.pinned))
-        core.pinned = placement.pinned
-        core.split(placement.tops or [core.blocks] * self.layers)
-
-    def prefetch_by(self, old: PrefetchSettings | None, new: PrefetchSettings) -> None:
-        """Use other rules for prefetches, between two passes. With the setting `beside` they go into the slots set
-        aside, if there are any; those of experts in several blocks always do."""
-        to_buffer = self.core.blocks > 1 or (new.beside and self.placement.transit > 0)
-        if to_buffer == self.prefetch_queue.to_buffer:
-            self.prefetch_queue.configure(old, new)
-            return
-        self.prefetch_queue.end()
-        self.requests = Requests(self.core, self.copies, to_buffer=to_buffer)
-        self.prefetch_queue.configure(None, new)
-
-    def pin(self, eids: Collection[int]) -> None:
-        """Pin these experts: evicted only if no other can be. Fetches missing ones at once, between two passes; of the
-        experts pinned until now, those that would not have been kept are evicted. The caller that fills `hints` informs
-        the policy."""
-        core, copies = self.core, self.copies
-        freed, core.pinned = core.pinned - {*eids}, frozenset(eids)
-        for eid in freed:
-            if core.is_resident(eid) and not core.keeps(eid // self.experts):
-                core.evict(eid)
-        for eid in sorted(core.pinned):
-            if not core.is_resident(eid) and (slots := core.admit(eid, core.pinned)) is not None:
-                copies.counts.demand_bytes += copies.demand(copies.whole[eid], slots).bytes
-        for eid in [eid for eid in copies.tickets if eid in core.pinned]:
-            copies.wait(eid)
-
-    @contextmanager
-    def pinning(self, eids: Collection[int]) -> Iterator[None]:
-        """Inside, between two passes and in some, these experts are pinned too."""
-        own = self.core.pinned
-        self.pin(own | {*eids})
-        try:
-            yield
-        finally:
-            self.pin(own)
-
-    def fill(self) -> None:
-        """Fill free slots, with every layer's most often used experts first, so that a fresh cache is not empty."""
-        core, copies, tops = self.core, self.copies, self.core.held.tops
-        for eid in core.hints.filling():
-            has_room = len(core.pool(eid // self.experts).free) >= max(1, tops[eid // self.experts])
-            if core.policy.retains and has_room and not core.is_resident(eid) and (found := core.readmit(eid)).blocks:
-                copies.demand(found, core.table[eid])
-        for eid in list(copies.tickets):
-            copies.wait(eid)
-        copies.link.forget()
-        for eid in range(len(core.table)):
-            self.requests.expect_hit(eid)
-
-    def start_over(self) -> None:
-        """Reset to the state after a load, between two passes: forgets all use and fills the slots anew."""
-        self.core.forget()
-        self.prefetch_queue.guard.forget()
-        self.reshape(make_policy=self.make_policy)
-        self.pin(self.core.pinned)
-        self.fill()
-
-    def clear(self) -> None:
-        """Evict everything and free every slot, when the model is unloaded."""
-        self.core.evict_all()
-        for pool in self.core.pools:
-            while pool.free:
-                self.arena.free(pool.free.pop())
-        while self.core.transit:
-            self.arena.free(self.core.transit.pop())
 
     def quiet(self) -> bool:
         """Whether no copy is queued or in flight."""
@@ -361,33 +199,3 @@ class ExpertCache:
         finally:
             self.requests = reservation.own
             reservation.settle()
-
-    def _loses_slots(self, eid: int, kept: int) -> None:
-        """An expert is about to lose the slots of its blocks after the first `kept`: a copy into them is cancelled, or
-        awaited when it has started. A copy that has not ended is never into the first ones."""
-        requests = self.requests
-        if eid in requests.prefetches.fresh:
-            requests.prefetches.waste(eid, evicted=True)
-        requests.copies.drop(eid)
-
-    def _evict_failed(self) -> None:
-        for eid in self.copies.failed():
-            self.core.evict(eid)
-
-    def _resize(self) -> None:
-        self.arena.expect(self.slots)
-        try:
-            self.core.resize(self.placement.sizes(self.slots), self.transit, self._allocate, self.arena.free)
-        finally:
-            self.slots = len(self.arena)  # fewer than requested if the device ran full
-        self.arena.pack(self.copies.targets())
-        self.core.held.moved()
-
-    def _allocate(self) -> Slot:
-        try:
-            return self.arena.allocate()
-        except RuntimeError as error:  # torch raises OutOfMemoryError, a RuntimeError, and so does its CPU allocator
-            raise BudgetError(
-                "The device has no memory left for the experts this budget asks for. Lower the budget, "
-                f"or close what else uses the device. ({error})"
-            ) from error

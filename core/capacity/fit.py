@@ -35,16 +35,7 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
     slots, least = sizes.slots(budget), sizes.slots_min(scope)
     problem, warning = sizes.problem(budget, scope, free), ""
     if not problem and tier.bytes + (sizes.budget_bytes(budget) if cpu else 0) + HOST_MARGIN > on_host:
-        problem = (
-            f"The experts need {format_bytes(tier.bytes)} of host memory{' besides the budget' if cpu else ''}, but "
-            f"only {format_bytes(on_host)} are free. "
-            + (
-                "Choose less host memory"
-                if plan.pack is not None
-                else "Import the model (its experts are then read from disk), choose a smaller expert format"
-            )
-            + ", or close other programs."
-        )
+        problem = _lacks_host_memory(plan, on_host)
     safe = int(SAFE * free) - (tier.bytes if cpu else 0)
     most = max(0, min(sizes.slots_all, (safe - sizes.fixed) // sizes.slot))
     suggested = f"{most * 100 // sizes.slots_all}%" if most >= least else ""
@@ -86,6 +77,16 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
         problem=problem,
         warning=warning,
         note=plan.note,
+    )
+
+
+def _lacks_host_memory(plan: Plan, free: int) -> str:
+    besides = " besides the budget" if plan.device.type == "cpu" else ""
+    remedy = "Import the model (its experts are then read from disk), choose a smaller expert format"
+    remedy = "Choose less host memory" if plan.pack is not None else remedy
+    return (
+        f"The experts need {format_bytes(plan.tier.bytes)} of host memory{besides}, but only {format_bytes(free)} are "
+        f"free. {remedy}, or close other programs."
     )
 
 

@@ -18,13 +18,12 @@ from typing import Any
 
 from core.capacity.free_memory import free_bytes, give_back
 from core.capacity.plan import plan
-from core.engine.arithmetic import Arithmetic, Distance, keep, known
+from core.engine.arithmetic import Distance, keep
 from core.engine.batch_request import BATCH, BatchPiece, BatchRequest, Regrouped
 from core.engine.batching import Batching
+from core.engine.engine_facts import EngineFacts
 from core.engine.generation import Generation
 from core.engine.loading import LoadedModel, load, with_buddies
-from core.engine.manifest import describe
-from core.engine.model_access import ModelAccess
 from core.engine.passes import Passes
 from core.engine.quality.report import Quality
 from core.engine.request_factory import RequestFactory
@@ -42,28 +41,15 @@ from core.settings.sampling import Sampling
 from core.system.native import openmp
 from core.system.process_memory import forget_frames, freeze_gc, release_memory, unfreeze_gc
 from core.system.template_worker import RENDERER
-from core.types import Chat, Frame, Ids, Memory, Piece
+from core.types import Chat, Ids, Piece
 
 
-class Engine:
+class Engine(EngineFacts):
     """Build with `Engine.load`. Raises MoestroError subclasses whose text is meant for the user."""
 
     def __init__(self, loaded: LoadedModel, wiring: Wiring) -> None:
-        self.loaded, self.wiring, parts = loaded, wiring, wiring.parts
-        self.spec, self.context, self.device = loaded.plan.spec, loaded.plan.context, loaded.device
-        self.model_name, self.model_hash = loaded.plan.spec.model, loaded.model_hash
-        self.model, self.prompt, self.sizes, self.shape = loaded.model, loaded.prompt, loaded.sizes, loaded.shape
-        self.expert_cache, self.transfers, self.predictor_host = (
-            parts.memory.expert_cache,
-            parts.memory.transfers,
-            parts.prediction.predictor_host,
-        )
-        self.keep = wiring.parts.prediction.capture
-        """Chooses what step records contain beside the routing."""
-        self._controller, self.parts = wiring.controller, parts
-        self.access = ModelAccess(lambda: self._controller.apply(parts), wiring.open_session, self._changed)
-        self.arithmetic = _arithmetic(loaded, wiring)
-        """What computes, and how far its answers are from the reference's."""
+        super().__init__(loaded, wiring)
+        parts = wiring.parts
         number = functools.partial(next, itertools.count(1))  # of a request
         passes = Passes(loaded, wiring.answering, wiring.controller, parts)
         requests = RequestFactory(loaded, wiring.meter, parts, number, lambda: self.arithmetic)
@@ -196,44 +182,9 @@ class Engine:
             )
 
     @property
-    def one_at_a_time(self) -> str:
-        """Why `generate_many` answers prompts, or long ones, one at a time, for the user; "" = no reason is known. What
-        the model allows is tried before prompts are first answered together."""
-        return self.wiring.trial.reason
-
-    @property
     def regrouped(self) -> Sequence[Regrouped]:
         """What the scheduler of `generate_many` did, the last times."""
         return self.batching.regrouped
-
-    def count_tokens(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> int:
-        """Number of prompt tokens of a chat."""
-        return len(self.prompt.tokens(messages))
-
-    def check_length(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> None:
-        """Raises ContextError for a text far too long for the context, without tokenising it."""
-        self.prompt.check(messages, self.context)
-
-    @property
-    def takes_chats(self) -> bool:
-        """Whether the model answers messages: it has a chat template, or writes a text for a text. Others go on with
-        texts."""
-        return self.text_to_text or self.prompt.tokenizer.chat_template is not None
-
-    @property
-    def text_to_text(self) -> bool:
-        """Whether the model writes one text for another: it sees the last message alone."""
-        return self.prompt.start is not None
-
-    @property
-    def takes_tools(self) -> bool:
-        """Whether the model's chat template tells it of tools."""
-        return self.prompt.takes_tools
-
-    @property
-    def opens_reasoning(self) -> bool:
-        """Whether every answer to a chat starts in the middle of the model's reasoning."""
-        return self.prompt.opens_reasoning
 
     def fresh_cache(self) -> Any:
         """An empty KV cache for calling `engine.model` directly; it shares the memory of the one that `generate`
@@ -242,25 +193,10 @@ class Engine:
 
     # ------------------------------------------------------------------ measuring
 
-    @property
-    def busy(self) -> bool:
-        """Whether an answer is being generated, or a measurement session is open."""
-        return self.access.busy
-
     def workbench(self, because: str) -> AbstractContextManager[MeasurementSession]:
         """Exclusive use of the model, to run and measure passes of the exact model. Raises BusyError when it is in use;
         meanwhile other callers get BusyError with `because` as the reason."""
         return self.access.measuring(because)
-
-    @property
-    def unscored(self) -> int:
-        """Number of answers that `audit` has yet to score."""
-        return self.wiring.meter.due
-
-    @property
-    def quality(self) -> Quality | None:
-        """The quality cost of lossy options over the last scored answers; None before any was scored."""
-        return self.wiring.meter.quality
 
     def audit(self, stop: threading.Event | None = None) -> Quality | None:
         """Score the answer that has waited longest against the exact model.
@@ -273,21 +209,11 @@ class Engine:
 
     # ------------------------------------------------------------------ settings
 
-    @property
-    def settings(self) -> Settings:
-        """The requested settings; they take effect from the next forward pass on."""
-        return self._controller.wanted
-
     def change(self, changes: Mapping[str, object]) -> Settings:
         """Change settings, now or between two tokens. Raises SettingError or BudgetError and then changes nothing."""
         new = self._controller.ask(changes, self._check)
         self.access.apply_if_idle()
         return new
-
-    @property
-    def profile(self) -> Profile | None:
-        """The calibration results of this model."""
-        return self._controller.profile
 
     def use_profile(self, profile: Profile | None) -> None:
         """Use a profile from the next forward pass on. Raises ProfileError when it belongs to another model, and
@@ -307,75 +233,8 @@ class Engine:
 
     # ------------------------------------------------------------------ monitoring
 
-    @property
-    def version(self) -> int:
-        """Increases whenever a frame would look different."""
-        return self.parts.telemetry.version
-
-    def _changed(self) -> None:
-        self.parts.telemetry.version += 1
-
-    def frame(self, layer: int = 0, points: int = 240) -> Frame:
-        """The data that the live deck draws; `layer` selects the co-activation matrix."""
-        pace, layer = self.transfers.pace, max(0, min(self.shape.layers - 1, layer))
-        frame = self.parts.telemetry.frame(
-            layer,
-            points,
-            self.expert_cache.places(),
-            self.memory(),
-            busy=self.busy,
-            emulated=bool(pace),
-            link_limit_gbps=pace.gbps if pace else self.wiring.parts.memory.link_gbps,
-            lossy=self.parts.prediction.miss.look(layer),
-        )
-        frame.pinned = tuple(sorted(self._controller.placed.pinned))
-        return frame
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether it computes on a GPU."""
-        return self.device.type == "cuda"
-
-    @property
-    def weights(self) -> str:
-        """The format that weights were rounded to, for the badge; "" = they are the checkpoint's own."""
-        return self.loaded.plan.weights
-
-    @property
-    def closeness(self) -> float | None:
-        """Largest deviation of exact logits from transformers' own, as a share of the largest; 0.0 = bit-identical,
-        None = not measured yet."""
-        return self.arithmetic.closeness(self.loaded.plan.closeness)
-
     def keep_distance(self, distance: Distance) -> None:
         """Show this distance of the fast arithmetic from now on, and keep it for later loads."""
         self.arithmetic = dataclasses.replace(self.arithmetic, distance=distance)
         keep(self.loaded.plan, self.model_hash, distance)
         self._changed()
-
-    def memory(self) -> Memory:
-        """Device bytes in use. Workspace is the size reserved for activations or, on CUDA, what torch measured if
-        more."""
-        store = self.loaded.store
-        return self.parts.memory.ledger.memory(store.bytes, store.unpinned_bytes)
-
-    def manifest(self) -> dict[str, object]:
-        """The model, hardware, settings and versions that the figures of this load were measured with."""
-        wiring = self.wiring
-        return describe(
-            self.loaded.plan,
-            self.model_hash,
-            self._controller.applied,
-            self.transfers.pace,
-            wiring.parts.memory.link_gbps,
-            wiring.answering.threads.token.most,
-            self.one_at_a_time,
-            self.arithmetic,
-        )
-
-
-def _arithmetic(loaded: LoadedModel, wiring: Wiring) -> Arithmetic:
-    hooked = wiring.answering.hooked
-    if hooked.program is None:
-        return Arithmetic("reference", hooked.fallback)
-    return Arithmetic("fast", distance=known(loaded.plan, loaded.model_hash))

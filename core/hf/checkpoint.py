@@ -7,8 +7,7 @@ run here on a single expert's tensors instead of all of them. Verified bit for b
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 
 from core.errors import ModelError
 from core.hf.adapters.expert_attributes import CONVERSIONS, ROWS, STORED
+from core.hf.checkpoint_checks import check_coded, check_experts, check_layers, check_plain, check_shape
 from core.hf.coded import Merger
 from core.hf.discover import find_experts
 from core.hf.files import ModelFiles, ModelPath, check_model, content_hash
@@ -25,20 +25,6 @@ from core.hf.safetensors_file import TensorFiles
 from core.hf.tensors import Tensors
 from core.memory.codec import PartSpec
 from core.memory.codec.coded import QuantizedTensor
-
-NUMBERED = re.compile(r"(?P<before>(?:[^.]+\.)*?)(?P<number>\d{1,9})(?P<after>\..*)")
-"""A tensor's name around the first number in it, which is that of its layer."""
-AHEAD = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head|nextn|mtp)\b")
-"""What only layers that predict further tokens have."""
-COUNTED = re.compile(r"(\D*)(\d+)")
-"""The part of a name that tells one expert from another: "3", or "expert_3"."""
-CODED = re.compile(
-    r"(?P<of>.+)[._](scales?|scale_inv|scale_\d+|global_scale|biases|q?zeros|zero_points?|(nested_)?absmax|"
-    r"(nested_)?quant_map|SCB|codebooks?|g_idx|quant_state\..+)"
-)
-"""Names of what a quantized weight is computed from besides its codes, around the weight's or its module's name."""
-REMEDY = "Download config.json again, or use the original model."
-PLAIN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 class StackRecipe(NamedTuple):
@@ -206,11 +192,8 @@ class CheckpointReader:
             target, pattern = rename_source_key(key, renamings, converters, prefix, known)
             if target not in known and key in known:
                 target, pattern = key, None
-            if target in real and self._stored.tensors[key].dtype not in PLAIN:
-                raise ModelError(
-                    f"The checkpoint holds {key!r} as {str(self._stored.tensors[key].dtype).removeprefix('torch.')}, "
-                    f"codes for which its settings name no quantization. {REMEDY}"
-                )
+            if target in real:
+                check_plain(key, self._stored.tensors[key].dtype)
             if target in experts:
                 recipe = recipes.setdefault(target, StackRecipe(by_pattern.get(pattern), {}))
                 recipe.keys.setdefault(pattern or key, []).append(key)
@@ -219,58 +202,16 @@ class CheckpointReader:
             elif target in known:
                 self._dense[key] = target
                 if pattern is None:
-                    self._check_shape(key, target, shapes.get(target))
+                    check_shape(key, self._stored.tensors[key].shape, target, shapes.get(target))
             else:
                 unused[key] = target
         self.unused = tuple(unused)
-        self._check_layers(unused, known)
-        self._check_coded(unused, recipes)
+        check_layers(unused, known)
+        of_experts = (key for recipe in recipes.values() for keys in recipe.keys.values() for key in keys)
+        check_coded(unused, {*self._dense, *of_experts})
         for target, count in experts.items():
             self._check(target, count, recipes.get(target))
         return recipes
-
-    def _check_shape(self, key: str, target: str, wanted: tuple[int, ...] | None) -> None:
-        shape = tuple(self._stored.tensors[key].shape)
-        if wanted is not None and shape != wanted:
-            raise ModelError(
-                f"The checkpoint holds {key!r} in the shape {shape}, but by config.json {target!r} has "
-                f"the shape {wanted}. They are not of the same model: download it again."
-            )
-
-    def _check_coded(self, unused: Iterable[str], recipes: Mapping[str, StackRecipe]) -> None:
-        """Raises ModelError when a tensor that nothing reads says how a weight that is read was quantized."""
-        read = {*self._dense, *(key for each in recipes.values() for keys in each.keys.values() for key in keys)}
-        for key in unused:
-            if (found := CODED.fullmatch(key)) is None:
-                continue
-            weight = next((one for one in (found["of"], f"{found['of']}.weight") if one in read), None)
-            if weight is not None:
-                raise ModelError(
-                    f"The checkpoint holds {key!r}, so {weight!r} is stored as codes, for which its settings name no "
-                    f"quantization. {REMEDY}"
-                )
-
-    def _check_layers(self, unused: Mapping[str, str], known: Mapping[str, object]) -> None:
-        """Raises ModelError when the checkpoint has layers that config.json omits, except multi-token prediction
-        layers, which transformers' models do not have."""
-        last: dict[str, int] = {}
-        for name in known:
-            if at := NUMBERED.fullmatch(name):
-                last[at["before"]] = max(int(at["number"]), last.get(at["before"], 0))
-        ahead = {
-            (at["before"], at["number"]) for key in unused if AHEAD.search(key) and (at := NUMBERED.fullmatch(key))
-        }
-        for key, name in unused.items():
-            at = NUMBERED.fullmatch(name)
-            if at is None or int(at["number"]) <= last.get(at["before"], int(at["number"])):
-                continue
-            alike = any(f"{at['before']}{n}{at['after']}" in known for n in range(last[at["before"]] + 1))
-            stored = NUMBERED.fullmatch(key)
-            if alike and (stored is None or (stored["before"], stored["number"]) not in ahead):
-                raise ModelError(
-                    f"The checkpoint holds weights of layer {at['number']} ({key!r}), but by config.json "
-                    f"the model ends with layer {last[at['before']]}. Download config.json again."
-                )
 
     def _check(self, target: str, experts: int, recipe: StackRecipe | None) -> None:
         wanted = 1 if recipe is None or recipe.converter is None else len(recipe.converter.source_patterns)
@@ -290,37 +231,17 @@ class CheckpointReader:
             )
         assert recipe is not None
         for keys in recipe.keys.values():
-            if not _counted(keys):
-                raise ModelError(
-                    f"The experts' weights from {keys[0]!r} to {keys[-1]!r} are not numbered one by one from 0 on. "
-                    "Download the model again."
-                )
+            check_experts(keys, experts, [self._stored.tensors[key].shape for key in keys])
         site, _, part = target.rpartition(".")
         spec = next(s.parts[part] for s in self.sites if s.name == site)
-        for keys in recipe.keys.values():
-            shape = self._stored.tensors[keys[0]].shape
-            odd = next((key for key in keys[:experts] if self._stored.tensors[key].shape != shape), None)
-            if odd is not None:
-                raise ModelError(
-                    f"The experts' weights {keys[0]!r} and {odd!r} are of different shapes, {shape} and "
-                    f"{self._stored.tensors[odd].shape}. Download the model again."
-                )
+        rows = {
+            pattern: (1, *shape[1:]) if row is not None else shape
+            for pattern, (name, row) in self._parts_of(recipe, experts, 0).items()
+            for shape in (self._stored.tensors[name].shape,)
+        }
         try:
-            made = tuple(
-                self._merge(
-                    target,
-                    {
-                        pattern: torch.empty(
-                            (1, *self._stored.tensors[name].shape[1:])
-                            if row is not None
-                            else self._stored.tensors[name].shape,
-                            device="meta",
-                        )
-                        for pattern, (name, row) in self._parts_of(recipe, experts, 0).items()
-                    },
-                    recipe,
-                ).shape
-            )
+            empty = {pattern: torch.empty(shape, device="meta") for pattern, shape in rows.items()}
+            made = tuple(self._merge(target, empty, recipe).shape)
         except (RuntimeError, IndexError, ValueError) as error:
             raise ModelError(
                 f"The checkpoint's weights of {target!r} do not fit together: {error}. Download it again."
@@ -330,14 +251,3 @@ class CheckpointReader:
                 f"An expert of {target!r} has the shape {made} in the checkpoint, but {spec.shape} by "
                 "config.json. They are not of the same model: download it again."
             )
-
-
-def _counted(keys: Sequence[str]) -> bool:
-    """Whether the names of experts' tensors differ in one part alone, which counts from 0 on."""
-    parts = [key.split(".") for key in keys]
-    if len(keys) == 1 or len({len(part) for part in parts}) > 1:
-        return len(keys) == 1
-    differing = [column for column in zip(*parts, strict=True) if len(set(column)) > 1]
-    found = [COUNTED.fullmatch(part) for column in differing for part in column]
-    counts = [(one[1], int(one[2])) for one in found if one is not None]
-    return counts == [(counts[0][0], at) for at in range(len(keys))] if counts else False

@@ -18,7 +18,6 @@ BINS = 1 << 14  # of the histogram of gate entropies in [0, 1]
 
 Ids = npt.NDArray[Any]
 Floats = npt.NDArray[np.floating]
-Wide = npt.NDArray[np.float64]
 
 
 class Activations:

@@ -23,11 +23,7 @@ _GOVERNED = tuple(
 )
 
 
-SPECULATIVE: Mapping[str, Value] = {
-    "predictor": "gate",
-    "predictor.gate.last_state": True,
-    "predictor.width": 256,
-}
+SPECULATIVE: Mapping[str, Value] = {"predictor": "gate", "predictor.gate.last_state": True, "predictor.width": 256}
 """MoEpic's prefetching: every expert of the next layer, in the order of what its router says one layer early."""
 
 
@@ -286,13 +282,7 @@ PRESETS: tuple[Preset, ...] = (
         "Passes of batches need most experts of every layer: what is used most stays, and what the next layer's "
         "gate is sure of is fetched into slots beside the cache, so that nobody leaves for it.",
         "ours",
-        {
-            "eviction": "lfu",
-            "bypass": True,
-            "predictor": "gate",
-            "predictor.floor": 0.8,
-            "prefetch_beside": True,
-        },
+        {"eviction": "lfu", "bypass": True, "predictor": "gate", "predictor.floor": 0.8, "prefetch_beside": True},
     ),
 )
 

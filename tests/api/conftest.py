@@ -1,7 +1,5 @@
 """A server of the API over the fake engine, which says what a test wants."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chat completions: what of a request is taken, what is refused by name, and what an answer says."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What cannot be answered is an error in the form of the API that was asked; and /metrics in Prometheus' form."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -199,6 +197,7 @@ def test_models_have_names_and_no_paths(client: TestClient, folders: Callable[[o
         assert client.post("/v1/completions", json={**text, "model": name}).status_code == 200
     refused = client.post("/v1/completions", json={**text, "model": one})
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+    assert "'Qwen3-30B'" in refused.text
     texts = [
         refused.text,
         reply.text,

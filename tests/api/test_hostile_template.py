@@ -1,8 +1,6 @@
 """A model whose chat template never ends, once a message says so, in a real server: nobody else notices, and the server
 ends when it is told to."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

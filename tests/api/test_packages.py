@@ -1,7 +1,5 @@
 """The packages `openai` and `anthropic`, which many programs are built on, over a real connection."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

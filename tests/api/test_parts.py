@@ -1,7 +1,5 @@
 """Reasoning, content and tool calls in an answer's text, however it is cut."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

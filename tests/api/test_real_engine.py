@@ -1,8 +1,6 @@
 """The API over the engine itself, with a tiny model: a client that leaves stops it within a layer, whatever it is
 doing; and what the fake engine says of itself, the engine says too."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading

@@ -1,7 +1,5 @@
 """Streams, and who stops them: a client that leaves, a server that ends."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,12 +1,10 @@
 """A host over the fake engine, in a folder of its own."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -18,6 +16,7 @@ from core.types import Piece
 from tests.fake_models import fake_estimate
 from tests.fakes import FakeEngine
 
+Awaited = TypeVar("Awaited", Answer, Any)
 WAIT_S = 60.0  # for what should take milliseconds; only a failing test waits so long
 
 
@@ -67,9 +66,10 @@ def follow(answer: Answer, until: Callable[[Answer], bool]) -> None:
         assert until(answer) or not answer.finished, f"it ended: {answer.state} {answer.error}"
 
 
-def ended(answer: Answer) -> Answer:
-    assert answer.join(WAIT_S), f"still {answer.state}"
-    return answer
+def ended(awaited: Awaited) -> Awaited:
+    """An answer or a job, which has ended."""
+    assert awaited.join(3 * WAIT_S), f"still {awaited.state}"
+    return awaited
 
 
 def texts(host: Host, chat: int | None) -> list[tuple[str, str, str]]:

@@ -1,7 +1,5 @@
 """A step record with something in every field, and the load that it belongs to."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from app.store import Store

@@ -1,7 +1,5 @@
 """Stores on disk for the tests of damage and of copies."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 

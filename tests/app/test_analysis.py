@@ -1,7 +1,5 @@
 """The analyst: the routing that it replays (chats, files), through other processes; stopped, kept, refused."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +13,7 @@ from fastapi.testclient import TestClient
 from app.server.api import build_app
 from app.server.live_state import jobs_state
 from app.services.analysis import sources
-from app.services.analysis.analyst import Analysis, Analyst
+from app.services.analysis.analyst import Analyst
 from app.services.analysis.question import Question
 from app.services.analysis.sources import RoutingSource
 from app.services.host import Host
@@ -31,11 +29,6 @@ from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_profile
 
 LAYERS, EXPERTS, K = 3, 12, 2
-
-
-def over(job: Analysis) -> Analysis:
-    assert job.join(3 * WAIT_S), f"still {job.state}"
-    return job
 
 
 def ids(tokens: int = 60, seed: int = 0) -> Any:
@@ -73,7 +66,7 @@ def test_a_chat_is_put_through_every_policy_and_budget(chatted: tuple[Host, int]
         shape=SHAPE,
         budgets="25%, 50%, 100%",
     )
-    job = over(host.analyst.start(question))
+    job = ended(host.analyst.start(question))
     assert (job.state, job.error, job.share) == ("done", "", 1.0)
     made = host.analyst.table
     assert {(row.policy, row.slots) for row in made.rows} == {
@@ -97,7 +90,7 @@ def test_a_chat_is_put_through_every_policy_and_budget(chatted: tuple[Host, int]
 def test_answers_are_kept_and_seen_by_all(chatted: tuple[Host, int], tmp_path: Path) -> None:
     host, chat = chatted
     before = host.analyst.stamp
-    over(
+    ended(
         host.analyst.start(
             Question(RoutingSource("chat", chat), ("lru",), budgets="50%", settings=host.models.settings)
         )
@@ -125,12 +118,12 @@ def test_a_file_from_elsewhere_has_hit_rates_and_times_only_when_they_are_typed(
     question = Question(
         RoutingSource.parse("file", f' "{trace}" ', EXPERTS), ("lru",), ("none", "recent"), budgets="50%"
     )
-    assert over(analyst.start(question)).state == "done"
+    assert ended(analyst.start(question)).state == "done"
     made = analyst.table
     assert (made.about.tokens, made.about.layers, made.about.experts, made.about.clock) == (60, LAYERS, EXPERTS, None)
     assert [row.predictor for row in made.rows] == ["none"]
     assert any("Recently used" in note and "Times are needed" in note for note in made.about.notes)
-    assert over(analyst.start(replace(question, compute_ms=5.0, load_ms=1.0))).state == "done"
+    assert ended(analyst.start(replace(question, compute_ms=5.0, load_ms=1.0))).state == "done"
     made = analyst.table
     plain, ahead = made.rows
     assert (plain.predictor, ahead.predictor) == ("none", "recent")
@@ -147,7 +140,7 @@ def test_a_file_of_the_loaded_model_s_shape_takes_its_times(chatted: tuple[Host,
     random = np.random.default_rng(0)
     path = tmp_path / "same.npz"
     np.savez(path, experts=random.random((SHAPE.layers, 40, SHAPE.experts)).argsort(2)[..., : SHAPE.top_k])
-    over(
+    ended(
         host.analyst.start(
             Question(
                 RoutingSource("file", path=str(path), experts=SHAPE.experts),
@@ -171,7 +164,7 @@ def test_what_cannot_be_asked_is_refused_at_once(tmp_path: Path) -> None:
         analyst.start(Question(RoutingSource("chat", 1), predictors=(), kind="lab"))
     with pytest.raises(TraceError, match="Say which routing"):
         RoutingSource.parse("file", " ")
-    job = over(analyst.start(Question(RoutingSource("chat", 1), ("lru",))))
+    job = ended(analyst.start(Question(RoutingSource("chat", 1), ("lru",))))
     assert "Nothing has been recorded" in job.error
     analyst.store.close()
 
@@ -180,10 +173,10 @@ def test_what_cannot_be_asked_is_refused_at_once(tmp_path: Path) -> None:
 def test_much_work_is_done_elsewhere(tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     analyst = Analyst(Store(tmp_path / "home"), JobRunner(), processes=1)
     question = Question(RoutingSource("file", path=str(trace)), ("lru",), budgets="50%")
-    assert over(analyst.start(question)).state == "done"
+    assert ended(analyst.start(question)).state == "done"
     made = analyst.table
     monkeypatch.setattr("app.services.analysis.analyst.SMALL", 0)
-    assert over(analyst.start(question)).state == "done"
+    assert ended(analyst.start(question)).state == "done"
     assert analyst.table.rows == made.rows
     assert analyst.table.bounds == made.bounds
     analyst.store.close()
@@ -205,10 +198,10 @@ def test_one_at_a_time_and_stopped_when_asked(tmp_path: Path, trace: Path, monke
     with pytest.raises(BusyError, match="is running"):
         analyst.start(question)
     analyst.cancel()
-    assert over(job).state == "cancelled"
+    assert ended(job).state == "cancelled"
     assert not list((tmp_path / "home").glob("analysis/*"))
     monkeypatch.undo()
-    assert over(analyst.start(replace(question, budgets="50%"))).state == "done"
+    assert ended(analyst.start(replace(question, budgets="50%"))).state == "done"
     analyst.store.close()
 
 
@@ -223,7 +216,7 @@ def test_the_lab_says_what_each_foresees_and_why_some_cannot(tmp_path: Path, tra
         expert_bytes=1000,
         budgets="50%",
     )
-    job = over(analyst.start(question))
+    job = ended(analyst.start(question))
     assert job.error == ""
     lab = analyst.lab
     runs = {run.predictor: run for run in lab.runs}
@@ -241,7 +234,7 @@ def test_the_lab_says_what_each_foresees_and_why_some_cannot(tmp_path: Path, tra
     assert oracle >= max(runs[name].saved_ms or 0.0 for name in ("recent", "transitions"))
     assert (lab.most, lab.about.chosen[2]) == (2 * K, 18)
     assert Analyst(analyst.store, JobRunner()).lab == lab
-    assert over(analyst.start(replace(question, compute_ms=None))).state == "done"
+    assert ended(analyst.start(replace(question, compute_ms=None))).state == "done"
     untimed = {run.predictor: run for run in analyst.lab.runs}
     assert (untimed["recent"].tpot_ms, untimed["recent"].recall) == (None, runs["recent"].recall)
     analyst.store.close()
@@ -273,7 +266,7 @@ def test_bad_files_say_what_is_wrong(tmp_path: Path, name: str, content: bytes |
             analyst.start(question)
     else:
         path.write_bytes(content)
-        job = over(analyst.start(question))
+        job = ended(analyst.start(question))
         assert job.state == "error"
         assert said in job.error
     assert analyst.table is None

@@ -1,7 +1,5 @@
 """What an answer is recorded with and shows: its seed, the prompt that was reused, those beside it."""
 
-from __future__ import annotations
-
 import io
 import json
 import threading

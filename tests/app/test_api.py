@@ -1,7 +1,5 @@
 """The routes: health, binary frames, exports, the OpenAI subset, and who is let in."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """Copies of the chats: when they are made, what they hold, and how one is put back."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whatever lies in a folder, the library lists the rest, ends soon, and says in one line what is wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

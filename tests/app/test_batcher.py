@@ -1,7 +1,5 @@
 """A batch from the dashboard: it has the model to itself, goes on where it was stopped, and shows what a pass needs."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -20,7 +18,7 @@ from app.services.batcher import BatchForm, BatchJob
 from app.services.host import Host
 from app.ui.tabs import batch_views
 from core.errors import BusyError, MoestroError
-from tests.app.conftest import WAIT_S, GatedEngine, open_host
+from tests.app.conftest import WAIT_S, GatedEngine, ended, open_host
 
 PIECES = 5  # of an answer
 SECRET = "the private key of somebody"
@@ -52,11 +50,6 @@ def answers(file: Path) -> dict[str, dict[str, object]]:
     return {one["id"]: one for one in map(json.loads, file.read_text("utf-8").splitlines())}
 
 
-def over(job: BatchJob) -> BatchJob:
-    assert job.join(WAIT_S), f"still {job.state}"
-    return job
-
-
 def place(job: BatchJob) -> Path:
     """The file of its answers."""
     return job.answers.path
@@ -69,7 +62,7 @@ def download(host: Host) -> Any:
 def test_every_line_is_answered_and_can_be_downloaded(host: Host, tmp_path: Path) -> None:
     assert download(host).status_code == 404
     stamp, file = jobs_state(host)["batch"]["stamp"], prompts(tmp_path, 20, "no json\n")
-    job = over(host.batcher.start(BatchForm(str(file), at_once=3, scheduler="similarity"), ByEngine))
+    job = ended(host.batcher.start(BatchForm(str(file), at_once=3, scheduler="similarity"), ByEngine))
     assert (job.state, job.error, job.share) == ("done", "", 1.0)
     found = answers(place(job))
     assert len(found) == 21 and sum("error" in one for one in found.values()) == 1
@@ -103,11 +96,11 @@ def test_the_model_is_its_own_and_stopping_keeps_what_is_whole(
     gated.batcher.stop()
     assert not job.finished, "what is being written ends"
     gated.batcher.stop()
-    assert over(job).state == "cancelled"
+    assert ended(job).state == "cancelled"
     assert len(answers(place(job))) == 2, "nothing half is written"
     again = gated.batcher.start(form, ByEngine)
     gate.release(4 * PIECES)
-    assert over(again).state == "done" and len(answers(place(again))) == 6
+    assert ended(again).state == "done" and len(answers(place(again))) == 6
     assert again.answered is not None and again.answered.before == 2
 
 
@@ -118,7 +111,7 @@ def test_drained_it_ends_with_what_was_begun(gated: Host, gate: threading.Semaph
         assert job.wait(job.version, WAIT_S)
     gated.batcher.stop()
     gate.release(2 * PIECES)
-    assert over(job).state == "cancelled"
+    assert ended(job).state == "cancelled"
     assert sorted(answers(place(job))) == ["0", "1"]
 
 
@@ -138,29 +131,29 @@ def test_what_is_wrong_at_once_is_said_at_once(host: Host, form: BatchForm, said
 
 
 def test_an_empty_file_has_no_answers_to_download(host: Host, tmp_path: Path) -> None:
-    job = over(host.batcher.start(BatchForm(str(prompts(tmp_path, 0))), ByEngine))
+    job = ended(host.batcher.start(BatchForm(str(prompts(tmp_path, 0))), ByEngine))
     assert "holds no prompt" in job.error and job.answers is None
     assert download(host).status_code == 404
 
 
 def test_the_same_file_continues_and_another_one_of_its_name_begins_anew(host: Host, tmp_path: Path) -> None:
-    first = over(host.batcher.start(BatchForm(str(prompts(tmp_path, 3))), ByEngine))
+    first = ended(host.batcher.start(BatchForm(str(prompts(tmp_path, 3))), ByEngine))
     assert place(first).parent == host.store.folder / "batches" and len(answers(place(first))) == 3
-    again = over(host.batcher.start(BatchForm(str(prompts(tmp_path, 3))), ByEngine))
+    again = ended(host.batcher.start(BatchForm(str(prompts(tmp_path, 3))), ByEngine))
     assert place(again) == place(first) and again.answered is not None and again.answered.before == 3
-    other = over(host.batcher.start(BatchForm(str(prompts(tmp_path, 2))), ByEngine))
+    other = ended(host.batcher.start(BatchForm(str(prompts(tmp_path, 2))), ByEngine))
     assert place(other) != place(first) and len(answers(place(other))) == 2
 
 
 def test_a_file_that_another_run_writes_or_that_is_not_a_batchs_is_not_served(host: Host, tmp_path: Path) -> None:
     file = prompts(tmp_path, 2)
-    out = place(over(host.batcher.start(BatchForm(str(file)), ByEngine)))
+    out = place(ended(host.batcher.start(BatchForm(str(file)), ByEngine)))
     elsewhere = AnswersFile(out)
-    job = over(host.batcher.start(BatchForm(str(file)), ByEngine))
+    job = ended(host.batcher.start(BatchForm(str(file)), ByEngine))
     assert "Another run is writing" in job.error and download(host).status_code == 404
     elsewhere.close()
     out.write_text(SECRET, "utf-8")
-    job = over(host.batcher.start(BatchForm(str(file)), ByEngine))
+    job = ended(host.batcher.start(BatchForm(str(file)), ByEngine))
     assert "is not the answer of a batch" in job.error and out.read_text("utf-8") == SECRET
     assert download(host).status_code == 404
 
@@ -182,7 +175,7 @@ POSIX_SWAPS: dict[str, Callable[[Path, Path], object]] = {  # Windows has none, 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("swap", SWAPS | (POSIX_SWAPS if os.name == "posix" else {}))
 def test_what_took_the_place_of_the_answers_is_not_served(host: Host, tmp_path: Path, swap: str) -> None:
-    job = over(host.batcher.start(BatchForm(str(prompts(tmp_path, 2))), ByEngine))
+    job = ended(host.batcher.start(BatchForm(str(prompts(tmp_path, 2))), ByEngine))
     assert download(host).status_code == 200
     secret = tmp_path / "secret"
     secret.write_text(SECRET, "utf-8")
@@ -206,5 +199,5 @@ def test_answers_can_be_downloaded_while_they_are_written(
         assert reply.status_code == 404 and "Try again later" in reply.text
     gated.batcher.stop()
     gated.batcher.stop()
-    assert over(job).state == "cancelled"
+    assert ended(job).state == "cancelled"
     assert download(gated).content.count(b"\n") == 2

@@ -1,7 +1,5 @@
 """What a request may send: sizes, depth, numbers and characters, at the door and in the store."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

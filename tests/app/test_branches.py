@@ -1,7 +1,5 @@
 """A chat is a tree: edits and regenerations are branches, of which one is shown, asked and gone on with."""
 
-from __future__ import annotations
-
 import sqlite3
 import tempfile
 from pathlib import Path
@@ -185,7 +183,7 @@ def test_the_next_answer_is_asked_along_the_shown_branch(tmp_path: Path) -> None
     host.chats.show(chat, first.id)
     host.chats.set_system(chat, " In Latin. ")
     ended(host.chats.ask(chat, "two", "not for a chat that there is"))
-    assert [m["role"] for m in seen[0]] == ["system", "user"]
+    assert [m["role"] for m in seen[0]] == ["system", "user"] and seen[1] == seen[0], "as at first, when written again"
     assert seen[2] == [
         {"role": "system", "content": "In Latin."},
         {"role": "user", "content": "one"},

@@ -1,7 +1,5 @@
 """What nobody foresaw is in the log by its kind and place; what was said is nowhere in it."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A database that is not what it should be: told before anything is written, kept, and what can be done about it."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import subprocess

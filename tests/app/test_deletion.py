@@ -1,7 +1,5 @@
 """Deletion in the library: it takes a pack's own files, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

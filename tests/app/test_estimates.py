@@ -2,8 +2,6 @@
 pack of it, never used before, and again after a restart, when each has been. Prints the table. What other programs do
 meanwhile changes what follows, so the median is held to the bound, not each line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

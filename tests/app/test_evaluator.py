@@ -1,7 +1,5 @@
 """Evaluating from the dashboard: the engine is its own meanwhile, settings come back, and what was found is shown."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +9,12 @@ from fastapi.testclient import TestClient
 from app.server.api import build_app
 from app.server.live_state import host_state, jobs_state
 from app.services.analysis.quality import QualityForm, QualityResult
-from app.services.evaluator import KEPT, Evaluation
+from app.services.evaluator import KEPT
 from app.services.host import Host
 from app.ui.tabs import quality_views
 from core.errors import BusyError, MoestroError, SettingError
 from core.measure.evaluate.rows import EvaluationRow
-from tests.app.conftest import WAIT_S, open_host
+from tests.app.conftest import WAIT_S, ended, open_host
 from tests.fake_evaluation import ABOUT, FIGURES, fake_evaluate, started
 from tests.fake_profiles import fake_calibrate
 
@@ -29,16 +27,11 @@ def host(tmp_path: Path) -> Host:
     return open_host(tmp_path, calibrating=fake_calibrate, evaluating=fake_evaluate)
 
 
-def over(job: Evaluation) -> Evaluation:
-    assert job.join(WAIT_S), f"still {job.state}"
-    return job
-
-
 def test_rows_are_found_kept_and_exported(host: Host, tmp_path: Path) -> None:
     client, stamp = TestClient(build_app(host), base_url="http://localhost"), jobs_state(host)["evaluation"]["stamp"]
     assert client.get("/export/quality.csv").status_code == 404
     settings = host.models.settings
-    job = over(host.evaluator.start(SMALL))
+    job = ended(host.evaluator.start(SMALL))
     assert (job.state, job.error, job.share) == ("done", "", 1.0) and host.models.settings == settings
     answer = host.evaluator.answer
     assert (
@@ -75,7 +68,7 @@ def test_the_engine_is_its_own_meanwhile_and_cancelling_gives_it_back(host: Host
             what()
     assert "changes the settings itself" in host.models.change("budget", "75%")
     host.evaluator.cancel()
-    assert over(job).state == "cancelled" and host.models.settings == settings and not host.busy
+    assert ended(job).state == "cancelled" and host.models.settings == settings and not host.busy
     answer = host.evaluator.answer
     assert answer is not None and not answer.whole and len(answer.rows) == 1
     assert host.models.change("budget", "75%") == "" and host.models.settings["budget"] == "75%"
@@ -90,7 +83,7 @@ def test_what_is_wrong_is_said(host: Host) -> None:
     ):
         with pytest.raises(SettingError, match=why):
             host.evaluator.start(asked)
-    job = over(host.evaluator.start(replace(SMALL, modes=("random",))))
+    job = ended(host.evaluator.start(replace(SMALL, modes=("random",))))
     assert (job.state, job.error) == ("error", "No luck.") and not host.busy
     host.models.unload()
     with pytest.raises(MoestroError, match="No model is loaded"):

@@ -1,7 +1,5 @@
 """Exports against a brute-force count over the records, and those that fail: a full disk, nothing there."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json
@@ -21,7 +19,7 @@ from app.services.exports.tables import DEFINITIONS
 from app.services.host import Host
 from core.engine.arithmetic import Arithmetic, Distance
 from core.metrics.lossy_events import CHOICE, Action, Why
-from core.types import Outcome, StepRecord
+from core.types import Outcome, StepRecord, Transfer
 from tests.app.conftest import WAIT_S, QuickEngine, ended, open_host
 from tests.app.records import a_step
 
@@ -78,6 +76,16 @@ def two_chats(host: Host, tmp_path: Path) -> tuple[Host, int, int]:
     return host, first, ask(host, None, "other")
 
 
+def check_transfers(told: pd.DataFrame, moved: list[Transfer]) -> None:
+    assert told["demand_copies"].sum() == len(moved)
+    assert told["prefetch_copies"].sum() == 0
+    for row in rows(told):
+        mine = [t for t in moved if (int(t.ended_s), t.phase, t.origin) == (row.second, row.phase, row.origin)]
+        assert row.demand_bytes == sum(t.bytes for t in mine)
+        assert row.gbps == pytest.approx(row.demand_bytes / 1e9)
+        assert row.copy_ms == pytest.approx(sum(t.ended_s - t.started_s for t in mine) * 1e3)
+
+
 def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:
     host, chat, _ = two_chats
     tables, _ = read(archive.write(host.store, tmp_path / "out" / "chat.zip", chat=chat))
@@ -105,17 +113,10 @@ def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, i
     assert len(layers) == 2 * 4
     assert len(experts) == 2 * 4 * 16
     for row in rows(layers):
-        check_outcomes(
-            row,
-            Counter(
-                {
-                    o: sum(
-                        n for (p, layer, _, out), n in by_expert.items() if (p, layer, out) == (row.phase, row.layer, o)
-                    )
-                    for o in Outcome
-                }
-            ),
-        )
+        of_layer = Counter[int]()
+        for (phase, layer, _, outcome), n in by_expert.items():
+            of_layer[outcome] += n * ((phase, layer) == (row.phase, row.layer))
+        check_outcomes(row, of_layer)
     routed, pairs = Counter[Any](), Counter[Any]()
     for step in steps:
         for layer, ids in enumerate(step.ids.tolist()):
@@ -127,16 +128,7 @@ def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, i
         assert row.activations == routed[row.phase, row.layer, row.expert]
     assert {(r.phase, r.layer, r.expert_i, r.expert_j): r.tokens for r in rows(tables["coactivation"])} == dict(pairs)
 
-    moved = [t for s in steps for t in s.transfers]
-    told = tables["transfers"]
-    assert told["demand_copies"].sum() == len(moved)
-    assert told["prefetch_copies"].sum() == 0
-    for row in rows(told):
-        mine = [t for t in moved if (int(t.ended_s), t.phase, t.origin) == (row.second, row.phase, row.origin)]
-        assert row.demand_bytes == sum(t.bytes for t in mine)
-        assert row.gbps == pytest.approx(row.demand_bytes / 1e9)
-        assert row.copy_ms == pytest.approx(sum(t.ended_s - t.started_s for t in mine) * 1e3)
-
+    check_transfers(tables["transfers"], [t for s in steps for t in s.transfers])
     [change] = tables["settings"].to_dict("records")
     assert {n: change[n] for n in ("load", "chat", "index", "name", "old", "new")} == {
         "load": host.models.load_id,

@@ -1,7 +1,5 @@
 """The host over a fake engine: answers, their queue, and what happens when things go wrong."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator
@@ -160,28 +158,6 @@ def test_regenerate_and_edit_replace_what_follows(host: Host) -> None:
         with pytest.raises(MoestroError, match="Only your own messages"):
             host.chats.edit(chat, message, "no")
     assert len(list(host.store.steps.records(chat=chat))) == 4 * 13, "figures of replaced answers are kept"
-
-
-def test_the_engine_sees_the_chat_as_shown(tmp_path: Path) -> None:
-    seen: list[list[dict[str, str]]] = []
-
-    class Listening(QuickEngine):
-        def generate(self, messages: Any, sampling: Any, cancel: Any = None, **how: Any) -> Iterator[Piece]:
-            assert not isinstance(messages, str)
-            seen.append([dict(m) for m in messages])
-            yield from super().generate(messages, sampling, cancel)
-
-    host = open_host(tmp_path, Listening)
-    first = ended(host.chats.ask(None, "one"))
-    ended(host.chats.ask(first.chat_id, "two"))
-    assert seen[1] == [
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": first.text},
-        {"role": "user", "content": "two"},
-    ]
-    assert first.chat_id is not None
-    ended(host.chats.regenerate(first.chat_id))
-    assert seen[2] == seen[1]
 
 
 def test_close_stops_saves_and_refuses_more(tmp_path: Path, gated: type[GatedEngine]) -> None:

@@ -1,7 +1,5 @@
 """Importing: one at a time, told as it goes, stopped and gone on with, and what failed says why."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,11 +57,6 @@ def host(tmp_path: Path, steered: Steered) -> Iterator[Host]:
     steered.go.set()
 
 
-def over(job: ImportJob) -> ImportJob:
-    assert job.join(WAIT_S), f"still {job.state}"
-    return job
-
-
 def test_an_import_is_told_as_it_goes_while_chatting_goes_on(host: Host, steered: Steered) -> None:
     job = host.importer.start("models/Qwen3-Tiny", "int8")
     assert steered.halfway.wait(WAIT_S)
@@ -78,7 +71,7 @@ def test_an_import_is_told_as_it_goes_while_chatting_goes_on(host: Host, steered
     with pytest.raises(BusyError, match="is being imported"):
         host.importer.start("another")
     steered.go.set()
-    assert over(job).state == "done"
+    assert ended(job).state == "done"
     assert (job.out, job.share, job.error) == (host.library.packs / "Qwen3-Tiny-int8", 1.0, "")
     [entry] = host.library.refresh()
     assert (entry.name, entry.format, entry.problem) == ("Qwen3-Tiny-int8", "int8", "")
@@ -92,12 +85,12 @@ def test_a_cancelled_import_is_gone_on_with(host: Host, steered: Steered) -> Non
     with pytest.raises(MoestroError, match="in use"):
         host.delete_model(host.library.refresh()[0].path)
     host.importer.cancel()
-    assert over(job).state == "cancelled"
+    assert ended(job).state == "cancelled"
     assert (job.error, job.can_resume, job.finished) == ("", True, True)
     [left] = host.library.refresh()
     assert left.problem.startswith("The import is not finished")
     steered.go.set()
-    assert over(host.importer.resume()).state == "done"
+    assert ended(host.importer.resume()).state == "done"
     assert steered.starts == [0, 20 * MB], "it began anew"
     assert [(e.name, e.problem) for e in host.library.refresh()] == [("Qwen3-Tiny-int4-g64", "")]
     with pytest.raises(MoestroError, match="no stopped import"):
@@ -108,7 +101,7 @@ def test_what_was_left_of_an_import_can_be_deleted(host: Host, steered: Steered)
     job = host.importer.start("models/Qwen3-Tiny")
     assert steered.halfway.wait(WAIT_S)
     host.importer.cancel()
-    over(job)
+    ended(job)
     [left] = host.library.refresh()
     host.delete_model(left.path)
     assert not job.can_resume
@@ -122,7 +115,7 @@ def test_what_cannot_be_imported_is_told(host: Host, tmp_path: Path, caplog: pyt
         host.importer.start("model", "int5")
     with pytest.raises(MoestroError, match="exists already"):
         host.importer.start("model", out=str(tmp_path))
-    job = over(host.importer.start("broken-model"))
+    job = ended(host.importer.start("broken-model"))
     assert (job.state, job.can_resume) == ("error", False)
     assert "no config.json" in job.error
 
@@ -130,7 +123,7 @@ def test_what_cannot_be_imported_is_told(host: Host, tmp_path: Path, caplog: pyt
         raise RuntimeError("tensor of shape [3]")
 
     host.importer._work = fails
-    job = over(host.importer.start("model"))
+    job = ended(host.importer.start("model"))
     assert job.state == "error"
     assert "error inside Moestro" in job.error
     assert "shape [3]" in caplog.text
@@ -145,7 +138,7 @@ def test_closing_stops_an_import_and_the_next_start_goes_on_with_it(tmp_path: Pa
     host = open_host(tmp_path, loaded=False, importing=steered)  # the next start offers to go on
     assert (host.importer.job.source, host.importer.job.finished) == ("models/Qwen3-Tiny", True)
     steered.go.set()
-    assert over(host.importer.resume()).state == "done"
+    assert ended(host.importer.resume()).state == "done"
     assert steered.starts == [0, 20 * MB]
     host.close()
     assert open_host(tmp_path, loaded=False, importing=steered).importer.job is None
@@ -182,7 +175,7 @@ def test_every_tab_is_told_of_it(host: Host, steered: Steered) -> None:
         "resume": False,
     }
     host.importer.cancel()
-    over(job)
+    ended(job)
     after = client.get("/live/state").json()
     assert (after["import"]["state"], after["import"]["resume"]) == ("cancelled", True)
     assert len({state["host"]["library"] for state in (before, now, after)}) == 3
@@ -228,7 +221,7 @@ def test_an_import_takes_away_the_locks_of_killed_ones(host: Host, steered: Stee
     (packs / "other.lock").write_bytes(b"not Moestro's")
     held = Lock(packs / "held-bf16.lock", "{}")
     steered.go.set()
-    assert over(host.importer.start("models/Qwen3-Tiny")).state == "done"
+    assert ended(host.importer.start("models/Qwen3-Tiny")).state == "done"
     assert sorted(file.name for file in packs.glob("*.lock")) == ["held-bf16.lock", "other.lock"]
     with pytest.raises(ModelError):
         Lock(packs / "held-bf16.lock", "{}")

@@ -1,7 +1,5 @@
 """What the tabs Analysis and Calibrate draw and say, without a browser."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

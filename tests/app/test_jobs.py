@@ -1,7 +1,5 @@
 """The runner of long jobs: who excludes whom, what a job's end says, and that closing ends them all."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """The library: what is found where, what is said of broken entries, and what a deletion may take away."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

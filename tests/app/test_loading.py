@@ -1,7 +1,5 @@
 """Loading, cancelling and unloading: what becomes of the model that was there."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """What the user's own answers say of the next ones: which of them count, what that comes to, where the link is from."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

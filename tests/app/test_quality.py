@@ -1,7 +1,5 @@
 """Lossy answers are scored while nobody is answered; what came of it is kept, shown and exported."""
 
-from __future__ import annotations
-
 import logging
 import sqlite3
 import threading

@@ -1,7 +1,5 @@
 """What is drawn again, and what a redraw that comes late leaves as it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The regret meter around the shadows: right figures, no waiting, no process left behind, whatever happens to it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The shadows' process: what it imports, how it ends, and the messages it understands."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

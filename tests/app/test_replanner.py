@@ -1,7 +1,5 @@
 """Plans while idle: after enough tokens, from the session's own, put into use if better, and given up for an answer."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

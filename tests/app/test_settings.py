@@ -1,7 +1,5 @@
 """Live settings, sampling and presets: refused, recorded, remembered; controls show where they act."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace

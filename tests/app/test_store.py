@@ -1,7 +1,5 @@
 """The store: where it lies, who may read it, what it keeps of chats and passes at what cost, and its migrations."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

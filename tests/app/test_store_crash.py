@@ -1,7 +1,5 @@
 """What a crash, a kill or a full disk costs: at most the token being made; words come before figures."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

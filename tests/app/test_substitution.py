@@ -1,7 +1,5 @@
 """What the screen shows of lossy options, without a browser: the section's controls, the frame's bytes, the badge."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

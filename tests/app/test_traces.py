@@ -1,7 +1,5 @@
 """Traces out of the store: what the engine routed and what the lab recorded beside it; whole, or not there."""
 
-from __future__ import annotations
-
 import errno
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +28,6 @@ from core.simulate import Config, simulate
 from core.types import ModelShape, StepRecord
 from tests.app import records
 from tests.app.conftest import WAIT_S, GatedEngine, ended, follow, open_store, texts
-from tests.app.test_analysis import over
 from tests.fake_models import SHAPE
 
 
@@ -240,7 +237,7 @@ def test_the_lab_tests_all_of_them_on_the_passes_that_were_recorded(store: Store
     source = RoutingSource("load", load)
     asked = Question(source, predictors=("gate", "stride", "recent"), kind="lab", slots=8, shape=records.SHAPE)
     times = {"compute_ms": 5.0, "load_ms": 1.0, "expert_ms": 0.1, "miss_ms": 0.1}
-    over(analyst.start(Question(**{name: getattr(asked, name) for name in asked.__slots__} | times)))
+    ended(analyst.start(Question(**{name: getattr(asked, name) for name in asked.__slots__} | times)))
     runs = {run.predictor: run for run in analyst.lab.runs}
     assert runs["gate"].replayed and not runs["gate"].problem and runs["gate"].recall[1] == pytest.approx(6 / 8)
     assert "Only the 8 of 12 tokens recorded for the lab are used." in analyst.lab.about.notes

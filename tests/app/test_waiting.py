@@ -1,7 +1,5 @@
 """Clients that leave, and queues that grow: a real server, and an engine that never ends by itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """What-if: sizes, bounds, the cliff, the clock of recorded passes; and what is best of it, beyond noise."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What the page says: of a load's estimate, under an answer, of a copied chat, and by which words."""
 
-from __future__ import annotations
-
 import ast
 import json
 from dataclasses import replace

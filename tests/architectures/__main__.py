@@ -1,8 +1,6 @@
 """python -m tests.architectures [FOLDER] > docs/architectures.md: takes half an hour. What was found of each type is
 kept in FOLDER, and a run that was broken off goes on from there; the folder is of one version of everything."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,8 +1,6 @@
 """Try what an engine does with a loaded model beside computing its logits: answers, kept KV, batches, predictors, the
 lab's recording and calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar

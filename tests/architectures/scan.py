@@ -1,7 +1,5 @@
 """Every model type of the installed transformers that may have experts, by the fields of its config."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The table of docs/architectures.md: every type, what was found, and a model that people have of it."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Architectures that need an adapter, the page of all of them, and, when there is time, every one anew."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A tiny config of any model type: transformers' own default config, its sizes cut down by their names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING

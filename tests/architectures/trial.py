@@ -1,7 +1,5 @@
 """Try one architecture: a tiny random checkpoint of it, run here and by transformers itself, logits compared."""
 
-from __future__ import annotations
-
 import random
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What stands in for a loaded model, and answers every line at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The real command: killed and started again, interrupted, and asked what cannot be."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

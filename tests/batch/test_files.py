@@ -1,7 +1,5 @@
 """Prompts and answers of a batch on disk: what is read, what is refused, and that no byte lost loses an answer."""
 
-from __future__ import annotations
-
 import errno
 import json
 import tempfile

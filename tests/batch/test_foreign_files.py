@@ -1,7 +1,5 @@
 """What is not a batch's stays as it is, byte for byte, whatever --in and --out name."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

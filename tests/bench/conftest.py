@@ -1,7 +1,5 @@
 """What tests of benches share."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

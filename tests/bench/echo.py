@@ -1,7 +1,5 @@
 """A measuring process for tests: does what its job says, without a model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from bench.harness.protocol import Job, take_part

@@ -1,7 +1,5 @@
 """A result of `bench systems`, drawn by hand: two systems, one of which changes answers, at two budgets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bench.harness.workload import NAMES

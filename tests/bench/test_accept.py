@@ -1,7 +1,5 @@
 """`accept`: checks run within their limits, what they found is in one file, and without a GPU it says so."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

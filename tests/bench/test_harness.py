@@ -1,7 +1,5 @@
 """What suites share: turns, medians and intervals, tables, resuming, bounds, measuring processes, the command."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

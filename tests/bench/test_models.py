@@ -1,7 +1,5 @@
 """Models that benches write."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Intervals of paired differences hold the true difference as often as they say."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 import numpy as np

@@ -1,7 +1,5 @@
 """papers: the page is current, all that a row cites exists, and answers are what the blocks of the results say."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

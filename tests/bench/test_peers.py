@@ -1,7 +1,5 @@
 """Benches beside other programs: their answers beside ours, and what comes of one that ends."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

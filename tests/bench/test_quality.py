@@ -1,7 +1,5 @@
 """The suites of whole systems and of lossy choices: their arithmetic, bounds, what is kept, table and picture."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

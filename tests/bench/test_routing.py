@@ -1,7 +1,5 @@
 """The suites of routing: their arithmetic by hand and by a second way."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

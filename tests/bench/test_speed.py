@@ -1,13 +1,7 @@
 """The suites of speed: their arithmetic, and that what is left out is left out."""
 
-from __future__ import annotations
-
-import sys
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,26 +9,20 @@ import torch
 
 from bench.harness.run import Run
 from bench.models import fixtures
-from bench.models.generate import checkpoint
-from bench.models.sizes import Sizes
 from bench.papers import moepic
 from bench.papers.document import StoredResults
 from bench.papers.parts import HOLDS, NO, PART
 from bench.papers.verdicts import answer
 from bench.speed import busy, dispatch, prefill
-from bench.speed.dispatch import passes, stubbed, without_step
+from bench.speed.dispatch import stubbed
 from bench.speed.prefill import Seen
 from bench.speed.split import judged
 from bench.speed.tiers_result import Runs, goals
-from core.engine import Engine
 from core.hf.rotary import OWN, replace
 from core.policy.allocation.cache_plan import CachePlan
 from core.runtime.product import Product, by_expert
-from core.settings.config import Settings
-from core.settings.loading import LoadSpec
 from core.system.native.contention import watch
 from tests.checkpoints import random_model
-from tests.loaded import unloading
 
 
 def test_ratios_are_of_the_same_round() -> None:
@@ -73,57 +61,6 @@ def test_a_model_rotates_by_its_own_code_inside() -> None:
     with dispatch.own_rotation(model):
         assert replaced and not any(OWN in vars(module) for module in replaced)
     assert [one is None for one in forwards] == [vars(module).get(OWN) is None for module in model.modules()]
-
-
-CORE = str(Path(__file__).parents[2] / "core")
-
-
-FEW, MANY, LAYERS = 8, 64, 3
-
-
-@contextmanager
-def counted() -> Iterator[Counter[str]]:
-    """Inside, the interpreter's instructions in functions of core, by function."""
-    found = Counter[str]()
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(CORE):
-            return None
-        frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        if event == "opcode":
-            found[f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_qualname}"] += 1
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield found
-    finally:
-        sys.settrace(before)
-
-
-def instructions(path: Path, experts: int) -> Counter[str]:
-    """Of three tokens, each computed without a MoE step, with one, and with one and recorded; of experts nothing is
-    computed, as how depends on times measured at the load."""
-    sizes = Sizes(f"of{experts}", 32, LAYERS, experts, 4, 16, 2, 1, head_dim=16)
-    folder = checkpoint(path, sizes, say=lambda text: None)
-    settings = Settings({"budget": "all", "link": "own", "predictor": "none"})
-    with unloading(Engine.load(LoadSpec.checked(str(folder), settings, context=64))) as engine:
-        pipelines = [without_step(engine.wiring), engine.wiring.measuring, engine.wiring.answering]
-        with stubbed(engine.wiring.math):
-            for layer in range(LAYERS):  # each expert's first request finds that it is at rest
-                engine.expert_cache.release(engine.expert_cache.acquire(layer, range(experts)))
-            passes(engine.wiring, pipelines, 2)
-            with counted() as found:
-                passes(engine.wiring, pipelines, 3)
-    return found
-
-
-@pytest.mark.long(0.2)
-def test_a_token_of_residents_takes_as_many_instructions_with_eight_times_the_experts(tmp_path: Path) -> None:
-    few, many = (instructions(tmp_path, experts) for experts in (FEW, MANY))
-    assert few["moe_step.MoEStep.__call__"] > 0 < few["recorder.Recorder.end"]
-    assert {name: (few[name], many[name]) for name in few | many if few[name] != many[name]} == {}
 
 
 def rows(times: dict[str, float]) -> dict[str, dict[str, Any]]:

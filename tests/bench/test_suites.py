@@ -1,8 +1,6 @@
 """Every suite, far too small to mean anything: its result is JSON with what it was measured on, its figures fit
 together, and its table shows them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ An answer that ends by itself cannot be stopped, reloaded or watched: on a busy 
 seen it.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Mapping, Sequence

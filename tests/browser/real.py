@@ -1,7 +1,5 @@
 """The real engine for the dashboard's tests, made watchable: no faster than a reader, at an end only when told."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence

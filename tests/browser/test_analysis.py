@@ -1,7 +1,5 @@
 """Analysis with the real engine: a chat's routing through every policy; a second tab and a reload see the same."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chat: streaming, statistics, stop, regenerate, edit, reload, a second tab; the chats of the past; a crash."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

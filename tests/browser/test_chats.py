@@ -1,7 +1,5 @@
 """A complete chat: the list beside it, branches, system prompt, reasoning, copies, exports, keyboard, draft."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 import zipfile

@@ -1,7 +1,5 @@
 """The tab Analysis with results: modes beside each other and a cancel, and the systems of the literature."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

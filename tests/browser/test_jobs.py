@@ -1,7 +1,5 @@
 """Jobs on the page: a calibration with the real engine, and a batch that is followed, stopped and downloaded."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Late answers of the server: whatever overtook what, the page ends up showing what is so, and what was turned
 in between stays turned."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The Library tab: what is listed, imported, opened and deleted; an import with the real engine from start to chat."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

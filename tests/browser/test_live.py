@@ -1,7 +1,5 @@
 """The live deck: it draws what the engine says, answers mouse and keyboard; and the regret meter on it."""
 
-from __future__ import annotations
-
 import pytest
 
 from core.settings.registry import variants

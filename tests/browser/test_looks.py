@@ -1,7 +1,5 @@
 """The page on a phone, a laptop and a large screen: it fits, nothing is unlabelled, and Simple shows what all need."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Markdown as the chat draws it, and answers made to take over the page: nothing runs, nothing covers the controls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """With the real engine: plans used and taken back, split experts, and what is turned while a prompt is read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

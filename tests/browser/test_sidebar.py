@@ -1,7 +1,5 @@
 """The sidebar: load and unload, the fit estimate, every live control while tokens stream, errors in words."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 thread takes more than 100 ms; a server that no page looks at uses less than 2 % of a core. Both are printed.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

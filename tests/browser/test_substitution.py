@@ -1,6 +1,7 @@
 """Substitution: controls act in mid-answer, the badge tells what is changed, panels come and go, one click ends it."""
 
-from __future__ import annotations
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -59,57 +60,54 @@ def test_every_control_moves_its_setting_while_tokens_stream(dashboard: Dashboar
     dashboard.ask("Change everything").streaming()
     moved = set()
 
-    def choose(name: str, value: str) -> None:
+    def mark(name: str, turn: Callable[[], object]) -> None:
         moved.add(name)
-        dashboard.expect_mark(lambda: dashboard.choose(f"set-{name}", value), name)
+        dashboard.expect_mark(turn, name)
 
-    def slide(name: str, value: float) -> None:
-        moved.add(name)
-        dashboard.expect_mark(lambda: dashboard.slide(f"set-{name}", value), name)
+    def turn(name: str, value: Any) -> None:
+        by = dashboard.choose if isinstance(value, str) else dashboard.slide
+        mark(name, lambda: by(f"set-{name}", value))
 
     def tick(name: str) -> None:
-        moved.add(name)
-        dashboard.expect_mark(lambda: page.click(f"#set-{name} input"), name)
+        mark(name, lambda: page.click(f"#set-{name} input"))
 
-    choose("miss", "Use another, else leave out")
+    turn("miss", "Use another, else leave out")
     dashboard.wait_text("#substitution-alert", "“Router's next best” is used")
     shows(dashboard, "substitute", "Router's next best")
     moved.add("substitute")
     page.wait_for_selector("#may-change", state="visible")
     refused(dashboard, "substitute", "Most alike", "“Most alike” needs a profile of this model")
-    ways = [v for v in variants("substitute") if not v.needs]
-    for one in ways:
+    for one in (v for v in variants("substitute") if not v.needs):
         if one.name != "router_ranked":
-            choose("substitute", one.title)
+            turn("substitute", one.title)
         for param in one.params:
             page.wait_for_selector(f"#set-substitute-{one.name}-{param.name}", state="visible")
-    slide("rho", 2)
-    choose("rho_order", "heaviest")
+    turn("rho", 2)
+    turn("rho_order", "heaviest")
     refused(dashboard, "gate", "percentile", "“percentile” needs a profile of this model")
-    choose("gate", "tau")
+    turn("gate", "tau")
     for name, value in (("gate_tau", 0.3), ("gate_temperature", 1.1), ("gate_margin", 0.9)):
-        slide(name, value)
-    choose("batch_gate", "fixed")
-    slide("beta", 0.8)
-    choose("batch_gate", "adaptive")
+        turn(name, value)
+    turn("batch_gate", "fixed")
+    turn("beta", 0.8)
+    turn("batch_gate", "adaptive")
     page.wait_for_selector("#set-beta", state="hidden")
     for name, text in (("beta_budget", "8"), ("protect", "0:3")):
-        moved.add(name)
-        dashboard.expect_mark(lambda n=name, t=text: dashboard.type_in(f"set-{n}", t), name)
+        mark(name, lambda n=name, t=text: dashboard.type_in(f"set-{n}", t))
     dashboard.type_in("set-protect", "9:1")
     dashboard.wait_text("#substitution-alert", "this model has layers 0 to 3")
     page.wait_for_function("document.querySelector('#set-protect').querySelector('input, textarea').value === '0:3'")
     tick("protect_super")
-    slide("drop_share", 0.5)
+    turn("drop_share", 0.5)
     tick("drop_renormalise")
     refused(dashboard, "execute", "verify", "names no gate weights with its experts")
     dashboard.choose("set-predictor", "Next-layer gate")
     shows(dashboard, "predictor", "Next-layer gate")
-    choose("execute", "verify")
-    slide("execute_share", 0.7)
-    choose("execute_weights", "true")
+    turn("execute", "verify")
+    turn("execute_share", 0.7)
+    turn("execute_weights", "true")
     tick("execute_prefill")
-    slide("quality_rate", 0.5)
+    turn("quality_rate", 0.5)
     assert set(declared(LossySettings)) - moved == {"gate_percentile"}, "that one needs a profile"
     exact_again(dashboard)
     page.wait_for_selector("#set-rho", state="hidden")

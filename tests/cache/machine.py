@@ -1,7 +1,5 @@
 """A cache with real slots and real copies, and a model of its own to check it against."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """The cache under any sequence of what can happen to it: nothing lost, nothing shared, nothing wrong in a slot."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule

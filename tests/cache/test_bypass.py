@@ -1,7 +1,5 @@
 """Bypass: an expert with a lower score than all residents of its layer is computed in slots set aside, and not kept."""
 
-from __future__ import annotations
-
 import pytest
 
 from core.cache.expert_cache import ExpertCache

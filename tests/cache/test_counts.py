@@ -1,7 +1,5 @@
 """What prefetching saved and cost, worked out by hand; seconds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Leases, hints to the policy, and changes of policy and size: case by case."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

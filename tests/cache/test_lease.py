@@ -1,7 +1,5 @@
 """A layer that needs more experts than there are slots: each is fetched once, and its slot is soon used again."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

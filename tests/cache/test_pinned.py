@@ -1,7 +1,5 @@
 """Pinned experts and layers with unlike numbers of slots, over real copies; the simulator agrees about both."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

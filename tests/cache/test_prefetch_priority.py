@@ -1,7 +1,5 @@
 """Which prefetch goes first and which would come too late: formulas against examples worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

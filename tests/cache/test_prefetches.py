@@ -1,8 +1,6 @@
 """Prefetches, into the cache by eviction and into the buffer: how they are counted, cancelled and given up; which
 residents one may evict, and the rule without the guard as the control."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,8 +1,6 @@
 """Requests have one outcome and leave one state, however they are made: leased layer by layer, looked up where all of
 them are hits, or replayed after a token; for experts of one block or of several."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Experts of which a layer keeps the top: which are cut or evicted; a layer never keeps more than its slots."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,8 +1,6 @@
 """Uses that a policy gets in batches leave it as if it got each at once, for every policy and whenever it is read; and
 it cannot be read without them. Leases of a core end one by one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The browser of the dashboard's tests: where it is looked for, how one is got, and what a run without one says."""
 
-from __future__ import annotations
-
 import io
 import os
 import platform

@@ -1,7 +1,5 @@
 """`calibrate` on the command line: what is gathered is printed, kept where the model finds it, and never half done."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable, Iterator

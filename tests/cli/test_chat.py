@@ -1,7 +1,5 @@
 """`chat` on a fake engine: one JSON line with the figures, a conversation with its commands, and Ctrl-C."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -1,7 +1,5 @@
 """The command line: options come out of the registry, ports are chosen honestly, errors are one line and a log."""
 
-from __future__ import annotations
-
 import argparse
 import socket
 import subprocess

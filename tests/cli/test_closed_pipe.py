@@ -1,7 +1,5 @@
 """A command whose output nobody reads any more ends quietly: `launch.py models | head -1`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`doctor`: it works on a machine without a GPU, reads a fake one, and says what stands in the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

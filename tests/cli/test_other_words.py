@@ -1,7 +1,5 @@
 """What is typed: words that others use for options, and what is read from standard input."""
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Paths that users give: an unknown "~user", a place where nothing can be written, a file that is there already."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

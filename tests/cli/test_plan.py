@@ -1,7 +1,5 @@
 """`plan` on the command line: from a trace or a profile, a budget or a speed; what it says, keeps and refuses."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Secrets that are given to a command appear in no log and on no terminal, whatever fails while it runs."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Long tests run when asked for, and only then."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

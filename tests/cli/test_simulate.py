@@ -1,7 +1,5 @@
 """`simulate` on the command line: a table for people, one line of JSON for programs, errors in the user's words."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """A page of the dashboard without a browser: it holds the components' values and fires their events as
 a browser does."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import random

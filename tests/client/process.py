@@ -1,7 +1,5 @@
 """The real server in a process of its own, with its own data folder."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

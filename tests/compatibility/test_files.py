@@ -9,8 +9,6 @@ Belady, since a prompt's missing experts take a slot each as it falls free, not 
 LCP, since it counts the tokens of a prompt.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

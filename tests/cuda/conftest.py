@@ -1,7 +1,5 @@
 """Engines on a fake GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

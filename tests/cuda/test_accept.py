@@ -1,7 +1,5 @@
 """What `launch.py accept` runs, on the fake GPU with toys: each check goes through, and finds what is wrong."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The budget is held against what torch reserves, with what its products need for themselves; slots waste little."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """Captures of a token that fail: tokens are computed as without graphs, all memory comes back, and nothing that is
 allocated later fails, whatever torch undoes by itself. And what keeps them from failing: room within the budget."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

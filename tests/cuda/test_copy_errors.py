@@ -1,7 +1,5 @@
 """An error that CUDA reports to a copy thread reaches whoever waits for a copy, and nobody waits forever."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path

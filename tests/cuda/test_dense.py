@@ -1,7 +1,5 @@
 """Dense layers kept as codes on a GPU: rounded and unpacked a piece at a time, with a peak that the budget counts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

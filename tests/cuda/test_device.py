@@ -1,7 +1,5 @@
 """Which device computes, what the user is told of a GPU that cannot be used, and the speed to expect of one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ They have the bits and the routing of tokens led by the host, the same experts a
 in a slot when the token began, and every access is ordered. Planted faults show that a missing order is found.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path

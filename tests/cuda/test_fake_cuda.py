@@ -1,7 +1,5 @@
 """The fake GPU itself: it finds what nothing orders and nothing else, and counts memory as torch's allocators do."""
 
-from __future__ import annotations
-
 import random
 import threading
 

@@ -1,8 +1,6 @@
 """How often the computing thread waits for the GPU in a decoded token, by mode: once a layer for the router's choice,
 once at the end of the pass, once for the drawn token, and what is stated here beside that."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -2,8 +2,6 @@
 thread, the GPU has its resident experts to compute before anything is predicted, and a layer's missing experts are
 computed together."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from pathlib import Path

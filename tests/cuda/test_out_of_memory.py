@@ -1,8 +1,6 @@
 """A GPU that runs out of memory in an answer: fewer experts are kept on it and the pass is made again; or the user is
 told what to do."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

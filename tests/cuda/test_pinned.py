@@ -1,7 +1,5 @@
 """Host memory for a GPU: as much of it pinned as the system allows, at its exact size, and all of it given back."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

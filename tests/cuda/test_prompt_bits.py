@@ -1,8 +1,6 @@
 """No bit of a prompt's answer depends on which experts are resident: on a GPU experts of few rows and of many are
 computed by different products, and which one it is must not depend on what else lies in a batch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ answers are those of an engine that holds everything. Planted faults show that a
 As `long`: twenty thousand accesses to slots over predictors, policies, scopes, tiers and moving budgets.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Rotary embeddings in one launch, on the fake GPU, with the kernel's reference in the place of the kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

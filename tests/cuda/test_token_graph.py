@@ -1,8 +1,6 @@
 """Tokens that are one CUDA graph, on the fake GPU, which calls again what was captured: the tokens and routing of those
 led by the host, and what must not be captured is not."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Unloading gives back every byte, whoever still has a part of the engine; another model then fits in its place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

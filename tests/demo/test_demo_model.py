@@ -1,7 +1,5 @@
 """The shipped demo model: its folder, its tokenizer, and that it answers as its card says."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

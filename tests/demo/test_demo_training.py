@@ -1,7 +1,5 @@
 """The demo model's training and corpus: what is trained, what is held out, schedule, resuming, cache figures."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A profile with every part that predictors need, of sizes that fit an engine; its numbers are drawn, not measured."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

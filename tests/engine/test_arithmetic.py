@@ -1,8 +1,6 @@
 """Which arithmetic computes a load, and its distance from the reference: measured, kept, and in all that is told of an
 answer."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,8 +1,6 @@
 """Prompts answered together get the answers that each gets alone, whatever the model's code does between tokens: where
 it cannot be divided among sequences, they are answered one at a time, and the engine says why."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """Many prompts answered together: each answer is the one it has alone; sequences join and leave; what ends one ends no
 other; the budget holds."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The budget pays for the workspace of passes and for the pieces in which prompts are read, or a load is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

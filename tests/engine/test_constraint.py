@@ -1,7 +1,5 @@
 """An answer that is to keep to a JSON schema does, whatever the model would rather say."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Rounded dense layers: the answers are those of transformers with the weights that the codes stand for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

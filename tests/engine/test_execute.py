@@ -1,7 +1,5 @@
 """Predictions executed: a layer computes what was predicted for it, as a plain model with hooks on its routers does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Loads: of the demo, in every format, with a template that fails; settings that change leave nothing behind."""
 
-from __future__ import annotations
-
 import gc
 import json
 import shutil
@@ -39,9 +37,8 @@ from tests.tiny_tokenizer import save_tokenizer
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Engine]:
-    engine = Engine.load(LoadSpec.checked("demo", Settings({"budget": "50%"}), device="cpu"))
-    yield engine
-    engine.unload()
+    with loaded("demo", {"budget": "50%"}, device="cpu") as engine:
+        yield engine
 
 
 def ask(engine: Engine, question: str) -> tuple[str, AnswerStats]:

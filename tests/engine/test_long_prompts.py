@@ -1,7 +1,5 @@
 """Long prompts borrow memory from the slots where that copies fewer bytes, and give it back; the budget holds."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -74,9 +72,8 @@ def engine(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     monkeypatch.setattr(sizes, "_workspace", lambda *args: (1 << 20) + reckoned(*args) // 200)
     monkeypatch.setattr(sizes, "WORTH_SHARED", 0.0)
     settings = Settings({"budget": "75%", "predictor": "none", "eviction": "lru"})
-    engine = Engine.load(LoadSpec.checked(str(path), settings, context=1500, sequences=2))
-    yield engine
-    engine.unload()
+    with loaded(path, settings, context=1500, sequences=2) as engine:
+        yield engine
 
 
 def prefills(pieces: list[Piece]) -> list[Piece]:

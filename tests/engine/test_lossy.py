@@ -1,8 +1,6 @@
 """What lossy options do to a running model: exactly what their events say, nothing where gates forbid it, and no more
 once they are off. The oracle is transformers' own model, its experts exchanged as the events tell."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rules of the papers, followed through a running engine: what decides there is what the paper says decides."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,7 +13,6 @@ from core.policy.eviction import victim
 from core.policy.hints import UNLIKELY
 from core.policy.predict import Prediction
 from core.settings.config import Settings
-from core.settings.loading import LoadSpec
 from core.settings.presets import preset
 from core.settings.sampling import Sampling
 from core.types import StepRecord
@@ -23,6 +20,7 @@ from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
 from tests.engine.test_predictors import captured_predictions, passes
 from tests.equality.passes import PROMPT
+from tests.loaded import loaded
 from tests.tiny_tokenizer import save_tokenizer
 
 
@@ -30,9 +28,8 @@ from tests.tiny_tokenizer import save_tokenizer
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     path = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("qwen3_moe")))
     settings = Settings({"budget": "50%", "scope": "global"})
-    engine = Engine.load(LoadSpec.checked(str(path), settings, dtype="float32", context=256))
-    yield engine
-    engine.unload()
+    with loaded(path, settings, dtype="float32", context=256) as engine:
+        yield engine
 
 
 def test_finemoes_eviction_goes_by_the_whole_map_that_was_found_also_after_its_layer(engine: Engine) -> None:
@@ -97,12 +94,3 @@ def test_time_is_counted_in_tokens_not_in_passes(engine: Engine) -> None:
     tokens = sum(step.tokens for step in steps.values())
     assert tokens > len(steps)  # a prompt is one pass
     assert engine.expert_cache.core.now - before == tokens
-
-
-@pytest.mark.parametrize("name", ["moepic", "finemoe"])
-def test_a_preset_is_loaded_and_answers(engine: Engine, name: str) -> None:
-    engine.use_profile(drawn_profile(engine))
-    engine.change(preset(name).values)
-    assert any(piece.text for piece in engine.generate([{"role": "user", "content": "Hi"}], Sampling(max_new_tokens=4)))
-    engine.expert_cache.check_integrity()
-    engine.change({"predictor": "none", "eviction": "lru"})

@@ -1,7 +1,5 @@
 """An expert pack under the engine: every tier gives the same logits, disk misses are counted apart, damage is found."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

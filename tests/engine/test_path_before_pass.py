@@ -1,8 +1,6 @@
 """ExpertFlow's predictor answers before a pass begins: asked as soon as the tokens are known, told to the cache for all
 layers before layer 0 requests anything, and waited for at most as long as that saves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from core.runtime.batch import Batch, Share
 from core.runtime.prediction.answer_wait import AnswerWait
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
-from core.settings.presets import preset
 from core.settings.sampling import Sampling
 from core.types import StepRecord
 from tests.engine.profiles import drawn_profile
@@ -285,9 +282,3 @@ def test_the_next_part_of_a_prompt_is_searched_for_while_this_one_is_computed(
     list(engine.generate("Hi", Sampling(max_new_tokens=1)))
     assert worker.asked == [prompt[:4], prompt[4:8], prompt[8:]]
     assert sorted(set(at_layer_0)) == [2, 3]  # the second part is asked before the first one's layer 0, and so on
-
-
-def test_the_preset_answers_with_a_profile(engine: Engine) -> None:
-    engine.change(preset("expertflow").values)
-    assert any(piece.text for piece in engine.generate([{"role": "user", "content": "Hi"}], Sampling(max_new_tokens=4)))
-    engine.expert_cache.check_integrity()

@@ -1,7 +1,5 @@
 """Answers and measuring run passes of their own over one model and one cache; neither shows in the other."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

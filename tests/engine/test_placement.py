@@ -1,7 +1,5 @@
 """Slots per layer and pinned experts in a loaded model: they act live, are refused whole, and change no answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every predictor in a running engine: it fetches ahead, changes no logit, and costs a router call only if it asks."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The answer of an asynchronous search prefetches when it arrives (FineMoE section 4.3), on another thread than the one
 that computes: for the next layer, too, and for layer 0 of a token that has been drawn."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator, Sequence

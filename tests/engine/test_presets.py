@@ -1,8 +1,6 @@
 """Every preset in a loaded model: it acts, or says which profile it needs and acts with one; only lossy ones may change
 an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -11,11 +9,10 @@ from core.engine import Engine
 from core.engine.texts import bundled
 from core.errors import SettingError
 from core.measure.calibrate.gather import calibrate
-from core.settings.config import Settings
-from core.settings.loading import LoadSpec
 from core.settings.presets import PRESETS, Preset, matching
 from core.settings.sampling import Sampling
 from core.types import StepRecord
+from tests.loaded import loaded
 from tests.selection import layered
 
 CHAT = [{"role": "user", "content": "What does json.dumps do?"}]
@@ -24,9 +21,8 @@ NEEDY = [one for one in PRESETS if one.needs and not one.splits]
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    engine = Engine.load(LoadSpec.checked("demo", Settings({"budget": "50%", "link": "own"}), device="cpu"))
-    yield engine
-    engine.unload()
+    with loaded("demo", {"budget": "50%", "link": "own"}, device="cpu") as engine:
+        yield engine
 
 
 def lived(engine: Engine) -> tuple[str, list[StepRecord]]:

@@ -1,7 +1,5 @@
 """A chat as the model's template writes it, and how long one may be, by characters, before it is tokenised."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What is recorded of a pass: what the model and the predictors said, also those beside; only when asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

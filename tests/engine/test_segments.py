@@ -1,7 +1,5 @@
 """The engine's passes in segments: a lease is of whole experts, and each is computed once, when its copy is there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

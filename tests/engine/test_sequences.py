@@ -1,7 +1,5 @@
 """Each answer is a sequence of its own: its request, its exactness, its KV, its end; and whose turn it is."""
 
-from __future__ import annotations
-
 import threading
 from collections import abc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The engine with experts in blocks: tops stay, the rest is fetched, prefetches go into the buffer beside the cache."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator

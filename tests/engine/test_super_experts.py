@@ -1,7 +1,5 @@
 """A super expert through calibration and the engine: found, kept with the profile, left alone when it is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,9 +14,9 @@ from core.metrics.lossy_events import Action, Lossy, Why
 from core.policy.substitute.super_experts import super_experts
 from core.profile import Profile, load, save
 from core.settings.config import Settings
-from core.settings.loading import LoadSpec
 from tests.checkpoints import random_model
 from tests.engine.test_lossy import RESIDENT, run
+from tests.loaded import loaded
 from tests.tiny_tokenizer import save_tokenizer
 
 LAYER, EXPERT = 1, 6
@@ -33,9 +31,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     with torch.no_grad():
         model.model.layers[LAYER].mlp.experts.down_proj[EXPERT] *= 300
     model.save_pretrained(path)
-    engine = Engine.load(LoadSpec.checked(str(save_tokenizer(path)), Settings(RESIDENT), context=256))
-    yield engine
-    engine.unload()
+    with loaded(save_tokenizer(path), RESIDENT, context=256) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")

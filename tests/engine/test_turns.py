@@ -1,7 +1,5 @@
 """Kept KV caches in an engine: what they report, when they are dropped, and what they leave alone."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from pathlib import Path

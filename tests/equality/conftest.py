@@ -1,7 +1,5 @@
 """One tiny checkpoint and its reference logits per architecture, made once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The same passes for the reference and for the engine: the prompt, whole or in chunks, then greedy decode steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

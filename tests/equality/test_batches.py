@@ -1,8 +1,6 @@
 """Sequences computed together: each one's logits are those of transformers reading it alone, up to the order of fp32
 sums, however they are grouped from pass to pass, and whatever is resident."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The engine's logits are transformers' own: max abs difference 0.0, whatever the budget, policy or slider history."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path

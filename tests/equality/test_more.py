@@ -4,8 +4,6 @@ Among them are what the first ten have not: short convolutions, linear attention
 prompt, selected positions, dense layers between MoE layers.
 """
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

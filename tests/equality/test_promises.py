@@ -1,8 +1,6 @@
 """What is promised of exact answers holds in both arithmetics: no bit of a logit depends on the budget, the cache
 policy, the prefetcher or the link; in the fast one, none on what an answer was continued from either."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Experts in blocks: logits within the bound that is stated of them, bits as promised."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A Switch Transformer answers with transformers' own logits, alone and beside others."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Iterator

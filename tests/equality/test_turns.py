@@ -4,8 +4,6 @@ The reference replays every pass that led to what was continued, also those of e
 cache, and cuts it with transformers' own `crop`. Against reading the prompt anew the difference is rounding.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Iterator, Sequence

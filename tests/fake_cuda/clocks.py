@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -231,78 +232,81 @@ class Passed:
             merge(self._clocks.host, self._known)
 
 
+class TracedCondition(threading.Condition):
+    def __init__(self, clocks: Clocks) -> None:
+        super().__init__()
+        self._passed = Passed(clocks)
+
+    def __enter__(self) -> bool:
+        entered = super().__enter__()
+        self._passed.learn()
+        return entered
+
+    def __exit__(self, *error: Any) -> None:
+        self._passed.tell()
+        super().__exit__(*error)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._passed.tell()
+        notified = super().wait(timeout)
+        self._passed.learn()
+        return notified
+
+
+class TracedEvent(threading.Event):
+    def __init__(self, clocks: Clocks) -> None:
+        super().__init__()
+        self._passed = Passed(clocks)
+
+    def set(self) -> None:
+        self._passed.tell()
+        super().set()
+
+    def is_set(self) -> bool:
+        return self._learned(super().is_set())
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._learned(super().wait(timeout))
+
+    def _learned(self, found: bool) -> bool:
+        if found:
+            self._passed.learn()
+        return found
+
+
+class TracedLock:
+    def __init__(self, clocks: Clocks) -> None:
+        self._lock, self._passed = threading.Lock(), Passed(clocks)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._passed.learn()
+
+    def __exit__(self, *error: object) -> None:
+        self._passed.tell()
+        self._lock.release()
+
+
+class TracedThread(threading.Thread):
+    def __init__(self, clocks: Clocks, **values: Any) -> None:
+        super().__init__(**values)
+        self._passed = Passed(clocks)
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            self._passed.tell()
+
+    def join(self, timeout: float | None = None) -> None:
+        super().join(timeout)
+        self._passed.learn()
+
+
 def traced_threading(clocks: Clocks) -> SimpleNamespace:
     """What modules use of `threading`, passing knowledge between threads."""
-
-    class Condition(threading.Condition):
-        def __init__(self) -> None:
-            super().__init__()
-            self._passed = Passed(clocks)
-
-        def __enter__(self) -> bool:
-            entered = super().__enter__()
-            self._passed.learn()
-            return entered
-
-        def __exit__(self, *error: Any) -> None:
-            self._passed.tell()
-            super().__exit__(*error)
-
-        def wait(self, timeout: float | None = None) -> bool:
-            self._passed.tell()
-            notified = super().wait(timeout)
-            self._passed.learn()
-            return notified
-
-    class Event(threading.Event):
-        def __init__(self) -> None:
-            super().__init__()
-            self._passed = Passed(clocks)
-
-        def set(self) -> None:
-            self._passed.tell()
-            super().set()
-
-        def is_set(self) -> bool:
-            found = super().is_set()
-            if found:
-                self._passed.learn()
-            return found
-
-        def wait(self, timeout: float | None = None) -> bool:
-            found = super().wait(timeout)
-            if found:
-                self._passed.learn()
-            return found
-
-    class Lock:
-        def __init__(self) -> None:
-            self._lock, self._passed = threading.Lock(), Passed(clocks)
-
-        def __enter__(self) -> None:
-            self._lock.acquire()
-            self._passed.learn()
-
-        def __exit__(self, *error: object) -> None:
-            self._passed.tell()
-            self._lock.release()
-
-    class Thread(threading.Thread):
-        def __init__(self, **values: Any) -> None:
-            super().__init__(**values)
-            self._passed = Passed(clocks)
-
-        def run(self) -> None:
-            try:
-                super().run()
-            finally:
-                self._passed.tell()
-
-        def join(self, timeout: float | None = None) -> None:
-            super().join(timeout)
-            self._passed.learn()
-
-    return SimpleNamespace(Condition=Condition, Event=Event, Lock=Lock, Thread=Thread)
+    traced = {"Condition": TracedCondition, "Event": TracedEvent, "Lock": TracedLock, "Thread": TracedThread}
+    return SimpleNamespace(**{name: partial(kind, clocks) for name, kind in traced.items()})
 
 
 def traced_queue(clocks: Clocks) -> Callable[[], Any]:

@@ -1,10 +1,9 @@
 """Puts the fake device in the place of torch.cuda, and tells it what the engine's parts do with watched memory."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,6 +80,9 @@ class FakeCuda:
         }
 
 
+Told = Callable[..., Any]
+
+
 @contextmanager
 def installed(fake: FakeCuda, *, kernels: bool = False) -> Iterator[FakeCuda]:
     """Inside, the calling thread and copy threads have this GPU. `kernels`: it has some in the place of Triton's."""
@@ -110,6 +112,22 @@ def installed(fake: FakeCuda, *, kernels: bool = False) -> Iterator[FakeCuda]:
             _forget_devices()
 
 
+def _around(
+    patch: pytest.MonkeyPatch, kind: type[Any], name: str, before: Told | None = None, after: Told | None = None
+) -> None:
+    """Call `before` with what a method gets, and `after` it with what that gave in front of the method's arguments."""
+    real = getattr(kind, name)
+
+    def call(self: Any, *args: Any, **values: Any) -> Any:
+        found = before(self, *args) if before is not None else None
+        result = real(self, *args, **values)
+        if after is not None:
+            after(self, found, *args)
+        return result
+
+    patch.setattr(kind, name, call)
+
+
 def _watch(fake: FakeCuda, patch: pytest.MonkeyPatch) -> None:
     """Tell `fake` which memory holds slots and rows, and what happens outside torch."""
     from core.cache.address_table import AddressTable
@@ -128,25 +146,6 @@ def _watch(fake: FakeCuda, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "SimpleQueue", traced_queue(fake.clocks))
     patch.setattr(kernels, "why_not", lambda device: "the GPU is not a real one")
     patch.setattr(host_memory, "device_address", lambda pinned: mapped(fake, pinned))
-
-    def after(kind: type[Any], name: str, tell: Callable[..., None]) -> None:
-        real = getattr(kind, name)
-
-        def call(self: Any, *args: Any, **values: Any) -> Any:
-            result = real(self, *args, **values)
-            tell(self, result, *args)
-            return result
-
-        patch.setattr(kind, name, call)
-
-    def before(kind: type[Any], name: str, tell: Callable[..., None]) -> None:
-        real = getattr(kind, name)
-
-        def call(self: Any, *args: Any, **values: Any) -> Any:
-            tell(self, *args)
-            return real(self, *args, **values)
-
-        patch.setattr(kind, name, call)
 
     def given(arena: Any, result: Any, slot: Any, raw: torch.Tensor) -> None:
         races.watch(raw.data_ptr(), raw.numel(), SLOT)
@@ -167,19 +166,18 @@ def _watch(fake: FakeCuda, patch: pytest.MonkeyPatch) -> None:
         for memory in (table._staged, table._flat):
             races.watch(memory.data_ptr(), memory.nbytes, TABLE)
 
-    after(AddressTable, "__init__", tabled)
-    after(Arena, "_give", given)
-    before(Arena, "_take_back", lambda arena, slot: races.freed(slot.raw.data_ptr()))
-    after(HostMemory, "__init__", made)
-    before(PackReader, "read_into", read)
-    move = Arena._move
+    def freed(_: object, starts: Sequence[int], *more: object) -> None:
+        for start in starts:
+            races.freed(start)
 
-    def moved(self: Arena, slot: Any, raw: torch.Tensor) -> None:
-        start = slot.raw.data_ptr()
-        move(self, slot, raw)
-        races.freed(start)
-
-    patch.setattr(Arena, "_move", moved)
+    around = partial(_around, patch)
+    around(AddressTable, "__init__", after=tabled)
+    around(Arena, "_give", after=given)
+    around(Arena, "_take_back", lambda arena, slot: races.freed(slot.raw.data_ptr()))
+    around(Arena, "_move", lambda arena, slot, raw: [slot.raw.data_ptr()], freed)
+    around(HostMemory, "__init__", after=made)
+    around(HostMemory, "close", lambda memory: [row.data_ptr() for row in rows(memory)], freed)
+    around(PackReader, "read_into", read)
     serve = TransferEngine._serve
 
     def served(self: TransferEngine) -> None:
@@ -187,15 +185,6 @@ def _watch(fake: FakeCuda, patch: pytest.MonkeyPatch) -> None:
             serve(self)
 
     patch.setattr(TransferEngine, "_serve", served)
-    close = HostMemory.close
-
-    def closed(self: HostMemory) -> None:
-        starts = [row.data_ptr() for row in rows(self)]
-        close(self)
-        for start in starts:
-            races.freed(start)
-
-    patch.setattr(HostMemory, "close", closed)
 
 
 def _before_is_remembered() -> None:

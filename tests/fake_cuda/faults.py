@@ -1,8 +1,6 @@
 """CUDA calls that fail when a test says so. After an error that is not an allocation's, a real device is lost: every
 later call fails, too."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ is not pinned: the call fails, and so does the capture. What a capture computed 
 capture ends, so that only a replay gives numbers. (In place, calls within a capture have their effect also here.)
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import weakref

@@ -6,8 +6,6 @@ A capture has segments of its own, kept while there are graphs over them; while 
 Pinned memory: torch's own is rounded up to a power of two and kept when freed; registered memory counts whole pages.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """Accesses to watched memory that nothing orders: a copy into a slot that a kernel still reads, a kernel that reads a
 slot before its copy is over, a row of pinned memory that is overwritten while it is copied from."""
 
-from __future__ import annotations
-
 from bisect import bisect_right, insort
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """Tensors that say they are on the GPU. Their numbers are in host memory and computed there; their bytes count as
 device memory, and what reads and writes watched memory is noted with the stream it was given to."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence

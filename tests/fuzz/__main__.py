@@ -1,7 +1,5 @@
 """`python -m tests.fuzz`: draw mutants, one, some, or for minutes; what is found is kept in `seeds/`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -4,14 +4,14 @@ A change is {"do": name, "file": path in the sample, ...}; `apply` carries it ou
 change took away what it would act on. JSON changes also work on the header of a safetensors file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 Change = dict[str, Any]
 Act = Callable[[Path, Mapping[str, Any]], None]
@@ -25,11 +25,11 @@ class Gone(Exception):
     """What a change would act on is not there any more."""
 
 
-def act(name: str) -> Callable[[Act], Act]:
-    """Register what carries out the changes of this name; it raises `Gone` where it cannot."""
+def act(*names: str) -> Callable[[Act], Act]:
+    """Register what carries out the changes of these names; it raises `Gone` where it cannot."""
 
     def put(function: Act) -> Act:
-        ACTS[name] = function
+        ACTS.update(dict.fromkeys(names, function))
         return function
 
     return put
@@ -71,23 +71,43 @@ def write_text(file: Path, text: str) -> None:
     file.write_bytes(data)
 
 
-def owner_of(document: Any, at: Sequence[Key]) -> Any:
-    """The object or list that holds the last key of `at`. Raises Gone."""
+def owner_of(document: Any, at: Sequence[Key], there: bool = True) -> Any:
+    """The object or list that holds the last key of `at`; `there`: that key, too, has to be. Raises Gone."""
     try:
         for key in at[:-1]:
             document = document[key]
-        document[at[-1]]
+        if there:
+            document[at[-1]]
     except (KeyError, IndexError, TypeError):
         raise Gone from None
     return document
 
 
-def text_of(document: Any, raw: Mapping[str, str]) -> str:
-    """JSON in which quoted marks are replaced by raw text."""
-    text = json.dumps(document)
-    for mark, value in raw.items():
-        text = text.replace(json.dumps(mark), value)
-    return text
+@act("set", "add", "double", "drop", "rename", "swap")
+def change_json(file: Path, change: Mapping[str, Any]) -> None:
+    """A value is set, a key is added, doubled in its object, dropped or renamed, or two values trade places."""
+    document, at, do = read_document(file), change["at"], change["do"]
+    if not at:
+        write_text(file, raw_value(change))
+        return
+    owner, key = owner_of(document, at, there=do != "add"), at[-1]
+    if do in ("add", "double", "rename") and not isinstance(owner, dict):
+        raise Gone
+    match do:
+        case "set" | "add":
+            owner[key] = MARK
+        case "double":
+            owner[MARK + "key"] = MARK
+        case "drop":
+            del owner[key]
+        case "rename":
+            owner[change["to"]] = owner.pop(key)
+        case "swap":
+            other = change["with"]
+            owner[key], owner[other] = owner_of(document, [*at[:-1], other])[other], owner[key]
+    text = json.dumps(document).replace(json.dumps(MARK + "key"), json.dumps(key))
+    mark = json.dumps(MARK)
+    write_text(file, text.replace(mark, raw_value(change)) if mark in text else text)
 
 
 def raw_value(change: Mapping[str, Any]) -> str:
@@ -97,66 +117,32 @@ def raw_value(change: Mapping[str, Any]) -> str:
     return json.dumps("x" * change["long"]) if "long" in change else str(change["raw"])
 
 
-@act("set")
-def set_value(file: Path, change: Mapping[str, Any]) -> None:
-    document, at = read_document(file), change["at"]
-    if not at:
-        write_text(file, raw_value(change))
-        return
-    owner_of(document, at)[at[-1]] = MARK
-    write_text(file, text_of(document, {MARK: raw_value(change)}))
+# -- arrays by their names ---------------------------------------------------------------------------------------------
 
 
-@act("add")
-def add_value(file: Path, change: Mapping[str, Any]) -> None:
-    """A key that was not there."""
-    document, at = read_document(file), change["at"]
-    owner = document if len(at) == 1 else owner_of(document, at[:-1])[at[-2]]
-    if not isinstance(owner, dict):
+def change_array(arrays: dict[str, Any], name: str, change: Mapping[str, Any]) -> None:
+    """An array is left out or renamed, or has another shape, another type ("type") or number ("at", "value")."""
+    if name not in arrays:
         raise Gone
-    owner[at[-1]] = MARK
-    write_text(file, text_of(document, {MARK: raw_value(change)}))
+    array = arrays.pop(name)
+    match change["as"]:
+        case "rename":
+            arrays[f"{name}x"] = array
+        case "shape":
+            arrays[name] = np.ascontiguousarray(array.reshape(-1)[:-1])
+        case "empty":
+            arrays[name] = array[..., :0]
+        case "type":
+            other = np.int32 if array.dtype.kind == "f" else np.float32
+            arrays[name] = array.astype(change.get("type", other))
+        case "value":
+            wide = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
+            with np.errstate(invalid="ignore"):
+                wide.reshape(-1)[change["at"] % max(1, wide.size)] = np.float64(change["value"]).astype(wide.dtype)
+                arrays[name] = wide if "type" in change else wide.astype(array.dtype)
 
 
-@act("double")
-def double_key(file: Path, change: Mapping[str, Any]) -> None:
-    """The same key once more in the same object, with another value."""
-    document, at = read_document(file), change["at"]
-    owner = owner_of(document, at)
-    if not isinstance(owner, dict):
-        raise Gone
-    owner[MARK + "key"] = MARK
-    write_text(file, text_of(document, {MARK: raw_value(change), MARK + "key": json.dumps(at[-1])}))
-
-
-@act("drop")
-def drop_key(file: Path, change: Mapping[str, Any]) -> None:
-    document = read_document(file)
-    del owner_of(document, change["at"])[change["at"][-1]]
-    write_text(file, json.dumps(document))
-
-
-@act("rename")
-def rename_key(file: Path, change: Mapping[str, Any]) -> None:
-    document, at = read_document(file), change["at"]
-    owner = owner_of(document, at)
-    if not isinstance(owner, dict):
-        raise Gone
-    owner[change["to"]] = owner.pop(at[-1])
-    write_text(file, json.dumps(document))
-
-
-@act("swap")
-def swap_values(file: Path, change: Mapping[str, Any]) -> None:
-    """Two values of one object trade places."""
-    document, at, other = read_document(file), change["at"], change["with"]
-    owner = owner_of(document, at)
-    owner_of(document, [*at[:-1], other])
-    owner[at[-1]], owner[other] = owner[other], owner[at[-1]]
-    write_text(file, json.dumps(document))
-
-
-# -- bytes -------------------------------------------------------------------------------------------------------------
+# -- bytes and lines ---------------------------------------------------------------------------------------------------
 
 
 def patch(file: Path, offset: int, data: bytes) -> None:
@@ -167,34 +153,21 @@ def patch(file: Path, offset: int, data: bytes) -> None:
         handle.write(data[: max(0, size - offset)])
 
 
-@act("flip")
-def flip_bit(file: Path, change: Mapping[str, Any]) -> None:
-    with file.open("rb") as handle:
-        handle.seek(change["offset"])
-        byte = handle.read(1)
-    if byte:
-        patch(file, change["offset"], bytes([byte[0] ^ (1 << change["bit"])]))
-
-
-@act("write")
-def write_bytes(file: Path, change: Mapping[str, Any]) -> None:
-    patch(file, change["offset"], bytes.fromhex(change["hex"]))
-
-
-@act("zero")
-def zero_bytes(file: Path, change: Mapping[str, Any]) -> None:
-    patch(file, change["offset"], bytes(change["count"]))
-
-
-@act("cut")
-def cut_short(file: Path, change: Mapping[str, Any]) -> None:
-    os.truncate(file, min(change["length"], file.stat().st_size))
-
-
-@act("append")
-def append_bytes(file: Path, change: Mapping[str, Any]) -> None:
-    with file.open("ab") as handle:
-        handle.write(bytes.fromhex(change["hex"]))
+@act("flip", "write", "zero", "cut", "append")
+def change_bytes(file: Path, change: Mapping[str, Any]) -> None:
+    match change["do"]:
+        case "flip":
+            byte = file.read_bytes()[change["offset"]]
+            patch(file, change["offset"], bytes([byte ^ (1 << change["bit"])]))
+        case "write":
+            patch(file, change["offset"], bytes.fromhex(change["hex"]))
+        case "zero":
+            patch(file, change["offset"], bytes(change["count"]))
+        case "cut":
+            os.truncate(file, min(change["length"], file.stat().st_size))
+        case "append":
+            with file.open("ab") as handle:
+                handle.write(bytes.fromhex(change["hex"]))
 
 
 @act("text")

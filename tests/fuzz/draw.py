@@ -1,9 +1,7 @@
 """Draws changes at random from what a file is: a value of a JSON document, a byte, or the file itself."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,25 +13,8 @@ NUMBERS = (
     "0.5 -0.5 1e-45 1e308 1e400 NaN Infinity -Infinity"
 ).split()
 OTHERS = (
-    "null",
-    "true",
-    "false",
-    '""',
-    '"x"',
-    '"1"',
-    '"NaN"',
-    '"../../x"',
-    '"\\ud800"',
-    '"\\u0000"',
-    "[]",
-    "{}",
-    "[[]]",
-    "[1, 2, 3]",
-    '{"a": 1}',
-    "[null]",
-    '"float32"',
-    '"auto"',
-)
+    'null true false "" "x" "1" "NaN" "../../x" "\\ud800" "\\u0000" [] {} [[]] [1,2,3] {"a":1} [null] "float32" "auto"'
+).split()
 DEPTH, LONG = 100_000, 1_000_000
 
 
@@ -71,10 +52,11 @@ def json_change(rng: Random, root: Path, file: str, within: Sequence[str | int] 
             document = document[key]
     except (Gone, KeyError, IndexError, TypeError):
         return byte_change(rng, root, file)
-    at = [*within, *json_path(rng, document)]
-    value: Any = document
-    for key in at[len(within) :]:
-        value = value[key]
+    inside = json_path(rng, document)
+    owner, value = None, document
+    for key in inside:
+        owner, value = value, value[key]
+    at = [*within, *inside]
     change: Change = {"file": file, "at": at}
     roll = rng.random()
     if not at or roll < 0.55:
@@ -85,10 +67,7 @@ def json_change(rng: Random, root: Path, file: str, within: Sequence[str | int] 
         return {**change, "do": "double", "raw": value_near(rng, value)}
     if roll < 0.83:
         return {**change, "do": "rename", "to": rng.choice([f"{at[-1]}x", "", "model_type", "weight"])}
-    if roll < 0.88 and isinstance(at[-1], str):
-        owner: Any = document
-        for key in at[len(within) : -1]:
-            owner = owner[key]
+    if roll < 0.88 and isinstance(owner, dict):
         return {**change, "do": "swap", "with": rng.choice(list(owner))}
     if roll < 0.92:
         return {**change, "do": "set", "depth": rng.choice([200, DEPTH])}
@@ -136,6 +115,7 @@ def header_bytes(root: Path, file: str) -> range:
         return range(8 + int.from_bytes(handle.read(8), "little"))
 
 
-def how_many(rng: Random) -> int:
-    """Most mutants have one change, some have two or three."""
-    return rng.choice([1, 1, 1, 1, 2, 3])
+def drawn(rng: Random, *ways: tuple[float, Callable[[], Change]]) -> list[Change]:
+    """Changes of a mutant, each by one of `ways`, as often as its weight says: most have one, some two or three."""
+    weights, draws = zip(*ways, strict=True)
+    return [draw() for draw in rng.choices(draws, weights, k=rng.choice([1, 1, 1, 1, 2, 3]))]

@@ -4,8 +4,6 @@ Written from the format's description alone, and for tests: it trusts samples to
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass, field
 from math import prod

@@ -1,7 +1,5 @@
 """GGUF files: numbers and names of the header, bytes of the tensors; imported, opened, and asked for logits."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import struct
@@ -15,7 +13,7 @@ import numpy as np
 from core.importing import import_model
 from tests.fuzz import models
 from tests.fuzz.changes import Change, Gone, act, patch
-from tests.fuzz.draw import byte_change, file_change, how_many
+from tests.fuzz.draw import byte_change, drawn, file_change
 from tests.fuzz.gguf_fields import Fields, Place, read_fields, unsound
 from tests.fuzz.mutant import Mutant
 from tests.gguf_writer.write import experts_in, make_gguf
@@ -75,18 +73,13 @@ class GgufFiles:
 
     def draw(self, rng: Random, sample: str, folder: Path) -> list[Change]:
         fields = read_fields((folder / FILE).read_bytes())
-        changes = []
-        for _ in range(how_many(rng)):
-            roll = rng.random()
-            if roll < 0.75:
-                changes.append(self._field(rng, fields))
-            elif roll < 0.85:
-                changes.append(byte_change(rng, folder, FILE, range(fields.end)))
-            elif roll < 0.97:
-                changes.append(byte_change(rng, folder, FILE))
-            else:
-                changes.append(file_change(rng, FILE))
-        return changes
+        return drawn(
+            rng,
+            (0.75, lambda: self._field(rng, fields)),
+            (0.10, lambda: byte_change(rng, folder, FILE, range(fields.end))),
+            (0.12, lambda: byte_change(rng, folder, FILE)),
+            (0.03, lambda: file_change(rng, FILE)),
+        )
 
     def _field(self, rng: Random, fields: Fields) -> Change:
         """One field of the header; those of a long list of tokens are one group, so that others are drawn, too."""
@@ -104,14 +97,10 @@ class GgufFiles:
     def _value(rng: Random, fields: Fields, name: str) -> Any:
         place: Place = fields.places[name]
         if place.form == "text":
-            alike = [
-                p.value
-                for n, p in fields.places.items()
-                if p.form == "text"
-                and len(p.value) == len(place.value)
-                and p.value != place.value
-                and n.endswith(name.rpartition(".")[2])
+            texts = [
+                p.value for n, p in fields.places.items() if p.form == "text" and n.endswith(name.rpartition(".")[2])
             ]
+            alike = [text for text in texts if len(text) == len(place.value) and text != place.value]
             if alike and rng.random() < 0.6:
                 return str(rng.choice(alike).hex())
             changed = bytearray(place.value)
@@ -134,8 +123,7 @@ class GgufFiles:
         values = read_fields((folder / FILE).read_bytes())
         if problem := fewer(values):
             return problem
-        written = any(c["do"] in ("flip", "write", "zero") for c in mutant.changes)
-        return "" if models.finite(seen) or written else "the logits are not finite"
+        return "" if models.finite(seen) or mutant.writes() else "the logits are not finite"
 
 
 def fewer(fields: Fields) -> str:

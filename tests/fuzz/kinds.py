@@ -1,7 +1,5 @@
 """Every kind of mutant by its name. What a kind needs is imported when it is made."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from tests.fuzz.mutant import Kind

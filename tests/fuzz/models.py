@@ -1,7 +1,5 @@
 """Tiny models, what Moestro makes of them, and what plain transformers does."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -59,9 +57,9 @@ def make_model(arch: str, folder: Path) -> Path:
     return save_tokenizer(make_checkpoint(arch, folder, max_shard_size="100KB", **SMALL | SAMPLES[arch]))
 
 
-def seen_of(folder: Path) -> dict[str, Any]:
+def seen_of(folder: Path, arithmetic: str = "auto") -> dict[str, Any]:
     """Load a folder (checkpoint or pack) as a user would, compute some tokens, chat once, unload."""
-    with loaded(folder, {"budget": "50%"}, threads=1) as engine:
+    with loaded(folder, {"budget": "50%"}, threads=1, arithmetic=arithmetic) as engine:
         rows: list[torch.Tensor] = []
 
         def draw(ids: Sequence[int], logits: torch.Tensor) -> int:
@@ -74,6 +72,7 @@ def seen_of(folder: Path) -> dict[str, Any]:
         return {
             "logits": torch.stack(rows[: STEPS + 1]).numpy(),
             "dtype": str(engine.model.dtype),
+            "arithmetic": engine.arithmetic.name,
             "chat ids": engine.prompt.tokens(CHAT),
             "ends": sorted(engine.prompt.ends),
             "said": said,
@@ -104,6 +103,14 @@ def plain_logits(folder: Path, dtype: str) -> tuple[Any, str]:
         return torch.stack(rows).numpy(), ""
     except (Exception, SystemExit) as error:
         return None, f"transformers refuses it ({type(error).__name__}: {str(error)[:200]})"
+
+
+def differs(folder: Path, seen: dict[str, Any], plain: Any) -> str:
+    """How what was seen of a folder differs from what plain transformers computes, "" if in no bit: the reference
+    arithmetic has the same bits."""
+    ours = seen["logits"] if seen["arithmetic"] == "reference" else seen_of(folder, "reference")["logits"]
+    same = plain.shape == ours.shape and np.array_equal(plain, ours, equal_nan=True)
+    return "" if same else "transformers computes other logits"
 
 
 def plain_chat(folder: Path) -> list[int] | None:

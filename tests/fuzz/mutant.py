@@ -31,6 +31,10 @@ class Mutant:
     def plain(self) -> dict[str, Any]:
         return asdict(self)
 
+    def writes(self, end: str = "") -> bool:
+        """Whether bytes of a file whose name ends so were written to."""
+        return any(c["do"] in ("flip", "write", "zero") and str(c.get("file")).endswith(end) for c in self.changes)
+
     def __str__(self) -> str:
         return f"{self.kind} {self.seed if self.seed is not None else ''} {self.sample}: {json.dumps(self.changes)}"
 

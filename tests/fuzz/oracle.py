@@ -1,7 +1,5 @@
 """What became of a mutant: refused in clear words, used with the same result, or with one that the file explains."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 import traceback

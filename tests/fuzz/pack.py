@@ -1,7 +1,5 @@
 """Expert packs: manifest, blobs and files, with digests and checksums made anew or not."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -72,24 +70,27 @@ class Packs:
 
     def draw(self, rng: Random, sample: str, folder: Path) -> list[Change]:
         blobs = sorted(f"pack/{file.name}" for file in (folder / "pack").glob("experts-*.bin"))
-        blob, roll = rng.choice(blobs), rng.random()
-        if roll < 0.50:
-            change = json_change(rng, folder, MANIFEST)
-            return [change, *self._sealed(rng, None, 0.85)]
-        if roll < 0.66:
-            file = rng.choice([*SEALED, SEALED[0], SEALED[0]])
-            return [json_change(rng, folder, file), *self._sealed(rng, file, 0.85)]
-        if roll < 0.78:
-            change = (
-                json_change(rng, folder, DENSE)
-                if rng.random() < 0.7
-                else byte_change(rng, folder, DENSE, header_bytes(folder, DENSE))
-            )
-            return [change, *self._sealed(rng, DENSE, 0.85)]
-        if roll < 0.93:
-            file = rng.choice([DENSE, blob, blob])
-            return [byte_change(rng, folder, file), *self._sealed(rng, file, 0.5)]
-        return [file_change(rng, rng.choice([MANIFEST, DENSE, *SEALED, *blobs])), *self._sealed(rng, None, 0.2)]
+
+        def dense() -> Change:
+            return byte_change(rng, folder, DENSE, header_bytes(folder, DENSE))
+
+        def part() -> tuple[Change, str | None, float]:
+            """A change, the file whose checksums are then made anew, and how often they are."""
+            roll = rng.random()
+            if roll < 0.50:
+                return json_change(rng, folder, MANIFEST), None, 0.85
+            if roll < 0.66:
+                file = rng.choice([*SEALED, SEALED[0], SEALED[0]])
+                return json_change(rng, folder, file), file, 0.85
+            if roll < 0.78:
+                return json_change(rng, folder, DENSE) if rng.random() < 0.7 else dense(), DENSE, 0.85
+            if roll < 0.93:
+                file = rng.choice([DENSE, *[rng.choice(blobs)] * 2])
+                return byte_change(rng, folder, file), file, 0.5
+            return file_change(rng, rng.choice([MANIFEST, DENSE, *SEALED, *blobs])), None, 0.2
+
+        change, file, share = part()
+        return [change, *self._sealed(rng, file, share)]
 
     @staticmethod
     def _sealed(rng: Random, file: str | None, share: float) -> list[Change]:
@@ -117,10 +118,9 @@ class Packs:
         plain, why = models.plain_logits(self._explained(folder), seen["dtype"])
         if plain is None:
             return why
-        if plain.shape == seen["logits"].shape and np.array_equal(plain, seen["logits"], equal_nan=True):
-            written = any(c["do"] in ("flip", "write", "zero") for c in mutant.changes)
-            return "" if written or models.finite(seen) else "the logits are not finite"
-        return "transformers computes other logits"
+        if problem := models.differs(folder / "pack", seen, plain):
+            return problem
+        return "" if mutant.writes() or models.finite(seen) else "the logits are not finite"
 
     @staticmethod
     def _explained(folder: Path) -> Path:

@@ -1,9 +1,8 @@
 """Events of the dashboard: what a browser sends to Gradio, with other values for every input."""
 
-from __future__ import annotations
-
 import json
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +14,7 @@ from fastapi import FastAPI
 from app.services.host import Host
 from app.ui.serve import build
 from tests.fuzz.changes import Change
-from tests.fuzz.draw import byte_change, how_many, json_change
+from tests.fuzz.draw import byte_change, drawn, json_change
 from tests.fuzz.mutant import Mutant
 from tests.fuzz.oracle import ROOT
 from tests.fuzz.request import Refused, Requests
@@ -70,21 +69,23 @@ class Pages(Requests):
     def draw(self, rng: Random, sample: str, folder: Path) -> list[Change]:
         event = rng.choice(json.loads((folder / "events.json").read_text()))
         changes: list[Change] = [{"do": "text", "file": BODY, "text": json.dumps(event)}]
+
+        def set_to(file: str, at: list[Any], values: Sequence[Any]) -> Change:
+            return {"do": "set", "file": file, "at": at, "raw": json.dumps(rng.choice(values))}
+
         old = (folder / BODY).read_text()
         (folder / BODY).write_text(json.dumps(event))
         try:
-            for _ in range(how_many(rng)):
-                roll = rng.random()
-                if roll < 0.04:
-                    name, values = rng.choice((("kind", KINDS), ("encoding", ENCODINGS)))
-                    changes.append({"do": "set", "file": SENT, "at": [name], "raw": json.dumps(rng.choice(values))})
-                elif roll < 0.08:
-                    changes.append(byte_change(rng, folder, BODY))
-                elif roll < 0.2 and event["data"]:
-                    at = ["data", rng.randrange(len(event["data"]))]
-                    changes.append({"do": "set", "file": BODY, "at": at, "raw": json.dumps(rng.choice([FILE, [FILE]]))})
-                else:
-                    changes.append(json_change(rng, folder, BODY, ["data"] if event["data"] and roll < 0.85 else []))
+            at = [["data", n] for n in range(len(event["data"]))]
+            upload = (FILE, [FILE])
+            changes += drawn(
+                rng,
+                (0.04, lambda: set_to(SENT, *rng.choice(((["kind"], KINDS), (["encoding"], ENCODINGS))))),
+                (0.04, lambda: byte_change(rng, folder, BODY)),
+                (0.12 * bool(at), lambda: set_to(BODY, rng.choice(at), upload)),
+                (0.65 * bool(at), lambda: json_change(rng, folder, BODY, ["data"])),
+                (0.15, lambda: json_change(rng, folder, BODY)),
+            )
         finally:
             (folder / BODY).write_text(old)
         return changes

@@ -1,7 +1,5 @@
 """A reader with defects that are known, on which the tests of this package are run."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

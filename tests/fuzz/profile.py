@@ -1,7 +1,5 @@
 """Profiles: the JSON in the head, arrays and checksum; read, described, and asked for what settings need."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import fields
@@ -23,8 +21,8 @@ from core.profile.summary import describe
 from core.settings.config import Settings, params
 from tests.fake_models import SHAPE
 from tests.fake_profiles import fake_profile
-from tests.fuzz.changes import Change, Gone, act
-from tests.fuzz.draw import DEPTH, byte_change, file_change, header_bytes, how_many, json_path, value_near
+from tests.fuzz.changes import Change, Gone, act, change_array, owner_of
+from tests.fuzz.draw import DEPTH, byte_change, drawn, file_change, header_bytes, json_path, value_near
 from tests.fuzz.mutant import Mutant
 
 FILE = "p.safetensors"
@@ -41,42 +39,17 @@ def change_profile(file: Path, change: Mapping[str, Any]) -> None:
         raise Gone from None
     text = ""
     if "array" in change:
-        _change_array(arrays, change)
+        change_array(arrays, change["array"], change)
     elif "depth" in change:
         text = "[" * change["depth"]
     else:
-        owner: Any = said
-        try:
-            for key in change["at"][:-1]:
-                owner = owner[key]
-            if change["raw"] is None:
-                del owner[change["at"][-1]]
-            else:
-                owner[change["at"][-1]] = json.loads(change["raw"])
-        except (KeyError, IndexError, TypeError):
-            raise Gone from None
+        owner, key = owner_of(said, change["at"]), change["at"][-1]
+        if change["raw"] is None:
+            del owner[key]
+        else:
+            owner[key] = json.loads(change["raw"])
     text = text or json.dumps(said)
     save_file(arrays, file, {KEY: text, SUM: checksum(text, arrays)})
-
-
-def _change_array(arrays: dict[str, Any], change: Mapping[str, Any]) -> None:
-    name, how = change["array"], change["as"]
-    if name not in arrays:
-        raise Gone
-    array = arrays[name]
-    if how == "drop":
-        del arrays[name]
-    elif how == "shape":
-        arrays[name] = np.ascontiguousarray(array.reshape(-1)[:-1])
-    elif how == "type":
-        arrays[name] = array.astype(np.int32 if array.dtype.kind == "f" else np.float32)
-    elif how == "rename":
-        arrays[f"{name}x"] = arrays.pop(name)
-    else:
-        array = array.copy()
-        with np.errstate(invalid="ignore"):
-            array.reshape(-1)[change["at"] % max(1, array.size)] = np.float64(change["value"]).astype(array.dtype)
-        arrays[name] = array
 
 
 def names_of(opened: Any) -> list[str]:
@@ -95,18 +68,14 @@ class Profiles:
         save(profile if sample == "some" else whole(profile), folder / FILE)
 
     def draw(self, rng: Random, sample: str, folder: Path) -> list[Change]:
-        changes: list[Change] = []
-        for _ in range(how_many(rng)):
-            roll = rng.random()
-            if roll < 0.04:
-                changes.append(file_change(rng, FILE))
-            elif roll < 0.14:
-                changes.append(byte_change(rng, folder, FILE, header_bytes(folder, FILE)))
-            elif roll < 0.24:
-                changes.append(byte_change(rng, folder, FILE))
-            else:
-                changes.append(self._said(rng, folder) if roll < 0.65 else self._array(rng, folder))
-        return changes
+        return drawn(
+            rng,
+            (0.04, lambda: file_change(rng, FILE)),
+            (0.10, lambda: byte_change(rng, folder, FILE, header_bytes(folder, FILE))),
+            (0.10, lambda: byte_change(rng, folder, FILE)),
+            (0.41, lambda: self._said(rng, folder)),
+            (0.35, lambda: self._array(rng, folder)),
+        )
 
     @staticmethod
     def _said(rng: Random, folder: Path) -> Change:

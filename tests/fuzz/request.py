@@ -1,7 +1,5 @@
 """Requests of the HTTP API: bodies, parameters and headers; after each one the server must still answer."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +19,7 @@ from core.settings.sampling import Sampling
 from core.types import Piece
 from tests.app.conftest import QuickEngine, ended, open_host
 from tests.fuzz.changes import Change
-from tests.fuzz.draw import byte_change, how_many, json_change
+from tests.fuzz.draw import byte_change, drawn, json_change
 from tests.fuzz.mutant import Mutant
 
 HOME = "http://127.0.0.1:7860"
@@ -84,45 +82,23 @@ GETS: dict[str, dict[str, Any]] = {
     "health": {"path": "/healthz", "params": {}},
 }
 WORDS = (
-    "",
-    "-1",
-    "0",
-    "4",
-    "1e3",
-    "NaN",
-    "9223372036854775808",
-    "9" * 40,
-    "9" * 5000,
-    "0.5",
-    "x",
-    "true",
-    "\u0664",
-    "%00",
-    "..%2f..",
-    "1%20",
-    "[]",
-    "%ed%a0%80",
-    "%ff",
-    "+1",
-    "\uff11",
-    "x" * 60_000,
+    *"-1 0 4 1e3 NaN 9223372036854775808 0.5 x true \u0664 %00 ..%2f.. 1%20 [] %ed%a0%80 %ff +1 \uff11".split(),
+    *("", "9" * 40, "9" * 5000, "x" * 60_000),
 )
-HEADERS = (
-    ("content-type", "text/plain"),
-    ("content-type", "application/json; charset=utf-16"),
-    ("content-type", ""),
-    ("host", "example.org"),
-    ("host", ""),
-    ("origin", "http://example.org"),
-    ("origin", "null"),
-    ("content-length", "-1"),
-    ("accept", "x" * 9000),
-    ("sec-fetch-site", "cross-site"),
-    ("range", "bytes=-5-1"),
-    ("content-encoding", "gzip"),
-    ("accept-encoding", "\x01"),
-    ("authorization", "Bearer \x7f"),
-)
+HEADERS = """content-type: text/plain
+content-type: application/json; charset=utf-16
+content-type:
+host: example.org
+host:
+origin: http://example.org
+origin: null
+content-length: -1
+sec-fetch-site: cross-site
+range: bytes=-5-1
+content-encoding: gzip
+accept-encoding: \x01
+authorization: Bearer \x7f
+accept: LONG""".replace("LONG", "x" * 9000).split("\n")
 PATHS = ("/export/{}.zip", "/export/{}.trace", "/{}", "/v1/{}", "/export/session.{}", "/live/{}")
 METHODS = ("GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE", "TRACE", "X")
 
@@ -176,22 +152,22 @@ class Requests:
         (folder / LINE).write_text(json.dumps({**line, "headers": {"content-type": "application/json"}}))
 
     def draw(self, rng: Random, sample: str, folder: Path) -> list[Change]:
-        changes: list[Change] = []
-        for _ in range(how_many(rng)):
-            roll = rng.random()
-            if (folder / BODY).is_file() and roll < 0.8:
-                changes.append(byte_change(rng, folder, BODY) if roll < 0.15 else json_change(rng, folder, BODY))
-            elif roll < 0.9 and GETS.get(sample, {}).get("params"):
-                name = rng.choice(list(GETS[sample]["params"]))
-                changes.append(self._line(["params", name], rng.choice(WORDS)))
-            elif roll < 0.93:
-                changes.append(self._line(["path"], rng.choice(PATHS).format(rng.choice(WORDS[:-1]))))
-            elif roll < 0.96:
-                changes.append(self._line(["method"], rng.choice(METHODS)))
-            else:
-                name, value = rng.choice(HEADERS)
-                changes.append({**self._line(["headers", name], value), "do": "add"})
-        return changes
+        body = 0.8 * (folder / BODY).is_file()
+        params = list(GETS.get(sample, {}).get("params", ()))
+
+        def header() -> Change:
+            name, _, value = rng.choice(HEADERS).partition(":")
+            return {**self._line(["headers", name], value.strip(" ")), "do": "add"}
+
+        return drawn(
+            rng,
+            (0.19 * body, lambda: byte_change(rng, folder, BODY)),
+            (0.81 * body, lambda: json_change(rng, folder, BODY)),
+            (0.90 * bool(params), lambda: self._line(["params", rng.choice(params)], rng.choice(WORDS))),
+            (0.03, lambda: self._line(["path"], rng.choice(PATHS).format(rng.choice(WORDS[:-1])))),
+            (0.03, lambda: self._line(["method"], rng.choice(METHODS))),
+            (0.04, header),
+        )
 
     @staticmethod
     def _line(at: list[str | int], value: str) -> Change:

@@ -1,7 +1,5 @@
 """Hands mutants to worker processes, ends the ones that hang, starts new ones, and collects the verdicts."""
 
-from __future__ import annotations
-
 import json
 import os
 import queue

@@ -1,7 +1,5 @@
 """A run of many mutants that says how it goes, and keeps what it finds as seed files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """The user's database: bytes of its file, and values of its tables; opened, read whole, exported, and written to."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3
@@ -18,30 +16,13 @@ from core.errors import MoestroError
 from tests.app.conftest import QuickEngine, ended
 from tests.fake_models import fake_estimate
 from tests.fuzz.changes import Change, Gone, act
-from tests.fuzz.draw import DEPTH, NUMBERS, OTHERS, byte_change, file_change, how_many
+from tests.fuzz.draw import DEPTH, NUMBERS, OTHERS, byte_change, drawn, file_change
 from tests.fuzz.mutant import Mutant
 
 FILE = "home/moestro.sqlite3"
 DEEP = f"replace(hex(zeroblob({DEPTH // 2})), '0', '[')"
-VALUES = (
-    "NULL",
-    "-1",
-    "0",
-    "1e308",
-    "9223372036854775807",
-    "''",
-    "'x'",
-    "x'00ff'",
-    "'[1'",
-    "'\"text\"'",
-    "'{}'",
-    "'[]'",
-    "'null'",
-    "'NaN'",
-    "zeroblob(3)",
-    "zeroblob(100000)",
-    DEEP,
-    "cast(x'ff41' AS TEXT)",
+VALUES = """NULL|-1|0|1e308|9223372036854775807|''|'x'|x'00ff'|'[1'|'"text"'|'{}'|'[]'|'null'|'NaN'|zeroblob(3)|""" + (
+    f"zeroblob(100000)|cast(x'ff41' AS TEXT)|{DEEP}"
 )
 STATEMENTS = (
     "DROP TABLE {table}",
@@ -106,36 +87,34 @@ class Stores:
         return host
 
     def draw(self, rng: Random, sample: str, folder: Path) -> list[Change]:
-        changes: list[Change] = []
         with sqlite3.connect(folder / FILE) as db:
-            tables = [
-                name
-                for (name,) in db.execute(
-                    "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name"
-                )
-            ]
+            named = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name"
+            tables = [name for (name,) in db.execute(named)]
             columns = {t: [row[1] for row in db.execute(f"PRAGMA table_info({t})")] for t in tables}
             keys = [key for (key,) in db.execute("SELECT key FROM memory ORDER BY key")]
         db.close()
-        for _ in range(how_many(rng)):
-            roll, table = rng.random(), rng.choice(tables)
-            column = rng.choice(columns[table])
-            if roll < 0.05:
-                changes.append(file_change(rng, rng.choice((FILE, "home/in-use.sqlite3"))))
-            elif roll < 0.20:
-                changes.append(byte_change(rng, folder, FILE, range(100)))
-            elif roll < 0.40:
-                changes.append(byte_change(rng, folder, FILE))
-            elif roll < 0.55:
-                said = rng.choice((*OTHERS, *NUMBERS, DEEP, '{"budget": 3}', '{"eviction": "none", "x": 1}'))
-                said = said if said == DEEP else f"'{said}'"
-                changes.append(self._sql(f"UPDATE memory SET value = {said} WHERE key = '{rng.choice(keys)}'"))
-            elif roll < 0.65:
-                changes.append(self._sql(rng.choice(STATEMENTS).format(table=table, column=column)))
-            else:
-                where = f"rowid = (SELECT max(rowid) FROM {table})" if table not in ("memory", "pieces") else "1"
-                changes.append(self._sql(f"UPDATE {table} SET {column} = {rng.choice(VALUES)} WHERE {where}"))
-        return changes
+
+        def remembered() -> Change:
+            said = rng.choice((*OTHERS, *NUMBERS, DEEP, '{"budget": 3}', '{"eviction": "none", "x": 1}'))
+            said = said if said == DEEP else f"'{said}'"
+            return self._sql(f"UPDATE memory SET value = {said} WHERE key = '{rng.choice(keys)}'")
+
+        def anywhere(table: str, column: str) -> Change:
+            where = f"rowid = (SELECT max(rowid) FROM {table})" if table not in ("memory", "pieces") else "1"
+            return self._sql(f"UPDATE {table} SET {column} = {rng.choice(VALUES.split('|'))} WHERE {where}")
+
+        def place() -> dict[str, str]:
+            return {"table": (table := rng.choice(tables)), "column": rng.choice(columns[table])}
+
+        return drawn(
+            rng,
+            (0.05, lambda: file_change(rng, rng.choice((FILE, "home/in-use.sqlite3")))),
+            (0.15, lambda: byte_change(rng, folder, FILE, range(100))),
+            (0.20, lambda: byte_change(rng, folder, FILE)),
+            (0.15, remembered),
+            (0.10, lambda: self._sql(rng.choice(STATEMENTS).format(**place()))),
+            (0.35, lambda: anywhere(**place())),
+        )
 
     @staticmethod
     def _sql(statement: str) -> Change:
@@ -173,16 +152,8 @@ class Stores:
             with sqlite3.connect(folder / "before.sqlite3") as db:
                 if [row[0] for row in db.execute("PRAGMA quick_check")] != ["ok"]:
                     return "the file is damaged and was used"
-                stored = [
-                    [
-                        list(row)
-                        for row in db.execute(
-                            SHOWN,
-                            (chat,),
-                        )
-                    ]
-                    for (chat,) in db.execute("SELECT id FROM chats ORDER BY id").fetchall()
-                ]
+                chats = db.execute("SELECT id FROM chats ORDER BY id").fetchall()
+                stored = [[list(row) for row in db.execute(SHOWN, chat)] for chat in chats]
             db.close()
         except sqlite3.Error as error:
             return f"the file cannot be read ({error}) and was used"

@@ -4,8 +4,6 @@ A mutant of each kind, and of those that were found to go wrong one for each fil
 one that ever was, the page's and a thousand more.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The fuzzer itself: the same seed is the same mutant, and defects planted in a reader are seen, kept and replayed."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable

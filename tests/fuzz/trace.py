@@ -1,7 +1,5 @@
 """Traces of every kind that is read: our own files, `.npz`, CSV and JSON; read whole, and replayed."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping
@@ -14,26 +12,12 @@ import numpy as np
 from core.profile.trace import Chunk, TraceHead, TraceWriter, open_trace
 from core.profile.trace.chunk import RANKED, map_type
 from core.simulate import Config, simulate
-from tests.fuzz.changes import Change, Gone, act
-from tests.fuzz.draw import byte_change, file_change, how_many, json_change
+from tests.fuzz.changes import Change, Gone, act, change_array
+from tests.fuzz.draw import byte_change, drawn, file_change, json_change
 from tests.fuzz.mutant import Mutant
 
 LAYERS, EXPERTS, TOP_K, TOKENS = 2, 6, 2, 24
-CELLS = (
-    "",
-    "-1",
-    "x",
-    "1e9",
-    "99999999999999999999",
-    "0.5",
-    "NaN",
-    "0,0,1,2",
-    "\u0664",
-    "0 0 0",
-    "3;4",
-    "\x00",
-    "2" * 5000,
-)
+CELLS = (*"-1 x 1e9 99999999999999999999 0.5 NaN 0,0,1,2 \u0664 3;4 \x00".split(" "), "", "0 0 0", "2" * 5000)
 ARRAYS: tuple[str, ...] = ("float64", "int64", "uint8", "bool", "<U4", "complex64")
 
 
@@ -45,29 +29,14 @@ def set_head(file: Path, change: Mapping[str, Any]) -> None:
 
 
 @act("array")
-def change_array(file: Path, change: Mapping[str, Any]) -> None:
+def change_npz(file: Path, change: Mapping[str, Any]) -> None:
     """An array of an `.npz` is left out, or has another shape, type or number."""
     try:
         with np.load(file, allow_pickle=False) as opened:
             arrays: dict[str, Any] = dict(opened)
     except Exception:
         raise Gone from None
-    name, how = change["name"], change["as"]
-    if name not in arrays:
-        raise Gone
-    array = arrays[name]
-    if how == "drop":
-        del arrays[name]
-    elif how == "shape":
-        arrays[name] = array.reshape(-1)[:-1]
-    elif how == "type":
-        arrays[name] = array.astype(change["type"])
-    elif how == "empty":
-        arrays[name] = array[..., :0]
-    else:
-        array = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
-        array.reshape(-1)[change["at"]] = change["value"]
-        arrays[name] = array
+    change_array(arrays, change["name"], change)
     np.savez(file, **arrays)
 
 
@@ -133,36 +102,22 @@ class Traces:
             path.write_text("".join(json.dumps([t, n, e]) + "\n" for t, n, e in rows()))
 
     def draw(self, rng: Random, sample: str, folder: Path) -> list[Change]:
-        changes: list[Change] = []
-        for _ in range(how_many(rng)):
-            roll = rng.random()
-            if roll < 0.04:
-                changes.append(file_change(rng, sample))
-            elif roll < 0.3:
-                changes.append(byte_change(rng, folder, sample))
-            elif sample == "t.json":
-                changes.append(json_change(rng, folder, sample))
-            elif sample == "t.trace":
-                changes.append(self._native(rng, folder))
-            elif sample == "t.npz":
-                changes.append(self._array(rng))
-            else:
-                line = rng.randrange(TOKENS * LAYERS)
-                cell = rng.choice(CELLS)
-                to = [
-                    [],
-                    [cell],
-                    [f"{cell},0,1 2"],
-                    [f"0,{cell},1 2"],
-                    [f"0,0,{cell}"],
-                    ["[" * 100_000],
-                    ['{"token": 0, "layer": 0}'],
-                    ["[0, 0, [1, {}]]"],
-                    ["null"],
-                    ["0,0,1 2", "0,0,3 4"],
-                ]
-                changes.append({"do": "lines", "file": sample, "line": line, "to": rng.choice(to)})
-        return changes
+        own = {"t.json": lambda: json_change(rng, folder, sample), "t.trace": lambda: self._native(rng, folder)}
+        own |= {"t.npz": lambda: self._array(rng)}
+        return drawn(
+            rng,
+            (0.04, lambda: file_change(rng, sample)),
+            (0.26, lambda: byte_change(rng, folder, sample)),
+            (0.70, own.get(sample, lambda: self._line(rng, sample))),
+        )
+
+    @staticmethod
+    def _line(rng: Random, sample: str) -> Change:
+        cell = rng.choice(CELLS)
+        cells = [[cell], [f"{cell},0,1 2"], [f"0,{cell},1 2"], [f"0,0,{cell}"], ["0,0,1 2", "0,0,3 4"]]
+        others = [[], ["[" * 100_000], ['{"token": 0, "layer": 0}'], ["[0, 0, [1, {}]]"], ["null"]]
+        to = rng.choice([*cells, *others])
+        return {"do": "lines", "file": sample, "line": rng.randrange(TOKENS * LAYERS), "to": to}
 
     @staticmethod
     def _native(rng: Random, folder: Path) -> Change:

@@ -3,8 +3,6 @@
 A request is ["make", a mutant or {"kind", "seed"}], answered by the mutant, or ["judge", mutant], by its verdict.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Blocks of ggml's quantisation types: real ones where gguf can make them, else random ones that are valid."""
 
-from __future__ import annotations
-
 import gguf
 import numpy as np
 

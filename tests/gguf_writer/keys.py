@@ -1,7 +1,5 @@
 """The metadata keys that llama.cpp's converter writes for each architecture."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +8,7 @@ import gguf
 
 Config = dict[str, Any]
 SIGMOID = int(gguf.ExpertGatingFuncType.SIGMOID)
+GATED: Config = {"expert_gating_func": SIGMOID}
 TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding"}
 UNROTATED = ("granitehybrid", "jamba", "nemotron_h_moe")
 PLAIN = {  # GGUF's key -> where transformers' configs have the number
@@ -33,7 +32,7 @@ PLAIN = {  # GGUF's key -> where transformers' configs have the number
 def keys(ggml: str, config: Config) -> dict[str, Any]:
     """Metadata of sizes and settings, and special tokens."""
     config = config | NAMES.get(ggml, lambda config: {})(config)
-    own = OWN.get(ggml, lambda config: {})(config)
+    own = (same(ggml, config) if ggml in SAME else {}) | OWN.get(ggml, lambda config: {})(config)
     found = {f"{ggml}.{key}": value for key, value in (_base(ggml, config) | own).items()}
     for token, name in TOKENS.items():
         if config.get(f"{token}_token_id") is not None:
@@ -81,21 +80,70 @@ def _base(ggml: str, config: Config) -> dict[str, Any]:
     return found
 
 
-# -- what configs say under other names --------------------------------------------------------------------------------
+# -- what an architecture has of its own -------------------------------------------------------------------------------
+
+SAME = {  # GGUF's key = where an architecture's config has it
+    "qwen2moe": "expert_shared_feed_forward_length=shared_expert_intermediate_size",
+    "gpt-oss": "attention.sliding_window=sliding_window expert_feed_forward_length=intermediate_size",
+    "minimax-m2": "expert_feed_forward_length=intermediate_size",
+    "granitemoe": """attention.scale=attention_multiplier embedding_scale=embedding_multiplier
+        residual_scale=residual_multiplier logit_scale=logits_scaling""",
+    "grouped": "expert_weights_scale=routed_scaling_factor",
+    "indexer": """attention.indexer.head_count=index_n_heads attention.indexer.key_length=index_head_dim
+        attention.indexer.top_k=index_topk""",
+    "ernie4_5-moe": """interleave_moe_layer_step=moe_layer_interval leading_dense_block_count=moe_layer_start_index
+        expert_shared_count=moe_num_shared_experts""",
+    "lfm2moe": "leading_dense_block_count=num_dense_layers shortconv.l_cache=conv_L_cache",
+    "linear": """expert_shared_feed_forward_length=shared_expert_intermediate_size
+        ssm.conv_kernel=linear_conv_kernel_dim ssm.state_size=linear_key_head_dim ssm.group_count=linear_num_key_heads
+        ssm.time_step_rank=linear_num_value_heads""",
+    "gemma4": """embedding_length_per_layer_input=hidden_size_per_layer_input attention.sliding_window=sliding_window
+        attention.key_length_swa=head_dim_swa attention.value_length_swa=head_dim_swa
+        rope.dimension_count_swa=head_dim_swa""",
+    "llama4": "interleave_moe_layer_step=interleave_moe_layer_step",
+    "hunyuan-moe": """expert_feed_forward_length=intermediate_size
+        expert_shared_feed_forward_length=intermediate_size""",
+    "exaone-moe": "attention.sliding_window=sliding_window",
+    "afmoe": """expert_shared_count=num_shared_experts leading_dense_block_count=num_dense_layers
+        expert_weights_scale=route_scale attention.sliding_window=sliding_window""",
+    "nemotron_h_moe": """attention.layer_norm_epsilon=layer_norm_epsilon
+        attention.layer_norm_rms_epsilon=layer_norm_epsilon ssm.conv_kernel=conv_kernel ssm.state_size=ssm_state_size
+        ssm.group_count=n_groups ssm.time_step_rank=mamba_num_heads expert_shared_count=n_shared_experts
+        expert_shared_feed_forward_length=moe_shared_expert_intermediate_size expert_weights_norm=norm_topk_prob
+        expert_weights_scale=routed_scaling_factor moe_latent_size=moe_latent_size""",
+    "granitehybrid": """ssm.conv_kernel=mamba_d_conv ssm.state_size=mamba_d_state ssm.group_count=mamba_n_groups
+        ssm.time_step_rank=mamba_n_heads""",
+    "jamba": "ssm.conv_kernel=mamba_d_conv ssm.state_size=mamba_d_state ssm.time_step_rank=mamba_dt_rank",
+    "mimo2": """attention.sliding_window=sliding_window attention.value_length=v_head_dim
+        attention.value_scale=attention_value_scale""",
+    "kimi-linear": """ssm.conv_kernel=linear_conv_kernel_dim kda.head_dim=linear_head_dim
+        rope.dimension_count=qk_rope_head_dim expert_shared_count=num_shared_experts
+        expert_weights_scale=routed_scaling_factor""",
+}
+DBRX = """num_hidden_layers=n_layers max_position_embeddings=max_seq_len hidden_size=d_model num_attention_heads=n_heads
+    intermediate_size=ffn_config.ffn_hidden_size num_key_value_heads=attn_config.kv_n_heads
+    num_experts=ffn_config.moe_num_experts num_experts_per_tok=ffn_config.moe_top_k"""
+"""Transformers' usual name = where DBRX's config has it."""
 
 
-def _dbrx_names(config: Config) -> Config:
-    attention, experts = config["attn_config"], config["ffn_config"]
-    return {
-        "num_hidden_layers": config["n_layers"],
-        "max_position_embeddings": config["max_seq_len"],
-        "hidden_size": config["d_model"],
-        "intermediate_size": experts["ffn_hidden_size"],
-        "num_attention_heads": config["n_heads"],
-        "num_key_value_heads": attention["kv_n_heads"],
-        "num_experts": experts["moe_num_experts"],
-        "num_experts_per_tok": experts["moe_top_k"],
-    }
+def pairs(words: str) -> list[list[str]]:
+    return [word.split("=") for word in words.split()]
+
+
+def same(name: str, config: Config) -> Config:
+    """What files say as the config does."""
+    return {key: config[where] for key, where in pairs(SAME[name])}
+
+
+def _within(config: Config, path: str) -> Any:
+    for key in path.split("."):
+        config = config[key]
+    return config
+
+
+def heads_in(kind: str, config: Config, kinds: str = "layer_types") -> list[int]:
+    """Key heads of each layer: only layers of this kind have some."""
+    return [config["num_key_value_heads"] * (one == kind) for one in config[kinds]]
 
 
 def _gemma4_heads(config: Config) -> Config:
@@ -109,13 +157,8 @@ def _llama4_widths(config: Config) -> Config:
     return {"intermediate_size": config["intermediate_size_mlp"], "moe_intermediate_size": config["intermediate_size"]}
 
 
-def heads_in(kind: str, config: Config, kinds: str = "layer_types") -> list[int]:
-    """Key heads of each layer: only layers of this kind have some."""
-    return [config["num_key_value_heads"] * (one == kind) for one in config[kinds]]
-
-
-NAMES: dict[str, Callable[[Config], Config]] = {
-    "dbrx": _dbrx_names,
+NAMES: dict[str, Callable[[Config], Config]] = {  # what configs say under other names
+    "dbrx": lambda config: {name: _within(config, path) for name, path in pairs(DBRX)},
     "lfm2moe": lambda config: {"num_key_value_heads": heads_in("full_attention", config)},
     "gemma4": _gemma4_heads,
     "llama4": _llama4_widths,
@@ -125,35 +168,24 @@ NAMES: dict[str, Callable[[Config], Config]] = {
 }
 
 
-# -- what an architecture has of its own -------------------------------------------------------------------------------
-
-
 def _slides(config: Config) -> list[bool]:
     return [kind == "sliding_attention" for kind in config["layer_types"]]
 
 
 def _granite_scales(config: Config) -> Config:
-    found = {
-        "attention.scale": config["attention_multiplier"],
-        "embedding_scale": config["embedding_multiplier"],
-        "residual_scale": config["residual_multiplier"],
-        "logit_scale": config["logits_scaling"],
-    }
     shared = config.get("shared_intermediate_size")
-    return found | ({"expert_shared_feed_forward_length": shared} if shared else {})
+    return same("granitemoe", config) | ({"expert_shared_feed_forward_length": shared} if shared else {})
 
 
 def _grouped(config: Config) -> Config:
-    found = {
+    found = same("grouped", config) | {
         "expert_shared_count": config.get("n_shared_experts", config.get("num_shared_experts")),
         "leading_dense_block_count": _dense_lead(config),
-        "expert_weights_scale": config["routed_scaling_factor"],
     }
     if config["norm_topk_prob"]:
         found["expert_weights_norm"] = True
-    if config["model_type"] not in ("deepseek_v2", "mistral4"):  # the others' "scoring_func" is "sigmoid"
-        found["expert_gating_func"] = SIGMOID
-    return found
+    # the others' "scoring_func" is "sigmoid"
+    return found if config["model_type"] in ("deepseek_v2", "mistral4") else found | GATED
 
 
 def _dense_lead(config: Config) -> int:
@@ -184,11 +216,7 @@ def _latent(config: Config) -> Config:
 
 
 def _indexed(config: Config) -> Config:
-    found = _latent(config) | {
-        "attention.indexer.head_count": config["index_n_heads"],
-        "attention.indexer.key_length": config["index_head_dim"],
-        "attention.indexer.top_k": config["index_topk"],
-    }
+    found = _latent(config) | same("indexer", config)
     if "indexer_types" in config:
         found["attention.indexer.types"] = [kind == "full" for kind in config["indexer_types"]]
     return found
@@ -199,72 +227,25 @@ def _mistral(config: Config) -> Config:
 
 
 def _ernie(config: Config) -> Config:
-    return {
-        "interleave_moe_layer_step": config["moe_layer_interval"],
-        "leading_dense_block_count": config["moe_layer_start_index"],
-        "expert_shared_count": config["moe_num_shared_experts"],
-        "expert_shared_feed_forward_length": config["moe_num_shared_experts"] * config["moe_intermediate_size"],
-    }
-
-
-def _lfm2(config: Config) -> Config:
-    return {
-        "leading_dense_block_count": config["num_dense_layers"],
-        "expert_gating_func": SIGMOID,
-        "shortconv.l_cache": config["conv_L_cache"],
-    }
+    width = config["moe_num_shared_experts"] * config["moe_intermediate_size"]
+    return {"expert_shared_feed_forward_length": width}
 
 
 def _linear(config: Config) -> Config:
-    found = {
-        "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"],
-        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
-        "ssm.state_size": config["linear_key_head_dim"],
-        "ssm.group_count": config["linear_num_key_heads"],
-        "ssm.time_step_rank": config["linear_num_value_heads"],
-        "ssm.inner_size": config["linear_value_head_dim"] * config["linear_num_value_heads"],
-        "full_attention_interval": 4,
-    }
-    if config["model_type"] == "qwen3_5_moe_text":
-        found["rope.dimension_sections"] = [11, 11, 10, 0]
-    return found
+    inner = config["linear_value_head_dim"] * config["linear_num_value_heads"]
+    found = same("linear", config) | {"ssm.inner_size": inner, "full_attention_interval": 4}
+    sections = {"rope.dimension_sections": [11, 11, 10, 0]}
+    return found | (sections if config["model_type"] == "qwen3_5_moe_text" else {})
 
 
 def _gemma4(config: Config) -> Config:
-    width = config["head_dim_swa"]
-    found = {
-        "attention.shared_kv_layers": 0,
-        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
-        "attention.sliding_window": config["sliding_window"],
-        "attention.sliding_window_pattern": _slides(config),
-        "attention.key_length_swa": width,
-        "attention.value_length_swa": width,
-        "rope.dimension_count_swa": width,
-    }
     cap = config["final_logit_softcapping"]
+    found: Config = {"attention.shared_kv_layers": 0, "attention.sliding_window_pattern": _slides(config)}
     return found | ({"final_logit_softcapping": cap} if cap else {})
 
 
-def _llama4(config: Config) -> Config:
-    return {"interleave_moe_layer_step": config["interleave_moe_layer_step"], "expert_gating_func": SIGMOID}
-
-
-def _hunyuan(config: Config) -> Config:
-    return {
-        "expert_feed_forward_length": config["intermediate_size"],
-        "expert_shared_feed_forward_length": config["intermediate_size"],
-        "expert_shared_count": 1,
-        "rope.scaling.type": "none",
-        "rope.scaling.factor": 1.0,
-    }
-
-
 def _exaone(config: Config) -> Config:
-    return _grouped(config) | {
-        "attention.sliding_window": config["sliding_window"],
-        "attention.sliding_window_pattern": _slides(config),
-        "rope.scaling.type": "none",
-    }
+    return _grouped(config) | {"attention.sliding_window_pattern": _slides(config), "rope.scaling.type": "none"}
 
 
 def _phi(config: Config) -> Config:
@@ -276,121 +257,62 @@ def _phi(config: Config) -> Config:
     return found
 
 
-def _afmoe(config: Config) -> Config:
-    return {
-        "expert_shared_count": config["num_shared_experts"],
-        "leading_dense_block_count": config["num_dense_layers"],
-        "expert_weights_norm": True,
-        "expert_weights_scale": config["route_scale"],
-        "expert_gating_func": SIGMOID,
-        "attention.sliding_window": config["sliding_window"],
-    }
-
-
 def _nemotron(config: Config) -> Config:
-    """GraniteHybridModel's, then NemotronHModel's."""
-    heads, width = config["mamba_num_heads"], config["moe_intermediate_size"]
-    return {
-        "context_length": 1 << 20,
-        "rope.scaling.finetuned": False,
-        "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
-        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],  # config.json says it as norm_eps, too
+    """GraniteHybridModel's, then NemotronHModel's. Its config.json says the norms' epsilon as norm_eps, too."""
+    kinds, width = config["layers_block_type"], config["moe_intermediate_size"]
+    return UNTURNED | {
         "attention.head_count_kv": heads_in("full_attention", config, "layers_block_type"),
-        "feed_forward_length": [width * (kind == "moe") for kind in config["layers_block_type"]],
-        "ssm.conv_kernel": config["conv_kernel"],
-        "ssm.state_size": config["ssm_state_size"],
-        "ssm.group_count": config["n_groups"],
-        "ssm.inner_size": heads * config["mamba_head_dim"],
-        "ssm.time_step_rank": heads,
-        "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
-        "expert_shared_count": config["n_shared_experts"],
-        "expert_weights_norm": config["norm_topk_prob"],
-        "expert_weights_scale": config["routed_scaling_factor"],
-        "moe_latent_size": config["moe_latent_size"],
+        "feed_forward_length": [width * (kind == "moe") for kind in kinds],
+        "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
     }
 
 
 def _granite_hybrid(config: Config) -> Config:
-    return _granite_scales(config) | {
-        "context_length": 1 << 20,
-        "rope.scaling.finetuned": False,
-        "attention.head_count_kv": heads_in("full_attention", config),
-        "ssm.conv_kernel": config["mamba_d_conv"],
-        "ssm.state_size": config["mamba_d_state"],
-        "ssm.group_count": config["mamba_n_groups"],
-        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
-        "ssm.time_step_rank": config["mamba_n_heads"],
-    }
+    inner = config["mamba_expand"] * config["hidden_size"]
+    heads = heads_in("full_attention", config)
+    return _granite_scales(config) | UNTURNED | {"attention.head_count_kv": heads, "ssm.inner_size": inner}
 
 
 def _jamba(config: Config) -> Config:
     offset, period = config["attn_layer_offset"], config["attn_layer_period"]
     attends = [n >= offset and (n - offset) % period == 0 for n in range(config["num_hidden_layers"])]
-    return {
-        "attention.head_count_kv": [config["num_key_value_heads"] * here for here in attends],
-        "ssm.conv_kernel": config["mamba_d_conv"],
-        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
-        "ssm.state_size": config["mamba_d_state"],
-        "ssm.time_step_rank": config["mamba_dt_rank"],
-    }
+    heads = [config["num_key_value_heads"] * here for here in attends]
+    return {"attention.head_count_kv": heads, "ssm.inner_size": config["mamba_expand"] * config["hidden_size"]}
 
 
 def _mimo(config: Config) -> Config:
     ahead = 3
     slides = [*map(int, _slides(config)), *[1] * ahead]
-    return {
+    return GATED | {
         "block_count": config["num_hidden_layers"] + ahead,
         "nextn_predict_layers": ahead,
         "attention.head_count_kv": [config["num_key_value_heads"] * (1 + here) for here in slides],
-        "attention.sliding_window": config["sliding_window"],
         "attention.sliding_window_pattern": slides,
-        "attention.value_length": config["v_head_dim"],
-        "attention.value_scale": config["attention_value_scale"],
-        "expert_gating_func": SIGMOID,
     }
 
 
 def _kimi(config: Config) -> Config:
-    return _latent_widths(config) | {
-        "attention.head_count_kv": [int(kind == "full_attention") for kind in config["layer_types"]],
-        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
-        "kda.head_dim": config["linear_head_dim"],
-        "rope.dimension_count": config["qk_rope_head_dim"],
-        "expert_shared_count": config["num_shared_experts"],
-        "leading_dense_block_count": _dense_lead(config),
-        "expert_weights_scale": config["routed_scaling_factor"],
-        "expert_gating_func": SIGMOID,
-    }
+    heads = [int(kind == "full_attention") for kind in config["layer_types"]]
+    lead = {"attention.head_count_kv": heads, "leading_dense_block_count": _dense_lead(config)}
+    return _latent_widths(config) | GATED | lead
 
 
+UNTURNED: Config = {"context_length": 1 << 20, "rope.scaling.finetuned": False}  # of models without rotary embedding
+UNSCALED: Config = {"expert_shared_count": 1, "rope.scaling.type": "none", "rope.scaling.factor": 1.0}
 OWN: dict[str, Callable[[Config], Config]] = {
-    "qwen2moe": lambda config: {"expert_shared_feed_forward_length": config["shared_expert_intermediate_size"]},
     "granitemoe": _granite_scales,
-    "glm4moe": _grouped,
-    "dots1": _grouped,
-    "bailingmoe2": _grouped,
+    **dict.fromkeys(("glm4moe", "dots1", "bailingmoe2"), _grouped),
     "deepseek2": _latent,
-    "deepseek32": _indexed,
-    "glm-dsa": _indexed,
+    **dict.fromkeys(("deepseek32", "glm-dsa"), _indexed),
     "mistral4": _mistral,
     "ernie4_5-moe": _ernie,
-    "gpt-oss": lambda config: {
-        "attention.sliding_window": config["sliding_window"],
-        "expert_feed_forward_length": config["intermediate_size"],
-    },
-    "minimax-m2": lambda config: {
-        "expert_feed_forward_length": config["intermediate_size"],
-        "expert_gating_func": SIGMOID,
-    },
-    "lfm2moe": _lfm2,
-    "qwen35moe": _linear,
-    "qwen3next": _linear,
+    **dict.fromkeys(("minimax-m2", "lfm2moe", "llama4"), lambda config: GATED),
+    **dict.fromkeys(("qwen35moe", "qwen3next"), _linear),
     "gemma4": _gemma4,
-    "llama4": _llama4,
-    "hunyuan-moe": _hunyuan,
+    "hunyuan-moe": lambda config: UNSCALED,
     "exaone-moe": _exaone,
     "phimoe": _phi,
-    "afmoe": _afmoe,
+    "afmoe": lambda config: GATED | {"expert_weights_norm": True},
     "dbrx": lambda config: {
         "attention.clamp_kqv": config["attn_config"]["clip_qkv"],
         "attention.layer_norm_epsilon": 1e-5,

@@ -1,7 +1,5 @@
 """The architectures that are written as GGUF, each with what its tiny checkpoint is made with."""
 
-from __future__ import annotations
-
 from typing import Any
 
 Config = dict[str, Any]

@@ -1,7 +1,5 @@
 """python -m tests.gguf_writer.page > docs/gguf.md: which GGUF architectures are read, and how exactly."""
 
-from __future__ import annotations
-
 import gguf
 
 from core.importing.sources.gguf.architectures import ARCHITECTURES

@@ -1,7 +1,5 @@
 """Writes a checkpoint, and the same model as a GGUF file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A decoded token's attention by our kernels on a real GPU: close to the formula, the same bits wherever the number of
 positions is, and captured in a graph that is replayed at another length."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

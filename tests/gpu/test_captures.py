@@ -1,7 +1,5 @@
 """Captures that fail on a real GPU: torch's allocator is as before, and the next capture is a graph."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Expert formats on a real GPU: slots on the device, blobs on the host, with the same numbers as on a CPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The CUDA path: the tokens of transformers, bytes within the budget, profiles and choices as on a CPU, and doctor."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from pathlib import Path
 

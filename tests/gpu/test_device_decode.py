@@ -4,8 +4,6 @@ led by the host; graphs.
 Run with `pytest -m gpu` on a machine with a GPU; elsewhere these are skipped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

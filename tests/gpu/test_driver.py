@@ -4,8 +4,6 @@ Run with `pytest -m gpu` on a machine with a GPU; elsewhere these are skipped. W
 needs the C compiler that this one needs.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any

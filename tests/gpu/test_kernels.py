@@ -4,8 +4,6 @@ and how near decoding comes to the memory's own speed.
 Run with `pytest -m gpu -s` on a machine with a GPU; elsewhere these are skipped.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial

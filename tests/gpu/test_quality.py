@@ -1,7 +1,5 @@
 """The quality meter on CUDA: rows leave the device without holding it up, and the figures are transformers'."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

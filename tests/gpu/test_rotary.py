@@ -1,7 +1,5 @@
 """Rotary embeddings in one launch on a real GPU: every bit is that of the model's own function, and it is captured."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 

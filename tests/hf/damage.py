@@ -1,7 +1,5 @@
 """Ways to damage the files of a checkpoint: each takes its folder and changes one thing."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The functions with which transformers' files rotate queries and keys, and random arguments as attention has them."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pytest

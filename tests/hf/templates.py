@@ -1,8 +1,6 @@
 """Chat templates of the shapes that models come with, and chats for them: what the worker writes has to be what
 `apply_chat_template` writes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from demo.tokenizer import CHAT_TEMPLATE

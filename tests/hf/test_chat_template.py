@@ -1,8 +1,6 @@
 """Chat templates are untrusted programs: they run in a process of their own, exactly as transformers runs them, and are
 stopped there with a clear error, whatever they do."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

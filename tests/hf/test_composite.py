@@ -1,7 +1,5 @@
 """Of models of text and images only their text is loaded, exactly; chosen rows and dense layers keep their bits."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

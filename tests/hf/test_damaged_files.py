@@ -1,7 +1,5 @@
 """Every way a model directory can be wrong, its files damaged or at odds: refused by name, nothing changed or kept."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Norms of a GPU in fewer launches: only where their bits are the module's own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The seam on every architecture, against transformers' own full load, from several threads."""
 
-from __future__ import annotations
-
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

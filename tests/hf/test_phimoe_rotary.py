@@ -1,7 +1,5 @@
 """Phi-MoE's stretched rotary embedding with one factor: transformers' numbers, without looking at the positions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoConfig

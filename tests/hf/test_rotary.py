@@ -1,7 +1,5 @@
 """Rotary embeddings in one call: the bits of the model's own function, and only where they are those."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from types import MethodType

@@ -1,7 +1,5 @@
 """Routers watched: what they are given and answer, and the norms before them, on every architecture."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pytest

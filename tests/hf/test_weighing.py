@@ -1,7 +1,5 @@
 """Routers' own rules for gate weights, found out from their answers, on every architecture."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ MOESTRO_KILLS=30 spreads so many moments over the four (default 8); MOESTRO_SEED
 progress and a random delay after it: the delay is what is tested, nothing waits for it to be right.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sqlite3

@@ -1,7 +1,5 @@
 """A tiny chat model in float32, an engine over it with half of its experts resident, and transformers' own model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

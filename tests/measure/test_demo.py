@@ -1,7 +1,5 @@
 """The demo model's exact match is that of an independent scoring, and the command prints one JSON object."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator
@@ -17,11 +15,10 @@ from core.measure.evaluate import calibrated, run
 from core.measure.evaluate.modes import chosen
 from core.measure.evaluate.rows import FIGURES
 from core.measure.evaluate.run import evaluate, gather
-from core.settings.config import Settings
-from core.settings.loading import LoadSpec
 from demo.evaluate import load
 from demo.scoring import encode, exact_matches
 from tests.engine.profiles import drawn_profile
+from tests.loaded import loaded
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "demo"
 FACTS = [
@@ -33,9 +30,8 @@ FACTS = [
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Engine]:
-    engine = Engine.load(LoadSpec.checked("demo", Settings({"link": "own"})))
-    yield engine
-    engine.unload()
+    with loaded("demo", {"link": "own"}) as engine:
+        yield engine
 
 
 @pytest.mark.long(0.1)

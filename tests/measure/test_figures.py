@@ -1,7 +1,5 @@
 """What an evaluation is made of, by hand and by brute force; and what is wrong is said."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 from pathlib import Path

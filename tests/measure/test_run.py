@@ -1,7 +1,5 @@
 """Evaluating a tiny model: its figures are transformers' own, every mode begins alike, and nothing is left changed."""
 
-from __future__ import annotations
-
 import json
 import math
 import threading

@@ -1,7 +1,5 @@
 """Scoring texts for lm-evaluation-harness: likelihoods of a whole forward pass, stops, windows, and the adapter."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Kernels compiled in another process than the one in which they are interpreted. It imports little."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`python -m tests.memory.interpret driven[:few]`: cases of the kernels, launched through a CUDA driver that has no GPU
+"""`python -m tests.memory.interpret driven`: cases of the kernels, launched through a CUDA driver that has no GPU
 and runs them under Triton's interpreter.
 
 A launch is compiled for a GPU, packed, and called through C. The driver takes the parameters apart by what the
@@ -8,8 +8,6 @@ that arrived.
 
 They are compiled in a process of their own, as in this one they are interpreted.
 """
-
-from __future__ import annotations
 
 import ctypes
 import re
@@ -127,20 +125,6 @@ def _argument(one: Parameter, value: int) -> Any:
     return value - (value >> (bits - 1) << bits)
 
 
-FEW = [("checkpoint", False, True, 2), ("checkpoint", True, False, 2), ("int4-g64", False, True, 9)]
-
-
-def few_errors() -> dict[str, float]:
-    """Of one case of each kernel, of shapes that no block and no vector divides."""
-    found = {
-        f"{name} transposed={transposed}": cases.product_error(name, torch.float16, CPU, transposed, bias, count=count)
-        for name, transposed, bias, count in FEW
-    }
-    found["mxfp4 dequantized"] = cases.dequantization_error("mxfp4", torch.bfloat16, CPU, transposed=False)
-    found["mxfp4 by ids"] = by_ids_error("mxfp4", torch.bfloat16, transposed=False)
-    return found
-
-
 def errors() -> dict[str, float]:
     """Of every format: both lengths of launches, by addresses and by ids, with biases and without, dequantized."""
     found: dict[str, float] = {}
@@ -197,10 +181,9 @@ def planted() -> dict[str, float | str]:
 
 
 def found(which: str) -> dict[str, object]:
-    """{"errors": of a `few` cases or of all, "not_multiples": how often a number is not said to be one of 16,
+    """{"errors": of every case, "not_multiples": how often a number is not said to be one of 16,
     "planted": what became of two faults}."""
     with compiling() as pool:
         driven = Driven(pool)
         with patch.object(cases, "kernels_of", driven.kernels):
-            tried = few_errors() if which == "few" else errors()
-            return {"errors": tried, "not_multiples": driven.not_multiples, "planted": planted()}
+            return {"errors": errors(), "not_multiples": driven.not_multiples, "planted": planted()}

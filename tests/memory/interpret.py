@@ -4,8 +4,6 @@ gives under Triton's interpreter, as JSON [what each found]. It takes longer to 
 A process of its own: the interpreter is chosen when the kernels are imported, and stays chosen.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,11 +1,8 @@
-"""`python -m tests.memory.interpret interpreted[:few | :drawn]`: cases of the kernels under Triton's interpreter, as
+"""`python -m tests.memory.interpret interpreted[:drawn]`: cases of the kernels under Triton's interpreter, as
 {case: error}."""
-
-from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,22 +23,7 @@ EXPERTS = [
 ]
 
 
-FEW = [("checkpoint", True, False), ("int4-g64", False, True), ("mxfp4", True, True), ("int8", False, False)]
-
-
 DRAWN = ("checkpoint", *cases.FEW)
-
-
-def few_errors() -> dict[str, float]:
-    """As `errors`, of one case of each kernel."""
-    found = {
-        f"{name} transposed={transposed} bias={bias}": cases.product_error(name, torch.float32, CPU, transposed, bias)
-        for name, transposed, bias in FEW
-    }
-    found["int3 dequantized"] = cases.dequantization_error("int3", torch.float32, CPU, transposed=True)
-    for what, error in cases.expert_error("int4-g32", torch.float32, CPU, False).items():
-        found[f"expert {what}"] = error
-    return found
 
 
 def drawn_errors(examples: int = 2) -> dict[str, float]:
@@ -126,6 +108,5 @@ def engine_error() -> float:
 
 
 def found(which: str) -> dict[str, float]:
-    """The errors of a `few` cases, of `drawn` ones, or of all that are listed."""
-    chosen: dict[str, Callable[[], dict[str, float]]] = {"few": few_errors, "drawn": drawn_errors}
-    return chosen.get(which, errors)()
+    """The errors of `drawn` cases, or of all that are listed."""
+    return drawn_errors() if which == "drawn" else errors()

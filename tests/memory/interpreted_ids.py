@@ -2,8 +2,6 @@
 Triton's interpreter, and their formats. Raises where a bit differs from the kernels that are told addresses, or a
 result from the plain reference."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

@@ -2,8 +2,6 @@
 interpreter, {file of a function: {number type: calls}}, of so many drawn sizes in every number type, or of ONE in one.
 Fails where a bit is not that of the function."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle

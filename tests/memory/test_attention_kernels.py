@@ -1,8 +1,6 @@
 """The kernels of a decoded token's attention, compiled for GPUs without having one. Their results: test_interpreted.py,
 tests/gpu/test_attention.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Products of a CPU with AVX2 alone, wherever the tests run: in a process of its own, whose torch has been told so."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The way of a product is the fastest of those that were timed, and times are kept for the same machine alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Expert formats: exact where they promise it, close where they round, the same bytes everywhere."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Codes of a checkpoint: packed and taken over bit for bit, in either orientation; anything else is rounded anew."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Quantisers: near the best that any scale could do, never off by more than a step, robust on odd groups."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Waits give the processors up while other programs want them, and only then."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

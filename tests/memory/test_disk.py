@@ -1,7 +1,5 @@
 """Experts on disk: straight into slots, through a host cache, from several threads at once."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Launches through the CUDA driver, on one that has no GPU: what reaches it, and what it refuses, in words."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import struct

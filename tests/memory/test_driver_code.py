@@ -1,7 +1,5 @@
 """Kernels launched through the driver have the machine code that Triton's own JIT makes for the same arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Which launcher is taken, and what is said and done where the driver fails: experts are computed without kernels."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The grouped kernels: compilable for GPUs, unused where they cannot run. Their results: test_interpreted.py."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Where kernels read pinned memory is what the driver says, and what it refuses is a reason in words."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest

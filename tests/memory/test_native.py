@@ -1,7 +1,5 @@
 """Products out of codes on a CPU: as near to those of the portable weights as their number type allows."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """States as whole numbers, to the last one that is not finite; and kernels that call nobody."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

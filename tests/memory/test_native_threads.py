@@ -1,7 +1,5 @@
 """Threads that share a product: every row once, the same bits from any number of them; and memory fenced in."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import mmap

@@ -1,7 +1,5 @@
 """Only the thread that computes has torch's threads beside it: counted by the system, in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Products of plain blocks on a CPU: as near to the exact ones as their number type allows, whoever computes a row."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

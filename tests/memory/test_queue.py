@@ -1,7 +1,5 @@
 """The order of copies under anything that can happen to it, against a list that is sorted anew each time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The kernel of rotary embeddings, compiled for GPUs without having one. Its results: test_interpreted.py."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Products of many states in bfloat16: torch's own bits out of plain numbers, and as near to the exact ones out of
 codes; whoever computes a row, and however many states there are."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

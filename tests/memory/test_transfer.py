@@ -1,7 +1,5 @@
 """The link: demand before prefetch, cancelling, pacing. Synchronised on events, never on elapsed time."""
 
-from __future__ import annotations
-
 import threading
 import time
 import weakref

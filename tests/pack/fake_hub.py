@@ -1,7 +1,5 @@
 """A hub on this machine: enough of its HTTP interface for huggingface_hub to list and fetch a model."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -5,8 +5,6 @@ the importer's lines: `moments` over the whole import, and as many over the end,
 another child goes on and is killed too, then one that is left alone. Prints one JSON line for each child.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

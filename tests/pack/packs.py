@@ -1,7 +1,5 @@
 """Packs of random bytes, written without a model: what reader, writer and verification are tested on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

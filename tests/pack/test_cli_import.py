@@ -1,7 +1,5 @@
 """`import` and `doctor --pack` on the command line: what is printed where, exit codes, Ctrl-C."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

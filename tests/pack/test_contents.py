@@ -1,7 +1,5 @@
 """A pack's own files are the importer's; whatever else lies in its folder is never read as a part of it, nor lost."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models on a hub: only on the user's word, only what is needed, on from the byte where it broke off, and offline."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Imports that are cancelled, killed, refused, or fail midway: they go on where they stopped, nothing wrong is left."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

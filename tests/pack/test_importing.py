@@ -1,7 +1,5 @@
 """Import: what a pack holds is what the checkpoint holds; codes are taken over where a format holds them."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

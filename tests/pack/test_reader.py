@@ -1,7 +1,5 @@
 """What was written is read back: directly, buffered and without preadv, in any order, from many threads."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -46,9 +44,6 @@ def test_blobs_come_back(pack: Path, tmp_path: Path, kind: str, top: int, monkey
         assert reader.bytes_read == LAYERS * EXPERTS * reader.padded_bytes
         assert reader.blob_bytes == LAYOUT.bytes <= reader.padded_bytes
         assert kind == "direct" or (not reader.direct and reader.why_buffered)
-        with reader.reopen() as other:
-            assert torch.equal(read_all(other), random_blobs()) and other.bytes_read == reader.bytes_read
-            assert other.direct == reader.direct
 
 
 @pytest.mark.parametrize("direct", [True, False])
@@ -150,13 +145,10 @@ def test_a_pack_that_is_written_to_while_it_is_open_is_said(pack: Path, tmp_path
                 reader.read_into(EXPERTS + 3, buffer)
         reader.read_into(EXPERTS + 2, buffer)  # what is still right is read on, and other layers are
         reader.read_into(0, buffer)
-        with pytest.raises(ModelError, match=r"changed while.*it is another file now"):
-            reader.reopen()
 
 
 def test_a_pack_that_is_replaced_while_it_is_open(pack: Path, tmp_path: Path) -> None:
-    """The open one is read on from the files that it has, where the system lets them be replaced; another reader of it
-    is not given the new ones."""
+    """It is read on from the files that it has, where the system lets them be replaced."""
     mine = Path(shutil.copytree(pack, tmp_path / "pack"))
     with PackReader(mine) as reader:
         try:
@@ -164,8 +156,6 @@ def test_a_pack_that_is_replaced_while_it_is_open(pack: Path, tmp_path: Path) ->
         except OSError:
             pytest.skip("this system does not let open files be replaced")
         write_pack(mine, seed=1)
-        with pytest.raises(ModelError, match=r"changed while.*load it again"):
-            reader.reopen()
         assert torch.equal(read_all(reader), random_blobs())
 
 

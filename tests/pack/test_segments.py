@@ -1,7 +1,5 @@
 """Segments: cutting and joining are exact inverses in every format, and each segment is a small expert of its own."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every way a pack can be spoilt: its files, or a manifest whose digest is right and whose content is not."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A pack is whole or not there; a stopped one is taken up again and ends as the same bytes."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

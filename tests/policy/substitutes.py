@@ -1,7 +1,5 @@
 """Questions to substitutes: by hand, and drawn ones that are full of ties."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Which sequences are computed together: the token scheduler beside brute force over all partitions."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """MoEpic's latency model and allocation: by hand, and against every cache size and every division on small cases."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise, product
 from typing import Any

@@ -1,7 +1,5 @@
 """One contract for every registered eviction policy, and an independent oracle for each of those that have one."""
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from fractions import Fraction

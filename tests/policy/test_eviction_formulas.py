@@ -1,7 +1,5 @@
 """The formula of every eviction policy, on an example worked out by hand."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Lengths of buddy lists over coverage, against the lists themselves and against the definition, peer by peer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

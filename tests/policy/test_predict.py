@@ -1,7 +1,5 @@
 """Predictors that ask routers: what they name, by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

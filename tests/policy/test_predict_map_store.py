@@ -1,7 +1,5 @@
 """FineMoE's expert maps: the search against brute force, and the selection by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

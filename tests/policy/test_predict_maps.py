@@ -1,7 +1,5 @@
 """FineMoE's expert maps: what is searched for when, and what comes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Predictors that learn from routing as it comes: one contract for all, their formulas by hand and by brute force."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import groupby, pairwise

@@ -1,7 +1,5 @@
 """Predictors that go by token ids, and the one that knows what comes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

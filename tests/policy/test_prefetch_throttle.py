@@ -1,7 +1,5 @@
 """Prefetching that does not pay is paused, is tried again, and goes on when it pays."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

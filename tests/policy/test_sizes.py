@@ -1,7 +1,5 @@
 """Sizes of a cache per layer, the entropy of gate weights, and experts that stand out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import product

@@ -1,7 +1,5 @@
 """Pins and slots per layer as the settings ask for them: what is understood, what is refused, and why."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

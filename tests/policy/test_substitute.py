@@ -1,7 +1,5 @@
 """Which expert is computed in place of a missing one: the batched choice against Algorithm 1 as written."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which expert is computed in place of a missing one, by hand: each rule and gate in both implementations."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Substitutes one by one: buddy lists by hand, and what each of the others would take."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a predictor sees, without a model: passes with given routing, and states that are random but always the same."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A predictor's worker whose answers a test holds back, as a slow process would, and lets go by an event."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """How long a pass may wait for its prediction, in numbers."""
 
-from __future__ import annotations
-
 import pytest
 
 from core.policy.prefetch.wait_bound import WINDOW, WaitBound

@@ -1,7 +1,5 @@
 """What predictors are shown of a real model, against the same computed in plain torch."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

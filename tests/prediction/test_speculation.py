@@ -1,7 +1,5 @@
 """What routing is executed, against a plain implementation, and what cannot be: without a model."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tiny chat models, and engines over them with half of their experts resident."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from core.measure.calibrate import times
 from core.policy.predict.nets import estimator, path
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from tests.loaded import loaded
 from tests.tiny_tokenizer import save_tokenizer
 
 MakeEngine = Callable[..., Engine]
@@ -46,11 +45,8 @@ def chat_model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
 @pytest.fixture(scope="module")
 def engine(chat_model: Callable[[str], Path]) -> Iterator[Engine]:
     """One for all tests of a file: what is calibrated must leave it as it was."""
-    engine = Engine.load(
-        LoadSpec.checked(str(chat_model("qwen3_moe")), Settings({"budget": "50%"}), dtype="float32", context=128)
-    )
-    yield engine
-    engine.unload()
+    with loaded(chat_model("qwen3_moe"), {"budget": "50%"}, dtype="float32", context=128) as engine:
+        yield engine
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """What a tiny qwen3_moe routes and computes, by plain transformers and by its weights: the definitions, spelled
 out, with nothing of the engine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Passes with drawn routing and predictions, and the ids that a trace gives back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Buddy lists in a pack: what is written is read, travels with the pack, and is refused where it does not belong."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

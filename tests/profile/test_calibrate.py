@@ -1,7 +1,5 @@
 """Calibration leaves the engine as it found it, however it ends; and what it refuses."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A profile on disk: what is written is read, what is damaged or of another model is refused, nothing is half done."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Calibration against plain transformers: every part, recomputed token by token from the model's own weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

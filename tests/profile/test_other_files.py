@@ -1,7 +1,5 @@
 """Routing in files that other programs made: JSON lines, CSV and NPZ are read, or refused in words."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

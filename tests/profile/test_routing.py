@@ -1,7 +1,5 @@
 """What profiling takes from routing: counts, maps, likeness, samples, by hand."""
 
-from __future__ import annotations
-
 import math
 import threading
 from typing import Any

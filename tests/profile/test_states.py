@@ -1,7 +1,5 @@
 """The estimator's training data: on disk, in bounded memory, of as many tokens as asked for, and gone afterwards."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The texts that calibration reads, and those that it writes itself."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import namedtuple

@@ -1,7 +1,5 @@
 """Measured times: how a pass is cut and summed, by hand; and that what is measured is what there is."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

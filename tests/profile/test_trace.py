@@ -1,7 +1,5 @@
 """Traces: written and read back, what the lab recorded beside the routing, and what a damaged one says."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who leads a GPU's tokens by default: the faster way is found, also when it changes, and trying costs little."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

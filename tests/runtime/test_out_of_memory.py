@@ -1,7 +1,5 @@
 """Errors of a GPU are told apart whoever reports them: torch, its libraries, the driver, or Triton's launcher."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

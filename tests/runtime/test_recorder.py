@@ -1,7 +1,5 @@
 """A record's arrays are built when they are read, and are what was recorded, whoever reads them and how often."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref

@@ -1,8 +1,6 @@
 """Each product computes a layer's (row, expert, weight) triples as they are defined, with the same bits in whatever
 order and batches."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """What a frame tells of prefetching: sums over the last passes, and the net figure of decoded tokens alone."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Sequence

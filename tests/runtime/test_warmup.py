@@ -1,7 +1,5 @@
 """The number of decode threads is the fastest one, and more of them must be worth it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

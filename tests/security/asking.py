@@ -1,7 +1,5 @@
 """One request put to the gate, and what came back."""
 
-from __future__ import annotations
-
 import asyncio
 
 from starlette.responses import PlainTextResponse

@@ -1,7 +1,5 @@
 """The whole web application with Gradio's page over the fake engine, built once: that takes seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path

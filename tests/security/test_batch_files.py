@@ -1,7 +1,5 @@
 """A batch from the page: its form takes no path, and only its own answers are served."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Events of the page: which a client may send, with which values."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Who is let in, by host, origin and name, and which headers replies have."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

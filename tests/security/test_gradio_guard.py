@@ -1,7 +1,5 @@
 """What Gradio would do for whoever asks: hand out files, fetch addresses, believe headers. None of it here."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

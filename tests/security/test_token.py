@@ -1,7 +1,5 @@
 """The token, idle machines, and no connection that nobody asked for."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import selectors

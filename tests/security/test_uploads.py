@@ -1,7 +1,5 @@
 """Uploads stay in the user's data folder, closed to others, limited in all, and do not outlive a start."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

@@ -1,7 +1,5 @@
 """A new live knob is its field and the part that acts: the command line, the page, the reference and exports follow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

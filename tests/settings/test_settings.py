@@ -1,7 +1,5 @@
 """Settings: one value under two names; presets of them; and those of an earlier version, understood when read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import partial

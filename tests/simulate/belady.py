@@ -1,7 +1,5 @@
 """Belady's optimum counted by itself, to hold simulations against."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

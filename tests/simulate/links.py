@@ -1,7 +1,5 @@
 """Links that make an engine's timing repeatable, and a diary of what its cache does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

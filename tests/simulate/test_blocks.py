@@ -1,7 +1,5 @@
 """What tells a difference between two configurations from its noise: parts of a trace, and runs of passes, by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

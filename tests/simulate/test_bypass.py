@@ -1,7 +1,5 @@
 """Bypass in simulated caches: the bound is what trying everything finds, and where it cannot pay it does not."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -19,25 +17,37 @@ from core.simulate import BELADY, BELADY_BYPASS, Config, Replay, simulate
 from core.simulate.run import maker
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
 from tests.selection import examples, layered
+from tests.simulate.belady import belady_misses
 from tests.simulate.test_engine import K, routes
 
 NAMES = [v.name for v in variants("eviction")]
 seeds = st.integers(0, 2**32)
 
 
-def fewest(tokens: list[list[int]], slots: int) -> int:
-    """The fewest misses of one layer: after each token any experts may stay that were there or asked for."""
+def fewest(tokens: list[list[int]], slots: int, *, admits: bool = False) -> int:
+    """The fewest misses of one layer, by trying everything: after each token any experts may stay that were there or
+    asked for; where it `admits` all that are asked for, these do."""
 
     @cache
     def after(step: int, held: frozenset[int]) -> int:
         if step == len(tokens):
             return 0
         wanted = frozenset(tokens[step])
-        there = sorted(held | wanted)
-        kept = combinations(there, min(slots, len(there)))  # keeping more never hurts
-        return len(wanted - held) + min(after(step + 1, frozenset(some)) for some in kept)
+        there, must = sorted(held | wanted), wanted if admits else frozenset()
+        kept = map(frozenset, combinations(there, min(slots, len(there))))  # keeping more never hurts
+        return len(wanted - held) + min(after(step + 1, some) for some in kept if some >= must)
 
     return after(0, frozenset())
+
+
+routed = st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=2).map(sorted), min_size=1, max_size=8)
+
+
+@given(trace=routed, slots=st.integers(2, 4))
+def test_the_oracle_of_other_tests_is_the_optimum(trace: list[list[int]], slots: int) -> None:
+    best = fewest(trace, slots, admits=True)
+    assert belady_misses(trace, slots, warm=False) == best
+    assert belady_misses(trace, slots) == best - len({e for s in trace for e in s})
 
 
 def misses(ids: Any, experts: int, slots: int, scope: str = "layer", transit: int = 0) -> int:

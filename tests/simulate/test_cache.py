@@ -1,7 +1,5 @@
 """The simulator's cache in arrays against the scalar core: what each request misses, and what stays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Hit rates at every size and the worth of recorded predictions: against scalar caches, one for each layer and size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The simulator is the engine without bytes: the same hits, the same experts leaving, in the same order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path

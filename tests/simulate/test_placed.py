@@ -1,7 +1,5 @@
 """Pins, slots per layer and a profile's counts in a configuration: alone or together, with and without a clock."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Simulated prefetching: times worked out by hand, bounds that hold, what cannot be simulated is refused in words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

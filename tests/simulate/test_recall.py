@@ -1,7 +1,5 @@
 """Recall by hand: what was named last for a layer, its best m, beside what the layer then asks for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The regret meter: nothing passes its bound, the bound can be reached, and the shadows are the simulator's caches."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Many configurations at once: rates against independent counting, bounds that hold, processes that change nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ thing happens; one on which no prefetch ever starts, so that none lands in time;
 whose clock moves by a second a layer, where some prefetches land, some are late, and some are taken back or promoted.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A case of the matrix, and short ways to describe one in each way to quantise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The source formats and architectures that are tried: one checkpoint each, and what its source should say of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

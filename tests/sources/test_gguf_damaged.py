@@ -1,7 +1,5 @@
 """GGUF files whose header contradicts itself or the model: each is refused at once, by name, with nothing written."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 import tracemalloc

@@ -1,7 +1,5 @@
 """GGUF files on disk: split, damaged, incomplete, ambiguous; and how little of them is in memory at a time."""
 
-from __future__ import annotations
-
 import struct
 import sys
 from concurrent.futures import ThreadPoolExecutor

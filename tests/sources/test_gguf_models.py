@@ -1,7 +1,5 @@
 """A GGUF model gives back the very model it was made from: names, order of rows, config and logits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

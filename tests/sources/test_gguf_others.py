@@ -1,7 +1,5 @@
 """GGUF models of latent attention, of states and of sliding windows: imported, of other forms, and refused."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

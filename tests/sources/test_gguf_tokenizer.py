@@ -1,7 +1,5 @@
 """The tokenizer in a GGUF file gives the ids of the one it was made from, its special tokens and its chat template."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every number type: weights as gguf dequantises them, codes that mean the same, and experts held in our formats."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

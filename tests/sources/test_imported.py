@@ -1,8 +1,6 @@
 """The whole way: a checkpoint in each source format is imported, the pack loaded, and the logits are those of the
 dequantised weights in plain transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """Every source format x architecture: experts and dense weights mean exactly what the format says, as weights and as
 codes in ours."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sources: a plain checkpoint, conversions that run on codes, and what is said before an import."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

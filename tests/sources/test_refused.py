@@ -1,7 +1,5 @@
 """What cannot be imported is refused by name, in words that say what to do, with no file left open."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Pieces of work for other processes; a module of their own, so that those have little to import."""
 
-from __future__ import annotations
-
 import os
 import threading
 

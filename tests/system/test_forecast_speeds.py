@@ -1,7 +1,5 @@
 """The first estimate of a machine that other programs use: what they take is not taken for the machine's own."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Machine code that later processes take out of a folder."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A worker that nobody trusts is stopped whatever it does, and whoever asks next gets an answer."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

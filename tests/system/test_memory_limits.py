@@ -1,7 +1,5 @@
 """Memory figures under control groups: trees of files as the kernel shows them, of both versions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """What an engine leaves alone while it lives, and gives back when it is gone."""
 
-from __future__ import annotations
-
 import gc
 import os
 import platform

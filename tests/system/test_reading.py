@@ -1,7 +1,5 @@
 """Files of somebody else's, and split GGUF models: reading ends, takes bounded memory, and says what is wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """Work in other processes: messages, what they are spared, and that they end with whoever started them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """What a worker process may do that nobody trusts. Its requests name a function of this module; the worker imports it
 alone."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

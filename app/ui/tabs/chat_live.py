@@ -155,7 +155,8 @@ class ChatLive:
             problem, chat, mark = notice(str(error), "info"), None, stamp(self.host, None)
         system = found.system if found is not None else self.host.chats.default_system
         head, used = title(self.host, chat), gauge(self.host, messages)
-        return [self._shown(chat, mark), shown(messages), head, used, problem, gr.skip(), system]
+        now: Shown = {"open": True, "chat": chat, "stamp": mark, "turn": uuid4().hex, "sent": False}
+        return [now, shown(messages), head, used, problem, gr.skip(), system]
 
     def _wire(self) -> None:
         now = [self.pulse, self.system]
@@ -280,9 +281,6 @@ class ChatLive:
         page = self.open(now.get("chat")) if now else [gr.skip()] * len(self.page)
         page[ALERT], page[SYSTEM] = notice(str(error)), gr.skip()
         return page
-
-    def _shown(self, chat: int | None, mark: str) -> Shown:
-        return {"open": True, "chat": chat, "stamp": mark, "turn": uuid4().hex, "sent": False}
 
     def _messages(self, chat: int | None) -> list[Message]:
         try:

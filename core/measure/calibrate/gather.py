@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, closing
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -30,14 +30,7 @@ from core.runtime.measurement import MeasurementSession
 from core.settings.calibration import CalibrationSettings
 
 ROUTING = frozenset({"counts", "pairs", "tae", "first_table", "path"})  # parts that a trace can provide
-SHARES = {
-    "read": 2.0,
-    "write": 4.0,
-    "likeness": 0.5,
-    "times": 0.2,
-    "estimator": 1.0,
-    "path": 2.0,
-}  # of the progress bar
+SHARES = {"read": 2.0, "write": 4.0, "likeness": 0.5, "times": 0.2, "estimator": 1.0, "path": 2.0}  # of the progress
 
 
 def calibrate(
@@ -74,6 +67,34 @@ def calibrate(
     a disk without room for the training data, BusyError, Cancelled.
     """
     cancel, wanted, settings = cancel or threading.Event(), set(parts), settings or CalibrationSettings()
+    _check_parts(engine, wanted)
+    for trace in traces:
+        check_trace(trace, engine)
+    read = [tokens for text in texts if len((tokens := tokenize(engine.prompt.tokenizer, text)).ids)]
+    read = shortened(read, limit) if limit else read
+    if not read:
+        wanted &= (ROUTING if traces else frozenset()) | {"times"}
+    if not wanted:
+        raise SettingError("There is nothing to calibrate on. Name a text, a folder of texts or a recorded trace.")
+    if "estimator" in wanted and settings.estimator_input == "quasi":
+        wanted.add("defaults")
+    total, shape = sum(len(text.ids) for text in read), engine.shape
+    with engine.workbench("The model is being calibrated.") as bench, ExitStack() as stack:
+        to = paths = None
+        if "estimator" in wanted:
+            to = stack.enter_context(closing(States(bench.shape, bench.sites, bench.device, total, settings, folder)))
+        if "path" in wanted:
+            writes = bool(read) and settings.path_texts == "generated"
+            there = total + sum(trace.tokens for trace in traces)
+            most = settings.path_most(limit) if writes else min(settings.path_tokens, there)
+            paths = stack.enter_context(closing(Paths(shape.layers, shape.experts, shape.top_k, most, folder)))
+        seen = Observer(bench, wanted, warmup, to, paths, settings.path_texts == "read")
+        return _gather(engine, bench, seen, read, traces, wanted, source, warmup, settings, progress, cancel)
+
+
+def _check_parts(engine: Engine, wanted: set[str]) -> None:
+    """Raises SettingError for parts that there are not, or not of this load; leaves out those that a model of one layer
+    does not have."""
     if not wanted or not wanted <= PARTS.keys():
         asked = ", ".join(sorted(wanted - PARTS.keys())) or "without a name"
         raise SettingError(f"A profile has no part {asked}. Its parts: {', '.join(PARTS)}.")
@@ -89,60 +110,6 @@ def calibrate(
         )
     if engine.shape.layers < 2:
         wanted -= {"gate_recall", "estimator"}  # a single layer has no layer before it
-    for trace in traces:
-        check_trace(trace, engine)
-    read = [tokens for text in texts if len((tokens := tokenize(engine.prompt.tokenizer, text)).ids)]
-    read = shortened(read, limit) if limit else read
-    if not read:
-        wanted &= (ROUTING if traces else frozenset()) | {"times"}
-    if not wanted:
-        raise SettingError("There is nothing to calibrate on. Name a text, a folder of texts or a recorded trace.")
-    if "estimator" in wanted and settings.estimator_input == "quasi":
-        wanted.add("defaults")
-    with (
-        engine.workbench("The model is being calibrated.") as bench,
-        _states(bench, read, wanted, settings, folder) as to,
-        _paths(bench, read, traces, wanted, limit, settings, folder) as paths,
-    ):
-        seen = Observer(bench, wanted, warmup, to, paths, settings.path_texts == "read")
-        return _gather(engine, bench, seen, read, traces, wanted, source, warmup, settings, progress, cancel)
-
-
-@contextmanager
-def _states(
-    bench: MeasurementSession,
-    read: Sequence[Tokens],
-    wanted: set[str],
-    settings: CalibrationSettings,
-    folder: Path | None,
-) -> Iterator[States | None]:
-    if "estimator" not in wanted:
-        yield None
-        return
-    total = sum(len(text.ids) for text in read)
-    with closing(States(bench.shape, bench.sites, bench.device, total, settings, folder)) as states:
-        yield states
-
-
-@contextmanager
-def _paths(
-    bench: MeasurementSession,
-    read: Sequence[Tokens],
-    traces: Sequence[Trace],
-    wanted: set[str],
-    limit: int,
-    settings: CalibrationSettings,
-    folder: Path | None,
-) -> Iterator[Paths | None]:
-    if "path" not in wanted:
-        yield None
-        return
-    there = sum(len(text.ids) for text in read) + sum(trace.tokens for trace in traces)
-    writes = bool(read) and settings.path_texts == "generated"
-    most = settings.path_most(limit) if writes else min(settings.path_tokens, there)
-    shape = bench.shape
-    with closing(Paths(shape.layers, shape.experts, shape.top_k, most, folder)) as paths:
-        yield paths
 
 
 def check_trace(trace: Trace, engine: Engine) -> None:
@@ -216,16 +183,21 @@ def _gather(
         nets=nets,
         settings=settings,
     )
-    trained_on = {} if seen.states is None else {"estimator": seen.states.trained}
     if seen.paths is not None:
-        trained_on["path"] = seen.paths.tokens
         settings["path_texts"] = "generated" if written else "read"
-    settings["gathered"] = {
+    settings["gathered"] = _origins(profile, seen)
+    progress("Calibrated", 1.0)
+    return profile
+
+
+def _origins(profile: Profile, seen: Observer) -> dict[str, dict[str, object]]:
+    """What each part of a profile was gathered from."""
+    trained_on = {} if seen.states is None else {"estimator": seen.states.trained}
+    trained_on |= {} if seen.paths is None else {"path": seen.paths.tokens}
+    return {
         part: {"tokens": trained_on.get(part, seen.tokens), "source": profile.source, "created": profile.created}
         for part in profile.parts()
     }
-    progress("Calibrated", 1.0)
-    return profile
 
 
 def _stages(wanted: set[str], reads: bool, writes: bool, progress: Progress) -> Callable[[str], Progress]:

@@ -70,9 +70,8 @@ class Manifest:
     @property
     def identity(self) -> dict[str, Any]:
         """The values an interrupted import must share to be resumed: see `identity_of`."""
-        return identity_of(
-            self.model_hash, self.format, self.numbers, self.segments[0].stop if self.segments else 0, self.moestro
-        )
+        top = self.segments[0].stop if self.segments else 0
+        return identity_of(self.model_hash, self.format, self.numbers, top, self.moestro)
 
     @property
     def total(self) -> int:
@@ -215,17 +214,13 @@ class Manifest:
         if not any(name.startswith("down") and spec.is_weight for name, spec in self.parts.items()):
             raise InvalidValue("none of its parts is the matrix that ends an expert (down)")
         check_layout(self.layout, "blob")
-        size = self.layout.bytes
+        size, experts = self.layout.bytes, self.expert_parts
         if self.segments:
             try:
                 cutter = self.cutter
             except (LookupError, ValueError, RuntimeError, ArithmeticError):
                 cutter = None
-            if (
-                cutter is None
-                or cutter.segments != self.segments
-                or self.segments[-1].stop != inner_of(self.expert_parts)
-            ):
+            if cutter is None or cutter.segments != self.segments or self.segments[-1].stop != inner_of(experts):
                 raise InvalidValue("its segments do not make up its experts")
             size = cutter.bytes
         if self.padded_bytes != page_up(size):

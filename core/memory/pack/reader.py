@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from core.errors import ModelError
-from core.memory.pack.manifest import Manifest, changed, damaged, layer_file, unreadable
-from core.memory.pack.pagefile import PageFile, Stamp
+from core.memory.pack.manifest import changed, damaged, layer_file, unreadable
+from core.memory.pack.pagefile import PageFile
 from core.memory.pack.verify import check
 from core.memory.pages import PAGE, aligned, page_up
 
@@ -24,21 +23,13 @@ class PackReader:
     its file was written to.
 
     Thread-safe. Owns open files until `close`; after that the pack can be deleted, on Windows too. Raises ModelError,
-    with the remedy, when the pack is missing, damaged, made by a newer Moestro, or does not match `stamps`.
+    with the remedy, when the pack is missing, damaged or made by a newer Moestro.
     """
 
-    def __init__(
-        self,
-        path: Path | str,
-        direct: bool = True,
-        manifest: Manifest | None = None,
-        stamps: Sequence[Stamp] | None = None,
-        blocks: int = 1,
-    ) -> None:
+    def __init__(self, path: Path | str, direct: bool = True, blocks: int = 1) -> None:
         """`blocks`: equal blocks, one after the other, that blobs are given in, however they are stored."""
         self.path = Path(path)
-        self.manifest = manifest or check(self.path)
-        self._requested_direct = direct
+        self.manifest = check(self.path)
         self._blocks, self._stored, self._given = blocks, self.manifest.cutter, self.manifest.cut(blocks)
         if self._stored is not None and self._given is not None and self._stored.segments == self._given.segments:
             self._stored = self._given = None  # nothing to do
@@ -54,9 +45,6 @@ class PackReader:
             raise ModelError(unreadable(self.path / layer_file(len(self._files)), error)) from None
         self._stamps = [file.stamp() for file in self._files]  # of each layer's file, as last checked
         self._opened = tuple(self._stamps)
-        if stamps is not None and (other := [n for n, one in enumerate(stamps) if one != self._opened[n]]):
-            self.close()
-            raise ModelError(changed(self.path / layer_file(other[0]), ": it is another file now"))
         self.why_buffered = next((f.why_buffered for f in self._files if f.why_buffered), "")
         if self.why_buffered:
             log.warning(
@@ -171,11 +159,6 @@ class PackReader:
                 self._checked[first : first + self.manifest.experts] = bytes(self.manifest.experts)
                 self._stamps[layer] = now
         return now != self._opened[layer]
-
-    def reopen(self) -> PackReader:
-        """Another reader of the same pack with its own open files; skips the checks that this one made at opening.
-        Raises ModelError when files are missing or were replaced."""
-        return PackReader(self.path, self._requested_direct, self.manifest, self._opened, self._blocks)
 
     def close(self) -> None:
         """Release the files; may be called twice. No read may be running."""

@@ -18,6 +18,69 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+Coverage = Annotated[
+    str,
+    Param(
+        "A list ends once it covers this share of what its expert is chosen together with. "
+        "One number from 0.05 to 1, or one for each layer, separated by commas.",
+        title="Coverage (alpha)",
+        parse=alphas,
+    ),
+]
+Most = Annotated[
+    int,
+    Param(
+        "The longest list: at most this many buddies are searched for one that is resident (the paper's K_max, "
+        "and its search rank H).",
+        title="Buddies at most",
+        low=1,
+        high=MOST,
+        step=1,
+    ),
+]
+Weighted = Annotated[
+    bool,
+    Param(
+        "Count a token that chose both experts with the smaller of their two weights in place of 1.",
+        title="Weighted co-activations",
+        advanced=True,
+    ),
+]
+Smoothing = Annotated[
+    float,
+    Param(
+        "Added to every pair's count: more makes all peers more alike.",
+        title="Smoothing (epsilon)",
+        advanced=True,
+        low=0.0,
+        high=1000.0,
+        step=0.1,
+    ),
+]
+Eta = Annotated[
+    float,
+    Param(
+        "How much the token's own router score counts: a buddy it ranks highest gains this share.",
+        title="Local fit (eta)",
+        advanced=True,
+        low=0.0,
+        high=10.0,
+        step=0.1,
+    ),
+]
+Discount = Annotated[
+    float,
+    Param(
+        "What the score of an expert that the token already has is multiplied by. 0 = it is not taken twice, "
+        "as in the paper's Algorithm 1.",
+        title="Taken twice: discount",
+        advanced=True,
+        low=0.0,
+        high=1.0,
+        step=0.05,
+    ),
+]
+
 
 @register(
     "substitute",
@@ -37,68 +100,12 @@ class Buddy(Substitute):
 
     def __init__(
         self,
-        alpha: Annotated[
-            str,
-            Param(
-                "A list ends once it covers this share of what its expert is chosen together with. "
-                "One number from 0.05 to 1, or one for each layer, separated by commas.",
-                title="Coverage (alpha)",
-                parse=alphas,
-            ),
-        ] = "0.95",
-        k_max: Annotated[
-            int,
-            Param(
-                "The longest list: at most this many buddies are searched for one that is resident (the paper's K_max, "
-                "and its search rank H).",
-                title="Buddies at most",
-                low=1,
-                high=MOST,
-                step=1,
-            ),
-        ] = 16,
-        weighted: Annotated[
-            bool,
-            Param(
-                "Count a token that chose both experts with the smaller of their two weights in place of 1.",
-                title="Weighted co-activations",
-                advanced=True,
-            ),
-        ] = False,
-        smoothing: Annotated[
-            float,
-            Param(
-                "Added to every pair's count: more makes all peers more alike.",
-                title="Smoothing (epsilon)",
-                advanced=True,
-                low=0.0,
-                high=1000.0,
-                step=0.1,
-            ),
-        ] = 0.0,
-        eta: Annotated[
-            float,
-            Param(
-                "How much the token's own router score counts: a buddy it ranks highest gains this share.",
-                title="Local fit (eta)",
-                advanced=True,
-                low=0.0,
-                high=10.0,
-                step=0.1,
-            ),
-        ] = 0.0,
-        discount: Annotated[
-            float,
-            Param(
-                "What the score of an expert that the token already has is multiplied by. 0 = it is not taken twice, "
-                "as in the paper's Algorithm 1.",
-                title="Taken twice: discount",
-                advanced=True,
-                low=0.0,
-                high=1.0,
-                step=0.05,
-            ),
-        ] = 0.0,
+        alpha: Coverage = "0.95",
+        k_max: Most = 16,
+        weighted: Weighted = False,
+        smoothing: Smoothing = 0.0,
+        eta: Eta = 0.0,
+        discount: Discount = 0.0,
     ) -> None:
         self._alpha, self._most = alpha, k_max
         self._weighted, self._smoothing, self._eta = weighted, smoothing, eta

@@ -1,7 +1,5 @@
 """A tiny chat model that is computed lossily, and transformers' own one beside it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The meter against transformers' own model; a new answer comes first."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What a meter of quality computes: divergence, perplexity, an interval of a share, and which tokens are kept."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

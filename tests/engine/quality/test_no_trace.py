@@ -1,7 +1,5 @@
 """An audit leaves nothing behind: not in the cache, not in the counters, not on the device."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What was saved, by hand and against the engine's own exact cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Processes that are of no use."""
 
-from __future__ import annotations
-
 from multiprocessing.connection import Connection
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A worker in a process of its own answers as it does here; it is modest, and leaves nothing behind however it ends."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

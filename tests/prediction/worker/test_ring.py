@@ -1,7 +1,5 @@
 """Messages through shared memory: in order, round the end, never half, never over what was not read."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from multiprocessing.connection import Connection

@@ -1,7 +1,5 @@
 """Calls of the kernels of core.runtime.program on tensors, with drawn splits of the units; drawn tensors."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 from collections.abc import Sequence

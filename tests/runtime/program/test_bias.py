@@ -1,7 +1,5 @@
 """A bias in slots, added to rows of each slot's product."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

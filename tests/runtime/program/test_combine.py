@@ -1,7 +1,5 @@
 """The weighted sum of a token's experts."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import pytest

@@ -1,7 +1,5 @@
 """exp in fp32 as the kernels compute it."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

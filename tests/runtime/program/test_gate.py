@@ -1,7 +1,5 @@
 """The activation between an expert's products."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Rows of a table by their numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

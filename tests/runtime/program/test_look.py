@@ -1,7 +1,5 @@
 """The slots of a token's experts, and the end of a run where one is in none."""
 
-from __future__ import annotations
-
 import torch
 
 from core.memory.codec.fast.steps import Steps, Work, named

@@ -1,7 +1,5 @@
 """RMSNorm of rows, with and without a residual."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

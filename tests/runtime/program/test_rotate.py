@@ -1,7 +1,5 @@
 """Norms of heads, rotary embedding and the KV write."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

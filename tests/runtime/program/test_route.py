@@ -1,7 +1,5 @@
 """The choice of experts and their weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Steps that threads compute together."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -92,6 +92,16 @@ def test_busy() -> None:
     assert one.result["loops"] >= 1 and "endless loops" in one.text
 
 
+@pytest.mark.long(1)
+def test_kinds(tmp_path: Path) -> None:
+    one = tried("kinds", tmp_path)
+    assert not any(kind["fallback"] for kind in one.result["kinds"].values())
+    for kind in one.result["kinds"].values():
+        assert all(value > 0 for name in ("decode_ms", "prompt_tps") for value in kind[name].values())
+        assert all(ratio["ratio"] > 0 for ratio in kind["faster"].values())
+    assert "latents (deepseek_v3)" in one.text
+
+
 @pytest.mark.long(0.3)
 def test_dispatch() -> None:
     one = tried("dispatch")

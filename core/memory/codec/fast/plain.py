@@ -13,6 +13,8 @@ from core.system.native.ir import Code
 TILES = ((2, 6), (3, 4), (3, 3), (4, 2), (4, 1))  # rows of the matrix and of x that are multiplied at once
 KEPT = 128 << 10  # bytes of the matrix that stay in the cache while all rows of x pass
 LINE = 64  # bytes
+COLUMNS, AT_ONCE = 32, 2  # columns of a matrix [inputs, outputs], and lanes of their sums, that are multiplied at once
+ZERO = "zeroinitializer"
 
 
 def padded(inputs: int) -> int:
@@ -79,7 +81,7 @@ def _tile(
         return list(after.values())
 
     wide = LINE // stored.itemsize
-    with code.loop(0, inputs // wide, 1, [(FLOATS, "zeroinitializer")] * len(keys)) as each:
+    with code.loop(0, inputs // wide, 1, [(FLOATS, ZERO)] * len(keys)) as each:
         totals = each.values
         for k in range(0, wide, LANES):
             totals = step(code.add(code.times(each.index, wide), k), LANES, totals)
@@ -95,51 +97,69 @@ def _tile(
 
 
 def _multiply_columns(code: Code, matrix: Matrix, out: torch.dtype, given: Given) -> None:
-    """The same of a matrix [inputs, outputs]: eight of its columns at a time, a vector of sums for each lane."""
-    whole, rest = matrix.outputs // LANES * LANES, matrix.outputs % LANES
+    """The same of a matrix [inputs, outputs]: some columns at a time, a vector of sums for each of the eight lanes."""
+    whole, rest = matrix.outputs // COLUMNS * COLUMNS, matrix.outputs % COLUMNS
+    vectors = [(first, LANES) for first in range(0, COLUMNS, LANES)]
     last = code.call("i64", "llvm.smin.i64", ("i64", "%to"), ("i64", str(whole)))
-    with code.loop("%from", last, LANES) as some, code.loop(0, given.count) as state:
-        _columns(code, matrix, some.index, LANES, given, state.index, out)
+    with code.loop("%from", last, COLUMNS) as some, code.loop(0, given.count) as state:
+        _columns(code, matrix, some.index, vectors, given, state.index, out)
     if rest:
+        vectors = [(first, min(LANES, rest - first)) for first in range(0, rest, LANES)]
         begin = code.call("i64", "llvm.smax.i64", ("i64", "%from"), ("i64", str(whole)))
-        with code.loop(begin, "%to", LANES) as some, code.loop(0, given.count) as state:
-            _columns(code, matrix, some.index, rest, given, state.index, out)
+        with code.loop(begin, "%to", COLUMNS) as some, code.loop(0, given.count) as state:
+            _columns(code, matrix, some.index, vectors, given, state.index, out)
 
 
-def _columns(code: Code, matrix: Matrix, first: str, count: int, given: Given, state: str, dtype: torch.dtype) -> None:
-    """`count` columns from the `first` on times a row of x."""
-    stored = matrix.codes.dtype
-    weights = code.at(code.at("%slot", matrix.codes.at), first, stored.itemsize)
+def _columns(
+    code: Code,
+    matrix: Matrix,
+    begin: str,
+    vectors: list[tuple[int, int]],
+    given: Given,
+    state: str,
+    dtype: torch.dtype,
+) -> None:
+    """Vectors (first, count) of columns from `begin` on times a row of x. The inputs of some lanes are read before
+    those of the next: each line of memory is read once, and sums stay in registers."""
+    stored, rest = matrix.codes.dtype, matrix.inputs % LANES
+    weights = code.at(code.at("%slot", matrix.codes.at), begin, stored.itemsize)
     x = given.row(code, state, padded(matrix.inputs) * 4)
 
-    def step(at: str | int, count_: int, totals: list[str]) -> list[str]:
-        after = list[str]()
-        for lane, total in enumerate(totals):
-            held = seen = "zeroinitializer"  # beyond the last input
-            if lane < count_:
+    def step(at: str | int, lanes: range, totals: list[str]) -> list[str]:
+        after, there = list[str](), LANES if isinstance(at, str) else rest
+        for number, lane in enumerate(lanes):
+            seen = row = ""
+            if lane < there:
                 place = code.add(at, lane) if isinstance(at, str) else at + lane
                 row = code.at(weights, place, matrix.outputs * stored.itemsize)
-                held = _lanes(code, numbers.load(code, row, 0, count, stored), count)
                 seen = code.broadcast("float", code.load("float", code.at(x, place, 4), 4), LANES)
-            after.append(code.call(FLOATS, "llvm.fma.v8f32", (FLOATS, held), (FLOATS, seen), (FLOATS, total)))
+            for v, (first, count) in enumerate(vectors):
+                held = _lanes(code, numbers.load(code, row, first, count, stored), count) if row else ZERO
+                total = totals[number * len(vectors) + v]
+                given_ = (FLOATS, held), (FLOATS, seen or ZERO), (FLOATS, total)
+                after.append(code.call(FLOATS, "llvm.fma.v8f32", *given_))
         return after
 
-    with code.loop(0, matrix.inputs // LANES, 1, [(FLOATS, "zeroinitializer")] * LANES) as each:
-        each.next = step(code.times(each.index, LANES), LANES, each.values)
-    sums = each.values
-    if rest := matrix.inputs % LANES:
-        sums = step(matrix.inputs - rest, rest, sums)
-    while len(sums) > 1:  # the order of `tree`
-        half = len(sums) // 2
-        sums = [code.let(f"fadd {FLOATS} {a}, {b}") for a, b in zip(sums[:half], sums[half:], strict=True)]
-    value = sums[0] if count == LANES else code.pick(FLOATS, sums[0], range(count))
-    kind, value = numbers.rounded(code, value, count, dtype)
-    to = code.at(given.result(code, state), first, dtype.itemsize)
-    code.store(kind, value, to, dtype.itemsize)
+    sums = list[list[str]]()
+    for start in range(0, LANES, AT_ONCE):
+        lanes = range(start, start + AT_ONCE)
+        with code.loop(0, matrix.inputs // LANES, 1, [(FLOATS, ZERO)] * (AT_ONCE * len(vectors))) as each:
+            each.next = step(code.times(each.index, LANES), lanes, each.values)
+        found = step(matrix.inputs - rest, lanes, each.values) if rest else each.values
+        sums += [found[i : i + len(vectors)] for i in range(0, len(found), len(vectors))]
+    to = code.at(given.result(code, state), begin, dtype.itemsize)
+    for (first, count), lanes_ in zip(vectors, zip(*sums, strict=True), strict=True):
+        of = [*lanes_]
+        while len(of) > 1:  # the order of `tree`
+            half = len(of) // 2
+            of = [code.let(f"fadd {FLOATS} {one}, {other}") for one, other in zip(of[:half], of[half:], strict=True)]
+        value = of[0] if count == LANES else code.pick(FLOATS, of[0], range(count))
+        kind, value = numbers.rounded(code, value, count, dtype)
+        code.store(kind, value, code.at(to, first, dtype.itemsize), dtype.itemsize)
 
 
 def _lanes(code: Code, value: str, count: int) -> str:
     """As many lanes as a sum has: 0 in those beyond `count`."""
     if count == LANES:
         return value
-    return code.pick(f"<{count} x float>", value, [min(i, count) for i in range(LANES)], "zeroinitializer")
+    return code.pick(f"<{count} x float>", value, [min(i, count) for i in range(LANES)], ZERO)

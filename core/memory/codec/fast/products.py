@@ -73,7 +73,8 @@ class CanonicalProducts:
         """Rows of the matrix that a thread takes at a time, of `size` bytes in all: long ranges are read faster, but
         each thread is to take several."""
         part = max(PART, min(LONG, size // (SEVERAL * max(shared_by(), 1))))
-        return max(1, part // self._row_bytes // TILE) * TILE
+        whole = plain.COLUMNS if self.matrix.transposed else TILE
+        return max(1, part // self._row_bytes // whole) * whole
 
     # ------------------------------------------------------------------ a choice that changes no bit
 

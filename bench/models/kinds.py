@@ -97,8 +97,11 @@ def checkpoint_of(kind: str, folder: Path, small: bool, say: Callable[[str], Non
         elif "q_norm" in name and model_type == "gemma4_text":
             parameter.fill_(0.1)  # scores are not scaled otherwise
     for module in model.modules():
-        if hasattr(module, "num_k_heads"):
-            read_what_is_written(module)
+        if hasattr(module, "in_proj_qkvz"):  # queries are keys: what others read is next to nothing, and rounding alone
+            width, heads = module.head_k_dim, module.num_k_heads
+            for one in (module.in_proj_qkvz.weight.unflatten(0, (heads, -1)), module.conv1d.weight[None]):
+                queries = width if one.dim() == 3 else heads * width
+                one[:, :queries].copy_(one[:, queries : 2 * queries])
     partial = folder / f"{target.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
@@ -106,17 +109,3 @@ def checkpoint_of(kind: str, folder: Path, small: bool, say: Callable[[str], Non
         shutil.copyfile(DEMO / name, partial / name)
     partial.rename(target)
     return target
-
-
-@torch.no_grad()
-def read_what_is_written(module: Any) -> None:
-    """Give a gated delta net queries that are much like keys: of random ones the norm of what they read, which is next
-    to nothing, is one of rounding."""
-    width, heads = module.head_k_dim, module.num_k_heads
-    if hasattr(module, "in_proj_qkvz"):
-        q, k = module.in_proj_qkvz.weight.unflatten(0, (heads, -1))[:, : 2 * width].split(width, 1)
-    else:
-        q, k = module.in_proj_qkv.weight[: 2 * heads * width].chunk(2)
-    mixed = module.conv1d.weight[: 2 * heads * width].chunk(2)
-    for one, other in ((q, k), mixed):
-        one.mul_(0.3).add_(other)

@@ -13,7 +13,6 @@ import torch
 from transformers import DynamicCache
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from bench.models.kinds import read_what_is_written
 from core.engine import Engine
 from core.memory.codec.native.threads import TORCHS, share, shared_by
 from core.runtime.pipeline import Stopped
@@ -44,9 +43,21 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 parameter.uniform_(0.5, 1.5)  # of norms, and of decays
         for layer in model.model.layers:
             if hasattr(layer, "linear_attn"):
-                read_what_is_written(layer.linear_attn)
+                _read_what_is_written(layer.linear_attn)
     model.save_pretrained(path)
     return save_tokenizer(path)
+
+
+def _read_what_is_written(module: Any) -> None:
+    """Have queries that are much like keys: else the norm of what they read, next to nothing, is of rounding."""
+    width, heads = module.head_k_dim, module.num_k_heads
+    if hasattr(module, "in_proj_qkvz"):
+        q, k = module.in_proj_qkvz.weight.unflatten(0, (heads, -1))[:, : 2 * width].split(width, 1)
+    else:
+        q, k = module.in_proj_qkv.weight[: 2 * heads * width].chunk(2)
+    mixed = module.conv1d.weight[: 2 * heads * width].chunk(2)
+    for one, other in ((q, k), mixed):
+        one.mul_(0.3).add_(other)
 
 
 @pytest.fixture(scope="module")

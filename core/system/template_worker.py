@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from core.system.limited_process import Answer, LimitedProcess, Limits
-from core.system.wording import reason
+from core.system.wording import READ, reason
 
 
 def prepare() -> Answer:
@@ -40,8 +40,10 @@ def prepare() -> Answer:
             return "damaged", f"in line {error.lineno}: {reason(error)}"
         except SecurityError as error:
             return "forbidden", reason(error)
-        except TemplateError as error:  # of just this class where the template calls raise_exception
-            return "rejected" if type(error) is TemplateError else "failed", reason(error)
+        except TemplateError as error:
+            if type(error) is TemplateError:  # just this class where the template calls raise_exception
+                return "rejected", str(error)[:READ]
+            return "failed", reason(error)
         except Exception as error:  # an untrusted program can raise anything
             return "failed", reason(error)
         return "text", texts[0]

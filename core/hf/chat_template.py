@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from core.errors import ModelError, PromptError
 from core.system.limited_process import NotStarted, Stopped
 from core.system.template_worker import RENDERER, encode
-from core.system.wording import MOST, reason
+from core.system.wording import MOST, one_line, reason
 
 ADVICE = "Download the model's tokenizer files again, or remove its chat template to chat without one."
 WORDS = {
@@ -65,9 +65,9 @@ def _text(reply: bytes) -> str:
             return payload.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
             raise Stopped("broke the process that ran it") from None
-    why = payload[: 4 * MOST].decode("utf-8", "replace")
     if kind == b"rejected":
-        raise Rejected(why)
+        raise Rejected(one_line(payload.decode("utf-8", "replace")))
+    why = payload[: 4 * MOST].decode("utf-8", "replace")
     words = WORDS.get(kind[:MOST].decode("utf-8", "replace"))
     if words is None:
         raise Stopped("broke the process that ran it")

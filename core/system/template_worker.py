@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from core.system.limited_process import Answer, LimitedProcess, Limits
-from core.system.wording import reason
+from core.system.wording import READ, reason
 
 
 def prepare() -> Answer:
@@ -40,8 +40,10 @@ def prepare() -> Answer:
             return "damaged", f"in line {error.lineno}: {reason(error)}"
         except SecurityError as error:
             return "forbidden", reason(error)
-        except TemplateError as error:  # of just this class where the template calls raise_exception
-            return "rejected" if type(error) is TemplateError else "failed", reason(error)
+        except TemplateError as error:
+            if type(error) is TemplateError:  # just this class where the template calls raise_exception
+                return "rejected", str(error)[:READ]
+            return "failed", reason(error)
         except Exception as error:  # an untrusted program can raise anything
             return "failed", reason(error)
         return "text", texts[0]
@@ -79,5 +81,5 @@ def _chat_template_utils() -> Any:
 
 
 RENDERER = LimitedProcess(
-    prepare, Limits(cpu_s=5.0, wall_s=60.0, memory_bytes=512 << 20, reply_bytes=16 << 20)
-)  # a template takes milliseconds
+    prepare, Limits(cpu_s=2.0, wall_s=60.0, memory_bytes=512 << 20, reply_bytes=16 << 20)
+)  # a template takes milliseconds, of a chat of 20,000 messages 0.7 s; busy machines give it a third of their time

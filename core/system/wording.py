@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 MOST = 300  # characters
+READ = 16 * MOST  # characters of a text, which may be huge, that are looked at
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
 KINDS = re.compile(r"\b[A-Z]\w*(Error|Exception): |Exception raised from .*|For details look at the above report!?")
@@ -14,7 +15,7 @@ def reason(error: BaseException) -> str:
     """One short line, without exception names, locations in other libraries' code, and the final full stop."""
     if isinstance(error, RecursionError):
         return "something in it is nested too deeply"
-    text = str(error)
+    text = str(error)[:READ]
     if "ignore_mismatched_sizes" in text:
         return "some of its weights have other shapes than config.json says"
     if isinstance(error, KeyError):
@@ -23,9 +24,15 @@ def reason(error: BaseException) -> str:
         return "one of its numbers is too large"
     if isinstance(error, (AttributeError, TypeError)) and ("has no attribute" in text or "object" in text):
         return "one of its values is of the wrong kind"
-    text = CLASS.sub(r"\1", KINDS.sub("", text)).partition(" Errors: ")[0].replace("NoneType", "null")
-    short = " ".join(text.split()).rstrip(". ")
-    return (short if len(short) <= MOST else short[:MOST] + " ...") or "no reason was given"
+    return one_line(CLASS.sub(r"\1", KINDS.sub("", text)).partition(" Errors: ")[0].replace("NoneType", "null"))
+
+
+def one_line(text: str) -> str:
+    """A text of someone else's as part of one of our sentences: one short line without the final full stop, and without
+    what a terminal obeys, or what turns the direction of the words around it."""
+    printable = "".join(each if each.isprintable() else " " for each in text[:READ])
+    short = " ".join(printable.split()).rstrip(". ")
+    return (short if len(short) <= MOST else short[:MOST].rstrip() + " ...") or "no reason was given"
 
 
 def format_bytes(count: float) -> str:

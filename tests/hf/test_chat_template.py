@@ -191,6 +191,25 @@ def test_what_a_template_says_itself_is_passed_on(tokenizer: PreTrainedTokenizer
         chat_template.render(tokenizer, CHAT)
 
 
+@pytest.mark.parametrize(
+    ("said", "passed_on"),
+    [
+        ("'I cannot unpack the tools of this <b>chat</b>.'", "I cannot unpack the tools of this <b>chat</b>"),
+        ("'ValueError: NoneType'", "ValueError: NoneType"),
+        ("'one\\n two\\x1b[2J \\u202ethree\\u2028four'", "one two [2J three four"),
+        ("'y ' * (4 * 10 ** 7 * messages | length)", "y " * 150 + "..."),
+        ("' ' * (10 ** 7 * messages | length)", "no reason was given"),
+    ],
+)
+def test_what_a_template_says_is_one_short_line_of_its_own_words(
+    tokenizer: PreTrainedTokenizerBase, said: str, passed_on: str
+) -> None:
+    tokenizer.chat_template = "{{ raise_exception(" + said + ") }}"
+    with pytest.raises(chat_template.Rejected) as caught:
+        chat_template.render(tokenizer, CHAT)
+    assert str(caught.value) == passed_on
+
+
 def test_a_chat_of_values_that_json_has_not_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
     deep: list[Any] = []
     for _ in range(100_000):

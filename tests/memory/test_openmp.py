@@ -79,6 +79,13 @@ def use():
     access.apply_if_idle()
 use()
 """
+FORKED = """
+share()
+child = os.fork()
+if not child:
+    os._exit(len(os.listdir("/proc/self/task")))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +115,12 @@ class TestTorchsThreads:
 
     def test_whoever_used_a_model_has_none_afterwards(self, found: dict[str, Any]) -> None:
         assert found["using"] == [2, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_a_forked_process_has_torchs_other_pool_before_it_starts_a_thread() -> None:
+    """Of threads that begin together without it, in one process of five some stop with "Invalid thread pool!"."""
+    run = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + FORKED], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert run.stdout == "3\n"

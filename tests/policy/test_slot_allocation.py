@@ -22,6 +22,7 @@ class AllocationProfile:
 
     counts: Any = None
     gate_recall: Any = None
+    estimator: Any = None
     plan: Any = None
 
     def has(self, part: str) -> bool:
@@ -120,6 +121,16 @@ def test_what_needs_a_profile_says_so() -> None:
     check_needs(Settings({"layer_slots": "adapmoe"}), whole)
     for kind in ("eviction", "predictor"):
         check_need(kind, str(Settings()[kind]), None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("predictor", "estimator"), ("predictor", "hybrid"), ("layer_slots", "adapmoe")]
+)
+def test_what_no_profile_of_a_single_layer_has_is_not_asked_for(kind: str, name: str) -> None:
+    with pytest.raises(SettingError, match=r"of the next, and this model has a single one\. Choose another\.$"):
+        check_need(kind, name, AllocationProfile(COUNTS[:1]))
+    with pytest.raises(SettingError, match="needs a profile of this model that has"):
+        check_need(kind, name, AllocationProfile(COUNTS))
 
 
 def test_one_pool_for_all_layers_needs_no_division() -> None:

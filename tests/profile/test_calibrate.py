@@ -13,15 +13,20 @@ from core.engine import Engine
 from core.errors import BusyError, ProfileError, SettingError
 from core.hf.cached_pass import cached_pass
 from core.measure.calibrate.gather import calibrate
+from core.measure.evaluate.calibrated import missing
+from core.measure.evaluate.modes import modes_of
 from core.memory.store import Cancelled
 from core.profile import PARTS, load, save
 from core.profile.trace import ArrayTrace, Trace, TraceHead, TraceWriter, open_trace
 from core.profile.trace.file import FileTrace
 from core.settings.calibration import CalibrationSettings
 from core.settings.sampling import Sampling
+from tests.checkpoints import make_checkpoint
 from tests.equality.passes import PROMPT
+from tests.loaded import loaded
 from tests.profile.conftest import MakeEngine
 from tests.selection import layered
+from tests.tiny_tokenizer import save_tokenizer
 
 TEXTS = ["Nothing is fetched that is there already.", "A text in another tongue: pane, pain, Brot."]
 BRIEF = CalibrationSettings(path_tokens=60, path_answer=12)
@@ -159,6 +164,19 @@ def test_what_it_cannot_do_is_said(engine: Engine) -> None:
     assert calibrate(engine, [], parts={"counts", "times"}).parts() == ("times",)  # times need no text
     few = calibrate(engine, TEXTS, parts={"counts"}, limit=50)
     assert few.tokens == 50 and few.counts is not None and few.counts[0].sum() == 50 * 4
+
+
+def test_what_a_single_layer_cannot_say_of_the_next_is_not_asked_for(tmp_path: Path) -> None:
+    path = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path, num_hidden_layers=1))
+    with loaded(path, {"budget": "50%"}, dtype="float32", context=128) as engine:
+        profile = calibrate(engine, TEXTS[:1], parts={"counts", "gate_recall", "estimator"})
+        assert profile.parts() == ("counts",)
+        with pytest.raises(SettingError, match=r"^gate_recall: of a model with a single MoE layer"):
+            calibrate(engine, TEXTS[:1], parts={"gate_recall"})
+        engine.use_profile(profile)
+        with pytest.raises(SettingError, match=r"this model has a single one\. Choose another"):
+            engine.change({"predictor": "hybrid"})
+        assert not missing(engine, modes_of(("hybrid",)), engine.settings) & {"gate_recall", "estimator"}
 
 
 @pytest.mark.long(0.1)

@@ -23,6 +23,7 @@ from core.measure.calibrate.states import States
 from core.measure.calibrate.times import FEWEST_TOKENS, PASSES, PROMPT, measure
 from core.measure.calibrate.written import Writer
 from core.memory.store import Cancelled
+from core.policy.allocation.slot_allocation import AHEAD
 from core.policy.predict.nets.training import Progress
 from core.profile.profile import PARTS, Profile
 from core.profile.trace import Trace
@@ -109,7 +110,11 @@ def _check_parts(engine: Engine, wanted: set[str]) -> None:
             "or leave times out."
         )
     if engine.shape.layers < 2:
-        wanted -= {"gate_recall", "estimator"}  # a single layer has no layer before it
+        if wanted <= AHEAD:
+            raise SettingError(
+                f"{' and '.join(sorted(wanted))}: of a model with a single MoE layer there is no such part."
+            )
+        wanted -= AHEAD
 
 
 def check_trace(trace: Trace, engine: Engine) -> None:

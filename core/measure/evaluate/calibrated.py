@@ -12,6 +12,7 @@ from core.errors import SettingError
 from core.measure.calibrate.gather import calibrate
 from core.measure.evaluate.modes import Mode, needs
 from core.measure.evaluate.run import Progress
+from core.policy.allocation.slot_allocation import AHEAD
 from core.profile import PARTS, Profile
 from core.settings.config import Settings
 
@@ -27,6 +28,8 @@ def missing(engine: Engine, modes: Sequence[Mode], base: Settings) -> set[str]:
             wanted |= set(needs(mode.over(base)))
         except SettingError:
             pass  # cannot run; its row reports why
+    if engine.shape.layers < 2:
+        wanted -= AHEAD  # the rows of modes that need them say why these cannot run
     return {part for part in wanted & PARTS.keys() if engine.profile is None or not engine.profile.has(part)}
 
 

@@ -22,6 +22,8 @@ from core.system.command import COMMAND
 
 HOW = f"run {COMMAND} calibrate, or open the Calibrate tab"
 HOW_PLANNED = f"run {COMMAND} plan --save"
+AHEAD = frozenset({"estimator", "gate_recall"})
+"""Parts of a profile about what one MoE layer says of the next: a model with a single one has none."""
 
 
 class AllocationProfile(Protocol):
@@ -54,6 +56,12 @@ def check_need(kind: str, name: str, profile: AllocationProfile | None) -> None:
     """Raises SettingError, with advice, when this variant needs parts that the profile does not have."""
     chosen = variant(kind, name)
     if lacks := [part for part in chosen.needs if profile is None or not profile.has(part)]:
+        single = profile is not None and profile.counts is not None and len(profile.counts) < 2
+        if single and AHEAD.intersection(lacks):
+            raise SettingError(
+                f"{general()[kind].title} “{chosen.title}” needs what one MoE layer says of the next, and this model "
+                "has a single one. Choose another."
+            )
         what = "" if profile is None else f" that has {' and '.join(lacks)}"
         raise SettingError(
             f"{general()[kind].title} “{chosen.title}” needs a profile of this model{what}: "

@@ -8,6 +8,9 @@ Every thread that lets torch share an operation gets a pool of its own, which li
 pools together have more threads than there are processors, none of them spins any more: each operation then waits until
 the system has woken its helpers, several times as long as a token's operations take. So threads that compute only on
 the side compute alone, and a thread that stops computing ends its helpers. With other runtimes both do nothing.
+
+torch has one more pool, which a process that is forked makes anew at the first operation. Threads that begin together
+then find none ("Invalid thread pool!"), so a forked process makes it before there is another thread.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -64,3 +68,7 @@ def stop_spinning() -> None:
     if (library := _library()) is not None:
         nothing = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p)
         library.GOMP_parallel(nothing, None, (os.cpu_count() or 1) + 1, 0)
+
+
+if sys.platform != "win32":  # which has no forks
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))

@@ -23,8 +23,9 @@ from transformers.cache_utils import (
 )
 
 from core.errors import ModelError
-from core.hf.reserved_layers import Copied, Held, Part, Reserved, ReservedLayer, ReservedWindow, noise
+from core.hf.reserved_layers import Copied, Held, Part, Reserved, ReservedLayer, noise
 from core.hf.reserved_tensor import Allocated, ReservedTensor, on_host
+from core.hf.reserved_window import ReservedWindow
 
 
 class ReservedStates(Reserved, LinearAttentionLayer):

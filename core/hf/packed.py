@@ -27,7 +27,8 @@ from core.errors import ModelError
 from core.hf.cached_pass import cached_pass
 from core.hf.decode_attention import ATTENTION, REGISTRY
 from core.hf.packed_cache import PackedCache, PackedLayer, PerSequence, joined
-from core.hf.reserved_layers import ReservedLayer, ReservedWindow
+from core.hf.reserved_layers import ReservedLayer
+from core.hf.reserved_window import ReservedWindow
 from core.memory.to_device import to_device
 
 CACHES = ("past_key_values", "past_key_value", "cache_params", "cache")

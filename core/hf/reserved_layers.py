@@ -1,4 +1,4 @@
-"""Layers of the KV cache with keys and values, whole or of a window, in memory of a fixed size: see `core.hf.cache`.
+"""What all layers of the KV cache share, and those of full attention, in memory of a fixed size: see `core.hf.cache`.
 
 What a layer holds can be copied to host memory and put back. Keys and values of positions can be cut to any number of
 them (`rows`); a window that has lost positions, and a state, are of one moment (`moment`).
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer
 
 from core.errors import ModelError
 from core.hf.decode_attention import FILLED
@@ -40,7 +40,6 @@ class Held(NamedTuple):
     addresses: tuple[int, ...]
 
 
-BLOCK = 64  # positions that passes by address read together
 NOISE = 64  # positions
 Copied = list[Any]  # of one layer: tensors in host memory, None where there was nothing, and numbers
 
@@ -201,7 +200,7 @@ class ReservedLayer(Reserved, DynamicLayer):
 
     def like(self, other: Any) -> None:
         super().like(other)
-        _initialize(self, other)
+        initialize(self, other)
 
     def cuttable(self, length: int) -> bool:
         return super().cuttable(length) and (
@@ -220,107 +219,6 @@ class ReservedLayer(Reserved, DynamicLayer):
         self.keys, self.values = (room.put(next(copied), length) for room in self._rooms)
 
 
-class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
-    """Sliding window: the last keys and values but the current token's own, which come with the call. A pass by address
-    writes them too, position p where p modulo the `window` positions of the memory lies: of a pass over more than
-    `window - sliding_window + 1` rows, these are written and read in parts."""
-
-    keys: Any  # a tensor; None before the first pass
-    values: Any
-
-    def _reserve(self, context: int) -> None:
-        super()._reserve(context)
-        self._kept = max(1, self.sliding_window - 1)
-        self.window = -(-(self.sliding_window + BLOCK - 1) // BLOCK) * BLOCK
-        room = min(context, self.window)
-        self._by_address = False
-        self.momentary = self.momentary or self._kept < context
-        self._rooms = ReservedTensor(room, 2, self.allocated), ReservedTensor(room, 2, self.allocated)
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the window's content followed by [batch, heads, n, dim], and keep the last positions of both."""
-        full: tuple[torch.Tensor, torch.Tensor] = super().update(key_states, value_states, *args, **kwargs)
-        self.keys, self.values = (room.keep_last(t, self._kept) for room, t in zip(self._rooms, full, strict=True))
-        return full
-
-    def allocate(self, parts: Sequence[Part]) -> None:
-        keys, values = (torch.empty(1, heads, 0, width, dtype=dtype) for (heads, width), dtype in parts)
-        if self._rooms[0].memory is None:
-            self.update(keys, values)
-        self._by_address = True
-
-    def grow(self, count: int) -> None:
-        super().grow(count)
-        self.cumulative_length += count
-        self.keys, self.values = (room.filled(self.cumulative_length) for room in self._rooms)
-
-    def held(self) -> Held:
-        found = [room.memory for room in self._rooms if room.memory is not None]
-        return Held(found[0].shape[2] if found else 0, tuple([memory.data_ptr() for memory in found]))
-
-    def lengthen(self, count: int, draw: torch.Generator) -> None:
-        super().lengthen(count, draw)
-        if self._by_address:
-            for room, of in zip(self._rooms, (self.keys, self.values), strict=True):
-                assert room.memory is not None
-                room.memory.copy_(noise(of, 2, room.memory.shape[2], draw))
-            self.grow(count)
-        elif self.is_initialized:
-            self.update(noise(self.keys, 2, count, draw), noise(self.values, 2, count, draw))
-
-    @property
-    def growing_bytes(self) -> int:
-        keys, values = self._rooms
-        return super().growing_bytes + keys.bytes + values.bytes
-
-    def clear(self) -> None:
-        super().clear()
-        self.cumulative_length = 0
-        if self.is_initialized:
-            self.keys, self.values = self.keys[:, :, :0], self.values[:, :, :0]
-
-    def drop(self) -> None:
-        super().drop()
-        self._by_address = False
-        if self.is_initialized:
-            self.keys, self.values = self.keys.clone(), self.values.clone()  # of no positions: views of nothing
-        for room in self._rooms:
-            room.drop()
-
-    def like(self, other: Any) -> None:
-        super().like(other)
-        if _initialize(self, other):
-            self._sliding_window_tensor = other._sliding_window_tensor.clone()
-            self.keys, self.values = other.keys[:, :, :0].clone(), other.values[:, :, :0].clone()
-
-    def cuttable(self, length: int) -> bool:
-        kept = self.window if self._by_address else self._kept
-        whole = kept is not None and self.cumulative_length <= kept  # none has left it
-        return super().cuttable(length) and (
-            not self.is_initialized or (whole and all(room.length >= length for room in self._rooms))
-        )
-
-    def cut(self, length: int) -> None:
-        super().cut(length)
-        if self.is_initialized and self.cumulative_length > length:
-            self.keys, self.values = (room.cut(length) for room in self._rooms)
-            self.cumulative_length = length
-
-    def moment(self) -> Copied:
-        return [*super().moment(), self.cumulative_length, *(room.copied(room.length) for room in self._rooms)]
-
-    def put_moment(self, copied: Iterator[Any], most: int | None = None) -> None:
-        super().put_moment(copied, most)
-        self.cumulative_length = next(copied)
-        kept = [(room, next(copied)) for room in self._rooms]
-        if most is not None and self.cumulative_length > most:
-            self.cumulative_length = most
-        if self.is_initialized:
-            self.keys, self.values = (room.put(copy, most) for room, copy in kept)
-
-
 def noise(like: torch.Tensor, dim: int, count: int, draw: torch.Generator) -> torch.Tensor:
     """Random numbers as large as those of `like`, `count` along `dim`; a few positions, again and again."""
     shape = list(like.shape)
@@ -329,7 +227,7 @@ def noise(like: torch.Tensor, dim: int, count: int, draw: torch.Generator) -> to
     return own.repeat([-(-count // NOISE) if at == dim else 1 for at in range(like.ndim)]).narrow(dim, 0, count)
 
 
-def _initialize(own: Any, other: Any) -> bool:
+def initialize(own: Any, other: Any) -> bool:
     """A layer with keys and values is as if it had been used where `other` was; whether it was not before."""
     if own.is_initialized or not other.is_initialized:
         return False

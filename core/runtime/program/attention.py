@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from core.errors import ModelError
-from core.hf.reserved_layers import Part, Reserved, ReservedWindow
+from core.hf.reserved_layers import Part, Reserved
+from core.hf.reserved_window import ReservedWindow
 from core.memory.codec.fast.steps import Work, named, single
 from core.runtime.program import attend, gated_heads, rms, rotate
 from core.runtime.program.attend import Attend

@@ -36,13 +36,7 @@ log = logging.getLogger("moestro.load")
 PART = "language_model"
 BLOCKS = "mlp", "block_sparse_moe"
 NORMS = "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
-ROTATIONS = (
-    "default",
-    "linear",
-    "llama3",
-    "yarn",
-    "proportional",
-)  # whose angles do not depend on the length of a text
+ROTATIONS = "default", "linear", "llama3", "yarn", "proportional"  # of angles that no text's length changes
 PLACES = (  # of norms: before the mixer, of what it adds, before the rest, of what that adds
     ("input_layernorm", "", "post_attention_layernorm", ""),
     ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),

@@ -295,8 +295,5 @@ def _hooks(routing: Routing) -> list[Mapping[int, object]]:
     """The hooks around a layer's experts, as they are at any time."""
     router, module = routing.rest.site.router, routing.rest.site.module
     before = routing.layer.after_module, router, module
-    return [
-        *[one._forward_pre_hooks for one in before if one is not None],
-        router._forward_hooks,
-        module._forward_hooks,
-    ]
+    given = [one._forward_pre_hooks for one in before if one is not None]
+    return [*given, router._forward_hooks, module._forward_hooks]

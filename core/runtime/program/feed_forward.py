@@ -35,9 +35,7 @@ from core.runtime.program.weights import (
 SCALES = "routed_scaling_factor", "router_scaling_factor", "route_scale"  # of weights
 COUNTS = "n_group", "num_group", "n_groups"  # of groups of experts
 GROUPED = 4 * TRIED  # random rows for a router that may have such: rules for choosing groups differ in few rows
-SAME = (
-    0.9  # of random rows for which a rule has to choose the router's own logits: scores may be equal where these differ
-)
+SAME = 0.9  # of random rows for which a rule has to choose logits as the router does; equal ones are alike
 EPSILON = 1e-20  # added to totals of sigmoids by all models with such routers: no trial shows it
 ACTIVATIONS = Gate(1), Gate(1, "gelu_tanh")
 

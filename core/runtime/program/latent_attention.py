@@ -26,10 +26,8 @@ from core.runtime.program.mixer import Pass, norm, row_at, some
 from core.runtime.program.trial import Angles, Trial, trial
 from core.runtime.program.weights import NormWeight, Weight, forward, known, near, norm_of, weight_of
 
-LATENT, LOW = (
-    "kv_a_proj_with_mqa",
-    "q_a_proj",
-)  # by which such a module is known, and one that makes queries in two steps
+LATENT = "kv_a_proj_with_mqa"  # by which such a module is known
+LOW = "q_a_proj"  # that makes queries in two steps
 AT_ONCE = 128  # rows whose queries are latents at the same time: each head has a whole one
 
 

@@ -120,7 +120,7 @@ class CacheCore(Residents[S]):
         self.held.complete(eid, slots)
         self.tick += 1
         if not had:
-            self.policy.admitted(eid, self.tick, self.now)
+            self._uses.order.admitted(eid, self.tick, self.now)
         return slots
 
     def admit_requested(self, eid: int) -> tuple[S, ...] | None:
@@ -132,8 +132,8 @@ class CacheCore(Residents[S]):
         return slots
 
     def use(self, eid: int) -> None:
-        """Count a request of an expert that was admitted for it."""
-        self.tick = self._uses.note(self.tick, self.now, (eid,))
+        """Count a request of a leased expert that was admitted for it."""
+        self.tick = self._uses.hold(self.tick, self.now, eid)
 
     def readmit(self, eid: int) -> Segment:
         """Give an expert without slots those for the blocks that its layer keeps of it, or for all blocks where the
@@ -171,6 +171,7 @@ class CacheCore(Residents[S]):
         or the layer keeps no part of them. With the last lease, borrowed slots are given back."""
         self._leases.remove(eids)
         self._leased = None
+        self._uses.settle()
         if not eids:
             return
         layer = eids[0] // self.experts
@@ -185,6 +186,7 @@ class CacheCore(Residents[S]):
         """End all leases, after a pass that broke off."""
         self._leases.clear()
         self._leased = None
+        self._uses.settle()
         for pool in self.pools:
             self._return_borrowed(pool)
 

@@ -108,7 +108,7 @@ class Residents(Generic[S]):
             self.drop(eid)
         if self.table[eid]:
             self.pool(eid // self.experts).free.extend(self._cut(eid, 0))
-            self.policy.left(eid)
+            self._uses.left(eid)
 
     def cut(self, eid: int) -> None:
         """A resident that is longer than its layer's top loses the slots of the rest."""
@@ -205,7 +205,7 @@ class Residents(Generic[S]):
             if self.held.long and (eid := self._to_cut(pool, *blocked, spared)) is not None:
                 self.cut(eid)
                 return True
-            gone = victim(self.policy, pool.part, self.now, self.layer, *blocked, spared)
+            gone = victim(self._uses.order, pool.part, self.now, self.layer, *blocked, spared)
             if gone is not None:
                 if not may_displace(gone):
                     return False

@@ -20,10 +20,13 @@ from core.runtime.expert_math import ExpertMath, Tap
 from core.runtime.miss import MissPolicy
 from core.runtime.prefetcher import Prefetcher
 from core.runtime.product import Product
-from core.runtime.program.experts import FastMath, FastRows, fast_all_hits
+from core.runtime.program.experts import FastMath, FastRows
+from core.runtime.program.token import FastToken, fast_all_hits
 from core.runtime.rows import ExpertRows, Routed, compute_all_hits, distinct
 from core.runtime.step_sink import StepSink
 from core.types import Outcome
+
+Rows = ExpertRows | FastRows | FastToken
 
 
 class MoEStep:
@@ -81,9 +84,10 @@ class MoEStep:
         routed = self._route(layer, ids, weights, asked)
         if self.expert_cache.has_pending_prefetches:
             self.expert_cache.arrive(layer, routed.wanted)
-        kind = FastRows if isinstance(self.math[layer], FastMath) else ExpertRows
-        rows = kind(self.math[layer], self._product(layer, routed), hidden, routed)
-        requests = (self._token if len(routed.chosen) == 1 else self._prompt)(layer, rows, routed)
+        one = len(routed.chosen) == 1
+        kind = (FastToken if one else FastRows) if isinstance(self.math[layer], FastMath) else ExpertRows
+        rows: Rows = kind(self.math[layer], self._product(layer, routed), hidden, routed)
+        requests = (self._token if one else self._prompt)(layer, rows, routed)
         result = rows.combined(self._tap)
         self.sink.layer(layer, routed.asked, routed.requests(requests))
         return result
@@ -127,7 +131,7 @@ class MoEStep:
         # with one token, each expert is computed once anyway
         return routed.without_idle() if len(asked) > 1 and self.math[layer].has_idle else routed
 
-    def _token(self, layer: int, rows: ExpertRows | FastRows, routed: Routed) -> list[LeasedSegment]:
+    def _token(self, layer: int, rows: Rows, routed: Routed) -> list[LeasedSegment]:
         """Lease and compute the wanted experts of one token. Later layers' experts are prefetched before that; on a
         GPU, which computes while this thread goes on, once it has the resident ones to compute."""
         lease = self.expert_cache.acquire(layer, routed.wanted)
@@ -144,7 +148,7 @@ class MoEStep:
         self._release(lease)
         return lease.requests
 
-    def _prompt(self, layer: int, rows: ExpertRows | FastRows, routed: Routed) -> list[LeasedSegment]:
+    def _prompt(self, layer: int, rows: Rows, routed: Routed) -> list[LeasedSegment]:
         """Lease and compute the wanted experts of several tokens, in waves where they need more than there are slots.
         Later layers' experts are prefetched once nothing more has to be fetched for this one."""
         requests: list[LeasedSegment] = []
@@ -156,7 +160,7 @@ class MoEStep:
             requests += lease.requests
         return requests
 
-    def _compute(self, rows: ExpertRows | FastRows, batch: Sequence[LeasedSegment]) -> None:
+    def _compute(self, rows: Rows, batch: Sequence[LeasedSegment]) -> None:
         """Compute segments as soon as their copies have landed."""
         for leased in batch:
             if leased.ticket is not None:

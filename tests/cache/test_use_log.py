@@ -87,6 +87,23 @@ def test_a_use_of_an_expert_that_is_evicted_afterwards_does_not_bring_it_back() 
     assert [bool(core.table[eid]) for eid in range(6)] == [False, True, False, True, True, True]
 
 
+def test_requests_of_leased_experts_are_held_until_they_may_be_evicted() -> None:
+    uses = UseLog(Recording(ExpertIndex(LAYERS, EXPERTS)), LAYERS * EXPERTS)
+    assert uses.note(0, 7, [1]) == 1 and uses.hold(2, 7, 0) == 3 and uses.hold(4, 7, 5) == 5
+    order = uses.order
+    assert isinstance(order, Recording) and order.uses == [(1, 1, 7)]
+    assert uses.note(5, 7, [9]) == 6, "of the next layer: those of the one before are no longer leased"
+    uses.flush()
+    assert order.uses == [(1, 1, 7), (0, 3, 7), (5, 5, 7), (9, 6, 7)] and uses.policy is order
+    uses.hold(6, 8, 2)
+    uses.left(3)
+    assert order.uses[-1] == (9, 6, 7)
+    uses.left(2)
+    assert order.uses[-1] == (2, 7, 8) and order.score[2] == GONE, "evicted while it was leased, for a copy that failed"
+    uses.settle()
+    assert uses.policy.score[2] == GONE
+
+
 def test_two_leases_of_the_same_experts_end_one_by_one() -> None:
     core = CacheCore(LAYERS, EXPERTS, policy_maker(Choice("lru")), numbered_pools(LAYERS * EXPERTS, [4]))
     for eid in (0, 1, 2, 3):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,9 +22,12 @@ from core.memory.codec.matrix import Matrix, matrix
 from core.memory.codec.native.team_code import LINE
 from core.memory.codec.native.threads import acquire_team
 from core.runtime.expert_math import ExpertMath, Tap
-from core.runtime.product import Product, resident_first
+from core.runtime.product import Product
 from core.runtime.program import bias, combine, gate
 from core.runtime.rows import NOTHING, Routed
+
+if TYPE_CHECKING:
+    from core.runtime.program.token import TokenSteps
 
 PAIRS = 256  # rows of resident experts that are computed together: what is between the products stays in the cache
 FP32 = torch.float32
@@ -42,14 +45,7 @@ class ExpertKernels:
         self._gate = gate.kernel(self.gate)
         self._biases = [None if one.bias is None else bias.kernel(_bias(one)) for one in (up, down)]
         self.steps = Steps()
-        self._token: dict[int, TokenSteps] = {}
-
-    def token_steps(self, chosen: int) -> TokenSteps:
-        """The steps of one row through so many resident experts, of any layer."""
-        if chosen not in self._token:
-            with torch.inference_mode(False):
-                self._token[chosen] = TokenSteps(self, chosen)
-        return self._token[chosen]
+        self.tokens: dict[int, TokenSteps] = {}  # by the experts that a token chooses
 
     def works(
         self, steps: Steps, counts: Sequence[int], given: Sequence[int], slots: int, out: int, memory: int
@@ -111,10 +107,6 @@ class FastMath(ExpertMath):
         super().__init__(experts, codec)
         self.steps = kernels.steps
 
-    def token_steps(self, chosen: int) -> TokenSteps:
-        """The steps of one row through so many resident experts."""
-        return self.kernels.token_steps(chosen)
-
     def choose(self, *, stack: bool = False, kernels: bool = True) -> None:
         super().choose(stack=False, kernels=kernels)
 
@@ -127,7 +119,7 @@ class FastMath(ExpertMath):
 
 
 class FastRows:
-    """As `core.runtime.rows.ExpertRows`, in the fast arithmetic."""
+    """As `core.runtime.rows.ExpertRows` for several rows, in the fast arithmetic."""
 
     def __init__(self, math: ExpertMath, product: Product, hidden: torch.Tensor, routed: Routed) -> None:
         """`hidden` [T, H]: the states that `routed` sends to experts."""
@@ -148,8 +140,6 @@ class FastRows:
 
     def batches(self, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]:
         """Resident experts together, as many as have PAIRS rows, then each of the others."""
-        if self._tokens == 1:
-            return resident_first(segments, {}, 1, late_together=False)
         found: list[list[LeasedSegment]] = []
         size = PAIRS
         for one in segments:
@@ -176,10 +166,10 @@ class FastRows:
             pairs = [pair for one in batch for pair in self._where[one.expert]]
             memory = team.memory(ExpertKernels, kernels.memory(len(pairs)))
             self._pairs[pairs] = torch.arange(self._done, self._done + len(pairs))
-            rows = steps.put([pair // self._chosen for pair in pairs]) if self._tokens > 1 else numbered(0)
+            rows = steps.put([pair // self._chosen for pair in pairs])
             given, done, wide = list[int](), 0, 2 * kernels.inner * 4
             for count in counts:
-                given += (x, rows + (8 * done if self._tokens > 1 else 0), count, memory + done * wide, wide)
+                given += (x, rows + 8 * done, count, memory + done * wide, wide)
                 done += count
             out = self._out.data_ptr() + self._done * kernels.hidden * 4
             slots = steps.put([one.slots[0].parts.at for one in batch])
@@ -207,52 +197,6 @@ class FastRows:
             team.release()
             steps.clear()
         return total.to(self._hidden.dtype)
-
-
-def fast_all_hits(
-    math: ExpertMath,
-    segments: Sequence[LeasedSegment],
-    hidden: torch.Tensor,
-    order: Sequence[int],
-    weights: torch.Tensor,
-    tap: Tap | None = None,
-) -> torch.Tensor:
-    """As `core.runtime.rows.compute_all_hits`."""
-    assert isinstance(math, FastMath)
-    return math.token_steps(len(segments)).compute(segments, hidden, weights, tap)
-
-
-class TokenSteps:
-    """One row through its experts, all of them resident: one native call, of whose steps only addresses change."""
-
-    def __init__(self, kernels: ExpertKernels, chosen: int) -> None:
-        self._x, self._total = torch.empty(1, kernels.hidden), torch.empty(1, kernels.hidden)
-        self._weights = torch.empty(1, chosen)
-        self._memory = torch.empty(kernels.token_memory(chosen) + LINE, dtype=torch.uint8)
-        begin = -self._memory.data_ptr() % LINE
-        out = self._memory[begin + kernels.up.prepared_bytes :][: chosen * kernels.hidden * 4]
-        self._out = out.view(FP32).view(chosen, kernels.hidden)
-        self._steps = steps = Steps(8, 8192 + 384 * chosen)
-        self._slots = steps.put([0] * chosen)
-        x, weights, total = (one.data_ptr() for one in (self._x, self._weights, self._total))
-        memory = self._memory.data_ptr() + begin
-        steps.extend(kernels.token(steps, chosen, x, weights, self._slots, total, memory))
-
-    def compute(
-        self, segments: Sequence[LeasedSegment], hidden: torch.Tensor, weights: torch.Tensor, tap: Tap | None
-    ) -> torch.Tensor:
-        """[1, H]: valid until the next call. `segments` are in the router's order."""
-        self._x.copy_(hidden)
-        self._weights.copy_(weights)
-        self._steps.change(self._slots, [one.slots[0].parts.at for one in segments])
-        team = acquire_team()
-        try:
-            self._steps.run(team)
-        finally:
-            team.release()
-        if tap is not None:
-            tap(self._out)
-        return self._total.to(hidden.dtype)
 
 
 def matrices(codec: Codec, up: str) -> tuple[Matrix, Matrix]:

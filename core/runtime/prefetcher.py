@@ -67,7 +67,9 @@ class Prefetcher:
         if self._first and share.kv is not None and not share.kv.length:
             self._idle, self.active = True, False
             return
-        self.active = not self._idle and (predictor.looks or shadows)
+        asked = self._predictor_host.keeps_routing or not self._throttle.paused
+        self._predictor_host.pause(not asked)
+        self.active = not self._idle and ((predictor.looks and asked) or shadows)
         if self._predictor_host.predicts:
             self._predictor_host.begin([(one.request, one.tokens) for one in batch.shares])
         if predictor.starts and not self._throttle.paused and not self._idle:

@@ -53,8 +53,9 @@ class PrefetchSettings:
     auto: Annotated[
         bool,
         Param(
-            "Pause fetching ahead while it costs more than it saves, as measured over "
-            "the last tokens, and try it again after a while.",
+            "Fetch ahead only where tokens are faster with it: blocks of tokens with it and without it take turns, at "
+            "first and again after a while, and the faster way stays. Where the two cannot be told apart, nothing is "
+            "fetched ahead.",
             title="Pause when it does not pay",
             name="prefetch_auto",
             advanced=True,

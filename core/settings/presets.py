@@ -272,7 +272,7 @@ PRESETS: tuple[Preset, ...] = (
         "Auto",
         "What needs no profile and works nearly everywhere: uses that fade decide who stays, the "
         "next layer's gate is asked for what comes, nothing is fetched that would come too late, and prefetching "
-        "pauses while it costs more than it saves.",
+        "goes on only where it is measured to save time.",
         "ours",
         {"eviction": "lcp", "predictor": "gate", "prefetch_deadline": True, "prefetch_auto": True},
     ),

@@ -60,17 +60,26 @@ def test_keeping_changes_no_token(engine: Engine) -> None:
     assert again == plain and plain
 
 
-def test_prefetching_that_does_not_pay_is_paused_and_said(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.policy.prefetch.throttle.WINDOW", 2)
+def test_prefetching_is_compared_with_none_and_the_result_is_said(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"LEAD": 0, "LEARNING": 0, "BLOCK": 2, "MOST": 2, "SURE": 1e9}.items():
+        monkeypatch.setattr(f"core.policy.prefetch.comparison.{name}", value)
     monkeypatch.setattr("core.policy.prefetch.throttle.REST", 3)
-    monkeypatch.setattr("core.cache.counts.PrefetchCost.net_ms", lambda *_: -1e6)
-    engine.change({"predictor": "recent", "prefetch_auto": True})
-    steps = [s for _ in range(2) for s in answered(engine) if s.phase == "decode"]
-    assert [s.predict_ms > 0 for s in steps] == [True] * 4 + [False] * 3 + [True]
-    assert [text for _, text in engine.parts.telemetry.marks if text.startswith("prefetching")] == [
-        "prefetching paused: it cost 1000000.00 ms a token more than it saved; next try in 3 tokens",
-        "prefetching is tried again",
-    ]
+    engine.change({"predictor": "gate", "prefetch_auto": True})
+    steps, hooked = list[StepRecord](), list[int]()
+    for _ in range(3):
+        for piece in engine.generate(TEXT, Sampling(max_new_tokens=5)):
+            step = piece.step
+            if step is not None and step.phase == "decode" and (not steps or step is not steps[-1]):
+                steps.append(step)
+                hooked.append(hooks(engine))
+    without, asked, rest = [False] * 2, [True] * 2, [False] * 3
+    assert [s.predict_ms > 0 for s in steps] == [*without, *asked, *rest, *without, *asked, False]
+    assert [n > min(hooked) for n in hooked] == [s.predict_ms > 0 for s in steps], "none, so that nothing waits for it"
+    said = [text for _, text in engine.parts.telemetry.marks if text.startswith("prefetching")]
+    assert [text.split(":")[0] for text in said] == ["prefetching paused, not told apart"] * 2
+    assert "over 2 tokens each; compared again in 3 tokens" in said[0] and "in 6 tokens" in said[1]
     engine.change({"prefetch_auto": False})
     assert all(s.predict_ms > 0 for s in answered(engine) if s.phase == "decode")
 

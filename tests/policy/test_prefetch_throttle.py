@@ -1,30 +1,30 @@
-"""Prefetching that does not pay is paused, is tried again, and goes on when it pays."""
+"""Prefetching goes on only where tokens are surely faster with it, by blocks of both; and is compared again."""
+
+import random
 
 import numpy as np
 import pytest
 
-from core.policy.prefetch.throttle import LONGEST, REST, WINDOW, PrefetchThrottle
+from core.policy.prefetch.comparison import BLOCK, LEAD, LEARNING, MOST, Comparison
+from core.policy.prefetch.throttle import LONGEST, REST, PrefetchThrottle
 from core.types import StepRecord
 
+FEWEST = 2 * (LEAD + BLOCK) + LEARNING  # tokens of a block of each way
 
-def step(net_ms: float, phase: str = "decode", total_ms: float = 10.0) -> StepRecord:
+
+def step(total_ms: float, phase: str = "decode", tokens: int = 1) -> StepRecord:
     none = np.zeros(0, np.int16)
-    return StepRecord(
-        0,
-        phase,
-        1,
-        0.0,
-        total_ms,
-        1.0,
-        0.0,
-        0.0,
-        0.0,
-        none,
-        none,
-        none,  # type: ignore[arg-type]
-        none.astype(np.uint8),
-        net_ms=net_ms,
-    )
+    times = 0.0, total_ms, 1.0, 0.0, 0.0, 0.0
+    return StepRecord(0, phase, tokens, *times, none, none, none, none.astype(np.uint8))  # type: ignore[arg-type]
+
+
+def compared(usual: float, other: float, noise: float, seed: int) -> tuple[Comparison, int]:
+    """A comparison of ways that take so long, with log-normal noise, and the tokens that it took."""
+    one, draw, tokens = Comparison(), random.Random(seed), 0
+    while one.result is None:
+        tokens += 1
+        one.note((other if one.other else usual) * draw.lognormvariate(0.0, noise))
+    return one, tokens
 
 
 def throttle() -> tuple[PrefetchThrottle, list[str]]:
@@ -33,63 +33,87 @@ def throttle() -> tuple[PrefetchThrottle, list[str]]:
     return one, said
 
 
-def feed(one: PrefetchThrottle, count: int, net_ms: float) -> None:
-    for _ in range(count):
-        one.note(step(net_ms))
+def feed(one: PrefetchThrottle, count: int, without: float = 10.0, with_it: float = 10.0) -> list[bool]:
+    """Whether each of some tokens was computed while prefetching was paused."""
+    paused = []
+    for i in range(count):
+        paused.append(one.paused)
+        one.note(step((without if one.paused else with_it) * (1 + 1e-3 * (i % 2))))
+    return paused
 
 
-def test_a_loss_pauses_and_a_trial_that_pays_goes_on() -> None:
+@pytest.mark.parametrize(("usual", "other"), [(10.0, 20.0), (20.0, 10.0)])
+def test_a_large_difference_is_seen_after_a_block_of_each(usual: float, other: float) -> None:
+    one, tokens = compared(usual, other, 0.05, 1)
+    result = one.result
+    assert tokens == FEWEST and result is not None and result.faster is (other < usual)
+    assert result.usual_ms == pytest.approx(usual, rel=0.1) and result.other_ms == pytest.approx(other, rel=0.1)
+    assert result.tokens == BLOCK and not one.other, "the usual way until somebody decides"
+
+
+def test_ways_take_turns_and_their_first_tokens_do_not_count() -> None:
+    one, order = Comparison(), []
+    for _ in range(4 * (LEAD + BLOCK) + LEARNING):
+        order.append(one.other)
+        early = len(order) in (1, 2) or order[-2:] == [False, True] or order[-2:] == [True, False]
+        one.note(1e9 if early else 10.0 + len(order) % 2)
+    assert order.count(False) == 2 * (LEAD + BLOCK) and order.count(True) == 2 * (LEAD + BLOCK) + LEARNING
+    assert [a for a, b in zip(order, [None, *order], strict=False) if a != b] == [False, True, False]
+    assert one.result is None
+
+
+def test_equal_ways_are_rarely_told_apart_and_those_that_differ_by_twice_the_noise_of_a_token_nearly_always() -> None:
+    same = [compared(10.0, 10.0, 0.15, seed)[0].result for seed in range(200)]
+    assert sum(one is not None and one.faster is not None for one in same) <= 10
+    slower = [compared(10.0, 13.0, 0.15, seed)[0].result for seed in range(100)]
+    assert sum(one is not None and one.faster is False for one in slower) >= 99
+    assert all(one is None or one.faster is not True for one in slower)
+
+
+def test_it_pauses_where_it_costs_and_asks_again_ever_later() -> None:
     one, said = throttle()
-    feed(one, 2 * WINDOW - 1, -1.0)  # the first window is for learning
-    assert not one.paused
-    feed(one, 1, -1.0)
-    assert one.paused and "paused: it cost 1.00 ms a token more" in said[0] and str(REST) in said[0]
-    feed(one, REST - 1, 0.0)
-    assert one.paused
-    feed(one, 1, 0.0)
-    assert not one.paused and said[1:] == ["prefetching is tried again"]
-    feed(one, 2 * WINDOW, 0.1)
-    assert not one.paused and len(said) == 2
-    feed(one, WINDOW, -1.0)
-    assert one.paused and f"in {REST} tokens" in said[2]  # it had paid meanwhile: the pause is short again
+    assert feed(one, FEWEST, 10, 12) == [True] * (LEAD + BLOCK) + [False] * (LEAD + BLOCK + LEARNING)
+    assert said == [
+        f"prefetching paused: 12 ms a token with it, 10 without, over {BLOCK} tokens each; compared again in {REST} "
+        "tokens"
+    ]
+    assert all(feed(one, REST, 10, 12)), "paused until it is compared again"
+    feed(one, FEWEST, 10, 12)
+    assert one.paused and f"in {2 * REST} tokens" in said[1]
+    feed(one, 40 * LONGEST, 10, 12)
+    assert f"in {LONGEST} tokens" in said[-1] and f"in {LONGEST} tokens" in said[-2]
 
 
-def test_what_is_near_nothing_neither_stops_it_nor_brings_it_back() -> None:
+def test_it_goes_on_where_it_pays_and_after_a_change_of_heart_is_asked_again_soon() -> None:
     one, said = throttle()
-    feed(one, 10 * WINDOW, -0.19)  # less than 2 % of 10 ms
-    assert not one.paused and not said
-    feed(one, WINDOW, -0.5)
-    assert one.paused
-    feed(one, REST, 0.0)
-    feed(one, 2 * WINDOW, -0.01)  # in a trial any loss is one
-    assert one.paused and f"in {2 * REST} tokens" in said[-1]
+    feed(one, FEWEST, 10, 8)
+    assert "goes on" in said[0] and not any(feed(one, REST, 10, 8))
+    feed(one, FEWEST, 10, 8)
+    assert f"in {2 * REST} tokens" in said[1]
+    feed(one, 2 * REST + FEWEST, 10, 12)
+    assert "paused" in said[2] and f"in {REST} tokens" in said[2] and one.paused
 
 
-def test_pauses_grow_up_to_a_limit() -> None:
+def test_where_nothing_is_told_apart_it_pauses() -> None:
     one, said = throttle()
-    feed(one, 40 * LONGEST, -1.0)
-    rests = [int(text.split(" in ")[1].split()[0]) for text in said if "paused" in text]
-    assert rests[:3] == [REST, 2 * REST, 4 * REST] and rests[-1] == max(rests) == LONGEST
+    feed(one, MOST * (LEAD + BLOCK) + LEARNING)
+    assert one.paused and "not told apart" in said[0]
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_only_decoded_tokens_count_and_it_pauses_only_when_it_is_on(phase: str) -> None:
+def test_only_decoded_tokens_count_and_only_while_it_is_on(phase: str) -> None:
     one, said = throttle()
     one.enabled = phase == "prefill"
-    for _ in range(5 * WINDOW):
-        one.note(step(-5.0, phase))
-    told = ["prefetching costs 5.00 ms a token more than it saves; with prefetch_auto it would pause"]
-    assert not one.paused and said == (told if phase == "decode" else [])
-    one.enabled = True
-    feed(one, WINDOW, -5.0)
-    assert one.paused is (phase == "decode")
+    for _ in range(5 * FEWEST):
+        one.note(step(10.0 if one.paused else 20.0, phase))
+    assert not said and one.paused is one.enabled, "paused before anything is known, and never while it is off"
 
 
-def test_another_setting_ends_a_pause() -> None:
-    one, _ = throttle()
-    feed(one, 2 * WINDOW, -1.0)
-    assert one.paused
+def test_another_setting_begins_anew() -> None:
+    one, said = throttle()
+    feed(one, FEWEST, 10, 8)
+    assert not one.paused
     one.restart()
-    assert not one.paused
-    feed(one, 2 * WINDOW - 1, -1.0)
-    assert not one.paused
+    assert one.paused and one.last is None
+    feed(one, FEWEST, 10, 12)
+    assert one.paused and len(said) == 2

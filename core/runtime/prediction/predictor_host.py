@@ -53,6 +53,7 @@ class PredictorHost:
         self._watch: Watch | None = None
         self._seen: Seen | None = None
         self._distribution: tuple[int, Later] | None = None  # (layer, its router's), begun before it was asked for
+        self._paused = False  # the predictor is not asked
         self._begun = False  # `begin` was called for the coming pass
         self._keeps_outputs = False  # router outputs are needed by others than the predictor
         self._output: tuple[int, RouterOutput] | None = None  # (layer, its router's output) while `_keeps_outputs`
@@ -111,11 +112,18 @@ class PredictorHost:
         predictions. `certain`: that routing will be computed, whatever the router chooses."""
         self.keeps_routing, self._certain, self._predicted = on, certain, None
 
+    def pause(self, on: bool) -> None:
+        """Set whether the predictor is not asked, and so needs no hooks on the model, which cost a token of the fast
+        arithmetic a return to Python in every layer. Between two passes only."""
+        if on != self._paused:
+            self._paused = on
+            self._listen()
+
     def _listen(self) -> None:
         if self._watch is not None:
             self._watch.remove()
         self._watch = self._seen = self._output = None
-        if self.predictor.asks or self._keeps_outputs:
+        if (self.predictor.asks and not self._paused) or self._keeps_outputs:
             self._watch = watch(self._model, self._sites, self._keep, norms=self._uses_defaults)
 
     @property

@@ -1,9 +1,9 @@
 """Which of two ways of computing tokens is faster, measured while answers are written.
 
 The ways take turns in blocks of decoded tokens, in the order usual, other, other, usual, and so on, so that what
-changes slowly concerns both. The first tokens of a block are not counted: the cache is still as the way before left it. Times
-are compared by their logarithms, so that a rare long one weighs little. It ends as soon as the difference exceeds its
-noise, or after MOST blocks, and then the usual way stays.
+changes slowly concerns both. The first tokens of a block are not counted: the cache is still as the way before left it.
+Times are compared by their logarithms, so that a rare long one weighs little. It ends as soon as the difference exceeds
+its noise, or after MOST blocks, and then the usual way stays.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.migration import migrated
 from core.settings.param import Value, declared
+from core.settings.presets import FIRST, preset
 from core.settings.sampling import Sampling
 
 log = logging.getLogger("moestro.app")
@@ -49,9 +50,11 @@ class Remembered:
             return None
 
     def settings(self) -> Settings:
-        """The live settings of the last start."""
+        """The live settings of the last start; before any, those that choose for themselves."""
+        kept: Mapping[str, Value] | None = self._db.get("settings")
+        if kept is None:
+            return Settings(preset(FIRST).values)
         settings = Settings()
-        kept: Mapping[str, Value] = self._db.get("settings") or {}
         for name, value in migrated(kept).items():
             try:
                 settings = settings.with_({name: value})

@@ -286,6 +286,8 @@ PRESETS: tuple[Preset, ...] = (
     ),
 )
 
+FIRST = "auto"  # what a new user of the dashboard gets, and the head of every menu
+
 
 def preset(name: str) -> Preset:
     """Looks one up. Raises SettingError that lists them."""

@@ -142,7 +142,7 @@ def test_a_plan_while_idle_follows_what_the_engine_predicted(host: Host, monkeyp
     profile = replace(drawn_profile(engine), times=times)
     profile = replace(profile, curve_hit=curves[0], curve_chosen=curves[1], curve_cached=curves[0][..., None])
     engine.use_profile(profile)
-    wanted = {"predictor": "gate", "predictor.width": 256, "predictor.gate.last_state": True}
+    wanted = {"predictor": "gate", "predictor.width": 256, "predictor.gate.last_state": True, "prefetch_auto": False}
     assert host.models.change_many(wanted) == ""
     host.replanner.switch(True)
     answer = host.chats.ask(None, "hello there")

@@ -156,12 +156,12 @@ def titles(section: CacheSection) -> list[str]:
 
 def test_a_knob_moved_afterwards_is_named_and_one_click_resets_it(section: CacheSection) -> None:
     now = shown(section, section.values())
-    assert now[section.preset.menu] == CUSTOM and "What Moestro begins with" in now[section.preset.about]
-    assert titles(section)[0] == "Auto" and titles(section)[-1] == "Default"
-    assert section.host.models.change_many({"budget": "70%"}) == "" and titles(section)[-1] == "Default"
+    assert now[section.preset.menu] == "auto" and not now[section.preset.reset], "what a new user gets"
+    assert titles(section)[0] == "Auto" and titles(section)[-1] == "Custom"
+    assert section.host.models.change_many({"budget": "70%"}) == "" and titles(section)[-1] == "Custom"
     assert section.host.models.change("eviction", "random") == ""
-    assert "Your own settings" in shown(section, section.values())[section.preset.about]
-    assert titles(section)[-1] == "Custom"
+    assert titles(section)[-1] == "Auto, changed: Cache policy"
+    assert shown(section, section._reset_preset())[section.preset.menu] == "auto"
     section._choose_preset("mixtral_offloading")
     assert section.host.models.change("predictor.width", 3) == ""
     now = shown(section, section.values())
@@ -222,3 +222,12 @@ def test_who_leads_decoding_is_shown_on_a_gpu(tmp_path: Path, monkeypatch: pytes
         assert not controls.acts("gpu_decode") and not controls.controls["gpu_decode"].visible
         monkeypatch.setattr(FakeEngine, "on_gpu", True)
         assert controls.acts("gpu_decode") and controls.acts("link")
+
+
+def test_a_new_user_begins_with_auto_and_a_known_one_with_what_was_set(tmp_path: Path) -> None:
+    with closing(open_host(tmp_path)) as host:
+        assert matching(host.models.settings) is preset("auto")
+        assert host.models.settings["prefetch_auto"] is True
+        assert host.models.change("prefetch_auto", False) == ""
+    with closing(open_host(tmp_path)) as host:
+        assert host.models.settings["prefetch_auto"] is False and matching(host.models.settings) is None

@@ -18,12 +18,10 @@ from app.ui.controls import html
 from core.errors import SettingError
 from core.settings.config import Settings, params
 from core.settings.param import Value
-from core.settings.presets import PRESETS, Preset, matching, preset
+from core.settings.presets import FIRST, PRESETS, Preset, matching, preset
 
 CUSTOM = "custom"  # the choice while the settings match no preset
-FIRST = "auto"  # at the head of the menu
 KEPT = "preset"  # store key of the preset chosen last
-DEFAULT = '<p class="about">What Moestro begins with: the least recently used expert leaves, nothing is prefetched.</p>'
 NAMED = 2  # changed settings that are named; of more, their number is
 
 
@@ -63,12 +61,12 @@ class PresetMenu:
             self.host.remembered.put(KEPT, name)
         return problem
 
-    def base(self) -> Preset | None:
-        """The preset that was chosen last."""
+    def base(self) -> Preset:
+        """The preset that was chosen last; the first one, before any."""
         try:
-            return preset(str(self.host.store.db.get(KEPT, str) or ""))
-        except SettingError:  # none yet, or one of another version
-            return None
+            return preset(str(self.host.store.db.get(KEPT, str) or FIRST))
+        except SettingError:  # of another version
+            return preset(FIRST)
 
     def _state(self) -> tuple[list[tuple[str, str]], str, str, str, bool]:
         """The menu's choices, the chosen one, the description, the words of the reset button, and whether it shows."""
@@ -78,10 +76,6 @@ class PresetMenu:
         known = [(one.title, one.name) for one in (*first, *(one for one in PRESETS if one.name != FIRST))]
         if like is not None:
             return [*known, ("Custom", CUSTOM)], like.name, about(like), "", False
-        if base is None:
-            first_time = not any(changed(one, settings, Settings()) for one in PRESETS)
-            title, text = ("Default", DEFAULT) if first_time else ("Custom", about(None))
-            return [*known, (title, CUSTOM)], CUSTOM, text, "", False
         title = f"{base.title}, changed: {listed(changed(base, settings))}"
         return [*known, (title, CUSTOM)], CUSTOM, about(base), f"Reset to {base.title}", True
 
@@ -97,8 +91,6 @@ def listed(titles: list[str]) -> str:
     return ", ".join(titles) if len(titles) <= NAMED else f"{titles[0]} and {len(titles) - 1} more"
 
 
-def about(chosen: Preset | None) -> str:
+def about(chosen: Preset) -> str:
     """Description and requirements of a preset."""
-    if chosen is None:
-        return '<p class="about">Your own settings.</p>'
     return f'<p class="about">{escape(chosen.help)} <cite>{escape(chosen.source)}</cite></p>'

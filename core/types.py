@@ -242,5 +242,7 @@ class Frame:
     passes: int = 0  # forward passes, of prompts too, that `link_gbps` and `lossy` are over: the last ones
     net_ms: float = 0.0  # mean per decoded token over the window: time that prefetching saved less its cost
     prefetched: tuple[int, int, int, int] = (0, 0, 0, 0)  # in the window: used, late, wasted, of these evicted unused
+    compared: tuple[float, float, int, bool] | None = None  # ms a token with prefetching and without, over so many
+    # tokens each, taken in turns, and whether it goes on; None: not compared, or not yet
     pinned: tuple[int, ...] = ()  # eids that the user pinned
     lossy: LossyLook | None = None  # what lossy options do; None while all are off

@@ -115,6 +115,7 @@ class EngineFacts:
             lossy=self.parts.prediction.miss.look(layer),
         )
         frame.pinned = tuple(sorted(self._controller.placed.pinned))
+        frame.compared = self.parts.prediction.throttle.seen
         return frame
 
     @property

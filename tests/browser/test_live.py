@@ -96,13 +96,17 @@ def test_what_prefetching_is_worth_is_said_once_something_was_prefetched(dashboa
         """async () => {
         const { Figures } = await import("/ui/deck/js/figures.js");
         const box = {}, figures = new Figures((key) => (box[key] ??= document.createElement("b")));
-        const say = (prefetched, net_ms) => {
-          figures.ahead({ prefetched, net_ms }); return [box.ahead.hidden, box.ahead.textContent]; };
-        return [say([0, 0, 0, 0], 0), say([5, 1, 2, 1], 0.5), say([5, 1, 2, 0], -1.25)]; }"""
+        const say = (prefetched, net_ms, compared = null) => {
+          figures.ahead({ prefetched, net_ms, compared }); return [box.ahead.hidden, box.ahead.textContent]; };
+        return [say([0, 0, 0, 0], 0), say([5, 1, 2, 1], 0.5), say([5, 1, 2, 0], -1.25),
+          say([0, 0, 0, 0], 0, [12.5, 10, 8, false]), say([5, 1, 2, 0], 3, [8, 10, 16, true])]; }"""
     )
     assert said[0][0] and not said[1][0]
     assert said[1][1] == "Prefetched: 5 in time, 1 late, 2 wasted (1 evicted unused) · saves at most 0.50 ms a token"
     assert "makes each token 1.25 ms slower" in said[2][1] and "evicted" not in said[2][1]
+    paused = "Prefetching is paused: 12.5 ms a token with it, 10.0 without (8 tokens each)"
+    assert said[3] == [False, paused] and "Prefetched: 5 in time" in said[4][1]
+    assert "Prefetching pays: 8.00 ms a token with it, 10.0 without" in said[4][1] and "at most" not in said[4][1]
 
 
 def test_the_prefetchers_own_time_is_a_band_of_its_own_within_compute(dashboard: Dashboard) -> None:

@@ -77,6 +77,7 @@ def test_it_pauses_where_it_costs_and_asks_again_ever_later() -> None:
         f"prefetching paused: 12 ms a token with it, 10 without, over {BLOCK} tokens each; compared again in {REST} "
         "tokens"
     ]
+    assert one.seen == (pytest.approx(12, rel=1e-2), pytest.approx(10, rel=1e-2), BLOCK, False)
     assert all(feed(one, REST, 10, 12)), "paused until it is compared again"
     feed(one, FEWEST, 10, 12)
     assert one.paused and f"in {2 * REST} tokens" in said[1]
@@ -114,6 +115,6 @@ def test_another_setting_begins_anew() -> None:
     feed(one, FEWEST, 10, 8)
     assert not one.paused
     one.restart()
-    assert one.paused and one.last is None
+    assert one.paused and one.last is one.seen is None
     feed(one, FEWEST, 10, 12)
     assert one.paused and len(said) == 2

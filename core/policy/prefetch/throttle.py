@@ -36,6 +36,13 @@ class PrefetchThrottle:
         self._pays, self._left, self._rest = False, 0, REST
 
     @property
+    def seen(self) -> tuple[float, float, int, bool] | None:
+        """The last result: ms a token with prefetching and without, over so many tokens each, and whether it goes
+        on."""
+        last = self.last if self.enabled else None
+        return None if last is None else (last.other_ms, last.usual_ms, last.tokens, last.faster is True)
+
+    @property
     def paused(self) -> bool:
         """Whether the next pass prefetches nothing."""
         if not self.enabled:

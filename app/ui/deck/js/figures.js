@@ -15,6 +15,9 @@ function decoded({ step, decode, window }) {
   return found;
 }
 
+/** What a comparison of tokens with prefetching and without it has found. */
+const measured = (ahead, without, tokens, pays) => `Prefetching ${pays ? "pays" : "is paused"}: ${short(ahead)} ms a token with it, ${short(without)} without (${tokens} tokens each)`;
+
 export class Figures {
   constructor(find) { this.find = find; this.legends = new Map(); }
 
@@ -61,11 +64,12 @@ export class Figures {
     this.text("disk-sub", passes ? `${bytes(read / passes)}/token` : "no tokens yet");
   }
 
-  /** The benefit of the prefetcher; empty while nothing is prefetched. */
-  ahead({ prefetched: [used, late, wasted, evicted], net_ms }) {
-    this.find("ahead").hidden = !(used || late || wasted);
-    const early = evicted ? ` (${evicted} evicted unused)` : "";
-    this.text("ahead", `Prefetched: ${used} in time, ${late} late, ${wasted} wasted${early} · ${net_ms < 0 ? "makes each token" : "saves at most"} ${short(Math.abs(net_ms))} ms ${net_ms < 0 ? "slower" : "a token"}`);
+  /** The benefit of the prefetcher: measured where tokens with it and without it took turns, else an upper bound. Empty while nothing is prefetched. */
+  ahead({ prefetched: [used, late, wasted, evicted], net_ms, compared }) {
+    const some = used || late || wasted, early = evicted ? ` (${evicted} evicted unused)` : "";
+    this.find("ahead").hidden = !(some || compared);
+    const worth = compared ? measured(...compared) : `${net_ms < 0 ? "makes each token" : "saves at most"} ${short(Math.abs(net_ms))} ms ${net_ms < 0 ? "slower" : "a token"}`;
+    this.text("ahead", `${some ? `Prefetched: ${used} in time, ${late} late, ${wasted} wasted${early} · ` : ""}${worth}`);
   }
 
   share(frame) {

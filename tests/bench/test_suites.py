@@ -102,6 +102,14 @@ def test_kinds(tmp_path: Path) -> None:
     assert "latents (deepseek_v3)" in one.text
 
 
+@pytest.mark.long(1)
+def test_auto() -> None:
+    one = tried("auto")
+    (cell,) = one.result["cells"].values()
+    assert cell["best"] in ("lru", "lcp", "gate", "transitions") and cell["auto"]["median"] > 0
+    assert one.result["worst"] == one.result["median"] == cell["over_best"] and "EMULATED" in one.text
+
+
 @pytest.mark.long(0.3)
 def test_dispatch() -> None:
     one = tried("dispatch")

@@ -12,6 +12,7 @@ from core.memory.codec import quantize
 from core.runtime.grouped import FEW
 from tests.cuda.conftest import engine_on
 from tests.fake_cuda import FakeCuda
+from tests.selection import layered
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,7 @@ def logits(engine: Engine, tokens: int) -> torch.Tensor:
     return cached_pass(engine.model, ids.to("cuda"), engine.fresh_cache()).logits[0].cpu()
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "int4-g32"])
+@pytest.mark.parametrize("name", layered(["checkpoint", "int4-g32"], quick=lambda name: name == "int4-g32"))
 def test_residency_changes_no_bit_of_a_prompt(fake_kernels: FakeCuda, model: Path, name: str) -> None:
     found: dict[str, list[torch.Tensor]] = {}
     for budget in ("all", "50%"):

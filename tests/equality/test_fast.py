@@ -248,15 +248,21 @@ def test_no_bit_depends_on_how_it_is_computed(demo: Engine) -> None:
     assert texts[0] == texts[1] != ""
 
 
-@pytest.mark.parametrize("path", layered(LATENT, quick=lambda arch: arch == "deepseek_v3"), indirect=True)
-def test_no_bit_of_latent_attention_depends_on_how_it_is_computed(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "every"),
+    layered([("deepseek_v3", False), *((arch, True) for arch in LATENT)], quick=lambda case: not case[1]),
+    indirect=["path"],
+)
+def test_no_bit_of_latent_attention_depends_on_how_it_is_computed(path: Path, every: bool) -> None:
+    """Each number of threads and each cut, or `every` one of both."""
     how = dict(dtype="bfloat16", format="int4-g32", dense="int4-g32", context=256, sequences=4)
     ids = torch.randint(3, 250, (150,), generator=torch.Generator().manual_seed(1)).tolist()
     with unloading(load(path, **how)) as engine:
         assert engine.wiring.answering.hooked.program is not None
         share(1)
         wanted = logits(engine, ids, [150])
-        for threads, cuts in itertools.product((1, 2, 3), ([150], [1] * 20 + [130], [140] + [1] * 10)):
+        ways = (1, 2, 3), ([140] + [1] * 10, [1] * 20 + [130], [150])
+        for threads, cuts in itertools.product(*ways) if every else zip(*ways, strict=True):
             share(threads)
             assert torch.equal(logits(engine, ids, cuts), wanted), (threads, cuts)
             assert torch.equal(logits(engine, ids, cuts, OTHERS), wanted), (threads, cuts)

@@ -9,6 +9,7 @@ import pytest
 from tests.browser.conftest import Server
 from tests.browser.dashboard import Dashboard
 from tests.browser.lengths import say
+from tests.selection import layered
 
 DRAWN = """async (texts) => {
     const { nodes } = await import("/ui/chat/markdown.js");
@@ -98,7 +99,7 @@ def test_formulas_are_drawn_in_all_their_marks(dashboard: Dashboard) -> None:
         assert wanted[0] or words.split() == text.split(), "what cannot be drawn is shown as it was written"
 
 
-@pytest.mark.parametrize("step", [1, 7])
+@pytest.mark.parametrize("step", layered([1, 7], quick=lambda step: step == 7))
 def test_a_text_that_grows_ends_as_if_it_had_been_drawn_at_once(dashboard: Dashboard, step: int) -> None:
     text = "\n\n".join([*CASES, "$$\n# a\n- b\n$$", *CASES])
     grown, whole, kept = dashboard.page.evaluate(GROWN, [text, list(range(0, len(text), step))])

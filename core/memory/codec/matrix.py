@@ -29,7 +29,13 @@ class Matrix(NamedTuple):
     high: Part | None  # third bits
     scale: Part | None
     zero: Part | None
+    row: Part | None  # scales of rows, beside those of groups
     bias: Part | None  # in the compute dtype
+
+    @property
+    def row_scale(self) -> Part | None:
+        """What whole rows are multiplied by."""
+        return self.row if self.group else self.scale
 
 
 def matrix(codec: Base, part: str) -> Matrix:
@@ -53,5 +59,6 @@ def matrix(codec: Base, part: str) -> Matrix:
         find(f"{part}.q1"),
         find(f"{part}.scale"),
         find(f"{part}.zero"),
+        find(f"{part}.row"),
         find(f"{part}_bias"),
     )

@@ -92,16 +92,17 @@ def test_codes_are_the_nearest_for_the_scales_chosen(format: Format) -> None:
 def test_no_weight_inside_the_range_is_off_by_more_than_a_step(format: Format, seed: int, size: float) -> None:
     """Half a step of the widest gap between values, unless clipped; and a group's error never exceeds its weights."""
     weight = torch.randn(4, 128, generator=torch.Generator().manual_seed(seed)) * size
-    codes, scale, zero = quantize(weight, format, FULL)
-    rounded = dequantize(format, codes, scale, zero)
+    _, scale, zero, row = made = quantize(weight, format, FULL)
+    rounded = dequantize(format, *made)
     group = format.group or 128
     grouped, missed = weight.view(4, -1, group), (rounded - weight).view(4, -1, group)
     half = 1 << format.bits - 1
     values = torch.tensor(TABLES[format.table] if format.table else range(-half, half))
     gap = float(values.float().sort().values.diff().max())
-    step = scales(scale).abs().view(4, -1, 1)
+    signed = (scales(scale) if row is None else scales(scale) * row).view(4, -1, 1)
+    step = signed.abs()
     middle = zero.view(4, -1, 1) if zero is not None else torch.zeros(1)
-    ends = [middle + scales(scale).view(4, -1, 1) * float(v) for v in (values.min(), values.max())]
+    ends = [middle + signed * float(v) for v in (values.min(), values.max())]
     low, high = torch.minimum(*ends), torch.maximum(*ends)
     inside = (grouped >= low) & (grouped <= high)
     assert bool((missed.abs() <= step * gap * 0.501 + 1e-9)[inside].all())

@@ -87,7 +87,8 @@ def case(
             coded._replace(
                 scale=torch.full_like(coded.scale, 126)
                 if name == "mxfp4"
-                else (coded.scale > 0.006).half() / 64 + 1 / 64,
+                else ((coded.scale.float() > 0.006).half() / 64 + 1 / 64).to(coded.scale.dtype),
+                row=None if coded.row is None else torch.full_like(coded.row, 0.25),
                 zero=None if coded.zero is None else (coded.zero * 64).round() / 4,
             )
             for coded in given

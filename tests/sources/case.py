@@ -124,6 +124,19 @@ def bnb(name: str, arch: str, exact: str | None, label: str, kind: str = "nf4", 
     )
 
 
+def modelopt(name: str, arch: str, exact: str | None, algorithm: str, writer: Any) -> Case:
+    return Case(
+        f"modelopt-{name}",
+        "modelopt",
+        arch,
+        {"quant_method": "modelopt", "quant_algo": algorithm, "producer": {"name": "modelopt"}, "ignore": ["lm_head"]},
+        writer,
+        exact,
+        f"ModelOpt {algorithm}",
+        torch.bfloat16,
+    )
+
+
 def fp8(name: str, arch: str, label: str, *writer: Any, **config: Any) -> Case:
     described = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", **config}
     fields = (

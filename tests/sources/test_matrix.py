@@ -25,6 +25,8 @@ QUICK = {  # each kind of file in its hardest case: rows in another order, zero 
     ("bnb-nf4-nested", "qwen3_moe"),
     ("fp8-block", "deepseek_v3"),
     ("mxfp4", "gpt_oss"),
+    ("compressed-nvfp4", "qwen3_moe"),
+    ("modelopt-nvfp4", "granitemoe"),
 }
 
 

@@ -89,7 +89,7 @@ CASES: list[tuple[Callable[[Path], None], str]] = [
     (lambda p: settings(p, quant_method="mlx", bits=None), "an MLX checkpoint"),
     (lambda p: settings(p, quant_method=""), "an unnamed method"),
     (lambda p: settings(p, quant_method="auto-round", packing_format="auto_round:new"), "auto-round"),
-    (lambda p: settings(p, quant_method="compressed-tensors", format="nvfp4-pack-quantized"), "'nvfp4-pack-quantized'"),
+    (lambda p: settings(p, quant_method="compressed-tensors", format="mxfp6-pack-quantized"), "'mxfp6-pack-quantized'"),
     (
         lambda p: settings(p, quant_method="compressed-tensors", sparsity_config={"format": "sparse-24-bitmask"}),
         "'sparse-24-bitmask'",

@@ -14,7 +14,7 @@ from core.hf.files import ModelFiles, check_files
 from core.hf.quantization import IN_CONFIG, MLX, quantization_settings
 from core.hf.safetensors_file import TensorFiles
 from core.hf.tensors import Shape
-from core.importing.sources import awq, bnb, compressed, fp8, gptq, mxfp4
+from core.importing.sources import awq, bnb, compressed, fp8, gptq, modelopt, mxfp4
 from core.importing.sources.base import Source
 from core.importing.sources.decoded import UNFIT, Decoded, QuantizedWeight
 from core.memory.codec.formats import Numbers
@@ -25,7 +25,12 @@ Made = tuple[dict[str, QuantizedWeight], list[str], str]
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 MARKS = (".qweight", ".weight_packed", ".absmax", "_blocks", "_scale_inv")  # name endings of quantised tensors only
 ROUNDED = {"auto_gptq": "gptq", "gptq": "gptq", "auto_awq": "awq", "awq": "awq"}  # AutoRound's packing_format
-ALSO = {"auto-gptq": "gptq", "auto-awq": "awq"}  # other names that tools write
+ALSO = {
+    "auto-gptq": "gptq",
+    "auto-awq": "awq",
+    "modelopt-fp4": "modelopt",
+    "modelopt-mixed": "modelopt",
+}  # other names that tools write
 MAKERS: dict[str, Callable[[TensorFiles, dict[str, Any], torch.dtype], Made]] = {
     "gptq": lambda tensors, settings, dtype: gptq.matrices(tensors, settings),
     "awq": lambda tensors, settings, dtype: awq.matrices(tensors, settings),
@@ -33,6 +38,7 @@ MAKERS: dict[str, Callable[[TensorFiles, dict[str, Any], torch.dtype], Made]] = 
     "bitsandbytes": lambda tensors, settings, dtype: bnb.matrices(tensors, settings),
     "fp8": fp8.matrices,
     "mxfp4": lambda tensors, settings, dtype: mxfp4.matrices(tensors, settings),
+    "modelopt": modelopt.matrices,
 }
 SAMPLES = 6  # expert weights sampled to determine their format
 

@@ -37,7 +37,7 @@ class Mxfp4Matrix(QuantizedWeight):
 
     def _rows(self, row: int | None) -> QuantizedTensor:
         """[experts, out, in], as stored."""
-        codes = _halves(self._files.read(f"{self._name}_blocks", row)).flatten(2)
+        codes = halves(self._files.read(f"{self._name}_blocks", row)).flatten(2)
         return QuantizedTensor("mxfp4", codes, self._files.read(f"{self._name}_scales", row), None)
 
 
@@ -56,10 +56,10 @@ class PackedMxfp4Matrix(QuantizedWeight):
 
     def coded(self, row: int | None) -> QuantizedTensor:
         scale = self._files.read(f"{self._prefix}.weight_scale", row).view(torch.uint8)
-        return QuantizedTensor("mxfp4", _halves(self._files.read(f"{self._prefix}.weight_packed", row)), scale, None)
+        return QuantizedTensor("mxfp4", halves(self._files.read(f"{self._prefix}.weight_packed", row)), scale, None)
 
 
-def _halves(raw: torch.Tensor) -> torch.Tensor:
+def halves(raw: torch.Tensor) -> torch.Tensor:
     """Bytes [..., n] -> codes [..., 2n], the low half of each first."""
     return torch.stack((raw & 15, raw >> 4), -1).flatten(-2)
 

@@ -29,8 +29,8 @@ EXTREMES = {
     "iq4_nl": (-130.0, 117.0, -122.0, -138.0, -107.0),
     "mxfp4": (6.0, 4.0, 6.6, 4.4, 5.2),
 }
-"""Values, in scales, given to a group's weight of largest magnitude; the scale takes that weight's sign, but for a scale
-of 8 bits. One refit."""
+"""Values, in scales, given to a group's weight of largest magnitude; the scale takes that weight's sign, but for one of
+8 bits. One refit."""
 LARGEST_SCALE, LEAST_SCALE = 448.0, 2.0**-9  # of e4m3
 
 

@@ -39,8 +39,8 @@ inside = triton.jit(_inside)
 
 
 def _number(base: tl.tensor, field_at: tl.tensor, at: tl.tensor, known: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
-    """Scales, zeros or biases as fp32; a uint8 is an exponent, 2 ** (e - 127), where 255 is NaN; an int8 are the bits of
-    e4m3, which few GPUs convert themselves: as fp16, whose exponents begin 8 lower."""
+    """Scales, zeros or biases as fp32; a uint8 is an exponent, 2 ** (e - 127), where 255 is NaN; an int8 has the bits
+    of e4m3, which few GPUs convert themselves: as fp16, whose exponents begin 8 lower."""
     value = tl.load(inside(base, field_at, TYPE) + at, mask=known, other=0)
     if value.dtype == tl.uint8:
         bits = value.to(tl.int32)
@@ -85,7 +85,9 @@ def _coded_rows(
 ) -> None:
     """out[p, n] = sum over k of x[p * stride + k] * W_p[n, k] (+ bias_p[n]); W_p [N, K] coded, one WORD per V inputs.
 
-    `zero_at`: of zeros, or of the scales of rows (ROW). Codes are masked in place instead of shifted; x is scaled by the power of two that compensates.
+    `zero_at` is of zeros, or of the scales of rows (ROW).
+
+    Codes are masked in place instead of shifted; x is scaled by the power of two that compensates.
     """
     base = address(bases, ids, LANES)
     pair, n = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN)

@@ -298,6 +298,64 @@ def fp8_blocks_by_modelopt(weight: torch.Tensor) -> Packed:
     return Packed(packed.tensors | {"weight_scale": scale[:, None, :, None]}, packed.weight)
 
 
+def mxfp4_by_quark(weight: torch.Tensor) -> Packed:
+    """AMD Quark's layout of MXFP4: that of compressed-tensors under other names."""
+    packed = mxfp4_by_compressed_tensors(weight)
+    codes, scale = packed.tensors["weight_packed"], packed.tensors["weight_scale"]
+    return Packed({"weight": codes, "weight_scale": scale.view(torch.uint8)}, packed.weight)
+
+
+def mlx(bits: int = 4, group: int = 64) -> Writer:
+    """MLX's affine layout: code * scale + bias, the lowest code first in words of 32 bits."""
+
+    def writer(weight: torch.Tensor) -> Packed:
+        grouped = weight.float().view(weight.shape[0], -1, group)
+        low, high = grouped.aminmax(dim=-1)
+        scale = ((high - low) / ((1 << bits) - 1)).to(weight.dtype)
+        bias = (scale.float() * (low / scale.float()).round()).to(weight.dtype)
+        codes = ((grouped - bias.float()[..., None]) / scale.float()[..., None]).round().clamp(0, (1 << bits) - 1)
+        meant = (codes.double() * scale.double()[..., None] + bias.double()[..., None]).float().view(weight.shape)
+        stream = codes.view(weight.shape[0], -1, 1).long() >> torch.arange(bits) & 1  # bits in order
+        words_ = (stream.view(weight.shape[0], -1, 32) << torch.arange(32)).sum(-1).to(torch.uint32)
+        return Packed({"weight": words_, "scales": scale, "biases": bias}, meant)
+
+    return writer
+
+
+def mlx_floats(mode: str) -> Writer:
+    """MLX's modes mxfp4 and nvfp4."""
+
+    def writer(weight: torch.Tensor) -> Packed:
+        if mode == "mxfp4":
+            packed = mxfp4_by_compressed_tensors(weight)
+            codes, scale, meant = packed.tensors["weight_packed"], packed.tensors["weight_scale"], packed.weight
+        else:
+            nibbles, scale, _, values = nvfp4(weight, 1.0)
+            codes = nibbles[:, ::2] | nibbles[:, 1::2] << 4
+            meant = (values * scale.float()[..., None]).view(weight.shape)
+        return Packed({"weight": codes.contiguous().view(torch.uint32), "scales": scale.view(torch.uint8)}, meant)
+
+    return writer
+
+
+def as_mlx(written: Written) -> Written:
+    """The same with experts stacked and settings named as mlx-lm does."""
+    tensors = {name: t for file in written.path.glob("*.safetensors") for name, t in load_file(file).items()}
+    stacks: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(tensors, key=lambda one: [int(n) for n in re.findall(r"\d+", one)]):
+        if ".experts." in name:
+            stacks.setdefault(re.sub(r"\.experts\.\d+\.", ".switch_mlp.", name), []).append(tensors.pop(name))
+    for file in written.path.glob("*.safetensors*"):
+        file.unlink()
+    tensors |= {name: torch.stack(many) for name, many in stacks.items()}
+    save_file(tensors, written.path / "model.safetensors", metadata={"format": "mlx"})
+    file = written.path / "config.json"
+    config = json.loads(file.read_text())
+    stated = config["quantization_config"]
+    file.write_text(json.dumps(config | {"quantization": stated}))
+    return written
+
+
 def _as_it_is(function: Any = None, **_: object) -> Any:
     return function if function is not None else _as_it_is
 

@@ -27,6 +27,7 @@ QUICK = {  # each kind of file in its hardest case: rows in another order, zero 
     ("mxfp4", "gpt_oss"),
     ("compressed-nvfp4", "qwen3_moe"),
     ("modelopt-nvfp4", "granitemoe"),
+    ("mlx-4bit", "qwen3_moe"),
 }
 
 

@@ -29,8 +29,8 @@ class Matrix(NamedTuple):
     high: Part | None  # third bits
     scale: Part | None
     zero: Part | None
-    row: Part | None  # scales of rows, beside those of groups
     bias: Part | None  # in the compute dtype
+    row: Part | None = None  # scales of rows, beside those of groups
 
     @property
     def row_scale(self) -> Part | None:
@@ -59,6 +59,6 @@ def matrix(codec: Base, part: str) -> Matrix:
         find(f"{part}.q1"),
         find(f"{part}.scale"),
         find(f"{part}.zero"),
-        find(f"{part}.row"),
         find(f"{part}_bias"),
+        find(f"{part}.row"),
     )

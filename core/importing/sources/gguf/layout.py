@@ -141,6 +141,12 @@ class Names:
     prefix: str = "model.layers."
 
 
+def layer_of(stored: str) -> int:
+    """The layer of a tensor; -1 for one outside the layers."""
+    at = STORED.fullmatch(stored)
+    return -1 if at is None else int(at["layer"])
+
+
 def without_factors(
     entries: Mapping[str, TensorInfo], names: Names
 ) -> tuple[dict[str, TensorInfo], dict[str, TensorInfo]]:

@@ -18,7 +18,7 @@ from core.importing.sources.gguf.config_parts import special_token
 from core.importing.sources.gguf.facts import ModelMetadata
 from core.importing.sources.gguf.files import OpenFiles, find_files, read_headers
 from core.importing.sources.gguf.format_choice import FormatChoice, choose_format
-from core.importing.sources.gguf.layout import recipes, without_factors
+from core.importing.sources.gguf.layout import layer_of, recipes, without_factors
 from core.importing.sources.gguf.tensors import PLAIN, GgufTensors, check_types
 from core.importing.sources.gguf.tokenizer import write_tokenizer
 from core.system.gguf import Header, damaged
@@ -103,6 +103,7 @@ def open_gguf(path: Path) -> GgufSource:
         parts=files,
         best_format=kept.format,
         notes=kept.notes,
+        passed_over={name: entry.bytes for name, entry in entries.items() if layer_of(name) >= facts.layers},
     )
 
 

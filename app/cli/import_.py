@@ -89,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
         made = {"pack": str(pack), "format": manifest.format, "bytes": manifest.bytes, "experts": manifest.total}
         conversions = [conversion._asdict() for plan in plans for conversion in plan.conversions]
         made |= {"source": dict(manifest.source), "exact": dict(manifest.exact), "conversions": conversions}
+        made |= {"left_out": [one._asdict() for plan in plans for one in plan.left_out]}
         print(json.dumps(made | {"seconds": round(seconds, 3)}))
         return 0
     print(

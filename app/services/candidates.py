@@ -31,6 +31,9 @@ METHODS = {
     "bitsandbytes": "bitsandbytes",
     "fp8": "FP8",
     "mxfp4": "MXFP4",
+    "modelopt": "ModelOpt",
+    "quark": "Quark",
+    "mlx": "MLX",
 }
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "num_selected_experts")

@@ -22,7 +22,7 @@ from core.engine.passages import held_out, windows
 from core.errors import ModelError
 from core.measure.distance import measured, readers
 
-FORMATS = "checkpoint,int8,int8-g32,int4-g32,int4-g32-sym,mxfp4"  # those that divide the demo model's sizes
+FORMATS = "checkpoint,int8,int8-g32,int4-g32,int4-g32-sym,mxfp4,nvfp4"  # those that divide the demo model's sizes
 FP32 = ("fp32 to fast", "to reference", "to fast fp32")  # KL
 SETTINGS = {**RESIDENT, "predictor": "none"}
 

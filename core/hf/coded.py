@@ -39,24 +39,36 @@ class Merger:
         if not self._works[known]:
             return None
         zeros = {p: c.zero for p, c in parts.items() if c.zero is not None}
+        rows = {p: c.row for p, c in parts.items() if c.row is not None}
         return QuantizedTensor(
             first.format,
             convert({p: c.codes for p, c in parts.items()}),
             convert({p: c.scale for p, c in parts.items()}),
             convert(zeros) if zeros else None,
+            convert(rows) if rows else None,
         )
 
 
 def _works(parts: Mapping[str, QuantizedTensor], convert: Callable[[Planes], torch.Tensor]) -> bool:
     """Test whether each code keeps its own group, of the format's size, by converting numbered groups."""
-    numbers = {p: torch.arange(c.scale.numel(), dtype=torch.int32).view(c.scale.shape) for p, c in parts.items()}
+    group = format_of(next(iter(parts.values())).format).group
+    rows = {p: c.row for p, c in parts.items() if c.row is not None}
     try:
-        groups = convert(dict(numbers))
-        wanted = convert({p: spread(n, parts[p].codes.shape) for p, n in numbers.items()})
+        return _keep(parts, {p: c.scale for p, c in parts.items()}, convert, group) and (
+            not rows or _keep(parts, rows, convert, 0)
+        )
     except (RuntimeError, ValueError, IndexError):  # scales have too few dimensions for the operation
         return False
+
+
+def _keep(
+    parts: Mapping[str, QuantizedTensor], scales: Planes, convert: Callable[[Planes], torch.Tensor], group: int
+) -> bool:
+    """Whether each code keeps the one of these scales that is its own. `group` = codes of each; 0: those of a row."""
+    numbers = {p: torch.arange(s.numel(), dtype=torch.int32).view(s.shape) for p, s in scales.items()}
+    groups = convert(dict(numbers))
+    wanted = convert({p: spread(n, parts[p].codes.shape) for p, n in numbers.items()})
     split = [part for part, whole in zip(groups.shape, wanted.shape, strict=True) if part != whole]
-    group = format_of(next(iter(parts.values())).format).group
     return torch.equal(spread(groups, wanted.shape), wanted) and (
         wanted.numel() == groups.numel() * group if group else split == [1]
     )

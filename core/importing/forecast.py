@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from core.importing.job import CPU, ImportPlan
+from core.importing.left_out import LeftOut, left_out
 from core.memory.codec import make_codec
 from core.memory.codec.coded import QuantizedTensor
 from core.system.wording import format_bytes
@@ -33,6 +34,7 @@ class ImportForecast:
     dense_bytes: int
     source_bytes: int
     conversions: tuple[Conversion, ...]  # most weights first
+    left_out: tuple[LeftOut, ...] = ()  # the largest first
 
     def lines(self) -> list[str]:
         """For the user: the pack's size, then a line for each kind of weights."""
@@ -46,6 +48,7 @@ class ImportForecast:
                 f"{one.stored}, {_percent(one.share)} of the experts' weights: {one.how}, {_off(one.error)}."
                 for one in self.conversions
             ),
+            *(f"Left out: {one.what}, {format_bytes(one.bytes)}." for one in self.left_out),
         ]
 
 
@@ -64,7 +67,15 @@ def make_forecast(job: ImportPlan) -> ImportForecast:
         Conversion(stored, count / weights.total(), *_converted(job, *kinds[stored]))
         for stored, count in weights.most_common()
     ]
-    return ImportForecast(job.codec.name, job.bytes, job.dense_bytes, job.source.bytes, tuple(conversions))
+    return ImportForecast(
+        job.codec.name, job.bytes, job.dense_bytes, job.source.bytes, tuple(conversions), _left_out(job)
+    )
+
+
+def _left_out(job: ImportPlan) -> tuple[LeftOut, ...]:
+    stated = job.source.tensors.tensors
+    plain = {name: math.prod(stated[name].shape) * stated[name].dtype.itemsize for name in job.reader.unused}
+    return left_out(plain | dict(job.source.passed_over))
 
 
 def _converted(job: ImportPlan, layer: int, part: str) -> tuple[str, float]:

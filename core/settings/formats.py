@@ -1,6 +1,7 @@
 """The selectable expert formats and their definitions. core.memory.codec computes with them.
 
-A code of `bits` bits stands for (code - 2 ** (bits - 1)) * scale + zero, or table[code] * scale.
+A code of `bits` bits stands for (code - 2 ** (bits - 1)) * scale + zero, or table[code] * scale, times the scale of its
+row where rows have one.
 
 Groups of int3 and int2 were chosen by measurement, on weights from Student's t with 4 degrees of freedom and 32 bits of
 scale and zero a group: groups of 32, 64, 128 leave errors of .19, .23, .27 at 3 bits and .38, .43, .46 at 2. Counting
@@ -19,7 +20,8 @@ from core.errors import SettingError
 class Format:
     """One format. `bits` of a code (16: plain numbers of the named type, 0: of the checkpoint's type), `group` = how
     many weights along the input share a scale (0: a whole row), `zero`: groups also have a zero point, `table`: the
-    name in `core.memory.codec.tables` of the 16 values of the codes ("" = evenly spaced)."""
+    name in `core.memory.codec.tables` of the 16 values of the codes ("" = evenly spaced), `scale`: the number type of
+    scales, "e8m0" or "e4m3" ("" = any float). Beside scales of e4m3 each row has one of fp32."""
 
     name: str
     bits: int
@@ -28,6 +30,12 @@ class Format:
     table: str
     help: str
     source: str
+    scale: str = ""
+
+    @property
+    def has_row_scale(self) -> bool:
+        """True when rows have a scale of their own, beside those of their groups."""
+        return self.scale == "e4m3"
 
     @property
     def is_plain(self) -> bool:
@@ -79,6 +87,17 @@ FORMATS: dict[str, Format] = {
             "mxfp4",
             "4-bit floating point, a power of two for every 32 weights.",
             "OCP Microscaling Formats 1.0 (2023)",
+            "e8m0",
+        ),
+        Format(
+            "nvfp4",
+            4,
+            16,
+            False,
+            "mxfp4",
+            "4-bit floating point, a scale of 8 bits for every 16 weights and one for each row.",
+            "NVIDIA's NVFP4 (Blackwell tensor cores, TensorRT Model Optimizer)",
+            "e4m3",
         ),
         Format("iq4_nl", 4, 32, False, "iq4_nl", "4 bits, 16 values denser around zero.", "GGML's IQ4_NL (llama.cpp)"),
         Format("int3", 3, 64, True, "", "3 bits, a scale and a zero point for every 64 weights.", _FEWER),

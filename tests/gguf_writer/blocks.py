@@ -43,6 +43,8 @@ def random_blocks(kind: gguf.GGMLQuantizationType, count: int, seed: int = 0) ->
     made = rng.integers(0, 256, (count, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
     if kind.name == "MXFP4":
         made[:, 0] = rng.integers(118, 124, count)
+    if kind.name == "NVFP4":
+        made[:, :4] = rng.integers(0, 256, (count, 4)) % 255
     for at in HALVES.get(kind.name, ()):
         made[:, at : at + 2] = (rng.standard_normal((count, 1)) * 1e-3).astype(np.float16).view(np.uint8)
     return made

@@ -21,6 +21,10 @@ Choice = Callable[[str], str]
 """A GGUF tensor's name -> the type it is stored in."""
 
 
+Also = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+"""A GGUF model's tensors -> the same, and more."""
+
+
 def all_f32(name: str) -> str:
     return "F32"
 
@@ -36,9 +40,11 @@ def make_gguf(
     choice: Choice = all_f32,
     tokenizer: dict[str, Any] | None = None,
     parts: int = 1,
+    also: Also | None = None,
     **overrides: Any,
 ) -> tuple[Path, Path]:
-    """Write a random checkpoint of `arch` and the same model as GGUF. Returns (checkpoint directory, GGUF file)."""
+    """Write a random checkpoint of `arch` and the same model as GGUF, with the tensors that `also` makes of its.
+    Returns (checkpoint directory, GGUF file)."""
     made = {**(ARCHITECTURES | OTHERS)[arch], **overrides}
     ggml, model = made.pop("ggml"), made.pop("model", arch)
     tokenizer = made.pop("more", {}) | (tokenizer or {})
@@ -55,7 +61,7 @@ def make_gguf(
         if tensor.dim() == 1:  # norms would be all ones; so small a number of steps is exact when 1 is added
             tensor += torch.randint(-96, 96, tensor.shape, generator=generator) / 1024
     save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
-    return checkpoint, write_gguf(directory, ggml, config, weights, choice, tokenizer, parts)
+    return checkpoint, write_gguf(directory, ggml, config, weights, choice, tokenizer, parts, also=also)
 
 
 def write_gguf(
@@ -67,6 +73,7 @@ def write_gguf(
     more: dict[str, Any],
     parts: int = 1,
     convert_names: bool = True,
+    also: Also | None = None,
 ) -> Path:
     """Write weights under transformers' names as a GGUF model of architecture `ggml`, with `more` metadata. Without
     `convert_names` the weights are GGUF's already."""
@@ -74,6 +81,7 @@ def write_gguf(
     if convert_names:
         named = [pair for key, value in weights.items() for pair in convert(ggml, config, key, value.float())]
         tensors = stack(dict(named), layers_of(config)) | rope_factors(config)
+    tensors = tensors if also is None else also(tensors)
     groups = [list(tensors)[i::parts] for i in range(parts)]
     for number, names in enumerate(groups):
         path = directory / (f"model-{number + 1:05}-of-{parts:05}.gguf" if parts > 1 else "model.gguf")

@@ -33,6 +33,7 @@ ERRORS = {
     "int4-g128-sym": 0.12,
     "nf4": 0.11,
     "mxfp4": 0.13,
+    "nvfp4": 0.1,
     "iq4_nl": 0.09,
     "int3": 0.2,
     "int2": 0.4,
@@ -234,6 +235,9 @@ def test_sizes_are_what_a_format_promises() -> None:
     weights = sum(t.numel() for t in parts.values())
     for name, format in FORMATS.items():
         codec = make(name, parts, stored=HALF)
-        scales = (8 if name == "mxfp4" else 32 if format.zero else 16) / (format.group or 512)
-        assert codec.blob_bytes * 8 / weights < (format.bits or 16) + scales + 0.01
+        scales = (8 if format.scale else 32 if format.zero else 16) / (format.group or 512)
+        assert (
+            codec.blob_bytes * 8 / weights
+            < (format.bits or 16) + scales + (32 / 512 if format.has_row_scale else 0) + 0.01
+        )
         assert codec.slot_bytes <= 2 * weights, "a slot larger than bf16 weights"

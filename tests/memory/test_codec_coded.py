@@ -21,11 +21,18 @@ def codes_like(name: str, weight: torch.Tensor, transposed: bool, seed: int = 0)
     codes = torch.randint(0, 1 << format.bits, (out, inputs), generator=rng)
     groups = (out, inputs // format.group) if format.group else (out,)
     scale = (torch.rand(groups, generator=rng) * 0.01 + 0.001).half()
-    if name == "mxfp4":
+    row = None
+    if format.scale == "e4m3":  # subnormal ones among them
+        scale = (
+            torch.rand(groups, generator=rng)
+            * torch.tensor([2.0**-6, 1.0, 448.0])[torch.randint(3, groups, generator=rng)]
+        ).to(torch.float8_e4m3fn)
+        row = torch.rand((out, 1), generator=rng) * 1e-3 + 1e-4
+    if format.scale == "e8m0":
         scale = torch.randint(110, 130, groups, generator=rng).to(torch.uint8)
     zero = torch.randn(groups, generator=rng).mul(0.02).half() if format.zero else None
     made = (codes - 128).to(torch.int8) if format.bits == 8 else codes.to(torch.uint8)
-    coded = QuantizedTensor(name, made, scale, zero)
+    coded = QuantizedTensor(name, made, scale, zero, row)
     return coded.turned() if transposed else coded
 
 
@@ -63,7 +70,8 @@ def test_codes_of_the_same_format_are_kept_bit_for_bit(name: str, transposed: bo
         turned = coded.turned() if transposed else coded
         planes = [views[f"{part}.q{i or ''}"] for i in range(len(PLANES[FORMATS[name].bits]))]
         assert torch.equal(unpack(planes, FORMATS[name].bits), turned.codes)
-        assert torch.equal(views[f"{part}.scale"], turned.scale)
+        assert torch.equal(views[f"{part}.scale"].view(torch.uint8), turned.scale.contiguous().view(torch.uint8))
+        assert turned.row is None or torch.equal(views[f"{part}.row"], turned.row[:, 0])
         assert turned.zero is None or torch.equal(views[f"{part}.zero"], turned.zero)
         assert torch.equal(views[f"{part}_bias"], parts[f"{part}_bias"].half())
         got = codec.dequantize(fill_blob(codec, blob), part)
@@ -78,7 +86,7 @@ def fill_blob(codec: object, blob: torch.Tensor) -> object:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("held", ["int4-g32", "int8", "mxfp4", "int3"])
+@pytest.mark.parametrize("held", ["int4-g32", "int8", "mxfp4", "nvfp4", "int3"])
 def test_codes_of_another_format_are_rounded_from_their_values(transposed: bool, held: str) -> None:
     weight = torch.zeros(128, 64) if transposed else torch.zeros(64, 128)
     coded = codes_like(held, weight, transposed)

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from core.memory.codec import FORMATS, Numbers, SlotParts
+from core.memory.codec.coded import QuantizedTensor
 from core.memory.codec.direct import FusedCodec
+from core.memory.codec.fast.products import CanonicalProducts
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.matrix import matrix
 from core.memory.codec.measure import fill
@@ -87,7 +89,8 @@ def case(
             coded._replace(
                 scale=torch.full_like(coded.scale, 126)
                 if name == "mxfp4"
-                else (coded.scale > 0.006).half() / 64 + 1 / 64,
+                else ((coded.scale.float() > 0.006).half() / 64 + 1 / 64).to(coded.scale.dtype),
+                row=None if coded.row is None else torch.full_like(coded.row, 0.25),
                 zero=None if coded.zero is None else (coded.zero * 64).round() / 4,
             )
             for coded in given
@@ -280,3 +283,19 @@ def test_without_kernels_the_portable_form_serves_and_the_log_says_why(
         assert type(codec) is Grouped and codec.verbatim
         got, weight = codec.linear(slot := fill(codec, parts), "down_proj", x), codec.dequantize(slot, "down_proj")
         assert torch.equal(got, x @ weight.t())
+
+
+@needs_kernels
+def test_every_scale_of_eight_bits_is_torch_s() -> None:
+    """Subnormal ones, both signs and NaN, by the kernel that dequantises and by the canonical product."""
+    codes = torch.full((256, 32), 2, dtype=torch.uint8)  # 1.0
+    scale = torch.arange(256, dtype=torch.uint8)[:, None].expand(-1, 2).contiguous().view(torch.float8_e4m3fn)
+    coded = QuantizedTensor("nvfp4", codes, scale, None, torch.ones(256, 1))
+    codec = make("nvfp4", {"down_proj": torch.empty(256, 32)}, BF16)
+    slot, one = fill(codec, {"down_proj": coded}), matrix(codec, "down_proj")  # type: ignore[arg-type, dict-item]
+    wanted = scale.float()[:, :1].expand(-1, 32).bfloat16()
+    assert torch.equal(Products(one, BF16).dequantized(slot.at).nan_to_num(-1), wanted.nan_to_num(-1))
+    x = torch.zeros(1, 32, dtype=BF16)
+    x[0, 0] = 127  # whose scale is 1
+    got = CanonicalProducts(one, BF16, torch.float32).many(slot.at, x)[0]
+    assert torch.equal(got.nan_to_num(-1), (127 * scale.float()[:, 0]).nan_to_num(-1))

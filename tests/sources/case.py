@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tests import quantized
-from tests.quantized import Written, write, write_mxfp4
+from tests.quantized import Written, as_mlx, write, write_mxfp4
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Case:
     def write(self, directory: Path) -> Written:
         if self.writer is None:
             return write_mxfp4(directory)
-        return write(self.arch, directory, self.writer(), self.config, dtype=self.dtype, **self.fields)
+        written = write(self.arch, directory, self.writer(), self.config, dtype=self.dtype, **self.fields)
+        return as_mlx(written) if self.kind == "mlx" else written
 
 
 def gptq(
@@ -122,6 +123,31 @@ def bnb(name: str, arch: str, exact: str | None, label: str, kind: str = "nf4", 
         label,
         torch.bfloat16,
     )
+
+
+def modelopt(name: str, arch: str, exact: str | None, algorithm: str, writer: Any) -> Case:
+    return Case(
+        f"modelopt-{name}",
+        "modelopt",
+        arch,
+        {"quant_method": "modelopt", "quant_algo": algorithm, "producer": {"name": "modelopt"}, "ignore": ["lm_head"]},
+        writer,
+        exact,
+        f"ModelOpt {algorithm}",
+        torch.bfloat16,
+    )
+
+
+def mlx(
+    name: str,
+    exact: str | None,
+    label: str,
+    writer: Any,
+    best: str = "int4-g32",
+    dtype: Any = torch.bfloat16,
+    **config: Any,
+) -> Case:
+    return Case(f"mlx-{name}", "mlx", "qwen3_moe", config, writer, exact, f"MLX {label}", dtype, best=best)
 
 
 def fp8(name: str, arch: str, label: str, *writer: Any, **config: Any) -> Case:

@@ -1,11 +1,12 @@
 """The source formats and architectures that are tried: one checkpoint each, and what its source should say of it."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from tests import quantized
-from tests.sources.case import Case, bnb, compressed, fp8, gptq
+from tests.sources.case import Case, bnb, compressed, fp8, gptq, mlx, modelopt
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 
@@ -158,6 +159,55 @@ CASES = [
         },
         writer=lambda: quantized.mxfp4_by_compressed_tensors,
     ),
+    compressed(
+        "nvfp4",
+        "qwen3_moe",
+        "nvfp4",
+        "compressed-tensors FP4, groups of 16",
+        format="nvfp4-pack-quantized",
+        config_groups={
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+            }
+        },
+        writer=lambda: quantized.nvfp4_by_compressed_tensors,
+    ),
+    modelopt("nvfp4", "qwen3_moe", "nvfp4", "NVFP4", lambda: quantized.nvfp4_by_modelopt),
+    modelopt("nvfp4", "granitemoe", "nvfp4", "NVFP4", lambda: quantized.nvfp4_by_modelopt),
+    modelopt(
+        "nvfp4-awq", "mixtral", None, "NVFP4_AWQ", lambda: partial(quantized.nvfp4_by_modelopt, scaled_inputs=True)
+    ),
+    modelopt("int4", "mixtral", "int4-g128-sym", "W4A16_AWQ", lambda: quantized.int4_by_modelopt),
+    modelopt(
+        "int4-awq", "qwen3_moe", None, "W4A16_AWQ", lambda: partial(quantized.int4_by_modelopt, scaled_inputs=True)
+    ),
+    modelopt("fp8", "qwen3_moe", "checkpoint", "FP8", lambda: quantized.fp8(None, "weight_scale")),
+    modelopt("fp8-blocks", "mixtral", "checkpoint", "FP8_PB_WO", lambda: quantized.fp8_blocks_by_modelopt),
+    modelopt(
+        "mixed",
+        "qwen3_moe",
+        "nvfp4",
+        "MIXED_PRECISION",
+        lambda: {"experts": quantized.nvfp4_by_modelopt, "self_attn": quantized.fp8(None, "weight_scale")},
+    ),
+    Case(
+        "quark-mxfp4",
+        "quark",
+        "qwen3_moe",
+        {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4", "group_size": 32}}},
+        lambda: {"experts": quantized.mxfp4_by_quark, "self_attn": quantized.fp8(None, "weight_scale")},
+        "mxfp4",
+        "Quark FP8 and MXFP4",
+        torch.bfloat16,
+    ),
+    mlx("4bit", "int4-g64", "4-bit", lambda: quantized.mlx(), bits=4, group_size=64),
+    mlx("4bit-g32", "int4-g32", "4-bit", lambda: quantized.mlx(4, 32), bits=4, group_size=32, dtype=torch.float16),
+    mlx("3bit", "int3", "3-bit", lambda: quantized.mlx(3), bits=3, group_size=64),
+    mlx("6bit", None, "6-bit", lambda: quantized.mlx(6), "int8-g32", bits=6, group_size=64),
+    mlx("8bit", None, "8-bit", lambda: quantized.mlx(8), "int8-g32", bits=8, group_size=64),
+    mlx("mxfp4", "mxfp4", "MXFP4", lambda: quantized.mlx_floats("mxfp4"), bits=4, group_size=32, mode="mxfp4"),
+    mlx("nvfp4", "nvfp4", "NVFP4", lambda: quantized.mlx_floats("nvfp4"), bits=4, group_size=16, mode="nvfp4"),
     bnb("nf4-nested", "qwen3_moe", "nf4", "bitsandbytes 4-bit NF4"),
     bnb("nf4-128", "mixtral", "nf4", "bitsandbytes 4-bit NF4", nested=False, block=128),
     Case(

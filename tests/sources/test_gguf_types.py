@@ -23,7 +23,8 @@ WIDE = dict(hidden_size=256, moe_intermediate_size=256, num_hidden_layers=2, num
 READ = ("Q8_0", "Q3_K", "IQ4_XS", "BF16")  # with every change; every kind with `--all`
 PACKED = ("Q4_K", "Q8_0", "MXFP4")  # likewise; what the codes of each kind mean is tried of all
 QUANTIZED = (
-    "Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 IQ3_S IQ3_XXS IQ2_S IQ2_XS IQ2_XXS IQ1_S"
+    "Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 NVFP4 "
+    "IQ3_S IQ3_XXS IQ2_S IQ2_XS IQ2_XXS IQ1_S"
 ).split()
 HALF, TINY = 2.0**-11, 2.0**-25  # rounding to float16: relative, and where it is subnormal
 
@@ -64,7 +65,7 @@ def test_codes_mean_what_gguf_dequantises(kind: str) -> None:
         torch.testing.assert_close(weights, wanted, rtol=1e-6, atol=float(wanted.abs().max()) * 2**-22)
     halved = (
         coded
-        if kind == "MXFP4"
+        if kind in ("MXFP4", "NVFP4")
         else coded._replace(scale=coded.scale.half(), zero=None if coded.zero is None else coded.zero.half())
     )
     off = (halved.dequantized() - wanted).abs()
@@ -114,6 +115,40 @@ def test_packed_experts_mean_what_the_file_says(arch: str, kind: str, tmp_path: 
             part = coded[name]
             assert isinstance(part, QuantizedTensor)
             assert not off.any() if kind in EXACT else bool((off <= bound(part)).all())
+
+
+@pytest.mark.parametrize("each", [True, False], ids=["by expert", "by tensor"])
+def test_what_weights_of_nvfp4_are_multiplied_by(each: bool, tmp_path: Path) -> None:
+    """Tensors NAME.scale are kept beside the codes; those of activations change nothing."""
+    factors = [0.5, 1.5, 0.001, 3.0] if each else [0.7]
+    written: dict[str, torch.Tensor] = {}
+
+    def also(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name in [name for name in tensors if "_exps.weight" in name or "attn_output.weight" in name]:
+            own = torch.tensor(factors if "_exps" in name else factors[:1])
+            written[name] = own
+            tensors |= {name.replace("weight", "scale"): own, name.replace("weight", "input_scale"): own}
+        return tensors
+
+    def choice(name: str) -> str:
+        return "NVFP4" if "_exps.weight" in name or "attn_output.weight" in name else "F32"
+
+    _, file = make_gguf("qwen3_moe", tmp_path, choice, also=also, **WIDE, head_dim=64)
+    with open_gguf(file) as source:
+        assert source.exact_format == "nvfp4"
+        name = "blk.1.attn_output.weight"
+        dense = source.tensors.read("model.layers.1.self_attn.o_proj.weight")
+        torch.testing.assert_close(dense.float(), stored(source, name) * written[name], rtol=2**-8, atol=0)
+        parts, packed, _ = through_codec(source, tmp_path, "nvfp4")
+        for part, weight in parts.items():
+            assert torch.equal(packed[part], weight), part
+        for part in ("gate", "up", "down"):
+            name = f"blk.0.ffn_{part}_exps.weight"
+            wanted = stored(source, name) * written[name].view(-1, 1, 1)
+            for expert in range(4):
+                read = source.tensors.coded(f"model.layers.0.mlp.experts.{expert}.{part}_proj.weight")
+                assert read is not None
+                torch.testing.assert_close(read.dequantized(), wanted[expert], rtol=2**-23, atol=0)
 
 
 def through_codec(

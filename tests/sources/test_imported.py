@@ -32,6 +32,7 @@ GGUF = {  # type -> our format, whether every weight is the same bit for bit, an
     "Q8_0": ("int8-g32", True, 0.0),
     "Q4_0": ("int4-g32-sym", True, 0.0),
     "MXFP4": ("mxfp4", True, 0.0),
+    "NVFP4": ("nvfp4", True, 0.0),
     "IQ4_NL": ("iq4_nl", True, 0.0),
     "Q4_K": ("int4-g32", False, 2e-3),  # scales and zeros rounded to fp16: weights within 2^-11 of (8 scale + zero)
     "Q6_K": ("int8-g32", False, 6e-2),
@@ -51,7 +52,7 @@ MORE_GGUF = (  # whose weights the converter changes in ways of their own
 )
 ROUNDED = ("llama4_text", "dbrx")  # models that the engine computes in products of another size than transformers
 # what else differs among the cases, test_matrix.py compares weight by weight, and gpt_oss is below as it comes
-QUICK = {("qwen3_moe", "gptq-act-order")}
+QUICK = {("qwen3_moe", "gptq-act-order"), ("qwen3_moe", "modelopt-nvfp4")}
 
 
 def ours(pack: Path, dtype: str = "float32") -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Every source format x architecture: experts and dense weights mean exactly what the format says, as weights and as
 codes in ours."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, Mxfp4Config
 
 from core.hf import CheckpointReader, load_skeleton, meta_skeleton
+from core.hf.safetensors_file import TensorFiles
 from core.importing.sources import open_source
+from core.importing.sources.nvfp4 import Nvfp4Matrix
 from core.memory.codec import make_codec
 from core.memory.codec.coded import QuantizedTensor
-from tests.quantized import Written
+from tests.quantized import Written, nvfp4
 from tests.selection import layered
 from tests.sources.case import Case
 from tests.sources.cases import CASES
@@ -25,6 +28,9 @@ QUICK = {  # each kind of file in its hardest case: rows in another order, zero 
     ("bnb-nf4-nested", "qwen3_moe"),
     ("fp8-block", "deepseek_v3"),
     ("mxfp4", "gpt_oss"),
+    ("compressed-nvfp4", "qwen3_moe"),
+    ("modelopt-nvfp4", "granitemoe"),
+    ("mlx-4bit", "qwen3_moe"),
 }
 
 
@@ -162,3 +168,39 @@ def dense_is_equal(reader: CheckpointReader, full: Any, tensors: Any, written: W
     save_file(kept, shell / "model.safetensors", metadata={"format": "pt"})
     theirs = full.state_dict()
     assert all(torch.equal(t, theirs[n].to(t.dtype)) for n, t in load_skeleton(shell).state_dict().items())
+
+
+def test_settings_of_modelopt_beside_config_json(tmp_path: Path) -> None:
+    """hf_quant_config.json, as ModelOpt writes where config.json says nothing."""
+    path = next(case for case in CASES if case.name == "modelopt-nvfp4").write(tmp_path).path
+    config = json.loads((path / "config.json").read_text())
+    stated = config.pop("quantization_config")
+    (path / "config.json").write_text(json.dumps(config))
+    beside = {"producer": stated["producer"], "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
+    (path / "hf_quant_config.json").write_text(json.dumps(beside))
+    with open_source(path) as source:
+        assert (source.kind, source.label, source.exact_format) == ("modelopt", "ModelOpt NVFP4", "nvfp4")
+
+
+def test_a_divisor_that_is_no_power_of_two(tmp_path: Path) -> None:
+    """compressed-tensors' own decompression of NVFP4 is met up to its rounding to bfloat16."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    codes, scale, divisor, _ = nvfp4(weight)
+    tensors = {
+        "weight_packed": codes[:, ::2] | codes[:, 1::2] << 4,
+        "weight_scale": scale,
+        "weight_global_scale": torch.tensor([divisor]),
+    }
+    arguments = QuantizationArgs(num_bits=4, type="float", strategy="tensor_group", group_size=16, symmetric=True)
+    library = BaseCompressor.get_value_from_registry("nvfp4-pack-quantized")
+    theirs = library.decompress(tensors, QuantizationScheme(targets=["Linear"], weights=arguments))["weight"]
+    save_file({f"p.{name}": tensor for name, tensor in tensors.items()}, tmp_path / "one.safetensors")
+    files = TensorFiles((tmp_path / "one.safetensors",))
+    ours = Nvfp4Matrix(files, "p.weight_packed", "p.weight_scale", "p.weight_global_scale", divides=True).read(None)
+    files.close()
+    torch.testing.assert_close(ours, theirs.float(), rtol=2**-8, atol=0)
+    assert (ours.to(theirs.dtype) == theirs).float().mean() > 0.99
+    assert (ours - weight.float()).square().mean() < 0.02

@@ -55,6 +55,12 @@ def _no_settings(path: Path) -> None:
     file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "quantization_config"}))
 
 
+def _other_mlx(path: Path) -> None:
+    settings(path, quant_method="mlx", bits=4)
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "qwen3_next"}))
+
+
 def _bad_file_beside(path: Path) -> None:
     _no_settings(path)
     (path / "quantize_config.json").write_text("[")
@@ -85,11 +91,14 @@ CASES: list[tuple[Callable[[Path], None], str]] = [
     (lambda p: settings(p, quant_method="awq"), "do not fit qweight"),
     (lambda p: settings(p, quant_method="awq", version="gemv_fast"), "'gemv_fast' layout.*gemm"),
     (lambda p: settings(p, quant_method="fbgemm_fp8"), "quantized with fbgemm-fp8, which is not read.*original one"),
-    (lambda p: settings(p, quant_method="hqq"), "hqq"),
-    (lambda p: settings(p, quant_method="mlx", bits=None), "an MLX checkpoint"),
+    (lambda p: settings(p, quant_method="hqq"), "with hqq: .*pickles.*original model"),
+    (lambda p: settings(p, quant_method="torchao"), "with torchao: .*pickles.*GGUF"),
+    (lambda p: settings(p, quant_method="exl3"), "with exl3: .*trellis.*GGUF"),
+    (lambda p: settings(p, quant_method="mlx", bits=None), "lacks 'weight'"),
+    (_other_mlx, "an MLX checkpoint of the type 'qwen3_next'.*undone only for .*qwen3_moe"),
     (lambda p: settings(p, quant_method=""), "an unnamed method"),
     (lambda p: settings(p, quant_method="auto-round", packing_format="auto_round:new"), "auto-round"),
-    (lambda p: settings(p, quant_method="compressed-tensors", format="nvfp4-pack-quantized"), "'nvfp4-pack-quantized'"),
+    (lambda p: settings(p, quant_method="compressed-tensors", format="mxfp6-pack-quantized"), "'mxfp6-pack-quantized'"),
     (
         lambda p: settings(p, quant_method="compressed-tensors", sparsity_config={"format": "sparse-24-bitmask"}),
         "'sparse-24-bitmask'",
@@ -150,12 +159,16 @@ def test_running_a_quantized_directory_says_to_import_it(model: Path) -> None:
 LOADED: list[tuple[Callable[[Path], None], str]] = [
     (lambda p: None, "imported once before it is used: python launch.py import"),
     (lambda p: settings(p, bits=3), "GPTQ checkpoint of 3 bits.*4 and with 8"),
-    (lambda p: settings(p, quant_method="hqq"), "quantized with hqq, which is not read.*original one"),
+    (lambda p: settings(p, quant_method="hqq"), "quantized with hqq: .*original model"),
     (damage.without("qzeros"), "down_proj.*lacks 'qzeros'.*download it again"),
-    (lambda p: _mlx(p, {"quantization": {"bits": 4, "group_size": 64}}), r"an MLX checkpoint \(4 bits\).*or a GGUF"),
+    (lambda p: _mlx(p, {"quantization": {"bits": 4, "group_size": 64}}), "lacks 'weight'"),
     (
-        lambda p: _mlx(p, {key: {"bits": 8, "group_size": 64} for key in ("quantization", "quantization_config")}),
-        r"an MLX checkpoint \(8 bits\), which only Apple's MLX reads. Use the original model",
+        lambda p: _mlx(
+            p,
+            {"model_type": "mixtral"}
+            | {key: {"bits": 8, "group_size": 64} for key in ("quantization", "quantization_config")},
+        ),
+        "an MLX checkpoint of the type 'mixtral'.*Use the original model.*or a GGUF",
     ),
 ]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class Source:
     dense_dtype: torch.dtype  # of dequantised weights outside the experts
     files: ModelFiles | None = None  # of a model directory
     best_format: str | None = None  # best format where none holds the experts exactly; None: chosen by their size
+    passed_over: Mapping[str, int] = field(default_factory=dict)  # bytes of tensors that `tensors` does not have
 
     @property
     def bytes(self) -> int:

@@ -16,6 +16,7 @@ from core.importing.sources.decoded import QuantizedWeight, mismatch, stored
 from core.importing.sources.fp8 import FLOATS, Fp8Matrix
 from core.importing.sources.integers import IntegerMatrix, Integers, order_of, unpacked
 from core.importing.sources.mxfp4 import PackedMxfp4Matrix
+from core.importing.sources.nvfp4 import Nvfp4Matrix
 
 READ = (
     "pack-quantized",
@@ -23,11 +24,13 @@ READ = (
     "naive-quantized",
     "float-quantized",
     "mxfp4-pack-quantized",
+    "nvfp4-pack-quantized",
     "mxfp8-quantized",
     "mixed-precision",
     "dense",
 )
 PARTS = ("packed", "scale", "shape", "zero_point", "g_idx")
+INPUTS = ("input_scale", "input_global_scale", "k_scale", "v_scale")  # of activations, which are not rounded here
 
 
 class PackedMatrix(IntegerMatrix):
@@ -101,7 +104,7 @@ def matrices(
     if wrong:
         raise ModelError(
             f"This compressed-tensors checkpoint is in the format {wrong[0]!r}, which is not read. Use a "
-            "version in pack-quantized, int-quantized or float-quantized, or the original model."
+            f"version in {', '.join(READ[:3])}, {READ[3]} or {READ[5]}, or the original model."
         )
     weights = [w for w in (g.get("weights") for g in groups) if isinstance(w, dict)]
     bits = {int(w.get("num_bits", 0)) for w in weights if w.get("type", "int") == "int"}
@@ -110,7 +113,10 @@ def matrices(
     found: dict[str, QuantizedWeight] = {}
     for name, at in files.tensors.items():
         prefix, _, last = name.rpartition(".")
-        if last == "weight_packed" and at.dtype == torch.uint8:
+        if last == "weight_packed" and f"{prefix}.weight_global_scale" in files.tensors:
+            names = name, f"{prefix}.weight_scale", f"{prefix}.weight_global_scale"
+            found[f"{prefix}.weight"] = Nvfp4Matrix(files, *names, divides=True)
+        elif last == "weight_packed" and at.dtype == torch.uint8:
             found[f"{prefix}.weight"] = PackedMxfp4Matrix(files, prefix)
         elif last == "weight_packed":
             found[f"{prefix}.weight"] = PackedMatrix(files, prefix, min(bits) if len(bits) == 1 else 0, by_row)
@@ -119,7 +125,9 @@ def matrices(
             found[name] = Fp8Matrix(files, name, f"{name}_scale", block if block and len(block) == 2 else None, dtype)
         elif last == "weight" and at.dtype == torch.int8:
             found[name] = ByteMatrix(files, prefix, by_row)
-    return found, [f"{name}_{p}" for name in found for p in PARTS], _label(weights)
+    taken = [f"{name}_{part}" for name in found for part in (*PARTS, "global_scale")]
+    taken += [f"{name.removesuffix('weight')}{part}" for name in found for part in INPUTS]
+    return found, taken, _label(weights)
 
 
 def _label(weights: list[dict[str, Any]]) -> str:

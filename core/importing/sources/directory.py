@@ -14,7 +14,7 @@ from core.hf.files import ModelFiles, check_files
 from core.hf.quantization import IN_CONFIG, MLX, quantization_settings
 from core.hf.safetensors_file import TensorFiles
 from core.hf.tensors import Shape
-from core.importing.sources import awq, bnb, compressed, fp8, gptq, mxfp4
+from core.importing.sources import awq, bnb, compressed, fp8, gptq, mlx, modelopt, mxfp4, quark
 from core.importing.sources.base import Source
 from core.importing.sources.decoded import UNFIT, Decoded, QuantizedWeight
 from core.memory.codec.formats import Numbers
@@ -25,7 +25,12 @@ Made = tuple[dict[str, QuantizedWeight], list[str], str]
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 MARKS = (".qweight", ".weight_packed", ".absmax", "_blocks", "_scale_inv")  # name endings of quantised tensors only
 ROUNDED = {"auto_gptq": "gptq", "gptq": "gptq", "auto_awq": "awq", "awq": "awq"}  # AutoRound's packing_format
-ALSO = {"auto-gptq": "gptq", "auto-awq": "awq"}  # other names that tools write
+ALSO = {
+    "auto-gptq": "gptq",
+    "auto-awq": "awq",
+    "modelopt-fp4": "modelopt",
+    "modelopt-mixed": "modelopt",
+}  # other names that tools write
 MAKERS: dict[str, Callable[[TensorFiles, dict[str, Any], torch.dtype], Made]] = {
     "gptq": lambda tensors, settings, dtype: gptq.matrices(tensors, settings),
     "awq": lambda tensors, settings, dtype: awq.matrices(tensors, settings),
@@ -33,6 +38,15 @@ MAKERS: dict[str, Callable[[TensorFiles, dict[str, Any], torch.dtype], Made]] = 
     "bitsandbytes": lambda tensors, settings, dtype: bnb.matrices(tensors, settings),
     "fp8": fp8.matrices,
     "mxfp4": lambda tensors, settings, dtype: mxfp4.matrices(tensors, settings),
+    "modelopt": modelopt.matrices,
+    "quark": quark.matrices,
+}
+_INSTEAD = "Use the original model, which can be rounded here when it is imported, or a GGUF version of it."
+NOT_READ = {  # why, and what to take instead
+    "exl2": f"its codes are in the order in which the kernels of ExLlamaV2 read them. {_INSTEAD}",
+    "exl3": f"its weights are paths through a trellis, which only the kernels of ExLlamaV3 decode. {_INSTEAD}",
+    "hqq": f"its own files are pickles, which can run programs, and its safetensors are not known here. {_INSTEAD}",
+    "torchao": f"its tensors are stored as torchao's own objects, in pickles, which can run programs. {_INSTEAD}",
 }
 SAMPLES = 6  # expert weights sampled to determine their format
 
@@ -48,7 +62,10 @@ def open_directory(path: Path) -> Source:
         dtype = _dense_dtype(config, tensors)
         if quantization is None:
             return _plain(path, config, tensors, dtype, files)
-        matrices, parts, label = MAKERS[kind](tensors, quantization, dtype)
+        if kind == "mlx":
+            matrices, parts, label = mlx.matrices(tensors, quantization, str(config.get("model_type")))
+        else:
+            matrices, parts, label = MAKERS[kind](tensors, quantization, dtype)
         if not matrices:
             raise ModelError(f"config.json of {path} says {kind}, but no weight is stored that way. Download it again.")
         decoded = Decoded(tensors, matrices, parts, dtype)
@@ -99,16 +116,15 @@ def _method(quantization: dict[str, Any]) -> str:
     if method in ("auto-round", "intel/auto-round"):
         packing = str(quantization.get("packing_format", "")).rpartition(":")[2].lower()
         method = ROUNDED.get(packing, method)
+    if method in NOT_READ:
+        raise ModelError(f"This checkpoint is quantized with {method}: {NOT_READ[method]}")
     if method == "mlx":
-        raise ModelError(
-            f"This is an MLX checkpoint ({quantization.get('bits', '?')!s:.9} bits), which only Apple's MLX reads. Use "
-            "the original model, which can be rounded here when it is imported, or a GGUF version of it."
-        )
+        return method
     if method not in MAKERS:
         algorithm = f" ({quantization['quant_algo']!s:.40})" if quantization.get("quant_algo") else ""
         raise ModelError(
             f"This checkpoint is quantized with {method or 'an unnamed method'}{algorithm}, which is not read. Read "
-            f"are {', '.join(MAKERS)} and GGUF. Use such a version of the model, or the original one, and "
+            f"are {', '.join(MAKERS)}, mlx and GGUF. Use such a version of the model, or the original one, and "
             "choose an expert format here."
         )
     return method

@@ -25,11 +25,18 @@ class Fp8Matrix(QuantizedWeight):
     bits = 8
 
     def __init__(
-        self, files: TensorFiles, name: str, scale: str, block: tuple[int, int] | None, dtype: torch.dtype
+        self,
+        files: TensorFiles,
+        name: str,
+        scale: str,
+        block: tuple[int, int] | None,
+        dtype: torch.dtype,
+        grid: tuple[int, ...] | None = None,
     ) -> None:
+        """`block`: rows and columns that share a scale, `grid`: the scales' shape, where it is not the stored one."""
         self._files, self._name, self._scale, self._dtype = files, name, scale, dtype
         self.shape = files.tensors[name].shape
-        self._grid = _grid(files.tensors[scale].shape, self.shape, name)
+        self._grid = _grid(grid or files.tensors[scale].shape, self.shape, name)
         self._blocks = [
             _block(whole, parts, given, name)
             for whole, parts, given in zip(self.shape[-2:], self._grid[-2:], block or (0, 0), strict=True)

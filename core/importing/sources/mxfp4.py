@@ -37,18 +37,23 @@ class Mxfp4Matrix(QuantizedWeight):
 
     def _rows(self, row: int | None) -> QuantizedTensor:
         """[experts, out, in], as stored."""
-        codes = _halves(self._files.read(f"{self._name}_blocks", row)).flatten(2)
+        codes = halves(self._files.read(f"{self._name}_blocks", row)).flatten(2)
         return QuantizedTensor("mxfp4", codes, self._files.read(f"{self._name}_scales", row), None)
 
 
 class PackedMxfp4Matrix(QuantizedWeight):
-    """The compressed-tensors layout, one matrix each: `weight_packed [out, in / 2]`, `weight_scale [out, in / 32]`."""
+    """The layout of compressed-tensors and Quark, one matrix each: codes `weight_packed` or `weight [out, in / 2]`,
+    `weight_scale [out, in / 32]`."""
 
-    def __init__(self, files: TensorFiles, prefix: str) -> None:
-        self._files, self._prefix = files, prefix
-        packed, scale = (stored(files, f"{prefix}.weight_{p}", prefix) for p in ("packed", "scale"))
-        self.shape = (packed[0], 2 * packed[1])
-        if scale != (packed[0], self.shape[1] // GROUP) or files.tensors[f"{prefix}.weight_scale"].dtype.itemsize != 1:
+    def __init__(self, files: TensorFiles, prefix: str, codes: str = "weight_packed") -> None:
+        self._files, self._prefix, self._codes = files, prefix, f"{prefix}.{codes}"
+        packed, scale = (stored(files, name, prefix) for name in (self._codes, f"{prefix}.weight_scale"))
+        self.shape = (packed[0], 2 * packed[-1])
+        if (
+            len(packed) != 2
+            or scale != (packed[0], self.shape[1] // GROUP)
+            or files.tensors[f"{prefix}.weight_scale"].dtype.itemsize != 1
+        ):
             raise mismatch(prefix, f"scales {scale} do not fit codes of 4-bit floats {self.shape}")
 
     def read(self, row: int | None) -> torch.Tensor:
@@ -56,10 +61,10 @@ class PackedMxfp4Matrix(QuantizedWeight):
 
     def coded(self, row: int | None) -> QuantizedTensor:
         scale = self._files.read(f"{self._prefix}.weight_scale", row).view(torch.uint8)
-        return QuantizedTensor("mxfp4", _halves(self._files.read(f"{self._prefix}.weight_packed", row)), scale, None)
+        return QuantizedTensor("mxfp4", halves(self._files.read(self._codes, row)), scale, None)
 
 
-def _halves(raw: torch.Tensor) -> torch.Tensor:
+def halves(raw: torch.Tensor) -> torch.Tensor:
     """Bytes [..., n] -> codes [..., 2n], the low half of each first."""
     return torch.stack((raw & 15, raw >> 4), -1).flatten(-2)
 

@@ -11,6 +11,10 @@ from core.settings.formats import FORMATS, Format, format_of
 __all__ = ["FORMATS", "Format", "Numbers", "format_of", "numbers_of"]
 
 
+SCALES = {"e8m0": torch.uint8, "e4m3": torch.float8_e4m3fn}
+"""Number types of scales that a format prescribes; uint8: exponents, 2 ** (e - 127)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """Number types in a blob: of plain weights and biases, scales and zeros. Independent of the compute dtype."""
@@ -25,4 +29,4 @@ def numbers_of(format: Format, dtype: torch.dtype, stored: Numbers | None) -> Nu
     numbers = stored or Numbers(dtype, dtype, dtype)
     if format.bits == 16:
         return Numbers(getattr(torch, format.name), numbers.scale, numbers.zero)
-    return Numbers(numbers.weight, torch.uint8, numbers.zero) if format.table == "mxfp4" else numbers
+    return Numbers(numbers.weight, SCALES.get(format.scale, numbers.scale), numbers.zero)

@@ -22,7 +22,7 @@ CHUNK_BYTES = 24  # of temporary memory for a weight, at most
 
 
 class Grouped(Base):
-    """Of a matrix [out, in] (however the model stores it) slots and blobs hold (q, [q1,] scale[, zero])."""
+    """Of a matrix [out, in] (however the model stores it) slots and blobs hold (q, [q1,] scale[, zero][, row])."""
 
     def __init__(
         self,
@@ -54,6 +54,8 @@ class Grouped(Base):
         fields[f"{part}.scale"] = (self.numbers.scale, groups)
         if self.format.zero:
             fields[f"{part}.zero"] = (self.numbers.zero, groups)
+        if self.format.has_row_scale:
+            fields[f"{part}.row"] = (torch.float32, (out,))
         return fields
 
     def encode_whole(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
@@ -62,7 +64,7 @@ class Grouped(Base):
             given = parts[name]
             if isinstance(given, QuantizedTensor) and given.format == self.name:
                 given = given.turned() if self.is_transposed else given
-                self._write(views, name, slice(None), QuantizedMatrix(given.codes, given.scale, given.zero))
+                self._write(views, name, slice(None), QuantizedMatrix(*given[1:]))
                 continue
             out, columns = self.out_in(name)
             step = max(1, (CHUNK if self.device.type == "cpu" else CUDA_CHUNK) // columns)
@@ -78,6 +80,8 @@ class Grouped(Base):
         scale.copy_(rounded.scale.reshape(scale.shape))
         if rounded.zero is not None:
             views[f"{part}.zero"][at].copy_(rounded.zero)
+        if rounded.row is not None:
+            views[f"{part}.row"][at].copy_(rounded.row[:, 0])
 
     def views(self, slot: torch.Tensor) -> SlotParts:
         tensors = self.slot_layout.views(slot)
@@ -129,5 +133,6 @@ class Grouped(Base):
     def _weight(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         planes = len(PLANES[self.format.bits])
         zero = tensors[planes + 1] if self.format.zero else None
+        row = tensors[-1][:, None] if self.format.has_row_scale else None
         codes = unpack(tensors[:planes], self.format.bits)
-        return dequantize(self.format, codes, tensors[planes], zero).to(self.dtype)
+        return dequantize(self.format, codes, tensors[planes], zero, row).to(self.dtype)

@@ -30,6 +30,12 @@ class Matrix(NamedTuple):
     scale: Part | None
     zero: Part | None
     bias: Part | None  # in the compute dtype
+    row: Part | None = None  # scales of rows, beside those of groups
+
+    @property
+    def row_scale(self) -> Part | None:
+        """What whole rows are multiplied by."""
+        return self.row if self.group else self.scale
 
 
 def matrix(codec: Base, part: str) -> Matrix:
@@ -54,4 +60,5 @@ def matrix(codec: Base, part: str) -> Matrix:
         find(f"{part}.scale"),
         find(f"{part}.zero"),
         find(f"{part}_bias"),
+        find(f"{part}.row"),
     )

@@ -27,17 +27,21 @@ EXTREMES = {
     "": (-8.2, -7.2, -7.7, -8.7, -9.2),
     "nf4": (1.0, -1.0, 1.1),
     "iq4_nl": (-130.0, 117.0, -122.0, -138.0, -107.0),
+    "mxfp4": (6.0, 4.0, 6.6, 4.4, 5.2),
 }
-"""Values, in scales, given to a group's weight of largest magnitude; the scale takes that weight's sign. One refit."""
+"""Values, in scales, given to a group's weight of largest magnitude; the scale takes that weight's sign, but for one of
+8 bits. One refit."""
+LARGEST_SCALE, LEAST_SCALE = 448.0, 2.0**-9  # of e4m3
 
 
 class QuantizedMatrix(NamedTuple):
     """Quantised matrix as blobs store it: codes [out, in] uint8 (8 bits: int8), scale and zero [out, groups] (row
-    formats: scale [out])."""
+    formats: scale [out]), and scales of rows."""
 
     codes: torch.Tensor
     scale: torch.Tensor
     zero: torch.Tensor | None
+    row: torch.Tensor | None  # [out, 1] fp32
 
 
 class Fit(NamedTuple):
@@ -52,7 +56,7 @@ class Fit(NamedTuple):
 def quantize(weight: torch.Tensor, format: Format, numbers: Numbers) -> QuantizedMatrix:
     """Round [out, in] fp32 to a format."""
     search = Search(weight.view(weight.shape[0], -1, format.group or weight.shape[1]), format, numbers)
-    if format.table == "mxfp4":
+    if format.scale == "e8m0":
         search.try_powers()
     elif format.bits == 8:
         search.attempt(search.grouped.abs().amax(-1, keepdim=True) / 127)
@@ -61,11 +65,12 @@ def quantize(weight: torch.Tensor, format: Format, numbers: Numbers) -> Quantize
     else:
         search.try_extremes()
     scale, zero = search.scale, search.zero
-    stored = exponents(scale) if format.table == "mxfp4" else scale.to(numbers.scale)
+    stored = exponents(scale) if format.scale == "e8m0" else search.coded_scale(scale)
     return QuantizedMatrix(
         search.codes().view_as(weight),
         stored[..., 0] if format.group else stored.view(-1),
         None if zero is None else zero[..., 0].to(numbers.zero),
+        None if search.row is None else search.row[..., 0],
     )
 
 
@@ -83,10 +88,14 @@ class Search:
         self.error = self.scale = torch.empty(0)
         self.zero: torch.Tensor | None = None
         self._ratios = torch.empty_like(grouped)  # of each try in turn
+        self.row: torch.Tensor | None = None  # [out, 1, 1]: a row's largest scale becomes the largest of its type
+        if format.has_row_scale:
+            most = max(TABLES[format.table]) * LARGEST_SCALE
+            self.row = (grouped.abs().amax((1, 2), keepdim=True) / most).clamp_(min=SMALLEST)
 
     def attempt(self, scale: torch.Tensor, zero: torch.Tensor | None = None) -> None:
         """Round with these scales and zeros as they are stored, and keep them for the groups whose error improves."""
-        if self.format.table != "mxfp4":
+        if self.format.scale != "e8m0":
             scale = self._stored(scale)
         if zero is not None:
             zero = zero.to(self.numbers.zero).float()
@@ -135,6 +144,8 @@ class Search:
         """Try mapping the weight of largest magnitude to each of a few values."""
         low, high = self.grouped.aminmax(dim=-1, keepdim=True)
         extreme = torch.where(-low > high, low, high)
+        if self.row is not None:
+            extreme = extreme.abs()
         self.attempt(extreme / (max(TABLES[self.format.table], key=abs) if self.format.table else -self.half))
         tried = ((self._bounded(extreme / value), None) for value in EXTREMES[self.format.table])
         self.attempt(self._best_fit(self.grouped, tried, 1).scale)
@@ -188,7 +199,15 @@ class Search:
 
     def _stored(self, scale: torch.Tensor) -> torch.Tensor:
         """A scale as the blob stores it."""
-        return self._bounded(scale).to(self.numbers.scale).float()
+        if self.row is not None:
+            return self.coded_scale(scale).float() * self.row
+        return self.coded_scale(self._bounded(scale)).float()
+
+    def coded_scale(self, scale: torch.Tensor) -> torch.Tensor:
+        """A scale in the blob's number type."""
+        if self.row is not None:
+            scale = (scale / self.row).clamp_(LEAST_SCALE, LARGEST_SCALE)
+        return scale.to(self.numbers.scale)
 
 
 def _better(one: Fit, other: Fit) -> Fit:

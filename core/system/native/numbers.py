@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from core.system.native.ir import Code, splat
+from core.system.native.ir import Code, fp32, splat
 
-KINDS = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "i16", torch.uint8: "i8"}
+KINDS = {
+    torch.float32: "float",
+    torch.float16: "half",
+    torch.bfloat16: "i16",
+    torch.uint8: "i8",
+    torch.float8_e4m3fn: "i8",
+}
 
 
 def load(code: Code, pointer: str, first: str | int, count: int, dtype: torch.dtype) -> str:
@@ -22,6 +28,8 @@ def floats(code: Code, raw: str, count: int, dtype: torch.dtype) -> str:
         return raw
     if dtype == torch.float16:
         return code.let(f"fpext <{count} x half> {raw} to <{count} x float>")
+    if dtype == torch.float8_e4m3fn:
+        return _four_and_three(code, raw, count)
     wide = code.let(f"zext <{count} x {kind}> {raw} to {ints}")
     shifted = code.let(f"shl {ints} {wide}, {splat('i32', count, 16 if kind == 'i16' else 23)}")
     if kind == "i8":  # subnormal, and NaN
@@ -30,6 +38,20 @@ def floats(code: Code, raw: str, count: int, dtype: torch.dtype) -> str:
         more = code.let(f"select <{count} x i1> {odd}, {ints} {splat('i32', count, 1 << 22)}, {ints} zeroinitializer")
         shifted = code.let(f"or {ints} {shifted}, {more}")
     return code.let(f"bitcast {ints} {shifted} to <{count} x float>")
+
+
+def _four_and_three(code: Code, raw: str, count: int) -> str:
+    """Numbers of 4 bits of exponent and 3 of mantissa: as fp16, whose exponents begin 8 lower; all ones are NaN."""
+    shorts, floats_ = f"<{count} x i16>", f"<{count} x float>"
+    wide = code.let(f"sext <{count} x i8> {raw} to {shorts}")
+    low = code.let(f"and {shorts} {wide}, {splat('i16', count, 0x7F)}")
+    odd = code.let(f"icmp eq {shorts} {low}, {splat('i16', count, 0x7F)}")
+    more = code.let(f"select <{count} x i1> {odd}, {shorts} {splat('i16', count, 0x7C00)}, {shorts} zeroinitializer")
+    moved = code.let(f"shl {shorts} {wide}, {splat('i16', count, 7)}")
+    moved = code.let(f"and {shorts} {moved}, {splat('i16', count, -0x4001)}")
+    half = code.let(f"bitcast {shorts} {code.let(f'or {shorts} {moved}, {more}')} to <{count} x half>")
+    value = code.let(f"fpext <{count} x half> {half} to {floats_}")
+    return code.let(f"fmul {floats_} {value}, {splat('float', count, fp32(256.0))}")
 
 
 def rounded(code: Code, value: str, count: int, dtype: torch.dtype) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """Unpacks ggml's blocks to codes, where one of our formats holds the same codes. Layouts: ggml-common.h, ggml-quants.c.
 
-Exact, bit for bit as gguf dequantises them: Q8_0 and Q5_0 (int8-g32), Q4_0 (int4-g32-sym), IQ4_NL (iq4_nl) and MXFP4.
+Exact, bit for bit as gguf dequantises them: Q8_0 and Q5_0 (int8-g32), Q4_0 (int4-g32-sym), IQ4_NL (iq4_nl), MXFP4 and
+NVFP4.
 Codes kept, scales rounded once when a blob stores them as float16: Q4_1 and Q4_K (int4-g32), IQ4_XS (iq4_nl). There
 each weight is off by at most 2 ** -11 * (8 |scale| + |zero|), or 2 ** -11 |weight| for IQ4_XS, and where float16 is
 subnormal by 2 ** -25 for the zero and for each step of the code: under a hundredth of the error of the 4 bits
@@ -24,12 +25,14 @@ HELD = {
     "IQ4_NL": "iq4_nl",
     "IQ4_XS": "iq4_nl",
     "MXFP4": "mxfp4",
+    "NVFP4": "nvfp4",
 }
 """The format that holds a type's codes."""
-EXACT = frozenset({"Q8_0", "Q5_0", "Q4_0", "IQ4_NL", "MXFP4"})
+EXACT = frozenset({"Q8_0", "Q5_0", "Q4_0", "IQ4_NL", "MXFP4", "NVFP4"})
 """Types whose scales are held exactly too."""
 GROUP = 32
 NOT_A_NUMBER = 255  # as an E8M0 exponent
+NO_SCALE = 255  # of NVFP4: ggml reads 480, which e4m3 has not
 
 
 def decode(type: str, raw: torch.Tensor) -> QuantizedTensor | None:
@@ -42,14 +45,17 @@ def decode(type: str, raw: torch.Tensor) -> QuantizedTensor | None:
         return None
     leading, blocks = raw.shape[:-1], raw.reshape(-1, _BLOCK_BYTES[type])
     codes, scale, zero = reader(blocks)
-    if scale.dtype == torch.uint8:
+    if scale.dtype == torch.float8_e4m3fn:
+        usable = bool((blocks[:, :4] != NO_SCALE).all())
+    elif scale.dtype == torch.uint8:
         usable = bool((scale != NOT_A_NUMBER).all())
     else:
         usable = bool(scale.half().isfinite().all()) and (zero is None or bool(zero.half().isfinite().all()))
     if not usable:
         return None
     zero = None if zero is None else zero.reshape(*leading, -1)
-    return QuantizedTensor(HELD[type], codes.reshape(*leading, -1), scale.reshape(*leading, -1), zero)
+    row = torch.ones(*leading, 1) if scale.dtype == torch.float8_e4m3fn else None
+    return QuantizedTensor(HELD[type], codes.reshape(*leading, -1), scale.reshape(*leading, -1), zero, row)
 
 
 Blocks = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -87,6 +93,13 @@ def _mxfp4(blocks: torch.Tensor) -> Blocks:
     return _nibbles(blocks[:, 1:]), blocks[:, :1].clone(), None  # ggml doubles its table and halves its scale
 
 
+def _nvfp4(blocks: torch.Tensor) -> Blocks:
+    """Four groups of 16. Scales have no sign, and 127 is 0."""
+    scale = blocks[:, :4] & 0x7F
+    scale = torch.where(scale == 0x7F, 0, scale)
+    return _nibbles(blocks[:, 4:].view(-1, 4, 8)), scale.view(torch.float8_e4m3fn), None
+
+
 def _q4_k(blocks: torch.Tensor) -> Blocks:
     """A 6-bit scale and minimum for each of 8 groups, in 12 bytes: four low scales, four low minimums, then the low
     halves of the other four, whose top two bits are stored above the former ones'."""
@@ -113,5 +126,16 @@ _READERS: dict[str, Callable[[torch.Tensor], Blocks]] = {
     "IQ4_NL": _q4_0,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
 }
-_BLOCK_BYTES = {"Q8_0": 34, "Q5_0": 22, "Q4_0": 18, "Q4_1": 20, "Q4_K": 144, "IQ4_NL": 18, "IQ4_XS": 136, "MXFP4": 17}
+_BLOCK_BYTES = {
+    "Q8_0": 34,
+    "Q5_0": 22,
+    "Q4_0": 18,
+    "Q4_1": 20,
+    "Q4_K": 144,
+    "IQ4_NL": 18,
+    "IQ4_XS": 136,
+    "MXFP4": 17,
+    "NVFP4": 36,
+}

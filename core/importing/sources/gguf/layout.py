@@ -141,6 +141,33 @@ class Names:
     prefix: str = "model.layers."
 
 
+def layer_of(stored: str) -> int:
+    """The layer of a tensor; -1 for one outside the layers."""
+    at = STORED.fullmatch(stored)
+    return -1 if at is None else int(at["layer"])
+
+
+def without_factors(
+    entries: Mapping[str, TensorInfo], names: Names
+) -> tuple[dict[str, TensorInfo], dict[str, TensorInfo]]:
+    """The tensors of a model, and apart from them, by the weights' names, what weights of NVFP4 are multiplied by.
+    Scales of activations, which are not rounded here, are in neither."""
+    kept, factors = dict(entries), dict[str, TensorInfo]()
+    for stored, entry in entries.items():
+        base, _, kind = stored.rpartition(".")
+        weight = entries.get(f"{base}.weight")
+        at = STORED.fullmatch(stored)
+        if weight is None or weight.type != "NVFP4" or (at is not None and at["name"] in names.layers):
+            continue
+        if kind == "input_scale":
+            del kept[stored]
+        elif kind == "scale":
+            if entry.type != "F32" or torch.Size(entry.shape).numel() not in (1, weight.shape[0]):
+                raise ModelError(f"{stored} of this GGUF model does not fit its weight. Download it again.")
+            factors[f"{base}.weight"] = kept.pop(stored)
+    return kept, factors
+
+
 def recipes(entries: Mapping[str, TensorInfo], names: Names, layers: int) -> dict[str, TensorRecipe]:
     """transformers' name -> recipe, for every tensor in the first `layers` layers and outside them.
 

@@ -18,7 +18,7 @@ from core.importing.sources.gguf.config_parts import special_token
 from core.importing.sources.gguf.facts import ModelMetadata
 from core.importing.sources.gguf.files import OpenFiles, find_files, read_headers
 from core.importing.sources.gguf.format_choice import FormatChoice, choose_format
-from core.importing.sources.gguf.layout import recipes
+from core.importing.sources.gguf.layout import layer_of, recipes, without_factors
 from core.importing.sources.gguf.tensors import PLAIN, GgufTensors, check_types
 from core.importing.sources.gguf.tokenizer import write_tokenizer
 from core.system.gguf import Header, damaged
@@ -80,9 +80,10 @@ def open_gguf(path: Path) -> GgufSource:
     try:
         architecture = architecture_of(facts)
         config, names = architecture.config(facts), architecture.names(facts)
-        made = recipes(header.tensors, names, facts.layers)
-        check_types(header.tensors[piece.name] for recipe in made.values() for piece in recipe.pieces)
-        kept = choose_format(header.tensors, facts.moe_layers)
+        entries, factors = without_factors(header.tensors, names)
+        made = recipes(entries, names, facts.layers)
+        check_types(entries[piece.name] for recipe in made.values() for piece in recipe.pieces)
+        kept = choose_format(entries, facts.moe_layers)
     except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
         # keys are valid here; tensors whose shapes contradict their names fail anywhere in the descriptions
         raise damaged(files[0], f"its tensors do not fit together ({reason(error)})") from error
@@ -94,7 +95,7 @@ def open_gguf(path: Path) -> GgufSource:
         kind="gguf",
         label=label(header, kept),
         config=config,
-        tensors=GgufTensors(OpenFiles(files), header.tensors, made, dense),
+        tensors=GgufTensors(OpenFiles(files), entries, made, dense, factors),
         exact_format=kept.format if kept.exact else None,
         numbers=kept.numbers if kept.exact else None,
         dense_dtype=dense,
@@ -102,6 +103,7 @@ def open_gguf(path: Path) -> GgufSource:
         parts=files,
         best_format=kept.format,
         notes=kept.notes,
+        passed_over={name: entry.bytes for name, entry in entries.items() if layer_of(name) >= facts.layers},
     )
 
 

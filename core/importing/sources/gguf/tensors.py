@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -56,7 +57,8 @@ def check_types(entries: Iterable[TensorInfo]) -> None:
 class GgufTensors:
     """`core.hf.tensors.Tensors` of a GGUF model. Thread-safe.
 
-    Number types: as stored where they are plain, else `dense_dtype`; experts are dequantised to fp32.
+    Number types: as stored where they are plain, else `dense_dtype`; experts are dequantised to fp32. A tensor
+    NAME.scale has what NAME.weight is multiplied by: one number, or one an expert.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class GgufTensors:
         entries: Mapping[str, TensorInfo],
         recipes: Mapping[str, TensorRecipe],
         dense_dtype: torch.dtype,
+        factors: Mapping[str, TensorInfo] = MappingProxyType({}),
     ) -> None:
-        self._files, self._entries, self._recipes = files, entries, recipes
+        """`factors`: the tensors of what weights are multiplied by, by these weights' names."""
+        self._files, self._entries, self._recipes, self._factors = files, entries, recipes, factors
         self._dense_dtype = dense_dtype
         self.tensors: dict[str, TensorShape] = {n: TensorShape(self._stated(r), r.shape) for n, r in recipes.items()}
 
@@ -94,11 +98,13 @@ class GgufTensors:
             return (merged if row is not None or recipe.expert is None else merged.squeeze(0)).contiguous()
 
         zeros = [c.zero for c in codes if c.zero is not None]
+        factors = [c.row for c in codes if c.row is not None]
         return QuantizedTensor(
             codes[0].format,
             merge([c.codes for c in codes]),
             merge([c.scale for c in codes]),
             merge(zeros) if zeros else None,
+            merge(factors) if factors else None,
         )
 
     def stored_as(self, name: str) -> str:
@@ -127,21 +133,36 @@ class GgufTensors:
         entry = self._entries[piece.name]
         if entry.type in PLAIN:
             return None
-        return decode(entry.type, self._raw(entry, *_span(entry, piece, index)))
+        coded = decode(entry.type, self._raw(entry, *_span(entry, piece, index)))
+        if coded is None or piece.name not in self._factors:
+            return coded
+        if coded.row is None:
+            return None
+        return coded._replace(row=coded.row * self._factor(piece.name, index))
+
+    def _factor(self, name: str, index: int | None) -> torch.Tensor:
+        """What a weight, or `index` of its first dimension, is multiplied by: [experts or 1, 1, 1], or [1]."""
+        at = self._factors[name]
+        factor = self._files.read(at.file, at.offset, at.bytes).view(torch.float32)
+        if len(self._entries[name].shape) < 3:
+            return factor
+        return (factor if index is None or len(factor) == 1 else factor[index : index + 1]).view(-1, 1, 1)
 
     def _weights(self, piece: TensorRows, index: int | None, dtype: torch.dtype) -> torch.Tensor:
         """A piece, or `index` of its first dimension as [1, ...], in `dtype`; dequantised as the gguf package does."""
         entry = self._entries[piece.name]
+        if piece.name in self._factors and (coded := self._coded(piece, index)) is not None:
+            return coded.dequantized().to(dtype)
         if piece.rows is not None and index is None:
             return torch.cat([self._weights(piece, i, dtype) for i in range(entry.shape[0])])
         first, shape = _span(entry, piece, index)
-        out = torch.empty(shape, dtype=dtype)
+        out = torch.empty(shape, dtype=torch.float32 if piece.name in self._factors else dtype)
         flat = out.view(-1, shape[-1])
         step = max(1, CHUNK // _row_bytes(entry))
         for start in range(0, flat.shape[0], step):
             count = min(step, flat.shape[0] - start)
             flat[start : start + count] = self._dequantised(entry, first + start, count)
-        return out
+        return out.mul_(self._factor(piece.name, index)).to(dtype) if piece.name in self._factors else out
 
     def _dequantised(self, entry: TensorInfo, first: int, rows: int) -> torch.Tensor:
         raw = self._raw(entry, first, (rows, entry.shape[-1]))

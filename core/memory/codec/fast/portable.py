@@ -34,7 +34,10 @@ def weights(matrix: Matrix, slot: torch.Tensor) -> torch.Tensor:
     group = matrix.group or matrix.inputs
     shape = matrix.outputs, matrix.inputs // group
     assert matrix.scale is not None
-    scale = scales(_part(slot, matrix.scale, *shape)).repeat_interleave(group, 1)
+    scale = scales(_part(slot, matrix.scale, *shape))
+    if matrix.row is not None:
+        scale = scale * _part(slot, matrix.row, matrix.outputs, 1)
+    scale = scale.repeat_interleave(group, 1)
     if matrix.zero is None:
         return entries * scale
     return fma(entries, scale, _part(slot, matrix.zero, *shape).float().repeat_interleave(group, 1))
@@ -105,16 +108,15 @@ def _coded(matrix: Matrix, slot: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     if matrix.group:
         shape = matrix.outputs, matrix.inputs // matrix.group
         spread = matrix.group // size
-        weight = scales(_part(slot, matrix.scale, *shape)).repeat_interleave(spread, 1)
-        by = weight * s[:, None]
+        by = scales(_part(slot, matrix.scale, *shape)).repeat_interleave(spread, 1) * s[:, None]
     else:
-        weight, by = scales(_part(slot, matrix.scale, matrix.outputs)), s[:, None].expand_as(sums)
+        by = s[:, None].expand_as(sums)
     total = _in_order(sums, by)
     if matrix.zero is not None:
         zero = _part(slot, matrix.zero, *shape).float().repeat_interleave(spread, 1)
         total = total + _in_order(zero.expand(len(x), -1, -1), (q.sum(-1).float() * s)[:, None])
     y = tree(total) * factor if factor != 1.0 else tree(total)
-    return y if matrix.group else y * weight
+    return y * scales(_part(slot, matrix.row_scale, matrix.outputs)) if matrix.row_scale else y
 
 
 def _plain(matrix: Matrix, slot: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -61,9 +61,8 @@ def write(code: Code, matrix: Matrix, sums: str, row: str, into: str, out: torch
     factor = meaning(matrix).factor
     if factor != 1.0:
         y = code.let(f"fmul float {y}, {fp32(factor)}")
-    if not matrix.group:
-        assert matrix.scale is not None
-        scale = numbers.load(code, code.at("%slot", matrix.scale.at), row, 1, matrix.scale.dtype)
+    if by_row := matrix.row_scale:
+        scale = numbers.load(code, code.at("%slot", by_row.at), row, 1, by_row.dtype)
         y = code.let(f"fmul float {y}, {code.let(f'extractelement <1 x float> {scale}, i32 0')}")
     kind, value = numbers.rounded(code, code.let(f"insertelement <1 x float> poison, float {y}, i32 0"), 1, out)
     code.store(kind, value, code.at(into, row, out.itemsize), out.itemsize)

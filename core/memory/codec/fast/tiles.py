@@ -244,9 +244,8 @@ class _Tiles:
         y = sums[0]
         if self._meaning.factor != 1.0:
             y = code.let(f"fmul {FLOATS} {y}, {splat('float', LANES, fp32(self._meaning.factor))}")
-        if not matrix.group:
-            assert matrix.scale is not None
-            scale = numbers.load(code, code.at("%slot", matrix.scale.at), row, LANES, matrix.scale.dtype)
+        if by_row := matrix.row_scale:
+            scale = numbers.load(code, code.at("%slot", by_row.at), row, LANES, by_row.dtype)
             y = code.let(f"fmul {FLOATS} {y}, {scale}")
         kind, value = numbers.rounded(code, y, LANES, out)
         to = code.at(self._given.result(code, state), row, out.itemsize)

@@ -1,7 +1,8 @@
 """Weights of a row in fp32, as LLVM instructions, for kernels whose sums do not run along the rows of a matrix.
 
 A weight is a plain number, or entry * scale, or fma(entry, scale, zero), rounded to fp32, where an entry is the table's
-number of a code, or code - 2 ** (bits - 1). A scale of a whole row, and one of a group, are used alike.
+number of a code, or code - 2 ** (bits - 1). A scale of a whole row, and one of a group, are used alike; where there are
+both, the scale is their product.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from core.memory.codec.tables import TABLES
 from core.system.native import numbers
 from core.system.native.ir import Code, fp32, splat, vector
 
-SOME = 32  # weights that are unpacked together: they share a scale
+SOME = 32  # weights that are unpacked together
 FLOATS, INTS = f"<{LANES} x float>", f"<{LANES} x i32>"
 
 
 def serves(matrix: Matrix) -> bool:
     """Whether its weights can be read so."""
-    return not matrix.transposed and not (matrix.bits and (matrix.inputs % SOME or matrix.group % SOME))
+    return not matrix.transposed and not (matrix.bits and (matrix.inputs % SOME or matrix.group % LANES))
 
 
 def unpacked(code: Code, matrix: Matrix, slot: str, row: str, first: str, count: int = SOME) -> list[str]:
@@ -33,10 +34,14 @@ def unpacked(code: Code, matrix: Matrix, slot: str, row: str, first: str, count:
             for some in (min(LANES, count - at),)
         ]
     assert count == SOME and matrix.scale is not None
-    scale = _shared(code, matrix, slot, row, first, matrix.scale)
-    zero = _shared(code, matrix, slot, row, first, matrix.zero) if matrix.zero else ""
-    found = []
+    by_row = _number(code, slot, row, matrix.row) if matrix.row else ""
+    found, scale, zero = [], "", ""
     for at in range(0, SOME, LANES):
+        if at % (matrix.group or SOME) == 0:
+            group = code.add(first, at)
+            scale = _shared(code, matrix, slot, row, group, matrix.scale)
+            scale = code.let(f"fmul {FLOATS} {scale}, {by_row}") if by_row else scale
+            zero = _shared(code, matrix, slot, row, group, matrix.zero) if matrix.zero else ""
         entry = _entries(code, matrix, slot, row, code.add(first, at))
         if zero:
             found.append(code.call(FLOATS, "llvm.fma.v8f32", (FLOATS, entry), (FLOATS, scale), (FLOATS, zero)))
@@ -51,6 +56,11 @@ def _shared(code: Code, matrix: Matrix, slot: str, row: str, first: str, part: P
     if matrix.group:
         group = code.let(f"udiv i64 {first}, {matrix.group}")
         at = code.add(code.times(row, matrix.inputs // matrix.group), group)
+    return _number(code, slot, at, part)
+
+
+def _number(code: Code, slot: str, at: str, part: Part) -> str:
+    """A number of a part, in every lane."""
     one = numbers.load(code, code.at(slot, part.at), at, 1, part.dtype)
     return code.broadcast("float", code.let(f"extractelement <1 x float> {one}, i32 0"), LANES)
 

@@ -27,6 +27,7 @@ def _dequantize(
     TABLE: tl.constexpr,
     SCALE: tl.constexpr,
     ZERO: tl.constexpr,
+    ROW: tl.constexpr,
     WORD: tl.constexpr,
     V: tl.constexpr,
     BN: tl.constexpr,
@@ -47,6 +48,8 @@ def _dequantize(
         code += ((high[:, :, None] >> v[None, None, :]) & 1) << 2
     group = n[:, None] * (K // G) + (unit * V // G)[None, :] if G else n[:, None] + unit[None, :] * 0
     scale = number(base, scale_at, group, known, SCALE)[:, :, None]
+    if ROW:
+        scale = scale * number(base, zero_at, n, n < N, tl.float32)[:, None, None]
     weight = (tl.load(table + code) if TABLE else code.to(tl.float32) - HALF) * scale
     if ZERO is not None:
         weight += number(base, zero_at, group, known, ZERO)[:, :, None]

@@ -39,12 +39,17 @@ inside = triton.jit(_inside)
 
 
 def _number(base: tl.tensor, field_at: tl.tensor, at: tl.tensor, known: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
-    """Scales, zeros or biases as fp32; a uint8 is an exponent, 2 ** (e - 127), where 255 is NaN."""
+    """Scales, zeros or biases as fp32; a uint8 is an exponent, 2 ** (e - 127), where 255 is NaN; an int8 has the bits
+    of e4m3, which few GPUs convert themselves: as fp16, whose exponents begin 8 lower."""
     value = tl.load(inside(base, field_at, TYPE) + at, mask=known, other=0)
     if value.dtype == tl.uint8:
         bits = value.to(tl.int32)
         odd = ((bits == 0) | (bits == 255)).to(tl.int32)  # subnormal, and NaN
         return (bits << 23 | odd << 22).to(tl.float32, bitcast=True)
+    if value.dtype == tl.int8:
+        low = value.to(tl.int32) & 0x7F
+        bits = low << 7 | (low == 0x7F).to(tl.int32) * 0x7C00 | (value.to(tl.int32) & 0x80) << 8
+        return bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
     return value.to(tl.float32)
 
 
@@ -71,6 +76,7 @@ def _coded_rows(
     TABLE: tl.constexpr,
     SCALE: tl.constexpr,
     ZERO: tl.constexpr,
+    ROW: tl.constexpr,
     BIAS: tl.constexpr,
     WORD: tl.constexpr,
     V: tl.constexpr,
@@ -78,6 +84,8 @@ def _coded_rows(
     BU: tl.constexpr,
 ) -> None:
     """out[p, n] = sum over k of x[p * stride + k] * W_p[n, k] (+ bias_p[n]); W_p [N, K] coded, one WORD per V inputs.
+
+    `zero_at` is of zeros, or of the scales of rows (ROW).
 
     Codes are masked in place instead of shifted; x is scaled by the power of two that compensates.
     """
@@ -118,6 +126,8 @@ def _coded_rows(
     y = tl.sum(sums, 1)
     if not G:
         y *= number(base, scale_at, n, n < N, SCALE)
+    if ROW:
+        y *= number(base, zero_at, n, n < N, tl.float32)
     if BIAS:
         y += number(base, bias_at, n, n < N, x.dtype.element_ty)
     tl.store(out + pair.to(tl.int64) * N + n, y.to(out.dtype.element_ty), mask=n < N)

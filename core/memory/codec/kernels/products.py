@@ -29,8 +29,8 @@ def per_word(one: Matrix) -> int:
 
 
 def fields(one: Matrix) -> tuple[int, int, int, int]:
-    """Byte offsets in a slot of codes, third bits, scales and zeros; 0 where absent."""
-    high, scale, zero = (0 if part is None else part.at for part in (one.high, one.scale, one.zero))
+    """Byte offsets in a slot of codes, third bits, scales, and zeros or the scales of rows; 0 where absent."""
+    high, scale, zero = (0 if part is None else part.at for part in (one.high, one.scale, one.zero or one.row))
     return one.codes.at, high, scale, zero
 
 
@@ -107,6 +107,7 @@ class SlotKernels:
             torch.float16: tl.float16,
             torch.bfloat16: tl.bfloat16,
             torch.uint8: tl.uint8,
+            torch.float8_e4m3fn: tl.int8,  # its bits
         }
         self._word = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32}
 
@@ -209,6 +210,7 @@ class SlotKernels:
             "TABLE": self._table is not None,
             "SCALE": self._type(one.scale),
             "ZERO": self._type(one.zero),
+            "ROW": one.row is not None,
             "WORD": self._word[(2 if one.bits == 3 else one.bits) * per_word(one) // 8],
             "V": per_word(one),
             "BN": block.outputs,

@@ -18,7 +18,8 @@ def dequantize(name: str, matrix: Matrix, dtype: torch.dtype, width: int) -> Cod
     into out [outputs, inputs]. `width` = bytes of a vector."""
     code = Code(f"void @{name}(ptr %nothing, ptr noalias %slot, ptr noalias %out, i64 %from, i64 %to)")
     meaning = codes.meaning(matrix)
-    if width == 64 and meaning.planes[0].bits == 4 and dtype.itemsize == 2:
+    whole = not matrix.group % BLOCK
+    if width == 64 and meaning.planes[0].bits == 4 and dtype.itemsize == 2 and whole:
         _by_table(code, matrix, meaning, dtype)
     else:
         _one_by_one(code, matrix, meaning, dtype)
@@ -82,8 +83,14 @@ def _one_by_one(code: Code, matrix: Matrix, meaning: codes.Meaning, dtype: torch
             value = code.let(f"fadd {floats} {value}, {one}") if value else one
         if meaning.factor != 1.0:
             value = code.let(f"fmul {floats} {value}, {splat('float', BLOCK, fp32(meaning.factor))}")
-        group = code.let(f"udiv i64 {at}, {matrix.group // BLOCK if matrix.group else blocks}")
-        value = code.let(f"fmul {floats} {value}, {_all(code, group, matrix.scale)}")
+        if 0 < matrix.group < BLOCK:
+            scale = _some(code, matrix, matrix.scale, at)
+        else:
+            group = code.let(f"udiv i64 {at}, {matrix.group // BLOCK if matrix.group else blocks}")
+            scale = _all(code, group, matrix.scale)
+        if matrix.row is not None:
+            scale = code.let(f"fmul {floats} {scale}, {_all(code, row.index, matrix.row)}")
+        value = code.let(f"fmul {floats} {value}, {scale}")
         if matrix.zero is not None:
             value = code.let(f"fadd {floats} {value}, {_all(code, group, matrix.zero)}")
         kind, made = numbers.rounded(code, value, BLOCK, dtype)
@@ -92,6 +99,13 @@ def _one_by_one(code: Code, matrix: Matrix, meaning: codes.Meaning, dtype: torch
 
 def _all(code: Code, at: str, part: Part, count: int = BLOCK) -> str:
     return code.broadcast("float", codes.one(code, "%slot", part, at), count)
+
+
+def _some(code: Code, matrix: Matrix, part: Part, block: str) -> str:
+    """Those of a block that has several groups."""
+    groups = BLOCK // matrix.group
+    found = numbers.load(code, code.at("%slot", part.at), code.times(block, groups), groups, part.dtype)
+    return code.pick(f"<{groups} x float>", found, [i // matrix.group for i in range(BLOCK)])
 
 
 def _ordered(code: Code, found: list[str], words: int) -> str:

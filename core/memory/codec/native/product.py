@@ -146,9 +146,8 @@ class Product:
         )
         if self._meaning.factor != 1.0:
             y = code.let(f"fmul float {y}, {fp32(self._meaning.factor)}")
-        if not matrix.group:
-            assert matrix.scale is not None
-            y = code.let(f"fmul float {y}, {codes.one(code, '%slot', matrix.scale, row)}")
+        if by_row := matrix.row_scale:
+            y = code.let(f"fmul float {y}, {codes.one(code, '%slot', by_row, row)}")
         kind, value = numbers.rounded(
             code, code.let(f"insertelement <1 x float> poison, float {y}, i32 0"), 1, self._dtype
         )

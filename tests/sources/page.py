@@ -1,0 +1,111 @@
+"""python -m tests.sources.page > docs/formats.md: what becomes of each format that checkpoints come in."""
+
+import gguf
+
+from core.importing.sources.directory import NOT_READ
+from core.importing.sources.gguf.blocks import EXACT, HELD
+from core.importing.sources.gguf.format_choice import COARSE, FINE
+from core.importing.sources.gguf.tensors import PLAIN
+from tests.sources.case import Case
+from tests.sources.cases import CASES
+
+TOOLS = {
+    "gptq": "GPTQ",
+    "awq": "AWQ",
+    "compressed-tensors": "compressed-tensors",
+    "modelopt": "ModelOpt",
+    "quark": "Quark",
+    "mlx": "MLX",
+    "bitsandbytes": "bitsandbytes",
+    "fp8": "FP8",
+    "mxfp4": "MXFP4",
+}
+KEPT = "as it is"
+INTRODUCTION = """\
+What becomes of the experts of a checkpoint when it is imported with the format `auto`. **As it is**: codes and scales
+are the checkpoint's, bit for bit, and so is every weight in fp32. **Converted**: no format of Moestro holds such codes
+(rows in another order, groups of another size, factors of inputs); they are rounded once, and the import says by how
+much they are off before it begins, for each kind that the file has. Weights outside the experts are dequantised to the
+model's number type. Scales of activations and of the KV cache are not used: neither is rounded.
+
+Each row is a small checkpoint that the tests write, with the tool's own library where that is at hand, else in its
+documented layout. compressed-tensors divides NVFP4's scales by a number; Moestro multiplies by its reciprocal, as the
+kernels for such matrices do, so that a weight may differ in its last digits of fp32 from that division.
+"""
+GGUF = """\
+**GGUF** files may mix types. A pack has one format for all experts, that of most of their weights; the others are
+rounded to it. Where all have one type:
+"""
+ROUNDED = "converted, with the loss measured before the import"
+
+
+def result(case: Case) -> str:
+    if case.exact == "checkpoint":
+        return "dequantised once, as transformers does: `checkpoint`"
+    if case.exact is not None:
+        return f"{KEPT}: `{case.exact}`"
+    return f"{ROUNDED}: `{case.best}`"
+
+
+def of_gguf(kind: str) -> str:
+    if kind in PLAIN:
+        return f"{KEPT}: `checkpoint`"
+    if kind in EXACT:
+        return f"{KEPT}: `{HELD[kind]}`"
+    if kind in HELD:
+        return f"codes as they are, scales rounded to float16: `{HELD[kind]}`"
+    return f"{ROUNDED}: `{FINE.get(kind, COARSE)}`"
+
+
+def kinds() -> list[str]:
+    """GGUF's types that the installed package dequantises."""
+    known = [one.name for one in gguf.quants._type_traits]
+    return [*PLAIN, *sorted({*known} - {*PLAIN})]
+
+
+def page() -> str:
+    rows = dict.fromkeys(
+        f"| {TOOLS[case.kind]} | {case.label}{f' ({variant(case)})' if variant(case) else ''} | {result(case)} |"
+        for case in sorted(CASES, key=lambda case: [*TOOLS].index(case.kind))
+        if case.name != "bnb-attention"  # whose experts are plain
+    )
+    return "\n".join(
+        (
+            "# Formats of checkpoints",
+            "",
+            INTRODUCTION,
+            "| Tool | As | Result |",
+            "| --- | --- | --- |",
+            *rows,
+            "",
+            GGUF,
+            "| Type | Result |",
+            "| --- | --- |",
+            *(f"| {kind} | {of_gguf(kind)} |" for kind in kinds()),
+            "",
+            "**Not read:**",
+            "",
+            "| Tool | Why, and what to take instead |",
+            "| --- | --- |",
+            *(f"| {name} | {why} |" for name, why in NOT_READ.items()),
+            "",
+            "`python -m tests.sources.page > docs/formats.md` makes this page.",
+        )
+    )
+
+
+def variant(case: Case) -> str:
+    """What a case has besides what its label says."""
+    words = case.name.split("-")
+    known = {
+        "order": "rows in another order",
+        "asym": "with zero points",
+        "awq": "with factors of inputs",
+        "nested": "nested scales",
+        "mixed": "several widths",
+    }
+    return ", ".join(text for word, text in known.items() if word in words[1:])
+
+
+if __name__ == "__main__":
+    print(page())

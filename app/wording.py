@@ -49,6 +49,7 @@ def lossy(stats: Mapping[str, Any]) -> str:
     if stats["exact"]:
         fast = stats.get("arithmetic") == "fast"
         exact = "EXACT UP TO ROUNDING" if stats.get("closeness") and not fast else "EXACT"
+        exact += ", two processors" if exact != "EXACT" and stats.get("host_computed") else ""
         exact += f" for {stats['weights']} weights" if stats.get("weights") else ""
         return f"{exact}, fast arithmetic{_distance(stats)}" if fast else exact
     return f"LOSSY {percent(stats['changed'] / stats['assignments'])}" if stats.get("assignments") else "LOSSY"

@@ -31,6 +31,7 @@ SUITES = {  # name -> folder, options
     "batch": ("speed", "model rounds tokens keep small"),
     "dispatch": ("speed", "rounds tokens small"),
     "busy": ("speed", "model budget rounds tokens small"),
+    "host": ("speed", "model budget rounds tokens small"),
 }
 GONE = {  # names of before -> what to do instead
     "regret": "The live comparison of policies is a row of `bench overhead` now.",

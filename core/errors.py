@@ -39,6 +39,18 @@ class DeviceError(MoestroError):
         )
 
 
+class HostError(MoestroError):
+    """A thread that computes experts in host memory has ended, or does not finish."""
+
+    @classmethod
+    def of(cls, what: str) -> HostError:
+        """`what` became of the thread."""
+        return cls(
+            f"A thread that computes experts in host memory has failed: {what}. Set miss_placement to wait, or load "
+            "the model again."
+        )
+
+
 class ContextError(MoestroError):
     """The prompt, or the context asked for, is longer than what the model or the load allows."""
 

@@ -1,9 +1,9 @@
 """bench invariance: how many logits have other bits when they are computed in another way.
 
-Budget, eviction policy, prefetcher and threads are combined with the pieces in which a text is read, the number of
-texts in a pass, and whether its beginning is taken over from an earlier text: 864 ways. Each prompt is read in EACH of
-them, which are drawn without repetition, so that 108 prompts are read in all. All logits after its tokens are compared
-with those of the same text read alone in one pass, with everything resident. The fast arithmetic promises that none
+Budget, eviction policy, prefetcher, threads and where misses are computed are combined with the pieces in which a text
+is read, the number of texts in a pass, and whether its beginning is taken over from an earlier text: 2,592 ways. Each
+prompt is read in EACH of them, which are drawn without repetition. All logits after its tokens are compared with those
+of the same text read alone in one pass, with everything resident. The fast arithmetic promises that none
 differs; of the reference the same is counted for comparison.
 """
 
@@ -28,11 +28,12 @@ from core.types import Phase
 LENGTH = 72  # tokens of a prompt
 REUSED = 29  # of them, taken over
 EACH = 8  # ways in which a prompt is read
-RESIDENT_WAY = {**RESIDENT, "predictor": "none", "eviction": "lru"}
+RESIDENT_WAY = {**RESIDENT, "predictor": "none", "eviction": "lru", "miss_placement": "wait"}
 WAYS: dict[str, tuple[Any, ...]] = {
     "budget": ("25%", "50%", "100%"),
     "eviction": ("lru", "lfu", "lcp"),
     "predictor": ("none", "gate"),
+    "miss_placement": ("wait", "host", "measured"),
     "threads": (1, 2),
     "pieces": (1, 7, 64, LENGTH),
     "batch": (1, 4, 16),
@@ -42,6 +43,7 @@ SMALL: dict[str, tuple[Any, ...]] = {
     "budget": ("25%",),
     "eviction": ("lru",),
     "predictor": ("gate",),
+    "miss_placement": ("wait", "host"),
     "threads": (1, 2),
     "pieces": (7, LENGTH),
     "batch": (1, 4),
@@ -55,6 +57,7 @@ class Way(NamedTuple):
     budget: str
     eviction: str
     predictor: str
+    miss_placement: str
     threads: int
     pieces: int
     batch: int
@@ -88,7 +91,7 @@ def _counted(run: Run, engine: Engine, prompts: int) -> Result:
     compared, differing, runs = 0, 0, 0
     of = {f"{name} {value}": [0, 0] for name, values in ways.items() for value in values}  # compared, differing
     try:
-        alone = Way("100%", "lru", "none", 1, LENGTH, 1, False)
+        alone = Way("100%", "lru", "none", "wait", 1, LENGTH, 1, False)
         wanted = [read for text in texts for (read,) in [_read(engine, alone, [text])]]
         every = [Way(*values) for values in itertools.product(*ways.values())]
         drawn = random.Random(1).sample(every, min(EACH * prompts, len(every)))
@@ -114,7 +117,14 @@ def _read(engine: Engine, way: Way, texts: Sequence[Sequence[int]]) -> list[torc
     """[n, V] of each text: the logits after its tokens, without those of the first that were taken over."""
     wiring, kept = engine.wiring, engine.parts.memory.prefix_cache
     if any(engine.settings[name] != value for name, value in way._asdict().items() if name in RESIDENT_WAY):
-        engine.change({"budget": way.budget, "eviction": way.eviction, "predictor": way.predictor})
+        engine.change(
+            {
+                "budget": way.budget,
+                "eviction": way.eviction,
+                "predictor": way.predictor,
+                "miss_placement": way.miss_placement,
+            }
+        )
     split = Split(1, way.threads) if engine.arithmetic.fast else Split(way.threads)
     with engine.workbench("The bits of its logits are being compared."):
         pipeline = Pipeline(wiring.answering.hooked, wiring.answering.step, FixedThreads(split))

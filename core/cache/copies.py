@@ -15,6 +15,8 @@ from core.memory.ticket import LANDED, QUEUED, Link, Ticket
 from core.policy.eviction import MakePolicy
 from core.types import Origin, Outcome, Segment
 
+LAST = -1.0  # the priority of a copy behind every prefetch's
+
 
 class SlotArena(Protocol):
     """Allocates slots: `core.memory.arena.Arena`, or a simulated one."""
@@ -47,12 +49,13 @@ class CacheMemory:
 
 
 class Copies:
-    """`whole`: eid -> all of its blocks. `tickets`: eid -> its copy, until it is known to have landed. `phase`: of the
-    pass, noted in every ticket."""
+    """`whole`: eid -> all of its blocks. `tickets`: eid -> its copy, until it is known to have landed; `behind`: those
+    of experts that the host computed, and that are copied for later. `phase`: of the pass, noted in every ticket."""
 
     def __init__(self, link: Link, store: ExpertSource, whole: Sequence[Segment], phase: str = "prefill") -> None:
         self.link, self.store, self.whole, self.phase = link, store, whole, phase
         self.tickets: dict[int, Ticket] = {}
+        self.behind: dict[int, Ticket] = {}
         self.hits = Hits(len(whole))
         self.counts = Counts()
 
@@ -74,6 +77,30 @@ class Copies:
     def demand(self, segment: Segment, slots: Sequence[Slot]) -> Ticket:
         """Submit a copy that is needed at once."""
         return self.link.submit(self.prepare(segment, slots, demand=True))
+
+    def admit(self, segment: Segment, slots: Sequence[Slot]) -> None:
+        """Submit a copy that nothing waits for: it begins when no demand is queued or in flight, and no prefetch is
+        queued."""
+        ticket = self.prepare(segment, slots, demand=False)
+        ticket.behind, ticket.priority = True, LAST
+        self.behind[segment.eid] = ticket
+        self.counts.host_admitted += 1
+        self.counts.admitted_bytes += ticket.bytes
+        self.link.submit(ticket)
+
+    def is_behind(self, eid: int) -> bool:
+        """Whether its copy is one of those, has not landed, and has not failed."""
+        ticket = self.behind.get(eid)
+        if ticket is None:
+            return False
+        if self.tickets.get(eid) is ticket and ticket.error is None and self.pending(eid) is not None:
+            return True
+        del self.behind[eid]
+        return False
+
+    def behind_now(self) -> int:
+        """How many of them there are."""
+        return sum([self.is_behind(eid) for eid in [*self.behind]])
 
     def miss(self, eid: int) -> Outcome:
         """The outcome of a request that has to fetch `eid`, by where the expert is now."""

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from core.cache.pool import Pool, S
 from core.cache.residents import Residents, accept, ignore
-from core.policy.eviction import GONE, MakePolicy
+from core.policy.eviction import GONE, MakePolicy, victim
 from core.policy.hints import Hints
 from core.types import Segment
 
@@ -131,6 +131,22 @@ class CacheCore(Residents[S]):
             self.use(eid)
         return slots
 
+    def admit_computed(self, eid: int, *blocked: Collection[int], has_room: bool) -> tuple[S, ...] | None:
+        """Count the request of an expert without slots that was computed elsewhere; where it `has_room`, give it slots:
+        free ones, or those of another expert, in no container of `blocked`, that the policy ranks below it -> these
+        slots, or None. After `release`; experts have one block each."""
+        layer = eid // self.experts
+        pool = self.pool(layer)
+        self.tick += 1
+        self.policy.admitted(eid, self.tick, self.now)
+        self.tick = self._uses.note(self.tick, self.now, (eid,))
+        if has_room and self.keeps(layer) and (pool.free or self._evict_below(eid, *blocked)):
+            slots = (pool.free.pop(),)
+            self.held.complete(eid, slots)
+            return slots
+        self.policy.left(eid)
+        return None
+
     def use(self, eid: int) -> None:
         """Count a request of a leased expert that was admitted for it."""
         self.tick = self._uses.hold(self.tick, self.now, eid)
@@ -211,6 +227,15 @@ class CacheCore(Residents[S]):
         assert not any(pool.borrowed for pool in self.pools), "a transit slot was not given back"
         assert sorted(sizes) == np.flatnonzero(self.policy.score != GONE).tolist(), "the policy and the map disagree"
         assert {*self.leased} <= sizes.keys(), "a lease without a slot"
+
+    def _evict_below(self, eid: int, *blocked: Collection[int]) -> bool:
+        """Evict the expert that the policy ranks lowest, unless that is `eid`."""
+        part = self.pool(eid // self.experts).part
+        gone = victim(self.policy, part, self.now, self.layer, *blocked, self.pinned)
+        if gone is None or gone == eid:
+            return False
+        self.evict(gone)
+        return True
 
     def _borrow(self, pool: Pool[S], slots: int) -> None:
         """A pool borrows that many transit slots, or as many as there are. Buffered experts give theirs up for this,

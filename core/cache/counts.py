@@ -36,6 +36,9 @@ class Counts:
     wasted_bytes: int = 0
     evicted_bytes: int = 0
     bypassed: int = 0
+    host_computed: int = 0
+    host_admitted: int = 0
+    admitted_bytes: int = 0
     top_hits: int = 0
 
     def __init__(self) -> None:
@@ -99,7 +102,7 @@ class PrefetchCost:
     def net_ms(self, counts: Counts, finished: Sequence[Ticket], late_s: float, stall_s: float) -> float:
         """The net time of the pass that ends now. `finished` = copies completed since the last pass; `stall_s` = all
         waits for copies, `late_s` = those for late prefetches."""
-        copies = [(t.started_s, t.landed_s) for t in finished if not t.demand]
+        copies = [(t.started_s, t.landed_s) for t in finished if not (t.demand or t.behind)]
         if not (copies or counts.spared or counts.lost or self._in_flight or self.predict_s):
             return 0.0
         self.spared_s = _length_s(counts.spared)

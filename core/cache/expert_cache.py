@@ -17,6 +17,7 @@ from core.cache.cache_layout import CacheLayout
 from core.cache.counts import Counts
 from core.cache.lease import Lease, LeasedSegment, in_waves
 from core.cache.pool import Pool
+from core.cache.requests import Place
 from core.cache.slot_reservation import SlotReservation
 from core.memory.slot import Slot
 from core.policy.eviction import Eviction
@@ -41,10 +42,10 @@ class ExpertCache(CacheLayout):
         wasted."""
         self.prefetch_queue.arrive(layer, wanted)
 
-    def acquire(self, layer: int, wanted: Sequence[int]) -> Lease:
-        """Lease `wanted` (distinct experts of `layer`, at most its pool's capacity); fetch the missing ones on
-        demand."""
-        return self.requests.acquire(layer, wanted)
+    def acquire(self, layer: int, wanted: Sequence[int], place: Place | None = None) -> Lease:
+        """Lease `wanted` (distinct experts of `layer`, at most its pool's capacity); fetch the missing ones on demand,
+        but for those that `place` leaves to the host."""
+        return self.requests.acquire(layer, wanted, place)
 
     def in_waves(
         self,

@@ -48,12 +48,14 @@ class SkippedRequest(NamedTuple):
 class Lease:
     """The experts a layer is computed with, `eids`, as segments that together are all blocks of each; none can be
     evicted until `release`. `requests`: of the segments, one for each expert, with the outcome of its request: the last
-    of them to land, or the whole expert."""
+    of them to land, or the whole expert. `hosted`: those of `requests` without segments, as the host computes the
+    experts where they lie."""
 
     layer: int
     eids: Sequence[int]
     segments: list[LeasedSegment]
     requests: list[LeasedSegment]
+    hosted: Sequence[LeasedSegment] = ()
 
 
 def in_waves(

@@ -7,7 +7,7 @@ compute thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from core.cache.copies import Copies
@@ -16,6 +16,10 @@ from core.cache.lease import Lease, LeasedSegment
 from core.cache.prefetch_queue import PrefetchQueue
 from core.memory.slot import Slot
 from core.types import Outcome, Segment
+
+Place = Callable[[int, Sequence[int]], Collection[int]]
+"""(resident experts of a layer, its missing ones) -> which of these the host computes."""
+MOST_BEHIND = 4  # copies of experts that the host computed: with more the link is behind, and the slots wait for them
 
 
 class Requests:
@@ -26,14 +30,17 @@ class Requests:
         self.prefetches = PrefetchQueue(core, copies, to_buffer=to_buffer)
         self._fetched: list[int] = []  # on demand, for the open leases
 
-    def acquire(self, layer: int, wanted: Sequence[int]) -> Lease:
+    def acquire(self, layer: int, wanted: Sequence[int], place: Place | None = None) -> Lease:
         """Lease `wanted` (distinct experts of `layer`, at most its `capacity_for`): those with all blocks first, then
-        those that lack some, whose copies are submitted. Raises RuntimeError when they do not fit."""
+        those that lack some, whose copies are submitted, but for those that `place` leaves to the host. Raises
+        RuntimeError when they do not fit."""
         core, hits, base = self.core, self.copies.hits.leases, layer * self.core.experts
         eids, table, blocks = [base + expert for expert in wanted], core.table, core.blocks
         self.prefetches.guard.used(eids)
         missing = core.lease(layer, eids)
         complete = [eid for eid in eids if len(table[eid]) == blocks] if missing else eids
+        if place is not None and (left := self._left_to_host(missing, complete, place)):
+            return self._lease_with_host(layer, eids, missing, complete, left)
         requests = [hits[eid] or self._complete(eid) for eid in complete]
         requests += [self._missing(eid) for eid in missing]
         return Lease(layer, eids, requests if blocks == 1 else self._with_tops(requests), requests)
@@ -109,6 +116,8 @@ class Requests:
             if leased.ticket is not None:
                 tickets.pop(leased.segment.eid, None)
         self._end_lease(lease.eids)
+        for leased in lease.hosted:
+            self._admit_behind(leased.segment.eid)
         for leased in lease.requests:
             if leased.ticket is not None:
                 self.expect_hit(leased.segment.eid)
@@ -149,6 +158,38 @@ class Requests:
         self._fetched.append(eid)
         return slots
 
+    def _left_to_host(self, missing: Sequence[int], complete: Sequence[int], place: Place) -> Collection[int]:
+        """The experts that `place` leaves to the host: of those that are missing, and of those that the host computed
+        before and whose copies have not landed."""
+        behind = [eid for eid in complete if self.copies.is_behind(eid)] if self.copies.behind else []
+        if not missing and not behind:
+            return ()
+        return place(len(complete) - len(behind), [*missing, *behind])
+
+    def _lease_with_host(
+        self, layer: int, eids: Sequence[int], missing: Sequence[int], complete: Sequence[int], left: Collection[int]
+    ) -> Lease:
+        """A lease of experts of which some are `left` to the host: nothing is copied for these now."""
+        hits, copies = self.copies.hits.leases, self.copies
+        segments = [hits[eid] or self._complete(eid) for eid in complete if eid not in left]
+        segments += [self._missing(eid) for eid in missing if eid not in left]
+        hosted = [
+            LeasedSegment(eid % self.core.experts, copies.whole[eid], (), copies.miss(eid), None)
+            for eid in eids
+            if eid in left
+        ]
+        copies.counts.host_computed += len(hosted)
+        return Lease(layer, eids, segments, [*segments, *hosted], hosted)
+
+    def _admit_behind(self, eid: int) -> None:
+        """The host has computed an expert: copy it into a slot if it is worth one, and the link is not behind."""
+        core, copies = self.core, self.copies
+        if not core.is_resident(eid):
+            has_room = copies.behind_now() < MOST_BEHIND
+            slots = core.admit_computed(eid, copies.tickets, has_room=has_room)
+            if slots is not None:
+                copies.admit(copies.whole[eid], slots)
+
     def _complete(self, eid: int) -> LeasedSegment:
         """A request for an expert all of whose blocks have slots: ready, being copied, or a queued prefetch, which
         counts as a miss."""
@@ -165,6 +206,8 @@ class Requests:
                 outcome = Outcome.PREFETCH_HIT
             if ticket is not None:
                 outcome = Outcome.PARTIAL_HIT
+                if ticket.behind:
+                    copies.link.promote(ticket)
         if outcome == Outcome.HIT:
             return self._keep_hit(eid)
         segment = copies.whole[eid] if ticket is None else ticket.segment

@@ -107,6 +107,7 @@ class Engine(EngineFacts):
                     self.wiring.meter.clear,
                     self.parts.memory.prefix_cache.clear,
                     self.parts.device_decode.close,
+                    self.parts.host.close,
                     self.predictor_host.close,
                     self.parts.prediction.capture.shadows.close,
                     self.wiring.installed.uninstall,
@@ -230,6 +231,9 @@ class Engine(EngineFacts):
         lasting = self.parts.device_decode.lasting_objection()
         if lasting and new.link.decode not in ("auto", "host", self.settings.link.decode):
             raise SettingError(f"gpu_decode {new.link.decode} cannot be used: {lasting}.")
+        asked = new.misses.placement
+        if asked not in ("wait", self.settings.misses.placement) and (why := self.parts.host.objection()):
+            raise SettingError(f"miss_placement {asked} cannot be used: {why}.")
 
     # ------------------------------------------------------------------ monitoring
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from core.engine.answer import AnswerBuilder
@@ -15,7 +15,7 @@ from core.engine.sampler import Draw, Logprobs, Sampler
 from core.engine.sequence import Cancel, Sequence, Start, Stop
 from core.engine.settings_controller import EngineParts
 from core.settings.sampling import Sampling
-from core.types import Piece
+from core.types import Piece, StepRecord
 
 
 class ActiveRequest(NamedTuple):
@@ -95,8 +95,12 @@ class RequestFactory:
             self._parts.memory.ledger.memory(loaded.store.bytes, loaded.store.unpinned_bytes),
             seed,
             self._meter.end(sequence.sample, given, drawn, answer.steps),
-            max(loaded.plan.closeness, TOGETHER if sequence.kv.packed else 0.0),
+            max(loaded.plan.closeness, TOGETHER if sequence.kv.packed else 0.0, self._two_processors(answer.steps)),
             loaded.plan.weights,
             self._arithmetic(),
         )
         return Piece("end", text=answer.rest(), step=answer.last_step, stats=stats)
+
+    def _two_processors(self, steps: Iterable[StepRecord]) -> float:
+        """How far logits may be from those of the device alone, where the host computed some experts."""
+        return self._parts.host.closeness if any(step.host_computed for step in steps) else 0.0

@@ -27,6 +27,7 @@ from core.policy.allocation.slot_allocation import Placement, check_needs, place
 from core.policy.prefetch.throttle import PrefetchThrottle
 from core.profile import Profile
 from core.runtime.device_decode import DeviceDecode
+from core.runtime.host_compute import HostCompute
 from core.runtime.kv_pool import KVPool
 from core.runtime.miss import MissPolicy
 from core.runtime.prediction.predictor_host import PredictorHost
@@ -73,6 +74,7 @@ class EngineParts:
     telemetry: Telemetry
     recorder: Recorder
     device_decode: DeviceDecode
+    host: HostCompute
 
 
 class SettingsController:
@@ -175,6 +177,7 @@ class SettingsController:
             self._reshape(to, self._slots(new))
         if self.placed.pinned or self.placed is not before:
             to.memory.expert_cache.pin(self.placed.pinned)
+        to.host.configure(old.misses, new.misses)
         to.device_decode.configure(old.link, new.link)
 
     def make_room(self, to: EngineParts) -> bool:
@@ -249,7 +252,8 @@ def begin(settings: Settings, to: EngineParts) -> None:
     to.prediction.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
     to.prediction.capture.shadows.configure(settings, to.prediction.predictor_host.profile)
     to.prediction.miss.configure(None, settings.lossy, to.prediction.predictor_host.profile)
-    to.device_decode.say = to.prediction.throttle.say
+    to.device_decode.say = to.host.say = to.prediction.throttle.say
+    to.host.configure(None, settings.misses)
     to.device_decode.configure(None, settings.link)
 
 

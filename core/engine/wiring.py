@@ -33,6 +33,7 @@ from core.policy.prefetch.throttle import PrefetchThrottle
 from core.profile import Profile
 from core.runtime.device_decode import DeviceDecode
 from core.runtime.expert_math import ExpertMath
+from core.runtime.host_compute import HostCompute
 from core.runtime.kv_cache import KVCache
 from core.runtime.kv_pool import KVPool
 from core.runtime.measurement import MeasurementSession, PassLimits
@@ -145,7 +146,9 @@ def _around(
     prefetcher = Prefetcher(
         passes.expert_cache, predictor_host, prediction.throttle, recorder, prediction.capture, shape.encoder_layers
     )
-    step = MoEStep(passes.math, passes.expert_cache, transfers, recorder, prefetcher, miss)
+    modules = [site.module for site in sites]
+    host = HostCompute(passes.math, modules, passes.expert_cache, loaded.store, transfers)
+    step = MoEStep(passes.math, passes.expert_cache, transfers, recorder, prefetcher, miss, host)
     passes.hooked.dispatch.usual = step
 
     passes.expert_cache.pin(controller.placed.pinned)
@@ -163,7 +166,7 @@ def _around(
             model, loaded.device, plan.context, lambda: memory.ledger.used() <= memory.ledger.budget_bytes
         ),
     )
-    parts = EngineParts(memory, prediction, Telemetry(shape), recorder, device_decode)
+    parts = EngineParts(memory, prediction, Telemetry(shape), recorder, device_decode, host)
     begin(plan.spec.settings, parts)
     return Wiring(
         loaded,

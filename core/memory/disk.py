@@ -19,6 +19,7 @@ from core.memory.pages import aligned
 from core.memory.store import ExpertStore
 from core.types import Origin
 
+LEFT = 4  # rows that are not lent: more than threads copy at a time
 TRIED = 32 << 20  # bytes read to measure the speed of a disk
 
 
@@ -88,6 +89,7 @@ class HostCache(PackStore):
         super().__init__(reader, codec, count, pin)
         self._lock = threading.Lock()  # of `rows`
         self._held = rows
+        self._lent = 0  # rows that are borrowed
         self._placed: dict[int, Any] = {}  # row -> CUDA event after the last copy from it
 
     def use_policy(self, make_policy: Callable[[Any], Any], usual: Any) -> None:
@@ -105,6 +107,23 @@ class HostCache(PackStore):
     def host_resident(self) -> Sequence[int]:
         with self._lock:
             return self._held.held()
+
+    def borrow(self, eid: int) -> torch.Tensor | None:
+        with self._lock:
+            if not self._held.has(eid) or self._lent >= len(self._rows) - LEFT:
+                return None
+            row, _ = self._held.lease(eid)
+            self._lent += 1
+        return self._rows[row]
+
+    def give_back(self, eid: int) -> None:
+        with self._lock:
+            self._held.release(eid)
+            self._lent -= 1
+
+    @property
+    def lends(self) -> bool:
+        return len(self._rows) > LEFT
 
     def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
         with self._lock:

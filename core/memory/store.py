@@ -67,6 +67,19 @@ class ExpertStore:
         stay. Raises DeviceError where kernels cannot read that."""
         return ()
 
+    def borrow(self, eid: int) -> torch.Tensor | None:
+        """The blob of an expert in host memory (uint8 [>= blob_bytes]), where it stays until `give_back`; None where it
+        is not there, or no more can be kept there."""
+        return None
+
+    def give_back(self, eid: int) -> None:
+        """What was borrowed is not read any more."""
+
+    @property
+    def lends(self) -> bool:
+        """Whether experts can ever be borrowed."""
+        return False
+
     def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
         """Write blocks of an expert, from `first` on, into slots (uint8 [>= slot_bytes] each); returns the bytes read
         from disk for them.
@@ -118,6 +131,13 @@ class HostStore(ExpertStore):
 
     def is_pinned(self, eid: int) -> bool:
         return eid < self._memory.pinned
+
+    def borrow(self, eid: int) -> torch.Tensor:
+        return self._rows[eid]
+
+    @property
+    def lends(self) -> bool:
+        return True
 
     def device_addresses(self) -> Sequence[int]:
         return self._memory.device_addresses() if self._memory.pinned == len(self._rows) else ()

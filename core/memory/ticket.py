@@ -20,6 +20,7 @@ class Ticket:
 
     __slots__ = (
         "begin",
+        "behind",
         "bytes",
         "demand",
         "disk_bytes",
@@ -50,6 +51,7 @@ class Ticket:
         self.error: BaseException | None = None  # why the copy failed
         self.submitted_s = self.started_s = self.landed_s = 0.0
         self.score = self.priority = 0.0  # of a prefetch: predicted probability of use, and queue priority
+        self.behind = False  # neither demand nor prefetch: the host has computed the expert, which is cached for later
         self.displaced = -1  # eid evicted for this prefetch; -1 = none
         self.number = 0  # submission order
 

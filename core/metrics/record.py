@@ -23,7 +23,7 @@ class Outcome(IntEnum):
     HIT = 0  # resident and ready when routing was known
     PREFETCH_HIT = 1  # the same, copied by a prefetch and not used before
     PARTIAL_HIT = 2  # its copy had started: compute waited for the rest of it
-    MISS = 3  # neither, or only queued: fetched on demand from host memory
+    MISS = 3  # neither, or only queued: fetched on demand from host memory, or computed there
     MISS_DISK = 4  # the same, but not in host memory either: read from disk
     SUBSTITUTED = 5  # missing and not fetched: other experts were computed instead
     DROPPED = 6  # missing and not fetched: skipped
@@ -37,7 +37,7 @@ class Transfer:
     layer: int
     expert: int
     bytes: int
-    demand: bool
+    demand: bool  # False: a prefetch, or a copy of an expert that the host had computed
     submitted_s: float
     started_s: float
     ended_s: float
@@ -158,6 +158,30 @@ class StepRecord:
             "experts", "Experts fetched on demand and not kept after their use, being worth less than all others."
         ),
     )
+    host_computed: int = field(
+        default=0,
+        metadata=metric(
+            "requests",
+            "Requests for a missing expert that the host computed where it lay, while nothing was copied for it. They "
+            "count as misses.",
+            reduce="sum",
+        ),
+    )
+    host_admitted: int = field(
+        default=0,
+        metadata=metric(
+            "experts", "Of their experts, those that were then copied into a slot, for later.", reduce="sum"
+        ),
+    )
+    host_ms: float = field(
+        default=0.0,
+        metadata=metric(
+            "ms",
+            "Threads of the host computed missing experts, in milliseconds; overlaps compute. What the computing "
+            "thread did of it is not in it.",
+            reduce="sum",
+        ),
+    )
     top_hits: int = field(
         default=0,
         metadata=metric(
@@ -172,6 +196,9 @@ class StepRecord:
     )
     prefetch_bytes: int = field(
         default=0, metadata=metric("bytes", "Payload copied by prefetches.", reduce="sum", frame=True)
+    )
+    admitted_bytes: int = field(
+        default=0, metadata=metric("bytes", "Payload copied of experts that the host had computed.", reduce="sum")
     )
     late_bytes: int = field(default=0, metadata=metric("bytes", "Payload of prefetches that were late."))
     wasted_bytes: int = field(

@@ -44,7 +44,8 @@ REQUESTS: tuple[Metric, ...] = (
     ),
     _requests(
         "misses",
-        "Requests whose expert was neither resident nor on its way: fetched on demand from host memory.",
+        "Requests whose expert was neither resident nor on its way: fetched on demand from host memory, or computed "
+        "there.",
         Outcome.MISS,
     ),
     _requests(

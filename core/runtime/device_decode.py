@@ -141,6 +141,8 @@ class DeviceDecode:
             return "a prefetcher is on, which needs the host within a token"
         if self._host.miss is not None and self._host.miss.active:
             return "a lossy mode is on, which needs the host within a token"
+        if self._host.host is not None and self._host.host.active:
+            return "missing experts are computed in host memory (miss_placement), which a layer waits for"
         if self._host.transfers.pace:
             return "the link is emulated, and what kernels read would not be paced"
         if self._capture.shadows.on:

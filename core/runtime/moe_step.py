@@ -17,6 +17,7 @@ from core.memory.codec.native.threads import MOST
 from core.memory.transfer import TransferEngine
 from core.runtime.batch import Batch
 from core.runtime.expert_math import ExpertMath, Tap
+from core.runtime.host_compute import HostCompute, Rows
 from core.runtime.miss import MissPolicy
 from core.runtime.prefetcher import Prefetcher
 from core.runtime.product import Product
@@ -26,12 +27,10 @@ from core.runtime.rows import ExpertRows, Routed, compute_all_hits, distinct
 from core.runtime.step_sink import StepSink
 from core.types import Outcome
 
-Rows = ExpertRows | FastRows | FastToken
-
 
 class MoEStep:
     """All MoE layers of a model, for the passes of one pipeline. Without `prefetcher` nothing is prefetched; without
-    `miss` every missing expert is waited for."""
+    `miss` no missing expert is replaced, and without `host` none is computed elsewhere."""
 
     def __init__(
         self,
@@ -41,9 +40,10 @@ class MoEStep:
         sink: StepSink,
         prefetcher: Prefetcher | None = None,
         miss: MissPolicy | None = None,
+        host: HostCompute | None = None,
     ) -> None:
         self.math, self.expert_cache, self.transfers, self.sink = math, expert_cache, transfers, sink
-        self.prefetcher, self.miss = prefetcher, miss
+        self.prefetcher, self.miss, self.host = prefetcher, miss, host
         self._on_gpu = math[0].codec.device.type == "cuda"  # which computes while this thread goes on
         self._tap: Tap | None = None
         self._hearing: Prefetcher | None = None
@@ -56,6 +56,7 @@ class MoEStep:
         self._prefetcher = prefetcher if prefetcher is not None and prefetcher.active else None
         self._hearing = self._prefetcher if self._prefetcher is not None and self._prefetcher.hears else None
         self._miss = miss if miss is not None and miss.active else None
+        self._host = self.host if self.host is not None and self.host.active else None
         self._looks_up = not (self._on_gpu or self._by_row or self._prefetcher is not None or self._miss is not None)
         if self._hearing is not None:
             self._hearing.leave_cache(-1)
@@ -63,6 +64,9 @@ class MoEStep:
     def end(self) -> None:
         """The pass is over, or was aborted. Layers of no pass are computed in the general way."""
         self._prefetcher, self._miss = self.prefetcher, self.miss
+        if self.host is not None:
+            self.host.abandon()
+        self._host = None  # what computes missing experts of the pass where they lie
         self._by_row = False  # the pass computes one token of each sequence, each row by itself
         self._looks_up = False  # a token's experts may all be hits, and then nothing else is to be done
         hearing, self._hearing = self._hearing, None  # the prefetcher, in a pass in which a worker's answers prefetch
@@ -87,7 +91,12 @@ class MoEStep:
         one = len(routed.chosen) == 1
         kind = (FastToken if one else FastRows) if isinstance(self.math[layer], FastMath) else ExpertRows
         rows: Rows = kind(self.math[layer], self._product(layer, routed), hidden, routed)
-        requests = (self._token if one else self._prompt)(layer, rows, routed)
+        if not one:
+            requests = self._prompt(layer, rows, routed)
+        elif self._host is None:
+            requests = self._token(layer, rows, routed)
+        else:
+            requests = self._token_beside(self._host, layer, rows, routed, hidden)
         result = rows.combined(self._tap)
         self.sink.layer(layer, routed.asked, routed.requests(requests))
         return result
@@ -145,6 +154,29 @@ class MoEStep:
             self._compute(rows, batch)
         if ahead:
             self._prefetch(layer, routed)
+        self._release(lease)
+        return lease.requests
+
+    def _token_beside(
+        self, host: HostCompute, layer: int, rows: Rows, routed: Routed, hidden: torch.Tensor
+    ) -> list[LeasedSegment]:
+        """As `_token`, with a host that computes missing experts meanwhile. A CPU takes part in that before it computes
+        what was copied; a GPU is told of all it has to compute first."""
+        lease = self.expert_cache.acquire(layer, routed.wanted, host.choose)
+        segments = host.begin(lease, hidden)
+        if not self._on_gpu:
+            self._prefetch(layer, routed)
+        for batch in rows.batches([one for one in segments if one.ticket is None]):
+            self._compute(rows, batch)
+        host.computed_residents()
+        if self._on_gpu:
+            self._prefetch(layer, routed)
+        elif lease.hosted:
+            self.sink.hosted(host.end(rows, lease.hosted))
+        for batch in rows.batches([one for one in segments if one.ticket is not None]):
+            self._compute(rows, batch)
+        if self._on_gpu and lease.hosted:
+            self.sink.hosted(host.end(rows, lease.hosted))
         self._release(lease)
         return lease.requests
 

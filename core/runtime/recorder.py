@@ -131,7 +131,7 @@ class Recorder:
         self._index = 0
         self._batch: Batch | None = None
         self._ran: list[Ran] = []
-        self.stall_s = 0.0
+        self.stall_s = self._host_s = 0.0
         self._prefetch_cost = PrefetchCost()
 
     def begin(self, batch: Batch) -> None:
@@ -145,7 +145,7 @@ class Recorder:
 
     def _clear(self) -> None:
         self._ran.clear()
-        self.stall_s = 0.0
+        self.stall_s = self._host_s = 0.0
         self._prefetch_cost.begin()
 
     def layer(self, layer: int, ids: list[list[int]], requests: Requests | None) -> None:
@@ -159,6 +159,10 @@ class Recorder:
         self.stall_s += seconds
         if late:
             self._prefetch_cost.late_s += seconds
+
+    def hosted(self, seconds: float) -> None:
+        """Add time in which threads of the host computed missing experts."""
+        self._host_s += seconds
 
     def predicted(self, seconds: float) -> None:
         """Add time that the predictor took on the compute thread."""
@@ -186,7 +190,7 @@ class Recorder:
         record.compute_ms, record.stall_ms = (model_s - stall_s) * 1e3, stall_s * 1e3
         record.copy_ms = _busy_s(finished) * 1e3 if finished else 0.0
         record.disk_bytes = sum([t.disk_bytes for t in finished])
-        record.predict_ms = cost.predict_s * 1e3
+        record.predict_ms, record.host_ms = cost.predict_s * 1e3, self._host_s * 1e3
         record.net_ms = cost.net_ms(counts, finished, cost.late_s + late_s, stall_s)
         counts.forget_tickets()
         record.slots, record.emulated = self._expert_cache.capacity, bool(self._transfers.pace)

@@ -82,6 +82,11 @@ class ExpertRows:
         """Compute segments whose blocks are in their slots."""
         self._triples.compute(batch)
 
+    def join(self, experts: Sequence[int], out: torch.Tensor) -> None:
+        """Take the outputs [experts, H] of the only row through experts that were computed elsewhere."""
+        assert isinstance(self._triples, _OneRow), "several rows are computed here"
+        self._triples.join(experts, out)
+
     def combined(self, tap: Tap | None = None) -> torch.Tensor:
         """[T, H] the layer's output; `tap` gets the experts' outputs [T * k, H] before their weights."""
         out, dtype = self._triples.outputs()
@@ -129,6 +134,10 @@ class _OneRow:
         experts = [*dict.fromkeys([one.expert for one in batch])]
         places = _ranks(self._order, experts) if product.placed else None
         self._outs.append(product.multiply(slots, self._hidden, None, places))
+        self._experts += experts
+
+    def join(self, experts: Sequence[int], out: torch.Tensor) -> None:
+        self._outs.append(out.to(self._hidden.device, self._hidden.dtype))
         self._experts += experts
 
     def _add(self, batch: Sequence[LeasedSegment], parts: torch.Tensor) -> None:

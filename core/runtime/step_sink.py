@@ -29,6 +29,9 @@ class StepSink(Protocol):
     def waited(self, seconds: float, *, late: bool) -> None:
         """Computing waited for a copy; `late`: for a prefetch that did not land in time."""
 
+    def hosted(self, seconds: float) -> None:
+        """Threads of the host computed missing experts for so long."""
+
     def predicted(self, seconds: float) -> None:
         """Predicting, ranking and queueing took so long on the computing thread."""
 
@@ -52,6 +55,9 @@ class NullSink:
 
     def waited(self, seconds: float, *, late: bool) -> None:
         self.stall_s += seconds
+
+    def hosted(self, seconds: float) -> None:
+        pass
 
     def predicted(self, seconds: float) -> None:
         pass

@@ -16,6 +16,7 @@ from core.settings.kv import KVSettings
 from core.settings.link import LinkSettings
 from core.settings.lossy import LossySettings
 from core.settings.migration import unknown
+from core.settings.misses import MissSettings
 from core.settings.param import Choice, Group, Param, Value, declared
 from core.settings.prefetch import PrefetchSettings
 from core.settings.registry import shared, variant, variants
@@ -25,6 +26,7 @@ G = TypeVar("G")
 GROUPS: tuple[type[Group], ...] = (
     CacheSettings,
     PrefetchSettings,
+    MissSettings,
     LinkSettings,
     KVSettings,
     TelemetrySettings,
@@ -64,6 +66,7 @@ class Settings(Mapping[str, Value]):
         self._values = {n: p.check((values or {}).get(n, p.default)) for n, p in known.items()}
         self.cache = self._group(CacheSettings)
         self.prefetch = self._group(PrefetchSettings)
+        self.misses = self._group(MissSettings)
         self.link = self._group(LinkSettings)
         self.kv = self._group(KVSettings)
         self.telemetry = self._group(TelemetrySettings)

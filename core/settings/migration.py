@@ -23,6 +23,8 @@ GONE = (  # names that are left out
     "norms",
     "regret_tokens",
     "eviction.lfu.half_life",
+    "eviction.lfru.half_life",
+    "predictor.recent.tokens",
     "predictor.random.seed",
     "predictor.transitions.half_life",
     "substitute.buddy.search_rank",

@@ -9,6 +9,7 @@ from core.errors import SettingError
 from core.settings.cache import CacheSettings
 from core.settings.config import KINDS, Settings, general, params
 from core.settings.lossy import LossySettings
+from core.settings.misses import MissSettings
 from core.settings.param import Value
 from core.settings.prefetch import PrefetchSettings
 from core.settings.registry import NEEDS_PROFILE, variant
@@ -18,8 +19,8 @@ CALIBRATED = f"{COMMAND} calibrate --preset {{}} trains what it needs as the pap
 NEEDS_BLOCKS = "Needs a model loaded with several blocks per expert."
 _GOVERNED = tuple(
     name
-    for name in general(CacheSettings, PrefetchSettings, LossySettings)
-    if name not in ("budget", "pins", "quality_rate")
+    for name in general(CacheSettings, PrefetchSettings, MissSettings, LossySettings)
+    if name not in ("budget", "pins", "host_threads", "quality_rate")
 )
 
 

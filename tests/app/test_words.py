@@ -196,7 +196,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         ("eviction lru → lfu", "Cache policy: LRU → LFU"),
         ("miss wait → substitute_drop", "When an expert is missing: Wait for it (exact) → Use another, else leave out"),
         ("budget 50% → 6.5GB", "Memory budget: 50% → 6.5GB"),
-        ("eviction.lfru.half_life 32 → 64", "Half-life: 32 → 64"),
+        ("eviction.lcp.omega 32 → 64", "Window: 32 → 64"),
         ("the device ran out of memory: fewer experts", "the device ran out of memory: fewer experts"),
         ("eviction", "eviction"),
     ],

@@ -19,7 +19,7 @@ from bench.models.sizes import SMALL
 from bench.quality import lossy, speculating, systems
 from bench.routing import methods, overhead, path, path_accuracy, predictors
 from bench.routing.methods_result import WAITED
-from bench.speed import batch, busy, prefill, split, tiers, worker
+from bench.speed import batch, busy, host, prefill, split, tiers, worker
 from bench.suites import GONE, SUITES, suite
 from core.capacity import fit
 from core.errors import BudgetError
@@ -90,6 +90,16 @@ def test_busy() -> None:
     one = tried("busy")
     assert all(one.result[kind]["ttft_ms"]["median"] > 0 < one.result[kind]["tpot_ms"]["median"] for kind in busy.KINDS)
     assert one.result["loops"] >= 1 and "endless loops" in one.text
+
+
+@pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+@pytest.mark.long(0.5)
+def test_host() -> None:
+    one = tried("host")
+    for of in one.result["links"].values():
+        assert of["differing"] == 0 and all(of[kind]["tpot_ms"]["median"] > 0 for kind in host.KINDS)
+        assert of["wait"]["host_computed"] == 0 < of["host"]["host_computed"]
+    assert "Balance" in one.text and "over the better" in one.text
 
 
 @pytest.mark.long(1)

@@ -24,13 +24,13 @@ from core.system.command import called
 
 def test_every_knob_can_be_set_and_arrives() -> None:
     words = (
-        "chat --format int4-g128-sym --budget 25% --eviction lfru --telemetry off --link-gbps 1.5 "
-        "--temperature 0.7 --top-k 5 --set eviction.lfru.half_life=64 --set seed=3 --set context=512"
+        "chat --format int4-g128-sym --budget 25% --eviction lcp --telemetry off --link-gbps 1.5 "
+        "--temperature 0.7 --top-k 5 --set eviction.lcp.omega=64 --set seed=3 --set context=512"
     ).split()
     args = cli.parse(words)
     spec, sampling = options.spec(args), options.sampling(args)
     assert (spec.format, spec.context, spec.model) == ("int4-g128-sym", 512, "demo")
-    assert spec.settings.choice("eviction") == ("lfru", {"half_life": 64})
+    assert spec.settings.choice("eviction") == ("lcp", {"rho": 0.25, "omega": 64})
     assert (str(spec.settings.cache.budget), spec.settings["telemetry"], spec.settings["link_gbps"]) == (
         "25%",
         False,

@@ -97,7 +97,8 @@ def test_choices_act(tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[
         ("--slots 5", "need at least 6"),
         ("--policies lru,psychic", "no eviction called 'psychic'"),
         ("--policies lru --set seed=3", "no use for seed"),
-        ("--set eviction.lfru.half_life=-1", "between 1 and"),
+        ("--policies lru --set miss_placement=host", "no use for miss_placement"),
+        ("--set eviction.lcp.omega=-1", "between 1 and"),
         ("--compute-ms 5", "give both"),
         ("--load-ms -1", "milliseconds"),
         ("--predictors recent", "or a --profile with measured times"),
@@ -280,10 +281,14 @@ def test_settings_of_prefetchers_act_and_times_may_come_from_a_profile(
         "predictor.width=1",
         "prefetch_deadline=on",
         "prefetch_guard=off",
-        "eviction.lfru.half_life=3",
     ):
         other, _ = result(capsys, *given, "--set", pair)
         assert other["prefetching"] != plain["prefetching"], pair
+    lcp = [
+        result(capsys, *given[:-6], "--policies", "lcp", *given[-4:], *more)[0]
+        for more in ((), ("--set", "eviction.lcp.omega=3"))
+    ]
+    assert lcp[0]["prefetching"] != lcp[1]["prefetching"]
     passing, _ = result(capsys, *given, "--set", "bypass=on")
     beside, _ = result(capsys, *given, "--set", "bypass=on", "--set", "prefetch_beside=on")
     assert beside["prefetching"] != passing["prefetching"]

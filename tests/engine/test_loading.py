@@ -114,7 +114,7 @@ def test_telemetry_that_is_off_at_the_load_is_off(model: Path) -> None:
 def test_only_what_a_change_concerns_is_built_anew(engine: Engine) -> None:
     engine.change({"predictor": "gate"})
     policy, predictor = engine.expert_cache.policy, engine.predictor_host.predictor
-    engine.change({"eviction.lcp.omega": 8, "predictor.recent.tokens": 3, "link_latency_us": 20})
+    engine.change({"eviction.lcp.omega": 8, "predictor.expert_map.capacity": 30, "link_latency_us": 20})
     assert engine.expert_cache.policy is policy and engine.predictor_host.predictor is predictor
     engine.change({"predictor.width": 3})
     assert engine.expert_cache.policy is policy and engine.predictor_host.predictor is not predictor

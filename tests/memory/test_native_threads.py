@@ -120,7 +120,7 @@ def test_a_thread_that_waits_gives_its_processor_up(monkeypatch: pytest.MonkeyPa
                 time.sleep(0.001)
 
     called, code = ctypes.CFUNCTYPE(ctypes.c_int)(give_up), CALL[5](compute)
-    monkeypatch.setattr("core.memory.codec.native.threads._give_up", lambda: ctypes.cast(called, ctypes.c_void_p).value)
+    monkeypatch.setattr("core.memory.codec.native.threads.give_up", lambda: ctypes.cast(called, ctypes.c_void_p).value)
     share(2)
     team = Team(alone=False)
     kernel = ctypes.cast(code, ctypes.c_void_p).value or 0

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.policy.eviction import GONE, Eviction, ExpertIndex, victim
+from core.policy.eviction.lfru import LFRU
 from core.policy.hints import Hints
 from core.settings.config import Settings
 from core.settings.registry import create, variants
@@ -183,4 +184,4 @@ def test_lcp_against_its_formula(trace: list[int], capacity: int) -> None:
 @given(trace=traces, capacity=st.integers(1, 6), half_life=st.integers(1, 9))
 def test_lfru_against_its_formula(trace: list[int], capacity: int, half_life: int) -> None:
     left = lowest(trace, capacity, lambda uses, last, now, eid: (uses / (1 + Fraction(now - last, half_life)), eid))
-    assert replay(make("lfru", half_life=half_life), trace, capacity) == left
+    assert replay(LFRU(ExpertIndex(LAYERS, EXPERTS), half_life), trace, capacity) == left

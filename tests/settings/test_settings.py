@@ -27,7 +27,15 @@ from tests.selection import layered
 
 def grouped(settings: Settings) -> Iterator[tuple[Param, object]]:
     """Every general setting with the value that its group holds."""
-    groups = settings.cache, settings.prefetch, settings.link, settings.kv, settings.telemetry, settings.lossy
+    groups = (
+        settings.cache,
+        settings.prefetch,
+        settings.misses,
+        settings.link,
+        settings.kv,
+        settings.telemetry,
+        settings.lossy,
+    )
     for group in groups:
         for field, param in declared(type(group)).items():
             yield param, getattr(group, field)
@@ -41,6 +49,8 @@ def test_a_group_holds_what_its_names_say() -> None:
             "eviction.lcp.omega": "64",
             "pins": "5:17 0:3",
             "prefetch_auto": "on",
+            "miss_placement": "host",
+            "host_threads": "2",
             "link_gbps": 2,
             "telemetry": False,
             "miss": "substitute_drop",
@@ -50,6 +60,7 @@ def test_a_group_holds_what_its_names_say() -> None:
     assert settings.cache.budget == Budget(bytes=6_500_000_000)
     assert settings.cache.eviction == Choice("lcp", {"rho": 0.25, "omega": 64})
     assert settings.cache.pins == Pins(named=((0, 3), (5, 17))) and settings["pins"] == "0:3, 5:17"
+    assert (settings.misses.placement, settings.misses.host_threads) == ("host", 2)
     assert settings.prefetch.auto and settings.link.gbps == 2.0 and not settings.telemetry.enabled
     assert settings.lossy.substitutes and settings.lossy.active and settings.lossy.protect == Pins(top=1)
     assert {p.name: str(v) for p, v in grouped(settings)} == {n: str(settings[n]) for n in params() if "." not in n}

@@ -141,7 +141,7 @@ def test_what_was_recorded_of_a_predictor_is_replayed(tmp_path: Path) -> None:
         (TimedConfig(Config("lru", 11)), SettingError, "11 slots are too few"),
         (TimedConfig(Config("psychic", 24)), SettingError, "no eviction called"),
         (TimedConfig(Config("lru", 24), "psychic"), SettingError, "no predictor called"),
-        (TimedConfig(Config("lru", 24), "recent", {"tokens": 0}), SettingError, "between 1 and"),
+        (TimedConfig(Config("lru", 24), "recent", {"width": -1}), SettingError, "between 0 and"),
         (TimedConfig(Config("lru", 24), "routing_path"), SettingError, "needs a profile"),
     ],
 )

@@ -108,7 +108,7 @@ def test_repeated_ids_ask_once() -> None:
 @pytest.mark.parametrize("ours", [True, False])
 def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ours: bool) -> None:
     source, _ = trace(100)
-    configs = [Config("lfru", n, params={"half_life": 9}) for n in (9, 21)] + [Config("random", 21), Config(BELADY, 21)]
+    configs = [Config("lcp", n, params={"omega": 9}) for n in (9, 21)] + [Config("random", 21), Config(BELADY, 21)]
     alone = simulate(source, configs, processes=1)
     monkeypatch.setattr(run_module, "SMALL", 0)
     predicted: list[str] = []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from core.policy.eviction.base import Eviction, ExpertIndex, Floats, Ids
-from core.settings.param import Param
 from core.settings.registry import register
+
+HALF_LIFE = 8
 
 
 @register(
@@ -28,21 +29,8 @@ class LFRU(Eviction):
 
     time_dependent: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        expert_index: ExpertIndex,
-        half_life: Annotated[
-            int,
-            Param(
-                "After this many tokens without use an expert is worth half.",
-                title="Half-life",
-                low=1,
-                high=100_000,
-                step=1,
-                unit="tokens",
-            ),
-        ] = 8,
-    ) -> None:
+    def __init__(self, expert_index: ExpertIndex, half_life: int = HALF_LIFE) -> None:
+        """After `half_life` tokens without use an expert is worth half."""
         super().__init__(expert_index)
         self._half_life = float(half_life)
         self._uses: Floats = np.zeros(expert_index.size)

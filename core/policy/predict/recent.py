@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import numpy as np
 
 from core.policy.predict.base import Prediction, Predictor, View
 from core.policy.predict.ranking import Distance, Floor, Ints, Width, best, by_use, layer_ahead, limit
-from core.settings.param import Param
 from core.settings.registry import register
+
+TOKENS = 32
 
 
 @register(
@@ -21,24 +21,16 @@ from core.settings.registry import register
     source="the temporal-locality predictor (TLP) that ExpertFlow compares with",
 )
 class Recent(Predictor):
-    """Score: the share of the last `tokens` tokens (or of all, while there were fewer) that used the expert."""
+    """Score: the share of the last TOKENS tokens (or of all, while there were fewer) that used the expert."""
 
-    def __init__(
-        self,
-        tokens: Annotated[
-            int, Param("How many of the last tokens count.", title="Window", low=1, high=1024, step=1, unit="tokens")
-        ] = 32,
-        width: Width = 0,
-        floor: Floor = 0.0,
-        distance: Distance = 0,
-    ) -> None:
-        self._tokens, self._width, self._floor, self._distance = tokens, width, floor, distance or 1
+    def __init__(self, width: Width = 0, floor: Floor = 0.0, distance: Distance = 0) -> None:
+        self._width, self._floor, self._distance = width, floor, distance or 1
         self._window: dict[int, Ints] = {}  # layer -> choices [up to tokens, k], newest last
 
     def predict(self, view: View) -> Sequence[Prediction]:
         ids: Ints = np.array(view.ids, np.int64)
         old = self._window.get(view.layer, ids[:0])
-        self._window[view.layer] = np.concatenate((old, ids))[-self._tokens :]
+        self._window[view.layer] = np.concatenate((old, ids))[-TOKENS:]
         ahead = layer_ahead(view, self._distance)
         seen = self._window.get(ahead)
         if seen is None:

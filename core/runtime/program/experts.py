@@ -70,17 +70,26 @@ class ExpertKernels:
         yield self.down.multiply_at(steps, after, slots, FP32)
         yield from self._added(1, steps, after, slots)
 
+    def row(self, steps: Steps, chosen: int, x: int, slots: int, out: int, memory: int) -> Iterable[Work]:
+        """Compute one row at `x` with the experts in so many slots -> rows [chosen, hidden] at `out`. `memory`: of
+        `token_memory` bytes, aligned, in which `out` may be the place that `outputs_at` names."""
+        room, wide = self.outputs_at(memory) + chosen * self.hidden * 4, 2 * self.inner * 4
+        room += -room % LINE
+        yield self.up.prepare(x, 0, 1, memory)
+        given = [number for i in range(chosen) for number in (memory, numbered(0), 1, room + i * wide, wide)]
+        yield from self.works(steps, [1] * chosen, given, slots, out, room)
+
+    def outputs_at(self, memory: int) -> int:
+        """Where a row's outputs may be in its memory."""
+        return memory + self.up.prepared_bytes
+
     def token(
         self, steps: Steps, chosen: int, x: int, weights: int, slots: int, total: int, memory: int
     ) -> Iterable[Work]:
         """Compute one row at `x` with the experts in so many slots, and their sum by `weights` -> one row at `total`.
         All are addresses; `memory`: of `token_memory` bytes, aligned."""
-        out = memory + self.up.prepared_bytes
-        room, wide = out + chosen * self.hidden * 4, 2 * self.inner * 4
-        room += -room % LINE
-        yield self.up.prepare(x, 0, 1, memory)
-        given = [number for i in range(chosen) for number in (memory, numbered(0), 1, room + i * wide, wide)]
-        yield from self.works(steps, [1] * chosen, given, slots, out, room)
+        out = self.outputs_at(memory)
+        yield from self.row(steps, chosen, x, slots, out, memory)
         at = {"experts": out, "pairs": numbered(0), "weights": weights, "out": total}
         yield Work(combine.kernel(combine.Combine(self.hidden, chosen)), named(combine.FIELDS, **at), 1, 1)
 

@@ -104,6 +104,7 @@ class FastToken:
         self._token, self._dtype = token_steps(math, len(self._order)), hidden.dtype
         self._token.x.copy_(hidden)
         self._token.weights.copy_(routed.weights)
+        self._prepared = False
         self._place: dict[int, int] = {}  # of the output of each expert that was computed
 
     def batches(self, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]:
@@ -119,7 +120,15 @@ class FastToken:
                 place[one.expert] = len(place)
                 slots.append(one.slots[0].parts.at)
         if slots:
-            self._token.group(len(slots), done).run(slots, 1 if done else 0)
+            self._token.group(len(slots), done).run(slots, 1 if self._prepared else 0)
+            self._prepared = True
+
+    def join(self, experts: Sequence[int], out: torch.Tensor) -> None:
+        """Take the outputs [experts, H], fp32, of experts that were computed elsewhere."""
+        done = len(self._place)
+        self._token.out[done : done + len(experts)].copy_(out)
+        for expert in experts:
+            self._place[expert] = len(self._place)
 
     def combined(self, tap: Tap | None = None) -> torch.Tensor:
         """[1, H], valid until the next call; `tap` gets the experts' outputs [k, H] before their weights."""

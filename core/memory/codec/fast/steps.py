@@ -80,6 +80,12 @@ class Steps:
         for work in more:
             self.add(work)
 
+    @property
+    def all(self) -> tuple[int, int, int]:
+        """All steps, as `Team.run_steps` has them: the address of `stop`, theirs, and their number."""
+        self._stop.value = 0
+        return self.stop, self._begin, self._count
+
     def run(self, team: Team, first: int = 0, end: int | None = None) -> int:
         """Compute the steps from the `first` to the one before `end`, or to one that writes at `stop`; returns the
         number of the one after the last that was computed."""

@@ -92,7 +92,7 @@ def _spread() -> Code:
 SPINS = 512  # turns of a wait before it gives the processor up: some microseconds
 
 
-def _wait(code: Code, turn: str) -> None:
+def pause(code: Code, turn: str) -> None:
     """One turn of a wait: a pause, and from SPINS turns on the processor to any thread that wants it. Nobody gains by a
     thread that spins where the one it waits for is stopped."""
     code.run("llvm.x86.sse2.pause")
@@ -116,7 +116,7 @@ def _run() -> Code:
     code.do("br label %left")
     code.begin("left")  # wait for helpers inside: they compute, or read fields
     turn = code.let("phi i64 [ 0, %computed ], [ %next, %spin ]")
-    _wait(code, turn)
+    pause(code, turn)
     code.do(f"%next = add i64 {turn}, 1")
     code.do(f"br i1 {code.let(f'icmp eq i64 {_look(code, INSIDE)}, 0')}, label %over, label %left")
     code.begin("over")
@@ -134,7 +134,7 @@ def _help() -> Code:
     turn = code.let("phi i64 [ 0, %fresh ], [ %next, %wait ]")
     code.do(f"br i1 {code.let(f'icmp ne i64 {_look(code, OPEN)}, 0')}, label %enter, label %nothing")
     code.begin("nothing")
-    _wait(code, turn)
+    pause(code, turn)
     code.do("br label %wait")
     code.begin("enter")  # the caller waits for helpers inside, so
     _atomic(code, "add", INSIDE, 1)  # check again after the caller can see this helper

@@ -38,11 +38,11 @@ class Team:
         made = functions()
         self._run, self._spread, self._help = made["run"], made["spread"], made["help"]
         self._sequence, self._step = made["sequence"], address(made["step"])
-        self._alone, self._lock = alone, threading.Lock()
+        self._alone, self._lock, self._closing = alone, threading.Lock(), False
         self._job = (ctypes.c_char * (LINE + FIELDS + FORM.size))()
         self._job_at = -(-ctypes.addressof(self._job) // LINE) * LINE
         self._fields_at = self._job_at - ctypes.addressof(self._job) + FIELDS
-        ctypes.c_int64.from_address(self._job_at + GIVE_UP).value = _give_up()
+        ctypes.c_int64.from_address(self._job_at + GIVE_UP).value = give_up()
         self._pack = FORM.pack_into
         self._slots = (ctypes.c_int64 * MOST)()
         self._slots_at = ctypes.addressof(self._slots)
@@ -116,13 +116,24 @@ class Team:
     def run_steps(self, stop: int, steps: int, count: int) -> None:
         """Compute `count` steps, STEPs at an address, one after the other. `stop`: the address of a 0, where a step may
         write that it is the last; then it is the number of those that were computed."""
-        threads = 1 if self._alone or watch.look() else _used
-        if threads > 1:
-            self._wake(threads - 1)
+        threads = 1 if self._alone or watch.look() else max(1, _used - _lent)
+        self._sequence(self.begin_steps(threads - 1, threads - 1), stop, steps, count)
+
+    def begin_steps(self, shared: int, helpers: int) -> int:
+        """Steps are computed next, which threads share where `shared` > 0; wakes so many helpers -> the address of what
+        they share."""
+        if helpers > 0:
+            self._wake(helpers)
         self._slots[0] = 0
-        job = (0, 1, 1, 1, self._step, 0, 0, self._slots_at, 0, 0, threads - 1, 0, 0, 0, 0, 0, 0)
+        job = (0, 1, 1, 1, self._step, 0, 0, self._slots_at, 0, 0, shared, 0, 0, 0, 0, 0, 0)
         self._pack(self._job, self._fields_at, *job)
-        self._sequence(self._job_at, stop, steps, count)
+        return self._job_at
+
+    def close(self) -> None:
+        """End the helpers. Nothing may be computed."""
+        self._closing = True
+        for called in self._helpers:
+            called.set()
 
     def _wake(self, helpers: int) -> None:
         while len(self._helpers) < helpers:
@@ -137,6 +148,8 @@ class Team:
         watch.helping()
         while True:
             called.wait()
+            if self._closing:
+                return
             self._help(self._job_at, PATIENCE)
             called.clear()
 
@@ -159,6 +172,15 @@ def shared_by() -> int:
     return _used
 
 
+_lent = 0
+
+
+def lend(threads: int) -> None:
+    """So many of them leave their processors to threads that compute in the background, in steps of one call."""
+    global _lent
+    _lent = threads
+
+
 class _Own(threading.local):
     team: Team | None = None
 
@@ -178,7 +200,7 @@ def acquire_team() -> Team:
 
 
 @functools.cache
-def _give_up() -> int:
+def give_up() -> int:
     """The address of what the system has for a thread that lets others have its processor: a function int()."""
     library, name = ("kernel32", "SwitchToThread") if os.name == "nt" else (None, "sched_yield")
     return ctypes.cast(getattr(ctypes.CDLL(library), name), ctypes.c_void_p).value or 0

@@ -1,0 +1,152 @@
+"""bench host: a decoded token whose missing experts wait for the link, are computed where they lie in host memory, or
+go where it takes the least time.
+
+The processor stands for both sides: one thread computes for the device, out of slots, and the others for the host, out
+of its memory; copies go over emulated links. Balance is the link that copies an expert in the time in which it is
+handed to the host and computed there, as measured before the first answer; the links are multiples of it. Every kind
+gives the same answers, from a cache as after the load, whose prompts are read over the machine's own link. Bits are
+compared as well.
+"""
+
+import os
+from collections.abc import Iterator
+from itertools import islice
+from statistics import fmean, median
+from typing import Any
+
+import torch
+
+from bench.harness.engines import model_of, token_stream
+from bench.harness.figures import ratio, spread
+from bench.harness.report import grid
+from bench.harness.run import LATENCY_US, Result, Run, Suite
+from core.engine import Engine
+from core.memory.codec.fast.background import most_threads
+from core.metrics import share
+from core.settings.sampling import Sampling
+from core.types import Ids, StepRecord
+
+PROMPT, SKIPPED = (
+    16,
+    6,
+)  # tokens of a prompt; and decoded ones that are not counted, until the copies are those of the link
+LINKS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)  # times balance
+SMALL_LINKS = (0.1, 2.0)
+KINDS = ("wait", "host", "measured")
+WORSE = 1.03  # goal: measured over the better of the other two
+
+
+def measure(run: Run, model: str = "demo", budget: str = "40%", rounds: int = 5, tokens: int = 48) -> Result:
+    """`tokens` = decoded ones of an answer that are counted."""
+    path, host_threads = model_of(run, model), min(1, most_threads())
+    settings = {"budget": budget, "link": "own", "predictor": "none", "host_threads": host_threads}
+    how: dict[str, Any] = {
+        "arithmetic": "fast",
+        "context": 256,
+        "threads": max(1, (os.cpu_count() or 1) - host_threads),
+    }
+    engine = run.engine(path, settings, endless=True, host="all", **how)
+    engine.change({"miss_placement": "measured"})
+    costs = engine.parts.host.costs
+    assert costs is not None, "the host cannot compute this model's experts"
+    balance = engine.sizes.blob / (costs.costs.host_fixed_s + costs.costs.host_s) / 1e9
+    stream = token_stream(engine)
+    prompts = [list(islice(stream, PROMPT)) for _ in range(rounds + 1)]
+    found: dict[str, Any] = {}
+    for times in SMALL_LINKS if run.small else LINKS:
+        link = {"link": "emulated", "link_gbps": max(0.001, times * balance), "link_latency_us": LATENCY_US}
+
+        def answered(kind: str, number: int, link: dict[str, Any] = link) -> Answer:
+            return Answer(engine, {**link, "miss_placement": kind}, prompts[number], tokens)
+
+        of = run.by_turns(KINDS, answered, rounds, what=f"{times:g} of balance")
+        found[f"{times:g}"] = {"gbps": link["link_gbps"], **_figures(of)}
+    return {
+        "links": found,
+        "balance_gbps": balance,
+        "costs": {name: getattr(costs.costs, name) for name in costs.costs.__dataclass_fields__},
+        "host_threads": host_threads,
+        "device_threads": how["threads"],
+        "goal": WORSE,
+    }
+
+
+class Answer:
+    """One answer: the records of the tokens that count, and the logits of all."""
+
+    def __init__(self, engine: Engine, settings: dict[str, Any], prompt: list[int], tokens: int) -> None:
+        engine.change({"link": "own", "miss_placement": "wait"})
+        engine.expert_cache.start_over()
+        self.logits, steps = list[torch.Tensor](), list[StepRecord]()
+
+        def draw(_: Any, row: torch.Tensor) -> int:
+            self.logits.append(row[0].clone())
+            return int(row[0].argmax())
+
+        for piece in engine.generate(Ids(prompt), Sampling(max_new_tokens=SKIPPED + tokens + 1), draw=draw):
+            if piece.step is not None and piece.step.phase == "decode":
+                steps.append(piece.step)
+                if len(steps) == 1:
+                    engine.change(settings)
+        self.steps = steps[SKIPPED:]
+        self.tpot_ms = fmean(one.total_ms for one in self.steps)
+
+    def mean(self, name: str) -> float:
+        """Of a metric, per token."""
+        return fmean(getattr(one, name) for one in self.steps)
+
+
+def _figures(found: dict[str, list[Answer]]) -> Result:
+    times = {kind: [one.tpot_ms for one in of] for kind, of in found.items()}
+    better = [min(pair) for pair in zip(times["wait"], times["host"], strict=True)]
+    usual = min((median(times["wait"]), times["wait"]), (median(times["host"]), times["host"]))[1]
+    return {
+        **{kind: {"tpot_ms": spread(times[kind]), **dict(_about(of))} for kind, of in found.items()},
+        "over_better": ratio(times["measured"], usual),
+        "over_better_of_each_round": ratio(times["measured"], better),
+        "differing": sum(_differing(found["wait"][n], of[n]) for of in found.values() for n in range(len(of))),
+    }
+
+
+def _about(of: list[Answer]) -> Iterator[tuple[str, float | None]]:
+    steps = [step for one in of for step in one.steps]
+    yield "hit_rate", share(steps, "hits", "requests")
+    for name in ("host_computed", "host_admitted", "stall_ms", "host_ms"):
+        yield name, fmean(one.mean(name) for one in of)
+
+
+def _differing(one: Answer, other: Answer) -> int:
+    """Logits with other bits."""
+    return sum(int((a != b).sum()) for a, b in zip(one.logits, other.logits, strict=True))
+
+
+def table(r: Result) -> list[str]:
+    rows = []
+    for times, of in r["links"].items():
+        cells = [f"{of[kind]['tpot_ms']['median']:.2f}" for kind in KINDS]
+        measured, goal = of["measured"], "kept" if of["over_better"] <= r["goal"] else "MISSED"
+        shares = f"{measured['host_computed']:.1f}", f"{measured['host_admitted']:.1f}", f"{measured['hit_rate']:.2f}"
+        rows.append(
+            (times, f"{of['gbps']:.3g}", *cells, f"{of['over_better']:.3f}", goal, *shares, str(of["differing"]))
+        )
+    heads = (
+        "link / balance",
+        "GB/s",
+        *KINDS,
+        "over the better",
+        f"<= {r['goal']}",
+        "hosted",
+        "admitted",
+        "hits",
+        "bits",
+    )
+    return [
+        f"{r['model']} at {r['budget']}: ms a decoded token; medians of {r['rounds']} answers of {r['tokens']} tokens. "
+        f"Threads: {r['device_threads']} of the device, {r['host_threads']} of the host. Balance: "
+        f"{r['balance_gbps']:.3g} GB/s",
+        *grid(heads, rows),
+        "  hosted, admitted: of the measured placement, a token; bits: logits that differ from those of wait",
+    ]
+
+
+SUITE = Suite(measure, table, small={"rounds": 1, "tokens": 4})

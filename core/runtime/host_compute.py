@@ -1,0 +1,281 @@
+"""Computes missing experts of a token where they lie in host memory, beside the device that computes the resident ones.
+
+In the fast arithmetic on a CPU, and for a model on a GPU, the kernels of the fast arithmetic compute them, by threads
+of their own; with no such threads, and in the reference arithmetic on a CPU, the computing thread does, with the blob
+as another slot. What `core.policy.placement` decides is carried out here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from core.cache.expert_cache import ExpertCache
+from core.cache.lease import Lease, LeasedSegment
+from core.errors import HostError, ModelError
+from core.memory.codec import Codec, make_codec
+from core.memory.codec.base import Base
+from core.memory.codec.fast.background import Background, most_threads
+from core.memory.codec.native.threads import lend
+from core.memory.slot import Slot
+from core.memory.store import ExpertStore
+from core.memory.transfer import TransferEngine
+from core.policy.placement import Costs, Layer
+from core.runtime.expert_math import ExpertMath
+from core.runtime.host_steps import HostSteps
+from core.runtime.placement import PlacementCosts
+from core.runtime.placement_trials import LayerTrial, trial_costs
+from core.runtime.program.experts import ExpertKernels, FastMath, FastRows
+from core.runtime.program.token import FastToken
+from core.runtime.rows import ExpertRows
+from core.settings.misses import MissSettings
+
+log = logging.getLogger("moestro.host")
+
+Rows = ExpertRows | FastRows | FastToken
+
+CLOSE = 0.05  # of the largest logit: what other sums of some experts may do to logits, and states rounded to 8 bits
+_broken: list[object] = []  # what threads that failed may still write to
+
+
+class HostCompute:
+    """For the tokens of one model. `configure` between two passes; all else on the computing thread."""
+
+    def __init__(
+        self,
+        math: Sequence[ExpertMath],
+        modules: Sequence[Any],
+        expert_cache: ExpertCache,
+        store: ExpertStore,
+        transfers: TransferEngine,
+    ) -> None:
+        """`math` of each layer, `modules` the model's experts modules."""
+        self._math, self._modules, self._expert_cache = math, modules, expert_cache
+        self._store, self._transfers = store, transfers
+        self._device = math[0].codec.device
+        self._settings = MissSettings()
+        self._kernels: ExpertKernels | None = None
+        self.team: Background | None = None
+        """Its threads; None where it has none."""
+        self._steps: dict[int, HostSteps] = {}
+        self._posted: HostSteps | None = None
+        self._borrowed: dict[int, torch.Tensor] = {}
+        self._slots: dict[int, Slot] = {}  # by the address of a blob
+        self._began_s, self._hand_s, self._here = 0.0, 0.0, 0
+        self.say: Callable[[str], None] = lambda text: None
+        self.failed = ""  # why it is not used any more
+        self.costs: PlacementCosts | None = None
+        """What decides with `measured`; None until that was chosen."""
+
+    # ------------------------------------------------------------------ between two passes
+
+    @property
+    def active(self) -> bool:
+        """Whether missing experts may be computed by the host."""
+        return self._settings.placement != "wait" and not self.failed
+
+    @property
+    def threads(self) -> int:
+        """Threads of its own."""
+        return self.team.threads if self.team is not None else 0
+
+    def objection(self) -> str:
+        """Why this load cannot compute on the host; "" where it can."""
+        codec = self._math[0].codec
+        if codec.blocks > 1:
+            return "experts are cached in parts; load the model with whole experts (--blocks 1)"
+        if not self._store.lends:
+            return "host memory holds no experts, which are read from disk into slots; load them there (--host)"
+        if self._device.type == "cpu" and not codec.verbatim:
+            return f"experts have other bytes in host memory than in slots, as {codec.dtype} is computed in"
+        return self._find_kernels()
+
+    @property
+    def closeness(self) -> float:
+        """How far logits of passes in which it computed may be from those of the device alone, as a share of the
+        largest; 0 = the same bits."""
+        return CLOSE if self._device.type == "cuda" else 0.0
+
+    def configure(self, old: MissSettings | None, new: MissSettings) -> None:
+        """Use other settings from the next pass on; the threads live as long as they are of use."""
+        if new == old:
+            return
+        self._settings = new
+        if new.placement != "wait" and not self.failed and (why := self.objection()):
+            self._fail(f"miss_placement {new.placement} is not used: {why}")
+        wanted = min(new.host_threads, most_threads()) if self.active and self._kernels is not None else 0
+        if wanted != self.threads:
+            self.close()
+            self.team = Background(wanted) if wanted else None
+        decides = self.active and new.placement == "measured"
+        self.costs = PlacementCosts(self._measured()) if decides else None
+
+    def _measured(self) -> Costs:
+        trial = LayerTrial(self, self._math[0], self._expert_cache, self._store)
+        try:
+            return trial_costs(trial, self._transfers.copy_s(self._store.blob_bytes), self.threads)
+        finally:
+            self.abandon()
+
+    def close(self) -> None:
+        """End the threads."""
+        if self.team is not None:
+            self.team.close()
+        self.team = None
+        self._steps.clear()
+        self._slots.clear()
+
+    # ------------------------------------------------------------------ one layer
+
+    def choose(self, residents: int, missing: Sequence[int]) -> Collection[int]:
+        """Which of a layer's missing experts (eids) the host computes. Those are kept in host memory until `end`."""
+        most = len(missing)
+        if self.costs is not None:
+            layer = Layer(residents, most, self._transfers.backlog_s())
+            most = self.costs.choose(layer, self._transfers.copy_s(self._store.blob_bytes))
+        return self.hold(reversed(missing), most)
+
+    def hold(self, eids: Iterable[int], most: int) -> Collection[int]:
+        """Keep up to `most` of these experts in host memory until `end` -> those that are there."""
+        for eid in eids:
+            if len(self._borrowed) == most:
+                break
+            if (blob := self._store.borrow(eid)) is not None:
+                self._borrowed[eid] = blob
+        return self._borrowed.keys()
+
+    def begin(self, lease: Lease, hidden: torch.Tensor) -> list[LeasedSegment]:
+        """Begin to compute what was left to the host, of a row [1, H] -> the segments that the computing thread
+        computes. Raises HostError."""
+        segments, self._began_s = lease.segments, time.perf_counter()
+        if lease.hosted and self._apart:
+            self._begin_steps(lease.hosted, hidden)
+        elif lease.hosted:
+            segments = [*segments, *map(self._in_place, lease.hosted)]
+        self._here = sum([one.ticket is None for one in segments])
+        begun_s, self._began_s = self._began_s, time.perf_counter()
+        self._hand_s = self._began_s - begun_s
+        return segments
+
+    def computed_residents(self) -> None:
+        """The computing thread has computed all that is ready; a GPU is told to."""
+        if self._here and self.costs is not None and self._device.type == "cpu":
+            seconds = time.perf_counter() - self._began_s
+            self.costs.computed(seconds, self._here, beside=self._posted is not None)
+
+    def end(self, rows: Rows, hosted: Sequence[LeasedSegment]) -> float:
+        """Wait for the outputs of what was `hosted` and give them to `rows` -> the seconds that the host's threads
+        took. Raises HostError."""
+        took_s, ended_s = 0.0, time.perf_counter()
+        if self._posted is not None:
+            out = self._end_steps(self._posted)
+            rows.join([one.expert for one in hosted], out)
+            if self.team is not None:
+                took_s = self.team.took_s
+                if self.costs is not None and took_s and not self.team.assisted:
+                    self.costs.hosted(took_s, len(hosted))
+                    self.costs.handed(self._hand_s + self.team.late_s + time.perf_counter() - ended_s)
+        self._give_back()
+        return took_s
+
+    def abandon(self) -> None:
+        """After a pass that broke off."""
+        if self._posted is not None:
+            self._posted = None
+            lend(0)
+            try:
+                if self.team is not None:
+                    self.team.cancel()
+            except HostError as error:
+                self._lose(error)
+        self._give_back()
+
+    # ------------------------------------------------------------------ internals
+
+    @property
+    def _apart(self) -> bool:
+        """Whether kernels compute for the host by themselves, not as the computing thread's product."""
+        return self._kernels is not None and (self.team is not None or self._device.type == "cuda")
+
+    def _find_kernels(self) -> str:
+        """Find the kernels for experts in host memory -> why there are none where they are needed."""
+        first = self._math[0]
+        if isinstance(first, FastMath):
+            self._kernels = first.kernels
+        elif self._device.type == "cpu":
+            self._kernels = None
+        elif self._kernels is None:
+            try:
+                self._kernels = ExpertKernels(self._modules[0], on_cpu(first.codec))
+            except ModelError as error:
+                return f"there are no kernels for its experts in host memory ({error})"
+        return ""
+
+    def _begin_steps(self, hosted: Sequence[LeasedSegment], hidden: torch.Tensor) -> None:
+        assert self._kernels is not None
+        steps = self._steps.get(len(hosted))
+        if steps is None:
+            with torch.inference_mode(False):
+                steps = HostSteps(self._kernels, len(hosted), pin=self._device.type == "cuda")
+            self._steps[len(hosted)] = steps
+        if self._device.type == "cpu":
+            lend(self.threads)
+        self._posted = steps
+        try:
+            steps.begin(self.team, hidden, [self._borrowed[one.segment.eid] for one in hosted])
+        except HostError as error:
+            self._lose(error)
+            raise
+
+    def _end_steps(self, steps: HostSteps) -> torch.Tensor:
+        lend(0)
+        try:
+            out = steps.end(self.team)
+        except HostError as error:
+            self._lose(error)
+            raise
+        self._posted = None
+        return out
+
+    def _in_place(self, one: LeasedSegment) -> LeasedSegment:
+        """A segment whose slot is the blob in host memory."""
+        blob = self._borrowed[one.segment.eid]
+        slot = self._slots.get(blob.data_ptr())
+        if slot is None:
+            slot = self._slots[blob.data_ptr()] = Slot(-1, blob, self._math[0].codec.views(blob))
+        return replace(one, slots=(slot,))
+
+    def _give_back(self) -> None:
+        for eid in self._borrowed:
+            self._store.give_back(eid)
+        self._borrowed.clear()
+
+    def _lose(self, error: HostError) -> None:
+        """Threads failed: what they may still write to is kept, and nothing more is left to them."""
+        _broken.append((self.team, [*self._steps.values()], [*self._borrowed.values()]))
+        self.team, self._posted, self._steps = None, None, {}
+        lend(0)
+        self._fail(str(error))
+
+    def _fail(self, why: str) -> None:
+        self.failed = why
+        log.warning("%s", why)
+        self.say(why)
+
+
+def on_cpu(codec: Codec) -> Codec:
+    """The codec of the same experts in host memory."""
+    assert isinstance(codec, Base)
+    return make_codec(
+        codec.name,
+        specs=codec.specs,
+        dtype=codec.dtype,
+        device=torch.device("cpu"),
+        is_transposed=codec.is_transposed,
+        stored=codec.numbers,
+    )

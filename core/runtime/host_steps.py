@@ -1,0 +1,49 @@
+"""One row through experts that lie in host memory, as steps of native calls that threads of their own compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from core.memory.codec.fast.background import Background
+from core.memory.codec.fast.steps import Steps
+from core.memory.codec.native.team_code import LINE
+from core.memory.codec.native.threads import acquire_team
+from core.runtime.program.experts import ExpertKernels
+
+FP32 = torch.float32
+
+
+class HostSteps:
+    """Of so many experts: only their addresses, and the row, change from call to call."""
+
+    def __init__(self, kernels: ExpertKernels, count: int, *, pin: bool) -> None:
+        """`pin`: the row comes from a GPU, and the outputs go there."""
+        self._x = torch.empty(1, kernels.hidden, dtype=FP32, pin_memory=pin)
+        self.out = torch.empty(count, kernels.hidden, dtype=FP32, pin_memory=pin)
+        self._memory = torch.empty(kernels.token_memory(count) + LINE, dtype=torch.uint8)
+        memory = self._memory.data_ptr()
+        memory += -memory % LINE
+        self.steps = Steps(8, 8192 + 384 * count)  # as core.runtime.program.token.TokenSteps has them
+        self._slots = self.steps.put([0] * count)
+        self.steps.extend(kernels.row(self.steps, count, self._x.data_ptr(), self._slots, self.out.data_ptr(), memory))
+
+    def begin(self, team: Background | None, hidden: torch.Tensor, blobs: Sequence[torch.Tensor]) -> None:
+        """Begin to compute a row [1, H] with the experts in these blobs. Raises HostError."""
+        self._x.copy_(hidden)
+        self.steps.change(self._slots, [blob.data_ptr() for blob in blobs])
+        if team is not None:
+            team.post(self.steps)
+
+    def end(self, team: Background | None) -> torch.Tensor:
+        """The outputs [count, H], until the next `begin`. Raises HostError."""
+        if team is not None:
+            team.join()
+            return self.out
+        own = acquire_team()
+        try:
+            self.steps.run(own)
+        finally:
+            own.release()
+        return self.out

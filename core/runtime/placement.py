@@ -1,0 +1,56 @@
+"""What copying, computing on the device and computing on the host take: measured once, then followed by what passes
+measure. `core.policy.placement` decides by these."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from core.policy.placement import Costs, Layer, to_host
+
+log = logging.getLogger("moestro.host")
+
+FOLLOW = 0.05  # weight of what the last layer took
+OUTLIER = 3.0  # times what is usual: of a longer time so much counts
+LEAST_S = 1e-7
+PROBED = 200  # layers with missing experts
+
+
+class PlacementCosts:
+    """Kept up to date by the computing thread."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs, self._idle = costs, 0  # layers since the host computed something
+        log.info("Measured for the placement of missing experts: %s.", costs)
+
+    def choose(self, layer: Layer, copy_s: float) -> int:
+        """How many of a layer's missing experts the host computes. `copy_s`: of one expert now, 0 = not known. One, now
+        and then, where it is to compute none: what it takes is not known otherwise."""
+        if copy_s and copy_s != self.costs.copy_s:
+            self.costs = replace(self.costs, copy_s=copy_s)
+        found = to_host(self.costs, layer)
+        self._idle = 0 if found else self._idle + 1
+        if self._idle == PROBED:
+            self._idle = 0
+            return 1
+        return found
+
+    def computed(self, seconds: float, experts: int, *, beside: bool) -> None:
+        """The device computed so many experts, while the host's threads did or not."""
+        fixed_s = self.costs.device_fixed_s
+        self._follow("device_beside_s" if beside else "device_s", (seconds - fixed_s) / experts)
+        if not beside and not self.costs.threads and not self.costs.gpu:
+            self.costs = replace(self.costs, host_s=self.costs.device_s)
+
+    def hosted(self, seconds: float, experts: int) -> None:
+        """Threads of the host computed so many experts by themselves."""
+        self._follow("host_s", seconds / experts)
+
+    def handed(self, seconds: float) -> None:
+        """Handing a layer's experts over to them, and taking the outputs, took so long."""
+        self._follow("host_fixed_s", seconds)
+
+    def _follow(self, name: str, found_s: float) -> None:
+        before_s = getattr(self.costs, name)
+        found_s = min(max(found_s, LEAST_S), OUTLIER * before_s)
+        self.costs = replace(self.costs, **{name: before_s + FOLLOW * (found_s - before_s)})

@@ -1,0 +1,198 @@
+"""Where a missing expert is computed changes no bit of a logit: on the device, by the computing thread or by threads of
+their own out of host memory, whichever the costs say, and whatever was decided before."""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.engine import Engine
+from core.errors import HostError, SettingError
+from core.memory.codec.fast import background
+from core.memory.codec.fast import background_code as code
+from core.runtime.program.experts import FastMath
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
+from core.system.native.compile import widths
+from core.types import Ids, Outcome, StepRecord
+from tests.architectures.trial import random_model
+from tests.loaded import loaded, unloading
+from tests.selection import layered
+from tests.tiny_tokenizer import save_tokenizer
+
+pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+
+FORMATS = ("int8", "int4-g64", "mxfp4", "nf4", "int2", "int3", "int4-g64-sym", "iq4_nl", "checkpoint")
+QUICK = "int4-g64", "checkpoint"
+PROMPT = torch.randint(3, 250, (20,), generator=torch.Generator().manual_seed(2)).tolist()
+ALL: dict[str, object] = {
+    "budget": "100%",
+    "miss_placement": "wait",
+    "link": "emulated",
+    "link_gbps": 0.05,
+    "link_latency_us": 5,
+}
+TOKENS = 24
+
+
+def engine_of(path: Path, format: str = "int8", arithmetic: str = "fast", **how: object) -> Engine:
+    given = {"format": format, "arithmetic": arithmetic, "dtype": "bfloat16", "context": 128} | how
+    return Engine.load(LoadSpec.checked(str(path), Settings(ALL), **given))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("placement")
+    config = dict(hidden_size=128, moe_intermediate_size=64, num_experts=16, num_experts_per_tok=4)
+    random_model("qwen3_moe", **config).save_pretrained(folder)
+    return save_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def engine(path: Path) -> Iterator[Engine]:
+    with unloading(engine_of(path)) as engine:
+        yield engine
+
+
+def answer(engine: Engine, tokens: int = TOKENS) -> tuple[torch.Tensor, list[StepRecord]]:
+    """[tokens, V] before each token of a greedy answer, and the records of its decoded tokens."""
+    seen, steps = list[torch.Tensor](), list[StepRecord]()
+
+    def draw(_: Sequence[int], given: torch.Tensor) -> int:
+        seen.append(given[0].clone())
+        return int(given[0].argmax())
+
+    for piece in engine.generate(Ids(PROMPT), Sampling(max_new_tokens=tokens), draw=draw):
+        if piece.step is not None and piece.step.phase == "decode":
+            steps.append(piece.step)
+    return torch.stack(seen), steps
+
+
+def emptied(engine: Engine, **settings: object) -> None:
+    """These settings, and a cache as after a load."""
+    engine.change({**ALL, **settings})
+    engine.expert_cache.start_over()
+
+
+@pytest.mark.parametrize("arithmetic", ["fast", "reference"])
+@pytest.mark.parametrize("format", layered(FORMATS, quick=QUICK.__contains__))
+def test_no_bit_depends_on_where_misses_are_computed(path: Path, format: str, arithmetic: str) -> None:
+    with unloading(engine_of(path, format, arithmetic)) as engine:
+        assert isinstance(engine.wiring.math[0], FastMath) == (arithmetic == "fast")
+        wanted, _ = answer(engine)
+        for budget in ("25%", "50%"):
+            for placement, threads in (("wait", 1), ("host", 0), ("host", 1), ("measured", 0), ("measured", 1)):
+                emptied(engine, budget=budget, miss_placement=placement, host_threads=threads)
+                found, steps = answer(engine)
+                assert torch.equal(found, wanted), (budget, placement, threads)
+                misses = sum(int((one.outcome == Outcome.MISS).sum()) for one in steps)
+                hosted = sum(one.host_computed for one in steps)
+                assert misses > 0
+                assert hosted == {"wait": 0, "host": misses}.get(placement, hosted)
+                assert sum(one.demand_bytes for one in steps) == (misses - hosted) * engine.sizes.blob
+                assert all(one.exact and one.device_bytes <= one.budget_bytes for one in steps)
+                engine.expert_cache.check_integrity()
+
+
+def test_an_expert_is_copied_behind_the_token_and_then_hit(engine: Engine) -> None:
+    emptied(engine, budget="50%", miss_placement="host", link_gbps=50.0)
+    _, steps = answer(engine)
+    admitted = sum(one.host_admitted for one in steps)
+    assert 0 < admitted <= sum(one.host_computed for one in steps)
+    assert sum(one.admitted_bytes for one in steps) == admitted * engine.sizes.blob
+    _, again = answer(engine)
+    assert sum(one.host_computed for one in again) < sum(one.host_computed for one in steps), "nothing was kept"
+
+
+def test_what_the_policy_ranks_lowest_is_not_copied(engine: Engine) -> None:
+    emptied(engine, budget="50%", miss_placement="host", eviction="lfu", link_gbps=50.0)
+    answer(engine)
+    _, steps = answer(engine)
+    assert sum(one.host_admitted for one in steps) < sum(one.host_computed for one in steps)
+
+
+def test_a_policy_that_keeps_nothing_has_nothing_copied(engine: Engine) -> None:
+    wanted, _ = answer(engine)
+    emptied(engine, budget="50%", miss_placement="host", eviction="none")
+    found, steps = answer(engine)
+    assert torch.equal(found, wanted)
+    assert sum(one.host_admitted for one in steps) == 0 < sum(one.host_computed for one in steps)
+    engine.change({"eviction": "lru"})
+
+
+def test_a_link_that_is_behind_admits_few(engine: Engine) -> None:
+    emptied(engine, budget="25%", miss_placement="host", link_gbps=0.001)
+    _, steps = answer(engine)
+    assert sum(one.host_admitted for one in steps) < sum(one.host_computed for one in steps) / 4
+    assert all(one.stall_ms == 0 for one in steps)
+
+
+def test_random_histories(engine: Engine) -> None:
+    """Budgets, policies, prefetchers, links, placements and threads, changed between answers and within them."""
+    emptied(engine)
+    wanted, _ = answer(engine)
+    draw = random.Random(7)
+    for _ in range(25):
+        changes: dict[str, object] = {
+            "budget": draw.choice(["35%", "45%", "60%"]),
+            "miss_placement": draw.choice(["wait", "host", "measured"]),
+            "host_threads": draw.randrange(3),
+            "eviction": draw.choice(["lru", "lfu", "fifo", "lcp"]),
+            "predictor": draw.choice(["none", "gate"]),
+            "scope": draw.choice(["layer", "global"]),
+            "bypass": draw.random() < 0.3,
+            "link_gbps": draw.choice([0.01, 0.2, 5.0]),
+        }
+        engine.change({name: value for name, value in changes.items() if draw.random() < 0.6})
+        seen = list[torch.Tensor]()
+
+        def drawn(_: Sequence[int], given: torch.Tensor, seen: list[torch.Tensor] = seen) -> int:
+            seen.append(given[0].clone())
+            return int(given[0].argmax())
+
+        for piece in engine.generate(Ids(PROMPT), Sampling(max_new_tokens=TOKENS), draw=drawn):
+            if piece.step is not None:
+                assert piece.step.device_bytes <= piece.step.budget_bytes
+            if draw.random() < 0.2:
+                engine.change({"miss_placement": draw.choice(["wait", "host", "measured"])})
+            if draw.random() < 0.1:
+                engine.change({"host_threads": draw.randrange(3), "budget": draw.choice(["35%", "50%"])})
+        assert torch.equal(torch.stack(seen), wanted), changes
+        engine.expert_cache.check_integrity()
+    engine.change({"predictor": "none", "eviction": "lru", "scope": "layer", "bypass": False})
+
+
+def test_a_thread_that_fails_is_an_error_and_then_misses_are_waited_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "TIMEOUT_S", 0.3)
+    with unloading(engine_of(path)) as engine:
+        wanted, _ = answer(engine)
+        emptied(engine, budget="25%", miss_placement="host", host_threads=1)
+        team = engine.parts.host.team
+        if team is None:
+            pytest.skip("this machine leaves the host no processor")
+
+        def never(at: int, patience: int = 0) -> None:
+            """Takes what is posted, and does nothing with it."""
+            if team._state.value == code.POSTED:
+                team._state.value = code.TAKEN
+
+        team._serve, team._recall = never, never  # type: ignore[assignment]
+        with pytest.raises(HostError, match=r"did not finish within 0\.3 seconds"):
+            answer(engine)
+        assert not engine.parts.host.active
+        found, steps = answer(engine)
+        assert torch.equal(found, wanted)
+        assert sum(one.host_computed for one in steps) == 0
+        engine.expert_cache.check_integrity()
+
+
+def test_experts_in_parts_are_not_computed_by_the_host(path: Path) -> None:
+    with loaded(path, ALL, arithmetic="reference", format="int8", dtype="bfloat16", blocks=2) as engine:
+        with pytest.raises(SettingError, match=r"miss_placement host cannot be used: experts are cached in parts"):
+            engine.change({"miss_placement": "host"})
+        assert engine.settings["miss_placement"] == "wait"

@@ -174,6 +174,7 @@ class HostCompute:
         took_s, ended_s = 0.0, time.perf_counter()
         if self._posted is not None:
             out = self._end_steps(self._posted)
+            assert not isinstance(rows, FastRows), "several rows are computed on the device"
             rows.join([one.expert for one in hosted], out)
             if self.team is not None:
                 took_s = self.team.took_s

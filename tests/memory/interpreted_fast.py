@@ -46,7 +46,7 @@ def found(which: str) -> dict[str, int]:
     differ: dict[str, int] = {}
     whole = which == "all"
     for i, name in enumerate(SOME):  # a step of blocks, and a part of one; more rows of x than a program has at once
-        products(name, 7, 9, [1, 5], DTYPES[i % 3], DTYPES[(i + 1) % 3], differ)
+        products(name, 7, 9, [1, 5], DTYPES[i % 3], DTYPES[i] if i < 3 else torch.float32, differ)
     for name in (*CODED, *PLAIN) if whole else ():
         draw(name, 6, differ)
     odd_numbers(differ, ("int4-g64", "mxfp4", "int8", "float32") if whole else ("int8-g32",))
@@ -102,12 +102,14 @@ def products(
 
 
 def odd_numbers(differ: dict[str, int], formats: tuple[str, ...]) -> None:
-    """Each in a row of its own, at one place and everywhere."""
+    """Each in a row of its own, at one place and everywhere; and a row of ties."""
     for name in formats:
         one, slots, _ = case(name, 5, inputs_of(name, 3))
-        x = rows(2 * len(ODD), one.inputs, torch.float32)
+        x = rows(2 * len(ODD) + 1, one.inputs, torch.float32)
         for i, value in enumerate(ODD):
             x[i, 3], x[len(ODD) + i] = value, value
+        x[-1] = torch.arange(one.inputs) % 32 - 15.5  # half way between two integers, as the scale is 1
+        x[-1, ::32] = 127.0
         products = GpuProducts(one)
         got = torch.cat([products.few([slots[0]], row[None]) for row in x])
         differ[f"{name} odd"] = differing(got, portable.product(one, slots[0], x))

@@ -12,16 +12,16 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from core.memory.codec import FORMATS, Numbers, PartSpec, make_codec
+from core.memory.codec import Numbers, PartSpec, make_codec
 from core.memory.codec.base import Base
 from core.memory.codec.fast.gpu.launch import Groups
-from core.memory.codec.kernels.check import Compiler
+from core.memory.codec.kernels.build import Kinds, compiled, kinds_of
 from core.memory.codec.matrix import matrix
 from core.runtime.program.gate import Gate
 from core.runtime.program.gpu.experts import GpuExperts, Where
@@ -29,12 +29,34 @@ from core.runtime.program.gpu.experts import GpuExperts, Where
 TARGETS = (75, 80, 86, 89, 90, 100, 120)
 HIDDEN, INNER, CHOSEN = 2048, 768, 8
 META = torch.device("meta")
-KINDS = ("up", "down", "up of several", "down of several")  # in the order in which they are launched
+KINDS = ("up", "down", "up of several", "down of several")
+OTHERS = ("combine", "prepare for up", "prepare for down")
+CODED = ("checkpoint", "int8", "int4-g64", "mxfp4", "int3")  # one format of each kind of code
 Figures = dict[str, int | dict[str, int]]
 
 
-def kernels(name: str, dtype: torch.dtype, capability: int) -> Iterator[tuple[str, Any]]:
-    """(kind, compiled kernel) of experts in a format, launched for one token and for several."""
+class Recorder:
+    """A launcher that keeps what would be launched: (kernel, constants, kinds of its arguments)."""
+
+    def __init__(self) -> None:
+        self.launched = list[tuple[Any, Mapping[str, Any], Kinds]]()
+
+    def __call__(self, kernel: Any, constants: Mapping[str, Any]) -> _Recording:
+        return _Recording(lambda *given: self.launched.append((kernel, constants, kinds_of(given))))
+
+
+class _Recording:
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __getitem__(self, programs: tuple[int, ...]) -> Callable[..., None]:
+        return self._call
+
+
+def kernels(
+    name: str, dtype: torch.dtype, capability: int, kinds: Sequence[str] = (*KINDS, *OTHERS)
+) -> Iterator[tuple[str, Any]]:
+    """(kind, compiled kernel) of experts in a format, as they are launched for one token and for several."""
     specs = {
         "gate_up_proj": PartSpec((2 * INNER, HIDDEN), dtype),
         "down_proj": PartSpec((HIDDEN, INNER), dtype),
@@ -42,8 +64,8 @@ def kernels(name: str, dtype: torch.dtype, capability: int) -> Iterator[tuple[st
     stored = Numbers(dtype, torch.float16, torch.bfloat16)
     codec = make_codec(name, specs=specs, dtype=dtype, device=META, stored=stored)
     assert isinstance(codec, Base)
-    compiler = Compiler(capability)
-    experts = GpuExperts(matrix(codec, "gate_up_proj"), matrix(codec, "down_proj"), Gate(INNER), compiler)
+    recorder = Recorder()
+    experts = GpuExperts(matrix(codec, "gate_up_proj"), matrix(codec, "down_proj"), Gate(INNER), recorder)
 
     def meta(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=META)
@@ -53,13 +75,16 @@ def kernels(name: str, dtype: torch.dtype, capability: int) -> Iterator[tuple[st
     ids, pairs = meta(torch.int64, CHOSEN), meta(torch.int64, 1, CHOSEN)
     groups = Groups(ids, ids, meta(torch.int32, CHOSEN + 1), ids)
     experts.tokens(groups, x, pairs, meta(torch.float32, 1, CHOSEN))
-    named = {"_product": list[Any](), "_down": list[Any](), "_prepare": list[Any](), "_combine": list[Any]()}
-    for one in compiler.made:
-        named[one.metadata.name].append(one)
+    named: dict[str, list[Any]] = {}
+    for one in recorder.launched:
+        named.setdefault(one[0].__name__, []).append(one)
     up, several_up, several_down = named["_product"]
-    yield from zip(KINDS, (up, *named["_down"], several_up, several_down), strict=True)
-    yield from ((f"prepare {i}", one) for i, one in enumerate(named["_prepare"][:2]))
-    yield from (("combine", one) for one in named["_combine"])
+    each = dict(zip(KINDS, (up, *named["_down"], several_up, several_down), strict=True))
+    each |= dict(zip(OTHERS, (*named["_combine"], *named.get("_prepare", [])[:2]), strict=False))
+    for kind in kinds:
+        if kind in each:  # plain weights need no preparation
+            kernel, constants, given = each[kind]
+            yield kind, compiled(kernel, constants, given, capability)
 
 
 def figures(made: Any) -> Figures:
@@ -121,14 +146,13 @@ def width_of(load: str) -> int:
     return int(found[1]) if found else 32
 
 
-def every(capabilities: Sequence[int], formats: Sequence[str] = ()) -> dict[str, dict[str, Figures]]:
-    """{"sm_80": {"int4-g64 up": figures}}."""
-    formats = formats or [name for name in FORMATS if FORMATS[name].is_loadable]
+def every(capabilities: Sequence[int], formats: Sequence[str] = CODED) -> dict[str, dict[str, Figures]]:
+    """{"sm_80": {"int4-g64 up": figures}} of the products."""
     found: dict[str, dict[str, Figures]] = {}
     for capability in capabilities:
         each = found[f"sm_{capability}"] = {}
         for name in formats:
-            for kind, made in kernels(name, torch.bfloat16, capability):
+            for kind, made in kernels(name, torch.bfloat16, capability, KINDS):
                 each[f"{name} {kind}"] = figures(made)
     return found
 

@@ -44,7 +44,8 @@ def _down(
     F: tl.constexpr,
 ) -> None:
     """out[n] = the weighted sum of row n of each chosen expert's matrix times its own row of x, plus bias, rounded
-    once. Rows of x are `stride` bytes apart. EXPERTS: CHOSEN or the next power of two. `bases`, `ids`, LANES: as in gemv.py.
+    once. Rows of x are `stride` bytes apart. EXPERTS: CHOSEN or the next power of two. `bases`, `ids`, LANES: as in
+    gemv.py.
     """
     X: tl.constexpr = x.dtype.element_ty
     lane = tl.minimum(tl.arange(0, EXPERTS), CHOSEN - 1)

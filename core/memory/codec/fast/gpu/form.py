@@ -104,7 +104,7 @@ class Form:
     @property
     def together(self) -> int:
         """Rows of x that a program multiplies at once, where there are several."""
-        return 4
+        return 2 if self.bits in (2, 3) else 4  # that of 4 shifts a word takes many registers
 
     @property
     def deep(self) -> int:

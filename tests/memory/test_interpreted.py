@@ -1,4 +1,5 @@
-"""The kernels under Triton's interpreter: products, launches through a driver, rotary embeddings.
+"""The kernels under Triton's interpreter: products, launches through a driver, rotary embeddings, attention, and the
+canonical product.
 
 One process tries some of all of them: each takes longer to begin than to try a few cases. The long tests try the rest.
 """
@@ -16,7 +17,7 @@ import pytest
 
 from core.memory.codec import FORMATS
 from tests.hf.rotary_cases import DTYPES, FUNCTIONS
-from tests.kernel_cases import CODED
+from tests.kernel_cases import CODED, FEW
 from tests.memory.interpreted import DRAWN
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +38,9 @@ def interpreted(*asked: str) -> list[Any]:
     return list(json.loads(run.stdout.splitlines()[-1]))
 
 
-SOME = ("interpreted:drawn", "interpreted_ids:2", "interpreted_attention")
+PLAIN = ("bfloat16", "float16", "float32")
+FAST = (*FEW, "mxfp4", "bfloat16")
+SOME = ("interpreted:drawn", "interpreted_ids:2", "interpreted_attention", "interpreted_fast")
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +105,25 @@ def test_every_format_through_the_driver() -> None:
     assert found["not_multiples"] > 0  # the compiler is told so, or the driver would have refused
     assert found["planted"]["swapped"] > 1
     assert "stride = 45 was said to be a multiple of 16" in found["planted"]["multiples"]
+
+
+# -- the canonical product --------------------------------------------------------------------------------------------
+
+
+def test_the_canonical_product_has_the_bits_that_a_cpu_has(some: dict[str, Any]) -> None:
+    """Products, odd numbers, an expert, its activation, and the weighted sum."""
+    differ = some["interpreted_fast"]
+    for name in (*FAST, "int8-g32 odd", "turned", "rounded once", "expert int4-g32", "gate", "combine"):
+        assert any(case.startswith(f"{name} ") or case == name for case in differ), name
+    assert not {case: count for case, count in differ.items() if count}
+
+
+@pytest.mark.long(4)
+def test_the_same_for_every_format_and_drawn_shapes() -> None:
+    (differ,) = interpreted("interpreted_fast:all")
+    for name in (*CODED, *PLAIN):
+        assert len([case for case in differ if case.startswith(f"{name} ")]) >= 12, name
+    assert not {case: count for case, count in differ.items() if count}
 
 
 # -- rotary embeddings -----------------------------------------------------------------------------------------------

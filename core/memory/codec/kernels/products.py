@@ -49,13 +49,13 @@ def scratch_bytes(codec: Codec) -> int:
     return min(max(SCRATCH_BYTES, *sizes), LANES_MOST * max(sizes))
 
 
-def launches(slots: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+def launches(slots: Sequence[int]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """Yields (first slot, slots, addresses) per launch; addresses are padded by repetition to one of two lengths, so
     that at most two variants of a kernel are ever compiled."""
     lanes = LANES if len(slots) <= LANES else LANES_MOST
     for first in range(0, len(slots), lanes):
-        bases = [slot.data_ptr() for slot in slots[first : first + lanes]]
-        yield first, len(bases), tuple(bases + bases[-1:] * (lanes - len(bases)))
+        bases = slots[first : first + lanes]
+        yield first, len(bases), (*bases, *[bases[-1]] * (lanes - len(bases)))
 
 
 class Starter(Protocol):
@@ -128,7 +128,7 @@ class SlotKernels:
         bias_at = one.bias.at if one.bias is not None else 0
         out = x.new_empty(len(slots), one.outputs)
         stride = 0 if x.shape[0] == 1 else one.inputs
-        for first, count, bases in launches(slots):
+        for first, count, bases in launches([slot.data_ptr() for slot in slots]):
             start, (across, _) = self._launch(part, len(bases))
             given = (self._table, bases, None, *fields(one)) if one.bits else (bases, None, one.codes.at)
             states, results = (x[first:] if stride else x, out[first:]) if first else (x, out)
@@ -158,7 +158,7 @@ class SlotKernels:
         step = min(max(1, fit), LANES_MOST, len(slots))
         scratch = torch.empty(step, one.outputs, one.inputs, dtype=self.dtype, device=slots[0].device)
         for start in range(0, len(slots), step):
-            for first, count, bases in launches(slots[start : start + step]):
+            for first, count, bases in launches([slot.data_ptr() for slot in slots[start : start + step]]):
                 launch, (across, down) = self._launch(part, len(bases), dequantize=True)
                 launch[across, count, down](scratch[first:], self._table, bases, *fields(one))
             yield start, scratch[: len(slots) - start]

@@ -1,0 +1,14 @@
+"""The canonical product on a GPU, in Triton: the bits of `core.memory.codec.fast`, which describes the order.
+
+    form.py      what a kernel has to know of a matrix, as one compile-time constant
+    integers.py  products of four 8-bit integers, and entries of tables: NVIDIA's instructions, or an equal expression
+    floats.py    numbers of a slot, the tree over eight sums, rounding to a number type
+    prepare.py   rounds rows of x to 8-bit integers
+    codes.py     rows of codes times prepared rows of x
+    plain.py     rows of plain numbers times rows of x
+    product.py   the kernel of one product, for the rows of several experts
+    launch.py    calls the kernels
+
+A thread has the sums of one accumulator of some rows, so that before the tree only sums of integers cross threads,
+which are the same in any order. Nothing is contracted (`enable_fp_fusion` is off): each fma is written.
+"""

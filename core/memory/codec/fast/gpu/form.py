@@ -1,0 +1,146 @@
+"""What a kernel has to know of a matrix in a slot, as one compile-time constant. Importing this module needs triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from core.memory.codec.fast.layout import block_of, meaning
+from core.memory.codec.matrix import Matrix, Part
+
+NUMBERS: dict[torch.dtype, Any] = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.uint8: tl.uint8,
+}
+WIDE = 4  # words of a thread's loads: 16 bytes
+THREADS = 32  # of a warp
+LANES = 8  # accumulators
+DEEP = {2: 2, 3: 2}  # rows of the matrix that a thread has at once, by bits; of others 4
+
+
+@dataclass(frozen=True)
+class Form:
+    """A matrix [outputs, inputs] at fixed places of a slot. `bits` 0 = plain numbers of the type `stored`.
+
+    Codes are read as words of 32 bits, each of `per_word` codes, the lowest bits first. Shift k of a word has four of
+    them, those of inputs k * `apart` + i * `beside`, i < 4: a prepared row of x has a word of these inputs for each
+    word and shift.
+    """
+
+    outputs: int
+    inputs: int
+    transposed: bool
+    bits: int
+    stored: Any
+    group: int
+    size: int  # inputs of a block
+    table: tuple[int, ...]  # its sixteen entries, four in an int32; () = evenly spaced
+    offset: int
+    factor: float
+    scale: Any  # number types; None = absent
+    zero: Any
+    bias: Any
+    codes_at: int  # bytes from the start of a slot
+    high_at: int
+    scale_at: int
+    zero_at: int
+    bias_at: int
+
+    @property
+    def plane(self) -> int:
+        """Bits of a code in a word."""
+        return 2 if self.bits == 3 else self.bits
+
+    @property
+    def per_word(self) -> int:
+        return 32 // self.plane
+
+    @property
+    def shifts(self) -> int:
+        return 8 // self.plane
+
+    @property
+    def has_table(self) -> bool:
+        return bool(self.table)
+
+    @property
+    def apart(self) -> int:
+        return 4 if self.table else 1
+
+    @property
+    def beside(self) -> int:
+        return 1 if self.table else self.shifts
+
+    @property
+    def words(self) -> int:
+        """Of a block of codes."""
+        return self.size // self.per_word
+
+    @property
+    def row_words(self) -> int:
+        """Of a row of codes."""
+        return self.inputs // self.per_word
+
+    @property
+    def blocks(self) -> int:
+        return self.inputs // self.size
+
+    @property
+    def prepared(self) -> int:
+        """Words of a prepared row of x: four integers each; of each block its scale, the sum of its integers, and the
+        same times the scale. A multiple of WIDE."""
+        return -(-(self.inputs // 4 + 3 * self.blocks) // WIDE) * WIDE
+
+    @property
+    def across(self) -> int:
+        """Rows of the matrix that the threads of a warp share, next to each other."""
+        return THREADS * WIDE // (LANES * self.words) if self.bits else THREADS // LANES
+
+    @property
+    def together(self) -> int:
+        """Rows of x that a program multiplies at once, where there are several."""
+        return 2 if self.bits in (2, 3) else 4  # that of 4 shifts a word takes many registers
+
+    @property
+    def deep(self) -> int:
+        """Rows of the matrix that a thread has at once."""
+        return DEEP.get(self.bits, 4)
+
+
+def form(matrix: Matrix) -> Form:
+    """The `Form` of a matrix."""
+    meant, high = meaning(matrix) if matrix.bits else None, matrix.high
+    entries = [] if meant is None else [entry & 255 for entry in meant.entries]
+    words = [int.from_bytes(bytes(entries[i : i + 4]), "little", signed=True) for i in range(0, len(entries), 4)]
+
+    def at(part: Part | None) -> int:
+        return 0 if part is None else part.at
+
+    def number(part: Part | None) -> Any:
+        return None if part is None else NUMBERS[part.dtype]
+
+    return Form(
+        matrix.outputs,
+        matrix.inputs,
+        matrix.transposed,
+        matrix.bits,
+        None if matrix.bits else number(matrix.codes),
+        matrix.group,
+        block_of(matrix) if matrix.bits else LANES,
+        tuple(words),
+        meant.offset if meant is not None else 0,
+        meant.factor if meant is not None else 1.0,
+        number(matrix.scale),
+        number(matrix.zero),
+        number(matrix.bias),
+        matrix.codes.at,
+        at(high),
+        at(matrix.scale),
+        at(matrix.zero),
+        at(matrix.bias),
+    )

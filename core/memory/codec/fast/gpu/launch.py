@@ -1,0 +1,92 @@
+"""Calls the kernels of one matrix: as `core.memory.codec.fast.products` on a CPU, with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from core.memory.codec.kernels.products import BY_IDS, ByTriton, Launcher, Starter, launches
+from core.memory.codec.matrix import Matrix
+
+PREPARED_BLOCKS = 8  # of a program
+OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}  # each fma is written, none is made
+
+
+class Groups(NamedTuple):
+    """The rows of several experts, on the device: those of expert g are rows row[ends[g]] to row[ends[g + 1] - 1] of
+    x, and its bytes are at bases[ids[g]]."""
+
+    bases: torch.Tensor  # int64
+    ids: torch.Tensor  # int64 [experts]
+    ends: torch.Tensor  # int32 [experts + 1]
+    row: torch.Tensor  # int64 [rows of all experts]
+
+
+class GpuProducts:
+    """The canonical product by one matrix. Everything runs on the current stream. A result depends on nothing but its
+    row of x and the weights."""
+
+    def __init__(self, matrix: Matrix, launcher: Launcher = ByTriton, *, join: Any = None, spec: Any = None) -> None:
+        """`join`, `spec`: a function of Triton that makes one number of two rows of the matrix. Raises ImportError."""
+        from core.memory.codec.fast.gpu.form import form
+        from core.memory.codec.fast.gpu.prepare import prepare
+        from core.memory.codec.fast.gpu.product import product
+
+        self.form = form(matrix)
+        self.launcher, self._product = launcher, product
+        self._starters: dict[tuple[int, int], Starter] = {}
+        self._prepare = launcher(prepare, {"BLOCKS": PREPARED_BLOCKS, "F": self.form, **OPTIONS})
+        self._join = {"JOIN": join, "SPEC": spec}
+        self.outputs = matrix.outputs if join is None else matrix.outputs // 2
+        self.programs = -(-matrix.outputs // (self.form.deep * self.form.across))
+
+    def prepare(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows of x [n, in] as kernels take them: int32 [n, words], or x itself for plain weights."""
+        x = x.contiguous()
+        if not self.form.bits:
+            return x
+        into = torch.empty(len(x), self.form.prepared, dtype=torch.int32, device=x.device)
+        self._prepare[-(-self.form.blocks // PREPARED_BLOCKS), len(x)](x, into, x.stride(0))
+        return into
+
+    def few(self, slots: Sequence[torch.Tensor], x: torch.Tensor, out: torch.dtype = torch.float32) -> torch.Tensor:
+        """A row of x [slots or 1, in] by the matrix of each slot (byte tensors) -> [slots, out]."""
+        return self.at([slot.data_ptr() for slot in slots], x, out)
+
+    def at(self, slots: Sequence[int], x: torch.Tensor, out: torch.dtype = torch.float32) -> torch.Tensor:
+        """The same for addresses of slots."""
+        given, result = self.prepare(x), self._result(len(slots), x, out)
+        stride = given.stride(0) * given.itemsize if len(x) > 1 else 0
+        for first, count, bases in launches(slots):
+            states = given[first:] if stride else given
+            self._start(len(bases), 1)[self.programs, count](states, result[first:], bases, None, None, None, stride)
+        return result
+
+    def by_ids(
+        self, bases: torch.Tensor, ids: torch.Tensor, x: torch.Tensor, out: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """The same for experts that the device knows: ids [n] into a table of addresses, x [n or 1, in]."""
+        given, result = self.prepare(x), self._result(len(ids), x, out)
+        stride = given.stride(0) * given.itemsize if len(x) > 1 else 0
+        self._start(BY_IDS, 1)[self.programs, len(ids)](given, result, bases, ids, None, None, stride)
+        return result
+
+    def several(self, groups: Groups, x: torch.Tensor, out: torch.dtype = torch.float32) -> torch.Tensor:
+        """Rows of x [n, in] by the matrices of `groups` -> [rows of all groups, out]."""
+        given, result = self.prepare(x), self._result(len(groups.row), x, out)
+        start = self._start(BY_IDS, self.form.together)
+        stride = given.stride(0) * given.itemsize
+        start[self.programs, len(groups.ids)](given, result, groups.bases, groups.ids, groups.ends, groups.row, stride)
+        return result
+
+    def _result(self, rows: int, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(rows, self.outputs, dtype=dtype, device=x.device)
+
+    def _start(self, lanes: int, together: int) -> Starter:
+        found = self._starters.get((lanes, together))
+        if found is None:
+            constants = {"LANES": lanes, "TOGETHER": together, "F": self.form, **self._join, **OPTIONS}
+            found = self._starters[lanes, together] = self.launcher(self._product, constants)
+        return found

@@ -1,0 +1,53 @@
+"""Rounds rows of x to 8-bit integers, in the order in which codes meet them. Importing this module needs triton."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from core.memory.codec.fast.layout import LEVELS
+
+MOST = tl.constexpr(float(LEVELS))
+WHOLE = tl.constexpr(1.5 * 2**23)  # a number added to this is rounded to an integer, ties to even
+INFINITE = tl.constexpr(0x7F800000)
+NAN = tl.constexpr(0x7FC00000)
+
+
+def _prepare(x: tl.tensor, into: tl.tensor, stride: tl.tensor, BLOCKS: tl.constexpr, F: tl.constexpr) -> None:
+    """into[r], F.prepared words of int32, is row r of x (F.inputs numbers; rows are `stride` numbers apart). Programs:
+    BLOCKS blocks each, rows. A block with a number that is not finite has scale NaN."""
+    W: tl.constexpr = F.words
+    P: tl.constexpr = F.shifts
+    row = tl.program_id(1).to(tl.int64)
+    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
+    word = block[:, None] * W + tl.arange(0, W)[None, :]
+    within = (tl.arange(0, P) * F.apart)[:, None] + (tl.arange(0, 4) * F.beside)[None, :]
+    at = (word * F.per_word)[:, :, None, None] + within[None, None, :, :]
+    known = (block < F.blocks)[:, None, None, None]
+    value = tl.load(x + row * stride + at, mask=known, other=0).to(tl.float32)
+
+    bits = tl.reshape(value.to(tl.int32, bitcast=True) & 0x7FFFFFFF, (BLOCKS, W * P * 4))
+    largest = tl.max(bits, 1)
+    finite = largest < INFINITE
+    scale = tl.div_rn(largest.to(tl.float32, bitcast=True), tl.full((BLOCKS,), MOST, tl.float32))
+    usable = finite & (scale > 0)
+    divisor = tl.where(usable, scale, 1.0)[:, None, None, None]
+    ratio = tl.div_rn(tl.where(usable[:, None, None, None], value, 0.0), divisor)
+    near = (ratio + WHOLE) - WHOLE
+    near = tl.where(near > MOST, MOST, tl.where(near < -MOST, -MOST, near))  # scales of few bits, below 2 ** -126
+    whole = near.to(tl.int32)
+    total = tl.sum(tl.reshape(whole, (BLOCKS, W * P * 4)), 1)
+    scaled = total.to(tl.float32) * scale
+    nan = tl.full((BLOCKS,), NAN, tl.int32)
+
+    bytes_ = (whole & 255) << (tl.arange(0, 4) * 8)[None, None, None, :]
+    begin = into + row * F.prepared
+    place = begin + word[:, :, None] + (tl.arange(0, P) * F.row_words)[None, None, :]
+    tl.store(place, tl.sum(bytes_, 3), mask=(block < F.blocks)[:, None, None])
+    facts, real = begin + F.inputs // 4 + block, block < F.blocks
+    tl.store(facts, tl.where(finite, scale.to(tl.int32, bitcast=True), nan), mask=real)
+    tl.store(facts + F.blocks, total, mask=real)
+    tl.store(facts + 2 * F.blocks, tl.where(finite, scaled.to(tl.int32, bitcast=True), nan), mask=real)
+
+
+prepare = triton.jit(_prepare)

@@ -1,0 +1,107 @@
+"""The kernel of one product: rows of x times the matrix of each expert's slot. Importing this module needs triton."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from core.memory.codec.fast.gpu.codes import coded_rows
+from core.memory.codec.fast.gpu.floats import number, rounded
+from core.memory.codec.fast.gpu.plain import plain_rows
+from core.memory.codec.kernels.gemv import address
+
+
+def _rows(
+    slot: tl.tensor, x: tl.tensor, row: tl.tensor, X: tl.constexpr, LANES: tl.constexpr, F: tl.constexpr
+) -> tl.tensor:
+    """[deep, LANES, across]: rows [deep, across] of the matrix in each slot, times a row of x each, plus bias. `slot`
+    and `x` are addresses, [LANES] or one for all; `x` of prepared rows, or of plain numbers of type X."""
+    begin = slot[None, :, None] if slot.type.is_block() else slot
+    if F.bits:
+        y = coded_rows(slot, x, row, LANES, F)
+        if F.group == 0:
+            y *= number(begin + F.scale_at + (row * (F.scale.primitive_bitwidth // 8))[:, None, :], None, F.scale)
+    else:
+        y = plain_rows(slot, x, row, X, LANES, F)
+    if F.bias is not None:
+        y += number(begin + F.bias_at + (row * (F.bias.primitive_bitwidth // 8))[:, None, :], None, F.bias)
+    return y
+
+
+rows = triton.jit(_rows)
+
+
+def _numbered(first: tl.tensor, APART: tl.constexpr, F: tl.constexpr, LAST: tl.constexpr) -> tl.tensor:
+    """[deep, across]: numbers of a program's rows of the matrix, none above LAST. Where APART is not 0, those in the
+    second half of the rows that a thread has are APART behind those in the first; 1: rows of both take turns."""
+    D: tl.constexpr = F.deep if APART == 0 else F.deep // 2
+    number = tl.arange(0, F.deep)
+    n = tl.minimum((first + (number % D) * F.across)[:, None] + tl.arange(0, F.across)[None, :], LAST)
+    if APART == 1:
+        n *= 2
+    return n + (number // D * APART)[:, None]
+
+
+numbered = triton.jit(_numbered)
+
+
+def _halves(y: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """[deep, lanes, across] -> both halves of the rows that a thread has."""
+    D: tl.constexpr = y.shape[0] // 2
+    first, second = tl.split(tl.permute(tl.reshape(y, (2, D, y.shape[1], y.shape[2])), (1, 2, 3, 0)))
+    return first, second
+
+
+halves = triton.jit(_halves)
+
+
+def _product(
+    x: tl.tensor,
+    out: tl.tensor,
+    bases: tl.tensor,
+    ids: tl.tensor,
+    ends: tl.tensor,
+    index: tl.tensor,
+    stride: tl.tensor,
+    LANES: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    JOIN: tl.constexpr,
+    SPEC: tl.constexpr,
+    F: tl.constexpr,
+) -> None:
+    """out[p, n] = row n of expert g's matrix times row p of x, plus bias, rounded once. Programs: blocks of n, experts.
+    With a function JOIN, out[p, n] = JOIN(row n, row n + half, SPEC); where SPEC.interleaved, of rows 2 n and 2 n + 1.
+
+    Without `ends`, expert g has the row p = g, number g of x. With them, expert g has the rows from ends[g] to
+    ends[g + 1], TOGETHER of them at once: row p is number index[p] of x. Rows of x are `stride` bytes apart. `bases`,
+    `ids`, LANES: as in gemv.py.
+    """
+    X: tl.constexpr = x.dtype.element_ty
+    N: tl.constexpr = F.outputs if JOIN is None else F.outputs // 2
+    D: tl.constexpr = F.deep if JOIN is None else F.deep // 2
+    APART: tl.constexpr = 0 if JOIN is None else (1 if SPEC.interleaved else N)
+    group = tl.program_id(1).to(tl.int64)
+    slot, begin = address(bases, ids, LANES), x.to(tl.int64)
+    start = tl.program_id(0) * D * F.across
+    row = numbered(start, APART, F, N - 1)
+    n = (start + tl.arange(0, D) * F.across)[:, None, None] + tl.arange(0, F.across)[None, None, :]
+    if ends is None:
+        y = rows(slot, begin + group * stride, row, X, 1, F)
+        if JOIN is not None:
+            first_half, second_half = halves(y)
+            y = JOIN(first_half, second_half, SPEC)
+        tl.store(out + group * N + n, rounded(y, out.dtype.element_ty), mask=n < N)
+    else:
+        last = tl.load(ends + group + 1)
+        for first in range(tl.load(ends + group), last, TOGETHER):
+            p = first + tl.arange(0, TOGETHER)
+            given = begin + tl.load(index + tl.minimum(p, last - 1)) * stride
+            y = rows(slot, given, row, X, TOGETHER, F)
+            if JOIN is not None:
+                first_half, second_half = halves(y)
+                y = JOIN(first_half, second_half, SPEC)
+            at = out + (p.to(tl.int64) * N)[None, :, None] + n
+            tl.store(at, rounded(y, out.dtype.element_ty), mask=(n < N) & (p < last)[None, :, None])
+
+
+product = triton.jit(_product)

@@ -1,0 +1,89 @@
+"""The experts of a layer on a GPU in the fast arithmetic: launches. Everything runs on the current stream, and nothing
+waits for the host.
+
+A token takes four launches: its state is prepared, first products and activation of all its experts, hidden states are
+prepared, second products and their weighted sum. Several tokens take five: the sum is a launch of its own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from core.memory.codec.fast.gpu.launch import OPTIONS, GpuProducts, Groups
+from core.memory.codec.kernels.products import BY_IDS, LANES, LANES_MOST, ByTriton, Launcher, Starter
+from core.memory.codec.matrix import Matrix
+from core.runtime.program.gate import Gate
+
+WIDTH = 256  # numbers of a state that a program sums up
+
+
+class Where(NamedTuple):
+    """Where a token's experts are, in the router's order: `addresses` where the host knows, or, on the device, `ids`
+    [chosen] int64 into a `table` [experts] int64 of addresses."""
+
+    addresses: tuple[int, ...] = ()
+    table: torch.Tensor | None = None
+    ids: torch.Tensor | None = None
+
+
+class GpuExperts:
+    """What the layers of a model share. `up` has gates and ups, as `gate` says. Raises ImportError."""
+
+    def __init__(self, up: Matrix, down: Matrix, gate: Gate, launcher: Launcher = ByTriton) -> None:
+        from core.runtime.program.gpu import combine
+        from core.runtime.program.gpu.gate import gated
+
+        self._kernels = combine
+        self.up = GpuProducts(up, launcher, join=gated, spec=gate)
+        self.down = GpuProducts(down, launcher)
+        self._launcher, self._starters = launcher, dict[object, Starter]()
+
+    def token(self, where: Where, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """x [1, H] through its experts, whose outputs have `weights` [chosen] fp32 -> [1, H] of x's type."""
+        chosen = len(weights)
+        acts = self.down.prepare(self._acts(where, chosen, x))
+        out = torch.empty_like(x)
+        lanes = LANES if chosen <= LANES else LANES_MOST
+        if where.ids is None:
+            bases: object = where.addresses + where.addresses[-1:] * (lanes - chosen)
+        else:
+            bases, lanes = where.table, BY_IDS
+        start = self._down(chosen, lanes)
+        start[self.down.programs, 1](acts, out, bases, where.ids, weights, acts.stride(0) * acts.itemsize)
+        return out
+
+    def tokens(self, groups: Groups, x: torch.Tensor, pairs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """x [T, H] -> [T, H] of x's type. `groups.row`: the token of each row of an expert; `pairs` [T, chosen] int64:
+        the place among these rows of each token's experts in the router's order, -1 for one that is left out;
+        `weights` [T, chosen] fp32."""
+        rows = len(groups.row)
+        acts = self.up.several(groups, x)
+        each = torch.arange(rows, device=x.device)
+        outputs = self.down.several(groups._replace(row=each), acts)
+        out, chosen = torch.empty_like(x), pairs.shape[1]
+        width = x.shape[1]
+        start = self._start(
+            self._kernels.combine, (chosen,), {"CHOSEN": chosen, "WIDTH": width, "BLOCK": WIDTH, **OPTIONS}
+        )
+        start[-(-width // WIDTH), len(x)](outputs, pairs, weights, None, None, out)
+        return out
+
+    def _acts(self, where: Where, chosen: int, x: torch.Tensor) -> torch.Tensor:
+        """[chosen, inner] fp32: the hidden states of a token's experts."""
+        if where.ids is not None:
+            assert where.table is not None
+            return self.up.by_ids(where.table, where.ids, x)
+        return self.up.at(where.addresses, x)
+
+    def _down(self, chosen: int, lanes: int) -> Starter:
+        experts = 1 << (chosen - 1).bit_length()
+        constants = {"CHOSEN": chosen, "LANES": lanes, "EXPERTS": experts, "F": self.down.form, **OPTIONS}
+        return self._start(self._kernels.down, (chosen, lanes), {**constants, "num_warps": experts})
+
+    def _start(self, kernel: object, key: tuple[int, ...], constants: dict[str, object]) -> Starter:
+        found = self._starters.get((kernel, key))
+        if found is None:
+            found = self._starters[kernel, key] = self._launcher(kernel, constants)
+        return found

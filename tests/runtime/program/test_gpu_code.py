@@ -1,0 +1,78 @@
+"""The machine code of the canonical product's kernels, made without a GPU: no spills, few registers, wide loads.
+
+`gpu_code.json` has what `python -m core.runtime.program.gpu.check` found for each kind of code and GPU; kernels that
+are compiled here, of every format, are held to the same limits."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.memory.codec import FORMATS
+from core.runtime.program.gpu import check
+from core.runtime.program.gpu.check import CODED, KINDS, OTHERS, TARGETS, Figures, figures, kernels, longest_loop
+from tests.selection import layered
+
+FOUND = json.loads((Path(__file__).parent / "gpu_code.json").read_text())
+FILED = [name for name in FORMATS if FORMATS[name].is_loadable]
+REGISTERS = 168
+LOOPS = {8: 100, 4: 400, 3: 300, 2: 200, 16: 160}  # instructions that add some 64 to 128 weights of a thread, by bits
+GREW = 1.1  # how much longer a loop may be than it was found to be, with another release of Triton
+
+
+def wrong(name: str, kind: str, found: Figures) -> list[str]:
+    """What of a kernel's figures is beyond the limits."""
+    loads = found["loop_loads"]
+    assert isinstance(loads, dict)
+    faults = [what for what in ("stack", "spills") if found[what]]
+    if found["registers"] > REGISTERS:  # type: ignore[operator]
+        faults.append("registers")
+    form = FORMATS[name]
+    if not form.is_plain and kind in KINDS and not loads.get("128"):
+        faults.append("codes are not read 16 bytes at a time")
+    if kind == "up" and (found["loop_barriers"] or found["loop"] > LOOPS[16 if form.is_plain else form.bits]):  # type: ignore[operator]
+        faults.append("loop")
+    return faults
+
+
+@pytest.mark.parametrize("target", [f"sm_{capability}" for capability in TARGETS])
+def test_what_was_compiled_is_within_the_limits(target: str) -> None:
+    found = FOUND["kernels"][target]
+    assert set(found) == {f"{name} {kind}" for name in CODED for kind in KINDS}
+    for name in CODED:
+        for kind in KINDS:
+            assert not wrong(name, kind, found[f"{name} {kind}"]), (name, kind)
+
+
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    layered(
+        [(name, capability) for name in FILED for capability in TARGETS],
+        quick=lambda case: case == ("int4-g64", 89),
+        minutes=0.3,
+    ),
+)
+def test_what_is_compiled_here_is_within_the_limits(
+    name: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no operation is approximate, flushes small numbers to 0, or may be contracted with another."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    tried = []
+    for kind, made in kernels(name, torch.bfloat16, capability):
+        tried.append(kind)
+        got, was = figures(made), FOUND["kernels"][f"sm_{capability}"].get(f"{name} {kind}")
+        assert not wrong(name, kind, got), (kind, got)
+        if was is not None:  # a loop may be unrolled by one release, and not by another
+            assert got["loop"] <= GREW * (was["loop"] or was["instructions"]), (kind, got, was)
+        assert not re.findall(r"\.ftz|\.approx|div\.full", made.asm["ptx"]) and not made.metadata.enable_fp_fusion
+    assert set(tried) >= {*KINDS, OTHERS[0]} and (FORMATS[name].is_plain or len(tried) == len(KINDS) + len(OTHERS))
+
+
+def test_the_longest_innermost_loop_is_found() -> None:
+    code = ["MOV", "LDG.E R1, [R2.64]", "IADD", "BRA `(.L_x_1)", "FADD", "BRA `(.L_x_0)", "BRA `(.L_x_2)", "EXIT"]
+    assert longest_loop(code, {".L_x_0": 0, ".L_x_1": 1, ".L_x_2": 6}) == code[1:4]
+    assert check.width_of("LDG.E R1, [R2.64]") == 32
+    assert check.width_of("LDG.E.U16.CONSTANT R1, [R2.64]") == 16

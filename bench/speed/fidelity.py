@@ -1,6 +1,7 @@
 """What stands beside a speed, so that speeds are compared at equal quality: the file that is computed, its bits a
 weight, and how far its answers are from those of transformers in bf16."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -38,11 +39,14 @@ class Fidelity:
         """Read by the program itself, in its usual configuration."""
         with peer.opened(mmap=True) as session:
             found = session.ask(text=self._text)["log_probabilities"]
-        return self._about(peer.kind, peer.file.stat().st_size, torch.tensor(found, dtype=torch.float64))
+        told = [at for at, one in enumerate(found) if one]
+        known = torch.tensor([found[at] for at in told], dtype=torch.float64)
+        return self._about(peer.kind, peer.file.stat().st_size, known, told)
 
-    def _about(self, file: str, size: int, found: torch.Tensor) -> About:
-        """The checkpoint's files have 16 bits a weight."""
-        return {"file": file, "bits": 16 * size / self._bytes, "kl": fmean(divergence(self._base, found).tolist())}
+    def _about(self, file: str, size: int, found: torch.Tensor, told: Sequence[int] = range(TEXT)) -> About:
+        """The checkpoint's files have 16 bits a weight. `told`: the tokens that `found` is of."""
+        kl = fmean(divergence(self._base[list(told)], found).tolist())
+        return {"file": file, "bits": 16 * size / self._bytes, "kl": kl, "kl_tokens": len(told)}
 
 
 def shown(about: About) -> tuple[str, str, str]:

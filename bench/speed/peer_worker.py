@@ -87,9 +87,12 @@ class Llama:
         return float(self._asked(ids)["timings"]["prompt_ms"] / 1e3)
 
     def log_probabilities(self, token: int) -> list[float]:
-        """[V] after one more position."""
-        [found] = self._asked([token], n_probs=1 << 20)["choices"][0]["logprobs"]["content"]
-        return [one["logprob"] for one in sorted(found["top_logprobs"], key=lambda one: one["id"])]
+        """[V] after one more position; none where the end of the text is likeliest, after which it tells none."""
+        found = self._asked([token], n_probs=1 << 20)["choices"][0]["logprobs"]
+        if found is None:
+            return []
+        [one] = found["content"]
+        return [each["logprob"] for each in sorted(one["top_logprobs"], key=lambda each: each["id"])]
 
     def _asked(self, ids: list[int], **more: Any) -> Job:
         known, self._ids = bool(self._ids), self._ids + ids

@@ -15,6 +15,7 @@ from core.settings.sampling import Sampling
 from core.system.native.compile import widths
 from core.types import Ids
 from tests.checkpoints import make_checkpoint
+from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 PROMPT = torch.randint(3, 250, (24,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -27,7 +28,7 @@ BUDGETS: list[dict[str, object]] = [
 ROUNDING = 0.05  # of the largest logit: what rounding states to bf16 in another order may do to it
 
 
-@pytest.fixture(scope="module", params=["fast", "reference"])
+@pytest.fixture(scope="module", params=layered(["fast", "reference"], quick="fast".__eq__))
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     if request.param == "fast" and not widths():
         pytest.skip("no kernels for this CPU")

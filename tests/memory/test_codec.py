@@ -78,7 +78,7 @@ def reference(codec: Codec, parts: SlotParts, part: str, x: torch.Tensor, transp
 
 
 @pytest.mark.parametrize("dtype", layered(DTYPES, quick=lambda dtype: dtype == torch.bfloat16))
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("transposed", layered([False, True], quick=bool))
 def test_plain_equals_grouped_mm_bit_for_bit(dtype: torch.dtype, transposed: bool) -> None:
     for inputs, outputs in ((16, 32), (48, 192), (64, 128), (256, 96), (1024, 256)):
         rng = torch.Generator().manual_seed(inputs)

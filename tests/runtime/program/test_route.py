@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.runtime.program.choose import Groups
 from core.runtime.program.route import FIELDS, Route, kernel
 from tests.runtime.program import oracle
 from tests.runtime.program.calls import call, drawn, needs_kernels, same
+from tests.selection import examples
 
 pytestmark = needs_kernels
 SCALES = drawn(9, 160)
@@ -36,7 +37,7 @@ def routed(
 
 @pytest.mark.parametrize("spec", CASES, ids=str)
 @pytest.mark.parametrize("wild", [False, True])
-@settings(max_examples=15, deadline=None)
+@examples(15, fewer=6)
 @given(seed=st.integers(0, 1 << 30), tokens=st.integers(1, 4), splits=st.lists(st.integers(0, 4), max_size=3))
 def test_tokens(spec: Route, wild: bool, seed: int, tokens: int, splits: list[int]) -> None:
     logits = drawn(seed, tokens, spec.experts, wild=wild)

@@ -122,6 +122,7 @@ def waits_of(engine: Engine, fake: FakeCuda) -> set[int]:
     return found
 
 
+@pytest.mark.long(0.1)  # test_token_graph.py counts the waits of a token as well
 def test_the_host_waits_once_a_token(model: Path, fake_kernels: FakeCuda) -> None:
     with engine_on(model, Case("lru").settings("host")) as engine:
         assert min(waits_of(engine, fake_kernels)) >= engine.shape.layers
@@ -298,6 +299,7 @@ def logits_of(
         return answer(engine, 24).logits
 
 
+@pytest.mark.long(0.1)  # it tries the fake GPU; the tests of bits and routing above guard the engine
 @pytest.mark.parametrize(
     "fault",
     layered([too_early, not_waited_for], quick=lambda fault: fault is too_early),

@@ -40,6 +40,7 @@ def test_residency_changes_no_bit_of_a_prompt(fake_kernels: FakeCuda, model: Pat
         assert torch.equal(want, got), (len(want), (want - got).abs().max())
 
 
+@pytest.mark.long(0.1)  # it tries the fake GPU; the test above guards the engine
 def test_the_products_of_the_fake_gpu_differ(fake_kernels: FakeCuda, model: Path) -> None:
     """Otherwise the test above could not fail."""
     with engine_on(model, {"budget": "all", "predictor": "none"}, format="int4-g32") as engine:

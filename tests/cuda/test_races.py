@@ -214,6 +214,7 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
         yield found
 
 
+@pytest.mark.long(0.1)  # it tries the fake GPU; the test above guards the engine
 @pytest.mark.parametrize(
     ("fault", "case"),
     layered(PLANTED, quick=lambda case: case[0] is no_wait),

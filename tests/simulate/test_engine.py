@@ -105,6 +105,7 @@ def restart(engine: Engine) -> None:
     expert_cache.prefetch_queue.guard.forget()
 
 
+@pytest.mark.long(0.1)  # tests/engine/test_placement.py replays global, pinned and bypassed ones
 @pytest.mark.parametrize(
     "change",
     layered(

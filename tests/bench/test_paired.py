@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bench.harness.paired import CONFIDENCE, difference, pseudo_values, ratios, stretches, student
+from tests.selection import layered
 
 TRIALS = 1000
 
@@ -18,7 +19,7 @@ def drifting(random: np.random.Generator, tokens: int) -> np.ndarray:
     return noise
 
 
-@pytest.mark.parametrize("blocks", [3, 5, 20])
+@pytest.mark.parametrize("blocks", layered([3, 5, 20], quick=lambda blocks: blocks == 5))
 def test_rounds_hold_a_known_difference_as_often_as_they_say(blocks: int) -> None:
     """Both sides share what the machine did in a round, which is ten times their own noise."""
     random, held = np.random.default_rng(blocks), 0

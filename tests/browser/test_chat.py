@@ -50,6 +50,7 @@ def test_a_reload_in_the_middle_loses_nothing(dashboard: Dashboard) -> None:
     assert "stopped by you" in dashboard.answers()[-1]
 
 
+@pytest.mark.long(0.1)  # tests/app/test_host.py refuses it; other alerts are in test_sidebar.py
 def test_an_empty_message_is_refused_in_words(dashboard: Dashboard) -> None:
     dashboard.page.click("#send")
     dashboard.wait_text("#chat-alert", "The message is empty")

@@ -95,6 +95,7 @@ def test_the_list_obeys_the_keyboard(library: Dashboard) -> None:
     page.wait_for_function("document.querySelectorAll('#models tbody')[1].ariaSelected === 'true'")
 
 
+@pytest.mark.long(0.1)  # tests/app/test_importer.py has the words; other alerts are in test_sidebar.py
 def test_what_cannot_be_imported_is_told(library: Dashboard) -> None:
     page = library.page
     page.locator("#import-source").get_by_role("textbox").fill("")

@@ -138,7 +138,7 @@ def test_what_else_is_recorded_is_asked_of_the_engine(
     err = capsys.readouterr().err
     assert err.count("are being recorded, so it cannot be changed") == 2 and engine.settings["predictor"] == "recent"
     name, params = FileTrace(tmp_path / "t").predictor or ("", {})
-    assert name == "recent" and params["tokens"] == 32
+    assert name == "recent" and params["width"] == 0
 
 
 @pytest.mark.parametrize(

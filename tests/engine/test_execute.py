@@ -120,9 +120,9 @@ def test_routers_asked_early_are_executed(case: Case, engine: Engine) -> None:
     assert not near(wanted, case.logits)
     for distance in (1, 3):
         assert near(executed(engine, **{"predictor.distance": distance}), wanted)
-    engine.parts.prediction.throttle.paused = True  # prefetching is, what is computed is not
+    engine.parts.prediction.throttle.enabled = True  # prefetching is paused at first, what is computed is not
     assert near(passes(engine.model, engine.fresh_cache()), wanted)
-    engine.parts.prediction.throttle.paused = False
+    engine.parts.prediction.throttle.enabled = False
     engine.change({"execute": "off"})
     assert torch.equal(passes(engine.model, engine.fresh_cache()), case.logits)
 

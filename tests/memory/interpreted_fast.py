@@ -18,6 +18,7 @@ from core.runtime.program.combine import kernel as combine_kernel
 from core.runtime.program.experts import ExpertKernels
 from core.runtime.program.gate import Gate
 from core.runtime.program.gpu.experts import GpuExperts, Where
+from core.runtime.program.token import TokenSteps
 from core.system.native.compile import widths
 from tests.kernel_cases import CODED, FEW, gate, interleaved
 from tests.memory.fast.test_canonical import PLAIN, case, inputs_of, rows
@@ -169,10 +170,11 @@ def expert(
     weights = torch.rand(tokens, chosen, generator=random)
     wanted = []
     for t in range(tokens):
-        segments: Any = [
-            SimpleNamespace(slots=[SimpleNamespace(parts=SimpleNamespace(at=slots[e].data_ptr()))]) for e in ids[t]
-        ]
-        wanted.append(on_cpu.token_steps(chosen).compute(segments, x[t : t + 1], weights[t : t + 1], None).clone())
+        token = TokenSteps(on_cpu, chosen)
+        token.x.copy_(x[t : t + 1])
+        token.weights.copy_(weights[t : t + 1])
+        token.whole.run([slots[e].data_ptr() for e in ids[t]])
+        wanted.append(token.total.to(dtype, copy=True))
     experts = GpuExperts(matrix(codec, "gate_up_proj"), matrix(codec, "down_proj"), on_cpu.gate)
     table = torch.tensor([slot.data_ptr() for slot in slots])
     first = x[:1], weights[0]

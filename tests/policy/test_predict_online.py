@@ -66,11 +66,12 @@ def test_nothing_is_named_before_anything_was_seen(name: str) -> None:
     assert [len(predictions) > 0 for _, _, predictions in shown(make(name), [first], 8)][:2] == [False, False]
 
 
-@pytest.mark.parametrize(("name", "params"), [("recent", {"tokens": 1}), ("transitions", {}), ("request", {})])
-def test_a_floor_keeps_the_unlikely_out(name: str, params: dict[str, float]) -> None:
+@pytest.mark.parametrize("name", ["recent", "transitions", "request"])
+def test_a_floor_keeps_the_unlikely_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.policy.predict.recent.TOKENS", 1)
     passes = random_passes([(1, 1)] * 12, 3, 8, 2)
-    free = [g for *_, predictions in shown(make(name, width=8, **params), passes, 8) for g in predictions]
-    bound = [g for *_, predictions in shown(make(name, width=8, floor=0.5, **params), passes, 8) for g in predictions]
+    free = [g for *_, predictions in shown(make(name, width=8), passes, 8) for g in predictions]
+    bound = [g for *_, predictions in shown(make(name, width=8, floor=0.5), passes, 8) for g in predictions]
     assert bound == [g for g in free if g.score >= 0.5]
     assert bound
 
@@ -144,10 +145,12 @@ def test_counts_of_use_are_what_brute_force_counts(
     sizes: list[tuple[int, int]], layers: int, distance: int, window: int, seed: int
 ) -> None:
     passes = random_passes(sizes, layers, 6, 2, seed)
-    predicted = {
-        name: shown(make(name, distance=distance, **more), passes, 6)
-        for name, more in {"recent": {"tokens": window, "width": 6}, "request": {"width": 6}, "all_next": {}}.items()
-    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("core.policy.predict.recent.TOKENS", window)
+        predicted = {
+            name: [*shown(make(name, distance=distance, **more), passes, 6)]
+            for name, more in {"recent": {"width": 6}, "request": {"width": 6}, "all_next": {}}.items()
+        }
     for (at, layer, recent), (_, _, request), (_, _, everything) in zip(*predicted.values(), strict=True):
         ahead = (layer + max(1, min(distance, layers - 1))) % layers
         known = [(number, path[ahead]) for number, path in flat(passes, at, layer) if len(path) > ahead]

@@ -63,7 +63,7 @@ def test_keeping_changes_no_token(engine: Engine) -> None:
 def test_prefetching_is_compared_with_none_and_the_result_is_said(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"LEAD": 0, "LEARNING": 0, "BLOCK": 2, "MOST": 2, "SURE": 1e9}.items():
+    for name, value in {"FEWEST": 1, "LEAD": 0, "LEARNING": 0, "BLOCK": 2, "MOST": 2, "SURE": 1e9}.items():
         monkeypatch.setattr(f"core.policy.prefetch.comparison.{name}", value)
     monkeypatch.setattr("core.policy.prefetch.throttle.REST", 3)
     engine.change({"predictor": "gate", "prefetch_auto": True})

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from core.policy.prefetch.comparison import BLOCK, LEAD, LEARNING, MOST, Comparison
+from core.policy.prefetch.comparison import FEWEST as FEW
 from core.policy.prefetch.throttle import LONGEST, REST, PrefetchThrottle
 from core.types import StepRecord
 
-FEWEST = 2 * (LEAD + BLOCK) + LEARNING  # tokens of a block of each way
+FEWEST = LEAD + BLOCK + LEAD + LEARNING + FEW  # tokens of a block of the usual way, and the fewest of the other
 
 
 def step(total_ms: float, phase: str = "decode", tokens: int = 1) -> StepRecord:
@@ -43,12 +44,12 @@ def feed(one: PrefetchThrottle, count: int, without: float = 10.0, with_it: floa
 
 
 @pytest.mark.parametrize(("usual", "other"), [(10.0, 20.0), (20.0, 10.0)])
-def test_a_large_difference_is_seen_after_a_block_of_each(usual: float, other: float) -> None:
+def test_a_large_difference_is_seen_after_few_tokens_of_the_other_way(usual: float, other: float) -> None:
     one, tokens = compared(usual, other, 0.05, 1)
     result = one.result
     assert tokens == FEWEST and result is not None and result.faster is (other < usual)
     assert result.usual_ms == pytest.approx(usual, rel=0.1) and result.other_ms == pytest.approx(other, rel=0.1)
-    assert result.tokens == BLOCK and not one.other, "the usual way until somebody decides"
+    assert result.tokens == FEW and not one.other, "the usual way until somebody decides"
 
 
 def test_ways_take_turns_and_their_first_tokens_do_not_count() -> None:
@@ -72,12 +73,12 @@ def test_equal_ways_are_rarely_told_apart_and_those_that_differ_by_twice_the_noi
 
 def test_it_pauses_where_it_costs_and_asks_again_ever_later() -> None:
     one, said = throttle()
-    assert feed(one, FEWEST, 10, 12) == [True] * (LEAD + BLOCK) + [False] * (LEAD + BLOCK + LEARNING)
+    assert feed(one, FEWEST, 10, 12) == [True] * (LEAD + BLOCK) + [False] * (LEAD + FEW + LEARNING)
     assert said == [
-        f"prefetching paused: 12 ms a token with it, 10 without, over {BLOCK} tokens each; compared again in {REST} "
+        f"prefetching paused: 12 ms a token with it, 10 without, over {FEW} tokens each; compared again in {REST} "
         "tokens"
     ]
-    assert one.seen == (pytest.approx(12, rel=1e-2), pytest.approx(10, rel=1e-2), BLOCK, False)
+    assert one.seen == (pytest.approx(12, rel=1e-2), pytest.approx(10, rel=1e-2), FEW, False)
     assert all(feed(one, REST, 10, 12)), "paused until it is compared again"
     feed(one, FEWEST, 10, 12)
     assert one.paused and f"in {2 * REST} tokens" in said[1]

@@ -3,7 +3,8 @@
 The ways take turns in blocks of decoded tokens, in the order usual, other, other, usual, and so on, so that what
 changes slowly concerns both. The first tokens of a block are not counted: the cache is still as the way before left it.
 Times are compared by their logarithms, so that a rare long one weighs little. It ends as soon as the difference exceeds
-its noise, or after MOST blocks, and then the usual way stays.
+its noise, within a block of the other way as well, so that few tokens are slower, or after MOST blocks, and then the
+usual way stays.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEAD, BLOCK = 2, 8  # tokens at the beginning of a block that are not counted, and those that are
-LEARNING = 8  # more tokens that are not counted in the first block of the other way, which may have to learn
+FEWEST = 4  # counted tokens of a way before a difference is believed
+LEARNING = 4  # more tokens that are not counted in the first block of the other way, which may have to learn
 MOST = 12  # blocks
-SURE = 3.0  # standard errors: the difference is looked at after every block, so two would often be chance
+SURE = 3.0  # standard errors, more of few tokens: the difference is looked at often, so two would be chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,17 @@ class Comparison:
         self._passed += 1
         if self._passed > lead:
             self._logs[self.other].append(math.log(max(ms, 1e-6)))
-        if self._passed == lead + BLOCK:
+        ended = self._passed == lead + BLOCK
+        if ended:
             self._blocks, self._passed = self._blocks + 1, 0
-            if all(self._logs):
-                self._judge()
+        if min(map(len, self._logs)) >= FEWEST and (ended or self.other):
+            self._judge()
 
     def _judge(self) -> None:
         usual, other = self._logs
         (low, low_error), (high, high_error) = _mean(usual), _mean(other)
-        slower, noise = high - low, SURE * math.hypot(low_error, high_error)
+        few = 1 + 2 / min(len(usual), len(other))
+        slower, noise = high - low, few * SURE * math.hypot(low_error, high_error)
         sure = abs(slower) > noise
         if sure or self._blocks == MOST:
             faster = slower < 0 if sure else None

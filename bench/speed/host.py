@@ -26,10 +26,8 @@ from core.metrics import share
 from core.settings.sampling import Sampling
 from core.types import Ids, StepRecord
 
-PROMPT, SKIPPED = (
-    16,
-    6,
-)  # tokens of a prompt; and decoded ones that are not counted, until the copies are those of the link
+PROMPT = 16  # tokens
+SKIPPED = 6  # decoded tokens that are not counted, until the copies are those of the link
 LINKS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)  # times balance
 SMALL_LINKS = (0.1, 2.0)
 KINDS = ("wait", "host", "measured")

@@ -49,6 +49,7 @@ class TransferEngine:
         self._queue = Queue()
         self._flying: list[Ticket] = []  # started and not finished by this process
         self._spans: deque[float] = deque(maxlen=SPANS)  # of the last copies, seconds per byte
+        self._byte_s = 0.0  # their median
         self._lock = threading.Condition()
         self._closing = False
         self._lost: BaseException | None = None  # why the device can copy nothing more
@@ -115,7 +116,7 @@ class TransferEngine:
         before the first."""
         if self.pace:
             return self.pace.duration_s(size_bytes)
-        return median(self._spans) * size_bytes if self._spans else 0.0
+        return self._byte_s * size_bytes
 
     def backlog_s(self) -> float:
         """Seconds until copies in flight and queued demands are done, each as long as its bytes usually take. A copy in
@@ -187,7 +188,9 @@ class TransferEngine:
                 seconds = ticket.begin.elapsed_time(ticket.event) / 1e3
                 ticket.landed_s = max(ticket.landed_s, ticket.started_s + seconds)
             taken.append(self._finished.popleft())
-        self._spans.extend([(ticket.landed_s - ticket.started_s) / ticket.bytes for ticket in taken])
+        if taken:
+            self._spans.extend([(ticket.landed_s - ticket.started_s) / ticket.bytes for ticket in taken])
+            self._byte_s = median(self._spans)
         return taken
 
     def forget(self) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from core.memory.codec.fast.background import Background
-from core.memory.codec.fast.steps import Steps
 from core.memory.codec.native.team_code import LINE
 from core.memory.codec.native.threads import acquire_team
 from core.runtime.program.experts import ExpertKernels
@@ -25,9 +24,9 @@ class HostSteps:
         self._memory = torch.empty(kernels.token_memory(count) + LINE, dtype=torch.uint8)
         memory = self._memory.data_ptr()
         memory += -memory % LINE
-        self.steps = Steps(8, 8192 + 384 * count)  # as core.runtime.program.token.TokenSteps has them
-        self._slots = self.steps.put([0] * count)
-        self.steps.extend(kernels.row(self.steps, count, self._x.data_ptr(), self._slots, self.out.data_ptr(), memory))
+        self.steps, self._slots = kernels.begun(count)
+        x, out, room = self._x.data_ptr(), self.out.data_ptr(), kernels.room_at(memory, count)
+        self.steps.extend(kernels.row(self.steps, count, x, self._slots, out, memory, room))
 
     def begin(self, team: Background | None, hidden: torch.Tensor, blobs: Sequence[torch.Tensor]) -> None:
         """Begin to compute a row [1, H] with the experts in these blobs. Raises HostError."""

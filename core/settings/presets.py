@@ -23,9 +23,9 @@ _GOVERNED = tuple(
     if name not in ("budget", "pins", "host_threads", "quality_rate")
 )
 
-
 SPECULATIVE: Mapping[str, Value] = {"predictor": "gate", "predictor.gate.last_state": True, "predictor.width": 256}
 """MoEpic's prefetching: every expert of the next layer, in the order of what its router says one layer early."""
+FIRST = "auto"  # what a new user of the dashboard gets, and the head of every menu
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,23 +271,20 @@ PRESETS: tuple[Preset, ...] = (
     Preset(
         "auto",
         "Auto",
-        "What needs no profile and works nearly everywhere: uses that fade decide who stays, the "
-        "next layer's gate is asked for what comes, nothing is fetched that would come too late, and prefetching "
-        "goes on only where it is measured to save time.",
+        "What needs no profile and works nearly everywhere: uses that fade decide who stays, the next layer's gate is "
+        "asked for what comes, and what it names is fetched only in time, and where that is measured to save time.",
         "ours",
         {"eviction": "lcp", "predictor": "gate", "prefetch_deadline": True, "prefetch_auto": True},
     ),
     Preset(
         "many",
         "Many answers",
-        "Passes of batches need most experts of every layer: what is used most stays, and what the next layer's "
-        "gate is sure of is fetched into slots beside the cache, so that nobody leaves for it.",
+        "Passes of batches need most experts of every layer: what is used most stays, and what the next layer's gate "
+        "is sure of is fetched into slots beside the cache, so that none is evicted for it.",
         "ours",
         {"eviction": "lfu", "bypass": True, "predictor": "gate", "predictor.floor": 0.8, "prefetch_beside": True},
     ),
 )
-
-FIRST = "auto"  # what a new user of the dashboard gets, and the head of every menu
 
 
 def preset(name: str) -> Preset:

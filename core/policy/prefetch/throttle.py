@@ -24,10 +24,8 @@ class PrefetchThrottle:
         self.restart()
 
     def configure(self, old: PrefetchSettings | None, new: PrefetchSettings) -> None:
-        """Compare, or prefetch always."""
-        if new.auto != self.enabled:
-            self.enabled = new.auto
-            self.restart()
+        """Compare, or prefetch always; `restart` follows where anything changed."""
+        self.enabled = new.auto
 
     def restart(self) -> None:
         """Discard all measurements because what is prefetched, or how, has changed."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from core.runtime.program.token import TokenSteps
 
 PAIRS = 256  # rows of resident experts that are computed together: what is between the products stays in the cache
+ARGUMENTS = 8192, 384  # bytes for those of a row's steps, and for each of its experts
 FP32 = torch.float32
 
 
@@ -70,18 +71,27 @@ class ExpertKernels:
         yield self.down.multiply_at(steps, after, slots, FP32)
         yield from self._added(1, steps, after, slots)
 
-    def row(self, steps: Steps, chosen: int, x: int, slots: int, out: int, memory: int) -> Iterable[Work]:
-        """Compute one row at `x` with the experts in so many slots -> rows [chosen, hidden] at `out`. `memory`: of
-        `token_memory` bytes, aligned, in which `out` may be the place that `outputs_at` names."""
-        room, wide = self.outputs_at(memory) + chosen * self.hidden * 4, 2 * self.inner * 4
-        room += -room % LINE
+    def row(self, steps: Steps, chosen: int, x: int, slots: int, out: int, memory: int, room: int) -> Iterable[Work]:
+        """Compute one row at `x` with the experts in so many slots -> rows [chosen, hidden] at `out`. The prepared row
+        is at `memory`, and what is between the products at `room`."""
+        wide = 2 * self.inner * 4
         yield self.up.prepare(x, 0, 1, memory)
         given = [number for i in range(chosen) for number in (memory, numbered(0), 1, room + i * wide, wide)]
         yield from self.works(steps, [1] * chosen, given, slots, out, room)
 
     def outputs_at(self, memory: int) -> int:
-        """Where a row's outputs may be in its memory."""
+        """Where a row's outputs may be in memory of `token_memory` bytes, aligned."""
         return memory + self.up.prepared_bytes
+
+    def room_at(self, memory: int, chosen: int) -> int:
+        """Where its room is there, behind so many outputs."""
+        room = self.outputs_at(memory) + chosen * self.hidden * 4
+        return room + -room % LINE
+
+    def begun(self, numbers: int) -> tuple[Steps, int]:
+        """No steps yet of a row with so many experts, and where as many numbers are that change."""
+        steps = Steps(8, ARGUMENTS[0] + ARGUMENTS[1] * numbers)
+        return steps, steps.put([0] * numbers)
 
     def token(
         self, steps: Steps, chosen: int, x: int, weights: int, slots: int, total: int, memory: int
@@ -89,7 +99,7 @@ class ExpertKernels:
         """Compute one row at `x` with the experts in so many slots, and their sum by `weights` -> one row at `total`.
         All are addresses; `memory`: of `token_memory` bytes, aligned."""
         out = self.outputs_at(memory)
-        yield from self.row(steps, chosen, x, slots, out, memory)
+        yield from self.row(steps, chosen, x, slots, out, memory, self.room_at(memory, chosen))
         at = {"experts": out, "pairs": numbered(0), "weights": weights, "out": total}
         yield Work(combine.kernel(combine.Combine(self.hidden, chosen)), named(combine.FIELDS, **at), 1, 1)
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 
 from core.cache.lease import LeasedSegment
-from core.memory.codec.fast.products import numbered
 from core.memory.codec.fast.steps import Steps, Work, named
 from core.memory.codec.native.team_code import LINE
 from core.memory.codec.native.threads import acquire_team
@@ -21,8 +20,6 @@ from core.runtime.product import Product, resident_first
 from core.runtime.program import combine
 from core.runtime.program.experts import ExpertKernels, FastMath
 from core.runtime.rows import Routed
-
-ARGUMENTS = 8192, 384  # bytes for those of a call, and for each of its experts
 
 
 class Call(NamedTuple):
@@ -51,16 +48,16 @@ class TokenSteps:
         self._memory = torch.empty(kernels.token_memory(chosen) + LINE, dtype=torch.uint8)
         begin, results = -self._memory.data_ptr() % LINE, 4 * chosen * kernels.hidden
         self._prepared = self._memory.data_ptr() + begin
-        self._results = self._prepared + kernels.up.prepared_bytes
-        self._room = self._results + results + -(self._results + results) % LINE
+        self._results = kernels.outputs_at(self._prepared)
+        self._room = kernels.room_at(self._prepared, chosen)
         out = self._memory[begin + kernels.up.prepared_bytes :][:results]
         self.out = out.view(torch.float32).view(chosen, kernels.hidden)
         self._groups: dict[tuple[int, int], Call] = {}
-        steps, pairs = self._begun(chosen)
+        steps, pairs = self._kernels.begun(chosen)
         given = self.x.data_ptr(), self.weights.data_ptr(), pairs, self.total.data_ptr(), self._prepared
         steps.extend(kernels.token(steps, chosen, *given))
         self.whole = Call(steps, pairs)
-        steps, pairs = self._begun(chosen)
+        steps, pairs = self._kernels.begun(chosen)
         at = {"experts": self._results, "pairs": pairs, "weights": given[1], "out": given[3]}
         steps.add(Work(combine.kernel(combine.Combine(kernels.hidden, chosen)), named(combine.FIELDS, **at), 1, 1))
         self.sum = Call(steps, pairs)
@@ -69,20 +66,11 @@ class TokenSteps:
         """So many experts, whose outputs follow the first `done` ones. The first step prepares the row."""
         call = self._groups.get((count, done))
         if call is None:
-            kernels, wide = self._kernels, 2 * self._kernels.inner * 4
-            steps, slots = self._begun(count)
-            steps.add(kernels.up.prepare(self.x.data_ptr(), 0, 1, self._prepared))
-            given = [one for i in range(count) for one in (self._prepared, numbered(0), 1, self._room + i * wide, wide)]
-            out = self._results + 4 * done * kernels.hidden
-            steps.extend(kernels.works(steps, [1] * count, given, slots, out, self._room))
+            kernels, x, out = self._kernels, self.x.data_ptr(), self._results + 4 * done * self._kernels.hidden
+            steps, slots = kernels.begun(count)
+            steps.extend(kernels.row(steps, count, x, slots, out, self._prepared, self._room))
             call = self._groups[count, done] = Call(steps, slots)
         return call
-
-    @staticmethod
-    def _begun(count: int) -> tuple[Steps, int]:
-        """No steps yet, and where so many numbers are."""
-        steps = Steps(8, ARGUMENTS[0] + ARGUMENTS[1] * count)
-        return steps, steps.put([0] * count)
 
 
 def token_steps(math: ExpertMath, chosen: int) -> TokenSteps:

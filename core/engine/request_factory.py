@@ -103,4 +103,5 @@ class RequestFactory:
 
     def _two_processors(self, steps: Iterable[StepRecord]) -> float:
         """How far logits may be from those of the device alone, where the host computed some experts."""
-        return self._parts.host.closeness if any(step.host_computed for step in steps) else 0.0
+        closeness = self._parts.host.closeness  # first: to ask a step makes all its arrays
+        return closeness if closeness and any(step.host_computed for step in steps) else 0.0

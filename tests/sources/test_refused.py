@@ -162,6 +162,7 @@ LOADED: list[tuple[Callable[[Path], None], str]] = [
     (lambda p: settings(p, quant_method="hqq"), "quantized with hqq: .*original model"),
     (damage.without("qzeros"), "down_proj.*lacks 'qzeros'.*download it again"),
     (lambda p: _mlx(p, {"quantization": {"bits": 4, "group_size": 64}}), "lacks 'weight'"),
+    (lambda p: _mlx(p, {"quantization": {"bits": 4, "group_size": "many"}}), "does not know: groups of 'many'"),
     (
         lambda p: _mlx(
             p,

@@ -101,7 +101,9 @@ def matrices(
         prefix = name.removesuffix(".scales")
         own = settings.get(prefix)
         own = own if isinstance(own, dict) else {}
-        group, mode = int(own.get("group_size", settings.get("group_size", 64))), str(own.get("mode", usual))
+        group, mode = own.get("group_size", settings.get("group_size", 64)), str(own.get("mode", usual))
+        if type(group) is not int:
+            raise mismatch(prefix, f"groups of {group!r:.40}")
         if mode not in (*MODES, "affine"):
             raise mismatch(prefix, f"the mode {mode!r:.40}")
         before, stack, part = prefix.partition(STACK)

@@ -34,13 +34,17 @@ class Rhythm:
         self._phase = ""
 
     def note(self, phase: str, layer: int, now_s: float) -> None:
-        """Record that `layer` is reached now. Only the first call in a layer counts."""
+        """Record that `layer` is reached now. Only the first call in a layer counts. Layers in between that made no
+        predictions took as long each."""
         if self._layers > 1 and self._last is not None and self._last[:2] == (phase, layer):
             return
         if phase == "prefill" and layer == 0:
             self._spans.pop((phase, False), None)
-        if self._last is not None and self._last[0] == phase and (self._last[1] + 1) % self._layers == layer:
-            self._spans.setdefault((phase, layer == 0), deque(maxlen=WINDOW)).append(now_s - self._last[2])
+        if self._last is not None and self._last[0] == phase:
+            ahead, wraps = layer - self._last[1], layer == 0 and self._last[1] + 1 == self._layers
+            if ahead > 0 or wraps:
+                spans = self._spans.setdefault((phase, wraps), deque(maxlen=WINDOW))
+                spans.append((now_s - self._last[2]) / max(ahead, 1))
         self._last, self._phase = (phase, layer, now_s), phase
 
     def until(self, at: int, distance: int) -> float:

@@ -154,6 +154,7 @@ def _around(
     passes.expert_cache.pin(controller.placed.pinned)
     passes.fill(loaded)
     passes = decided(passes)
+    prefetcher.program_asks = passes.hooked.program is not None and passes.hooked.program.asks
     predictor_host.use(*plan.spec.settings.prefetch.predictor, controller.profile)
     threads = _timed(loaded, passes, memory, recorder)
     device_decode = DeviceDecode(

@@ -15,6 +15,7 @@ from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease, LeasedSegment
 from core.memory.codec.native.threads import MOST
 from core.memory.transfer import TransferEngine
+from core.policy.predict.base import RouterPlan
 from core.runtime.batch import Batch
 from core.runtime.expert_math import ExpertMath, Tap
 from core.runtime.host_compute import HostCompute, Rows
@@ -22,6 +23,7 @@ from core.runtime.miss import MissPolicy
 from core.runtime.prefetcher import Prefetcher
 from core.runtime.product import Product
 from core.runtime.program.experts import FastMath, FastRows
+from core.runtime.program.routers import Answers
 from core.runtime.program.token import FastToken, fast_all_hits
 from core.runtime.rows import ExpertRows, Routed, compute_all_hits, distinct
 from core.runtime.step_sink import StepSink
@@ -45,6 +47,7 @@ class MoEStep:
         self.math, self.expert_cache, self.transfers, self.sink = math, expert_cache, transfers, sink
         self.prefetcher, self.miss, self.host = prefetcher, miss, host
         self._on_gpu = math[0].codec.device.type == "cuda"  # which computes while this thread goes on
+        self.routers: RouterPlan | None = None  # that the predictor has the program ask in the pass
         self._tap: Tap | None = None
         self._hearing: Prefetcher | None = None
         self.end()
@@ -57,7 +60,10 @@ class MoEStep:
         self._hearing = self._prefetcher if self._prefetcher is not None and self._prefetcher.hears else None
         self._miss = miss if miss is not None and miss.active else None
         self._host = self.host if self.host is not None and self.host.active else None
-        self._looks_up = not (self._on_gpu or self._by_row or self._prefetcher is not None or self._miss is not None)
+        self.routers = self._prefetcher.routers if self._prefetcher is not None else None
+        alone = not (self._on_gpu or self._by_row or self._miss is not None)
+        self._looks_up = alone and self._prefetcher is None
+        self._skips = alone and self._prefetcher is not None and self._prefetcher.skips
         if self._hearing is not None:
             self._hearing.leave_cache(-1)
 
@@ -69,6 +75,8 @@ class MoEStep:
         self._host = None  # what computes missing experts of the pass where they lie
         self._by_row = False  # the pass computes one token of each sequence, each row by itself
         self._looks_up = False  # a token's experts may all be hits, and then nothing else is to be done
+        self._skips = False  # ... where all that is predicted is there, too
+        self.routers = None
         hearing, self._hearing = self._hearing, None  # the prefetcher, in a pass in which a worker's answers prefetch
         if hearing is not None:
             hearing.take_cache()
@@ -104,13 +112,20 @@ class MoEStep:
     def hits_at(self) -> int:
         """As `ExpertCache.hits_at`, in a pass over one token in which layers whose experts are all hits ask for nothing
         else; 0 otherwise."""
-        if not self._looks_up or self._tap is not None or not isinstance(self.math[0], FastMath):
+        if not (self._looks_up or self._skips) or self._tap is not None or not isinstance(self.math[0], FastMath):
             return 0
         return self.expert_cache.hits_at()
+
+    def answered(self, layer: int, answers: Answers) -> None:
+        """What `routers` would choose, given the state of the layer that is computed next."""
+        if self._prefetcher is not None:
+            self._prefetcher.answered(layer, answers)
 
     def computed(self, first: int, chosen: Sequence[list[int]]) -> None:
         """The experts that a token chose in each layer from the `first` on were computed in the slots of `hits_at`."""
         self.expert_cache.count_hits(first, chosen)
+        if self._prefetcher is not None:
+            self._prefetcher.passed(first, chosen)
         for layer, ids in enumerate(chosen, first):
             self.sink.layer(layer, [ids], None)
 

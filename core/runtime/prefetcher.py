@@ -10,9 +10,11 @@ import torch
 
 from core.cache.expert_cache import ExpertCache
 from core.policy.predict import Prediction
+from core.policy.predict.base import RouterPlan
 from core.policy.prefetch.throttle import PrefetchThrottle
 from core.runtime.batch import Batch
 from core.runtime.prediction.predictor_host import PredictorHost, Share
+from core.runtime.program.routers import Answers
 from core.runtime.step_sink import StepSink
 from core.runtime.trace_capture import TraceCapture
 
@@ -41,6 +43,8 @@ class Prefetcher:
         self._sink, self._capture, self._first = sink, capture, first
         self._several = self._idle = False  # the running pass: of several sequences; nothing is predicted in it
         self.active = True  # something is predicted layer by layer in it
+        self.program_asks = False  # what computes passes over one token asks routers for the predictor
+        self.routers: RouterPlan | None = None  # ... in the running pass
         self.cache_lock = threading.Lock()
         self._at: int | None = None  # the layer that is computed while the compute thread leaves the cache alone
         self._failure: Exception | None = None  # of a prefetch on the other thread
@@ -65,10 +69,11 @@ class Prefetcher:
         predictor, shadows = self._predictor_host.predictor, self._capture.shadows.on
         self._idle = self._several and not predictor.batches
         if self._first and share.kv is not None and not share.kv.length:
-            self._idle, self.active = True, False
+            self._idle, self.active, self.routers = True, False, None
             return
         asked = self._predictor_host.keeps_routing or not self._throttle.paused
-        self._predictor_host.pause(not asked)
+        self.routers = self._plan(batch) if asked else None
+        self._predictor_host.watch_routers(asked and self.routers is None)
         self.active = not self._idle and ((predictor.looks and asked) or shadows)
         if self._predictor_host.predicts:
             self._predictor_host.begin([(one.request, one.tokens) for one in batch.shares])
@@ -78,6 +83,29 @@ class Prefetcher:
             self._sink.predicted(time.perf_counter() - began_s)
         if shadows and not self._several:
             self._capture.shadows.begin((share.request, share.tokens))
+
+    def _plan(self, batch: Batch) -> RouterPlan | None:
+        """The routers that a program asks in a pass; None: the predictor asks them, or needs more than them."""
+        known, plan = self.program_asks and not self._first, self._predictor_host.predictor.routers
+        if plan is None or not known or batch.size > 1 or plan.width > self._predictor_host.shape.top_k:
+            return None
+        return None if self._predictor_host.keeps_routing else plan
+
+    @property
+    def skips(self) -> bool:
+        """Whether layers of the running pass, whose predictions would fetch nothing, need not `look_ahead`: then
+        `passed` is called for them."""
+        observed = self._capture.shadows.on or self._capture.names or self._predictor_host.keeps_predictions
+        return self.routers is not None and not observed and not self._expert_cache.policy.uses_hints
+
+    def answered(self, layer: int, answers: Answers) -> None:
+        """A program has asked `routers` about the state of `layer`, which looks ahead next."""
+        self._predictor_host.answered(layer, answers)
+
+    def passed(self, first: int, chosen: Sequence[Sequence[int]]) -> None:
+        """One token's layers from the `first` on were computed, with the experts `chosen`."""
+        for layer, ids in enumerate(chosen, first):
+            self._predictor_host.predictor.passed(layer, ids)
 
     def look_ahead(self, layer: int, chosen: Sequence[Sequence[int]], weights: torch.Tensor | None) -> None:
         """`layer` computes the experts `chosen` [T][k] with `weights` [T, k]: predict for later layers."""

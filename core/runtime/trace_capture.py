@@ -49,6 +49,11 @@ class TraceCapture:
         """Whether the routers' distributions are captured."""
         return self._watch is not None
 
+    @property
+    def names(self) -> bool:
+        """Whether predictions are captured."""
+        return self._named is not None
+
     def begin(self, batch: Batch) -> None:
         """Start a pass."""
         self._probs.clear()

@@ -138,6 +138,16 @@ def test_the_rhythm_is_the_moving_median_of_each_kind_of_step() -> None:
     assert noted.until(1, 1) == 2.0
 
 
+def test_layers_that_made_no_predictions_took_as_long_each() -> None:
+    noted, wrapped = Rhythm(LAYERS), Rhythm(LAYERS)
+    for layer, now_s in ((0, 1.0), (3, 10.0), (2, 100.0), (3, 105.0)):  # no time is known of a way past layer 0
+        noted.note("decode", layer, now_s)
+    assert noted.until(0, 2) == 8.0  # the median of 3 and 5 is 4
+    for layer, now_s in ((3, 1.0), (0, 8.0), (1, 9.0)):
+        wrapped.note("decode", layer, now_s)
+    assert wrapped.until(3, 1) == 7.0
+
+
 def test_prompts_have_a_rhythm_of_their_own_and_only_the_present_one() -> None:
     noted = rhythm(layer_s=2.0, wrap_s=5.0)
     noted.note("prefill", 0, 100.0)

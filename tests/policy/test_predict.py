@@ -120,6 +120,16 @@ def test_how_often_a_guess_came_true_by_hand() -> None:
     assert again.score(1) == 0.5
 
 
+def test_a_layer_that_needs_no_prediction_is_counted_as_others_by_hand() -> None:
+    called, passed = make("gate"), make("gate")
+    for ids in ([3, 1], [3, 2]):
+        called.predict(Fixed(0, ids, {1: [0.1, 0.2, 0.3, 0.4]}))
+        passed.passed(0, ids)
+        passed.passed(1, [0, 1])
+    last = Fixed(2, [0, 1], {})
+    assert called.predict(last) == passed.predict(last) == [(0, 3, 0.5), (0, 2, 0.5)]  # 3 came again: (1 + 1) / (2 + 2)
+
+
 def test_none_is_silent() -> None:
     predictor: Predictor = make("none")
     assert not predictor.looks and not predictor.asks

@@ -127,7 +127,8 @@ def test_the_table_names_layer_0_before_anything_is_computed_by_hand() -> None:
     assert predictor.begin(Said([4], -1, one)) == [(0, 5, 0.5), (0, 2, 0.5)]
     predictor.predict(Said([4], 0, one))  # 5 was right: (1 + 1) / (2 + 2)
     assert predictor.begin(Said([4], -1, one)) == [(0, 5, 0.5), (0, 2, 0.5)]
-    predictor.predict(Said([4], 0, [[5, 2]]))  # both: (3 + 1) / (4 + 2)
+    predictor.passed(0, [5, 2])  # both, in a layer that needed no prediction: (3 + 1) / (4 + 2)
+    predictor.passed(1, [0, 1])
     assert predictor.begin(Said([9], -1, one)) == [(0, 2, pytest.approx(2 / 3))]
     # Two tokens name 2, one of them 5: 1 - (1 / 3)^2 and 2 / 3.
     predicted = predictor.begin(Said([4, 9, 7], -1, one * 3))

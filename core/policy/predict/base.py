@@ -85,6 +85,17 @@ class PredictorProfile(Protocol):
         """A trained network, which the profile must contain."""
 
 
+class RouterPlan(NamedTuple):
+    """What a predictor names in each layer of a token, if that is all it does: the likeliest experts by the routers of
+    the next `distance` layers given this layer's router input, at most `width` of each (0 = top-k); and in the `last`
+    layer those of layer 0, by its router given the last layer's input ("state"), or as this token had them ("experts"),
+    or none (""). So a program can ask the routers, and need not call it where all that it would name is in slots."""
+
+    distance: int
+    width: int
+    last: Literal["state", "experts", ""]
+
+
 class View(Protocol):
     """What a predictor can read while layer `layer` is computed; -1: the pass begins, and nothing is routed yet.
 
@@ -160,6 +171,7 @@ class Predictor(Protocol):
     executes: ClassVar[bool] = False  # True: it always predicts the next layer's whole routing, by `ask` or `estimate`
     needs: ClassVar[tuple[str, ...]] = ()  # parts of the profile (core.profile.PARTS) that it requires
     priority: PriorityFormula = staticmethod(by_score)  # the order of its prefetches
+    routers: RouterPlan | None = None  # None: it has to be called in every layer
     patient: bool = False  # True in replays: it waits for its worker
     worker: AsyncWorker | None = None  # the worker of its task; None: runs inline
     wait: AnswerWait | None = None  # lets a pass wait for its worker; None: nothing waits, unless it is `patient`
@@ -179,6 +191,11 @@ class Predictor(Protocol):
 
     def predict(self, view: View) -> Sequence[Prediction]:
         """Experts of later layers (or at the last layers, of the first layers of the next token), best first."""
+
+    def passed(self, layer: int, ids: Sequence[int]) -> None:
+        """In place of `predict`, by its `routers`: `layer` computed the experts `ids` of one token, and all that it
+        would have named is in slots."""
+        return
 
     def arrived(self, at: int) -> Sequence[Prediction]:
         """The predictions of its worker's answers since the last call of this or another method, best first. Called

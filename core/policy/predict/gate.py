@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-from core.policy.predict.base import Prediction, Predictor, View
+from core.policy.predict.base import Prediction, Predictor, RouterPlan, View
 from core.policy.predict.ranking import Again, Distance, Floor, Width, best, limit
 from core.settings.param import Param
 from core.settings.registry import register
@@ -43,6 +43,11 @@ class NextGate(Predictor):
     ) -> None:
         self._width, self._floor, self._distance, self._last_state = width, floor, distance or 1, last_state
         self._first = Again()
+        self.routers = RouterPlan(self._distance, width, "state" if last_state else "experts")
+
+    def passed(self, layer: int, ids: Sequence[int]) -> None:
+        if layer == 0:
+            self._first.note(0, [ids])
 
     def predict(self, view: View) -> Sequence[Prediction]:
         last = view.layer + 1 == view.layers

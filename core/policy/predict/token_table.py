@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from core.policy.predict.base import Prediction, Predictor, View
+from core.policy.predict.base import Prediction, Predictor, RouterPlan, View
 from core.policy.predict.gate import ask_ahead
 from core.policy.predict.ranking import Again, Distance, Floor, Width
 from core.settings.registry import register
@@ -35,6 +35,7 @@ class TokenTable(Predictor):
         self._width, self._floor, self._distance = width, floor, distance or 1
         self._named: list[list[int]] = []  # per token of the current pass
         self._came_true = Again()
+        self.routers = RouterPlan(self._distance, width, "")
 
     def begin(self, view: View) -> Sequence[Prediction]:
         self._named = [self._of(view, token) for token in view.tokens]
@@ -46,10 +47,18 @@ class TokenTable(Predictor):
 
     def predict(self, view: View) -> Sequence[Prediction]:
         if view.layer == 0:
-            for named, chosen in zip(self._named, view.ids, strict=False):
-                self._came_true.count(0, named, chosen)
-            self._named = []
+            self._judge(view.ids)
         return ask_ahead(view, self._distance, self._width, self._floor)
+
+    def passed(self, layer: int, ids: Sequence[int]) -> None:
+        if layer == 0:
+            self._judge([ids])
+
+    def _judge(self, chosen: Sequence[Sequence[int]]) -> None:
+        """Count how many of the predicted experts were `chosen` [T][k] in layer 0."""
+        for named, row in zip(self._named, chosen, strict=False):
+            self._came_true.count(0, named, row)
+        self._named = []
 
     def _of(self, view: View, token: int) -> list[int]:
         assert view.profile is not None and view.profile.first_table is not None

@@ -28,6 +28,7 @@ from core.runtime.prediction.answer_wait import AnswerWait
 from core.runtime.prediction.speculation import PredictedRouting, PredictedScores
 from core.runtime.prediction.view import EngineView, mean_distribution
 from core.runtime.prediction.worker.process_worker import ProcessWorker
+from core.runtime.program.routers import Answers
 from core.settings.param import Value
 from core.settings.prefetch import PrefetchSettings
 from core.settings.registry import create
@@ -53,7 +54,8 @@ class PredictorHost:
         self._watch: Watch | None = None
         self._seen: Seen | None = None
         self._distribution: tuple[int, Later] | None = None  # (layer, its router's), begun before it was asked for
-        self._paused = False  # the predictor is not asked
+        self._watches = True  # the predictor is asked, and reads what hooks show of the model's routers
+        self._answers: tuple[int, Answers] | None = None  # of routers that a program has asked, and in which layer
         self._begun = False  # `begin` was called for the coming pass
         self._keeps_outputs = False  # router outputs are needed by others than the predictor
         self._output: tuple[int, RouterOutput] | None = None  # (layer, its router's output) while `_keeps_outputs`
@@ -112,18 +114,18 @@ class PredictorHost:
         predictions. `certain`: that routing will be computed, whatever the router chooses."""
         self.keeps_routing, self._certain, self._predicted = on, certain, None
 
-    def pause(self, on: bool) -> None:
-        """Set whether the predictor is not asked, and so needs no hooks on the model, which cost a token of the fast
+    def watch_routers(self, on: bool) -> None:
+        """Set whether the predictor is asked, and reads the model's routers by hooks, which cost a token of the fast
         arithmetic a return to Python in every layer. Between two passes only."""
-        if on != self._paused:
-            self._paused = on
+        if on != self._watches:
+            self._watches = on
             self._listen()
 
     def _listen(self) -> None:
         if self._watch is not None:
             self._watch.remove()
         self._watch = self._seen = self._output = None
-        if (self.predictor.asks and not self._paused) or self._keeps_outputs:
+        if (self.predictor.asks and self._watches) or self._keeps_outputs:
             self._watch = watch(self._model, self._sites, self._keep, norms=self._uses_defaults)
 
     @property
@@ -145,6 +147,11 @@ class PredictorHost:
         self.request, self.shares = 0 if several else shares[0][0], shares if several else ()
         self.tokens = [token for _, tokens in shares for token in tokens] if several else shares[0][1]
         self._begun = True
+
+    @property
+    def keeps_predictions(self) -> bool:
+        """Whether predictions are kept for others."""
+        return self._named is not None
 
     @property
     def predicts(self) -> bool:
@@ -171,10 +178,16 @@ class PredictorHost:
         if not self.predictor.looks:
             return ()
         seen, self._seen, self._predicted = self._seen, None, None  # frees its tensors after this call
-        predictions = self.predictor.predict(EngineView(self, layer, chosen, weights, seen))
+        answers, self._answers = self._answers, None
+        known = answers[1] if answers is not None and answers[0] == layer else None
+        predictions = self.predictor.predict(EngineView(self, layer, chosen, weights, seen, known))
         if self._predicted is not None:
             predictions = self._predicted.first(predictions, certain=self._certain)
         return self._noted(predictions)
+
+    def answered(self, layer: int, answers: Answers) -> None:
+        """A program has asked other routers about one token's state in `layer`, which is predicted from next."""
+        self._answers = layer, answers
 
     def arrived(self, at: int) -> Sequence[Prediction]:
         """Predictions that have come from the predictor's worker while layer `at` is computed, best first."""

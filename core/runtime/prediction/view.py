@@ -13,6 +13,7 @@ from core.hf.hooks import preferences
 from core.hf.watch import Seen
 from core.policy.predict.base import Later, Net, Prediction, PredictorProfile, State, union
 from core.runtime.prediction.speculation import PredictedRouting
+from core.runtime.program.routers import Answers
 
 if TYPE_CHECKING:
     from core.runtime.prediction.predictor_host import PredictorHost
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 class EngineView:
     """The view for one call of one predictor. `seen` is the layer's router call, kept for predictors with `asks`;
-    `weights` [T, k]."""
+    `weights` [T, k]; `answers`: what other routers have been asked already."""
 
     def __init__(
         self,
@@ -29,13 +30,14 @@ class EngineView:
         ids: Sequence[Sequence[int]],
         weights: torch.Tensor | None,
         seen: Seen | None,
+        answers: Answers | None = None,
     ) -> None:
         shape = predictor_host.shape
         self.layer, self.layers, self.experts, self.top_k = layer, shape.layers, shape.experts, shape.top_k
         self.request, self.tokens, self.ids = predictor_host.request, predictor_host.tokens, ids
         self.shares: Sequence[tuple[int, Sequence[int]]] = predictor_host.shares
         self.profile: PredictorProfile | None = predictor_host.profile
-        self._predictor_host, self._weights, self._seen = predictor_host, weights, seen
+        self._predictor_host, self._weights, self._seen, self._answers = predictor_host, weights, seen, answers
 
     @property
     def weights(self) -> list[list[float]]:
@@ -44,6 +46,9 @@ class EngineView:
         return rows
 
     def ask(self, layers: Sequence[int], state: State = "hidden") -> npt.NDArray[np.float64]:
+        if self._answers is not None and self._answers.layers == tuple(layers):  # of the state that they are asked for
+            known = self._answers
+            return _asked(known.logits.numpy().astype(np.float64), known.ids.numpy(), self.top_k)
         predicted = [self._predictor_host.ask(of, self.seen, self._state(of, state)) for of in layers]
         at = next((i for i, of in enumerate(layers) if self._kept(of)), None)
         if len(self.ids) > 1 and state != "last":

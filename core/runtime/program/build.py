@@ -16,21 +16,24 @@ from core.memory.codec.fast import plain
 from core.memory.codec.fast.products import GIVEN, CanonicalProducts, numbered
 from core.memory.codec.fast.steps import Steps, Work, named
 from core.memory.codec.native.team_code import LINE
-from core.runtime.program import bias, combine, gate, gather, look, route
+from core.policy.predict.base import RouterPlan
+from core.runtime.program import bias, combine, gate, gather, routers
 from core.runtime.program.bind import Form, Layer
 from core.runtime.program.experts import ExpertKernels
 from core.runtime.program.feed_forward import Dense, Routed
 from core.runtime.program.mixer import Text, norm, some
+from core.runtime.program.routers import Answers
 from core.runtime.program.several import several
 from core.runtime.program.weights import FP32, NormWeight, Weight
 
 STEPS, ROOM = 48, 12288  # steps of a layer without its mixer, and bytes of their arguments
-ROOM_OF_STEP = 256  # bytes of the arguments of a mixer's step
+ROOM_OF_STEP = 256  # bytes of the arguments of a mixer's step, and of one that asks a router
+ASKING = 5  # steps for each router that is asked about a layer's state
 
 
 class Routing(NamedTuple):
     """What the router of a layer gives, of all rows, and where its experts are in the steps: the first that is not for
-    the router, the one after those that look for slots, and the one after all of the layer."""
+    routers, the one after those that look for slots, and the one after all of the layer."""
 
     layer: Layer
     rest: Routed
@@ -38,6 +41,7 @@ class Routing(NamedTuple):
     ids: torch.Tensor  # [T, k] int64
     at: int  # where they begin among those of all layers
     weights: torch.Tensor  # [T, k] fp32
+    answers: Answers | None = None  # None: no other routers are asked
     routed: int = 0
     looked: int = 0
     end: int = 0
@@ -99,13 +103,23 @@ class Memory:
 class Builder:
     """Builds the steps of one kind of pass over a model: `built` is the result."""
 
-    def __init__(self, form: Form, kernels: ExpertKernels, memory: Memory, texts: Sequence[Text]) -> None:
-        self._form, self._kernels, self._memory, self.texts = form, kernels, memory, texts
+    def __init__(
+        self,
+        form: Form,
+        kernels: ExpertKernels,
+        memory: Memory,
+        texts: Sequence[Text],
+        plan: RouterPlan | None = None,
+    ) -> None:
+        """`plan`, for one row: other routers are asked about each layer's state, and their experts looked up, too."""
+        self._form, self._kernels, self._memory, self.texts, self._plan = form, kernels, memory, texts, plan
+        self._routings, self._rests = list[Routing](), [one.rest for one in form.layers if isinstance(one.rest, Routed)]
         self.count = sum([text.rows for text in texts])
         rows = [text.rows for text in texts]
         mixing, layers = sum([layer.mixer.steps_of(rows) for layer in form.layers]), len(form.layers) + 1
-        room = layers * ROOM + mixing * ROOM_OF_STEP + 16 * self.count
-        self.steps = steps = Steps(layers * STEPS + mixing, room)
+        asking = 0 if plan is None else layers * ASKING * (1 + min(plan.distance, layers))
+        room = layers * ROOM + (mixing + asking) * ROOM_OF_STEP + 16 * self.count
+        self.steps = steps = Steps(layers * STEPS + mixing + asking, room)
         self._table, tokens = steps.put([0]), steps.put([0] * self.count)
         self.positions = steps.put([0] * self.count)
         self._scratch, self._angles = dict[tuple[str, int], torch.Tensor](), dict[int, torch.Tensor]()
@@ -118,9 +132,9 @@ class Builder:
             assert isinstance(embeddings, torch.Tensor)
             self._gather(embeddings, tokens, self._rows.x, form.embedding_scale)
             embedded = len(steps)
-            routings = [self._layer(number, layer) for number, layer in enumerate(form.layers)]
-        logits = self._head()
-        found = tuple([one for one in routings if one is not None])
+            for number, layer in enumerate(form.layers):
+                self._layer(number, layer)
+        logits, found = self._head(), tuple(self._routings)
         addresses = tokens, self.positions, embedded, logits, self._table
         hooks = tuple([hooks for one in found for hooks in _hooks(one)])
         self.built = Built(self._rows, self._scratch, steps, found, self._ids, self._normed, *addresses, hooks)
@@ -151,7 +165,7 @@ class Builder:
         given = named(gather.FIELDS, table=table.data_ptr(), indices=indices, out=out.data_ptr())
         self.steps.add(Work(kernel, given, self.count, some(self.count)))
 
-    def _layer(self, number: int, layer: Layer) -> Routing | None:
+    def _layer(self, number: int, layer: Layer) -> None:
         """The steps of a layer: the residual stream gets what the experts of the layer before add."""
         rest, rows, steps = layer.rest, self._rows, self.steps
         last = self._form.layers[number - 1] if number else None
@@ -165,12 +179,12 @@ class Builder:
         self._read(layer.after, rows.mixed)
         if isinstance(rest, Dense):
             self._dense(rest, rows.delta)
-            return None
+            return
         if rest.shared is not None:
             self._dense(rest.shared, rows.shared)
         if rest.shared_gate is not None:
             self.product((rest.shared_gate,), rows.normed, (rows.shared_gate,))
-        return self._routed(layer, rest)
+        self._routings.append(self._routed(layer, rest))
 
     def _read(self, of: NormWeight | None, delta: torch.Tensor | None, factor: torch.Tensor | None = None) -> None:
         """Add to the residual stream, and have it, normed if there is a norm, in `normed`."""
@@ -195,23 +209,22 @@ class Builder:
             steps.add(norm(rest.beside.router, self._rows.x, None, states))
             steps.add(norm(rest.beside.experts, self._rows.x, None, self._rows.normed))
         self.product((rest.router,), states, (routing.logits,))
-        at = {name: getattr(routing, name).data_ptr() for name in ("logits", "ids", "weights")}
-        if rest.correction is not None:
-            at["bias"] = rest.correction.data_ptr()
-        if rest.beside is not None:
-            at["scales"] = rest.beside.scales.data_ptr()
-        steps.add(Work(route.kernel(rule), named(route.FIELDS, **at), count, some(count)))
+        routers.choose(steps, rest, logits, ids, weights)
+        plan, rests, at = self._plan, self._rests, len(self._routings)
+        answers = routers.ask(self, plan, rests, at, states) if plan is not None else None
         routed = looked = end = len(steps)
         if count == 1:
-            slots = steps.put([0] * rule.chosen)
-            given = {"ids": ids.data_ptr(), "first": rest.site.index * rule.experts, "table": self._table}
-            steps.add(Work(look.kernel(rule.chosen), named(look.FIELDS, slots=slots, stop=steps.stop, **given), 1, 1))
+            slots = routers.find(steps, rest, ids, self._table)
+            for layer_at, row in zip(answers.layers, answers.ids, strict=True) if answers is not None else ():
+                routers.find(steps, rests[layer_at], row, self._table)
+            if plan is not None and plan.last == "experts" and at and at + 1 == len(rests):
+                routers.find(steps, rests[0], self._routings[0].ids, self._table)
             looked = len(steps)
             memory = self._memory.at("experts", self._kernels.token_memory(rule.chosen))
             x, total = self._rows.normed.data_ptr(), self._rows.delta.data_ptr()
             steps.extend(self._kernels.token(steps, rule.chosen, x, routing.weights.data_ptr(), slots, total, memory))
             end = len(steps)
-        return routing._replace(routed=routed, looked=looked, end=end)
+        return routing._replace(answers=answers, routed=routed, looked=looked, end=end)
 
     def _dense(self, form: Dense, out: torch.Tensor) -> None:
         """The steps of a dense feed-forward layer."""

@@ -17,12 +17,15 @@ from torch import nn
 from core.hf.discover import ExpertsSite
 from core.memory.codec.fast.products import CanonicalProducts
 from core.memory.codec.native.threads import acquire_team
+from core.policy.predict.base import RouterPlan
 from core.runtime.batch import Batch
 from core.runtime.program.bind import bind
 from core.runtime.program.build import Builder, Built, Memory, Routing, Rows
 from core.runtime.program.cap import capped
 from core.runtime.program.experts import ExpertKernels
+from core.runtime.program.feed_forward import Routed
 from core.runtime.program.mixer import Text
+from core.runtime.program.routers import Answers
 
 KEPT, LONG = 8, 64  # kinds of passes whose steps are kept, of up to so many rows; of longer ones the last alone
 
@@ -31,10 +34,18 @@ Experts = Callable[[ExpertsSite, torch.Tensor, torch.Tensor, torch.Tensor], torc
 
 class Hits(Protocol):
     """The experts in slots, in a pass over one token in which a layer whose experts all are there asks for nothing
-    else."""
+    else, or for no more than what other routers would choose."""
+
+    @property
+    def routers(self) -> RouterPlan | None:
+        """The other routers that are asked; None = none are."""
 
     def hits_at(self) -> int:
-        """The address of the addresses of their slots, i64 by eid, 0 for all others; 0 = layers ask for more."""
+        """The address of the addresses of their slots, i64 by eid, 0 for all others; 0 = layers ask for more. With
+        `routers` it depends on what was asked for since."""
+
+    def answered(self, layer: int, answers: Answers) -> None:
+        """What `routers` would choose, given the router input of the layer that is computed next."""
 
     def computed(self, first: int, chosen: Sequence[list[int]]) -> None:
         """Layers from the `first` on were computed, whose chosen experts all were there."""
@@ -62,7 +73,7 @@ class Program:
             assert kv is not None, "there is nothing that the tokens follow"
             kv.whole = False
             texts.append(Text(kv, kv.memory.allocated(kv, self._parts, rows), rows, min(keep, rows)))
-        built = self._built(texts)
+        built = self._built(texts, hits.routers if hits is not None and len(batch.tokens) == 1 else None)
         first = self._begin(built, batch.tokens, positions)
         logits = torch.empty(len(built.normed), form.head.outputs)
         built.steps.change(built.logits, [logits.data_ptr()])
@@ -100,12 +111,13 @@ class Program:
     def _run(self, built: Built, done: int, experts: Experts, hits: Hits | None) -> None:
         """Compute all layers and the logits; `done`: steps that are not needed."""
         steps, table = built.steps, 0
-        if hits is not None and len(built.rows.x) == 1 and not any(built.hooks):
-            table = hits.hits_at()
-            steps.change(built.table, [table])
+        found = hits if hits is not None and len(built.rows.x) == 1 and not any(built.hooks) else None
         at = 0  # of the routings
         while at < len(built.routings):
             begin = at
+            if found is not None and (not at or found.routers is not None):
+                table = found.hits_at()
+                steps.change(built.table, [table])
             done = _computed(built, done, None if table else built.routings[at].routed)
             while at < len(built.routings) and done > built.routings[at].looked:
                 at += 1
@@ -113,6 +125,8 @@ class Program:
                 hits.computed(built.routings[begin].rest.site.index, built.chosen(begin, at))
             if at < len(built.routings):
                 routing = built.routings[at]
+                if hits is not None and routing.answers is not None:
+                    hits.answered(routing.rest.site.index, routing.answers)
                 built.rows.delta.copy_(self._experts(routing, built.rows, experts))
                 done, at = routing.end, at + 1
         if done < len(steps):
@@ -145,16 +159,24 @@ class Program:
                 yield weight.products
         yield self.form.head.products
 
-    def _built(self, texts: Sequence[Text]) -> Built:
+    @property
+    def asks(self) -> bool:
+        """Whether it asks other routers about a layer's state."""
+        rests = [layer.rest for layer in self.form.layers if isinstance(layer.rest, Routed)]
+        return len({(one.route.experts, one.route.chosen) for one in rests}) == 1 and not any(
+            one.beside is not None for one in rests
+        )
+
+    def _built(self, texts: Sequence[Text], plan: RouterPlan | None) -> Built:
         """The steps of a pass: those of the last few kinds are kept."""
-        key = tuple([(rows, kept, held) for _, held, rows, kept in texts])
+        key = plan, *[(rows, kept, held) for _, held, rows, kept in texts]
         built = self._kept.pop(key, None)
         if built is None:
             moved = self._memory.moved
-            built = Builder(self.form, self._kernels, self._memory, texts).built
+            built = Builder(self.form, self._kernels, self._memory, texts, plan).built
             if moved != self._memory.moved:
                 self._kept.clear()
-                built = Builder(self.form, self._kernels, self._memory, texts).built
+                built = Builder(self.form, self._kernels, self._memory, texts, plan).built
         self._kept[key] = built  # as the last one
         if len(self._kept) > (KEPT if len(built.rows.x) <= LONG else 1):
             self._kept.pop(next(iter(self._kept)))

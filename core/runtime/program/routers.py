@@ -1,0 +1,67 @@
+"""A layer's router, others that are asked about its state, and where the experts are that they choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from core.memory.codec.fast.steps import Steps, Work, named
+from core.policy.predict.base import RouterPlan
+from core.runtime.program import look, route
+from core.runtime.program.feed_forward import Routed
+from core.runtime.program.mixer import some
+from core.runtime.program.weights import Weight
+
+
+class Answers(NamedTuple):
+    """What the routers of some MoE `layers` choose, given the router input of one row in another layer."""
+
+    layers: tuple[int, ...]
+    logits: torch.Tensor  # [n, E] fp32
+    ids: torch.Tensor  # [n, k] int64
+
+
+class Builder(Protocol):
+    """What adds steps: `core.runtime.program.build.Builder`."""
+
+    steps: Steps
+
+    def scratch(self, name: str, width: int, most: int = 0) -> torch.Tensor: ...
+    def product(self, weights: Sequence[Weight], x: torch.Tensor, outs: Sequence[torch.Tensor]) -> list[int]: ...
+
+
+def choose(steps: Steps, rest: Routed, logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
+    """The experts [T, k] of all rows and their weights, from a router's logits [T, E]."""
+    at = {"logits": logits.data_ptr(), "ids": ids.data_ptr(), "weights": weights.data_ptr()}
+    if rest.correction is not None:
+        at["bias"] = rest.correction.data_ptr()
+    if rest.beside is not None:
+        at["scales"] = rest.beside.scales.data_ptr()
+    steps.add(Work(route.kernel(rest.route), named(route.FIELDS, **at), len(logits), some(len(logits))))
+
+
+def find(steps: Steps, rest: Routed, ids: torch.Tensor, table: int) -> int:
+    """Look up one row's experts [k] of a layer; the run of steps ends there if one is in no slot -> where the slots'
+    addresses are written. `table`: where the address of the table of all slots is."""
+    rule, slots = rest.route, steps.put([0] * rest.route.chosen)
+    given = {"ids": ids.data_ptr(), "first": rest.site.index * rule.experts, "table": table}
+    steps.add(Work(look.kernel(rule.chosen), named(look.FIELDS, slots=slots, stop=steps.stop, **given), 1, 1))
+    return slots
+
+
+def ask(builder: Builder, plan: RouterPlan, rests: Sequence[Routed], at: int, states: torch.Tensor) -> Answers | None:
+    """Ask the routers of the plan for the MoE layer `at`, given the input [1, H] of its own. None: there is none."""
+    last = at + 1 == len(rests)
+    layers = (0,) if last and plan.last == "state" else tuple(range(at + 1, min(at + 1 + plan.distance, len(rests))))
+    if not layers:
+        return None
+    rule, asked = rests[0].route, [rests[layer] for layer in layers]
+    logits = torch.empty(len(layers), rule.experts)
+    ids, weights = torch.empty(len(layers), rule.chosen, dtype=torch.int64), builder.scratch("asked", rule.chosen)
+    rows = [logits[i : i + 1] for i in range(len(layers))]
+    builder.product([rest.router for rest in asked], states, rows)
+    for rest, row, chosen in zip(asked, rows, ids, strict=True):
+        choose(builder.steps, rest, row, chosen, weights)
+    return Answers(layers, logits, ids)

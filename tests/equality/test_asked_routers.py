@@ -27,14 +27,14 @@ from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
 
-KINDS: dict[str, dict[str, object]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {},
     "qwen2_moe": dict(mlp_only_layers=[1]),
     "glm4_moe": dict(n_group=2, use_qk_norm=True, attention_bias=True, routed_scaling_factor=1.5),
     "deepseek_v3": {},
     "gpt_oss": {},
 }
-PLANS = {
+PLANS: dict[str, dict[str, object]] = {
     "gate": {"predictor": "gate"},
     "last state": {"predictor": "gate", "predictor.gate.last_state": True},
     "two ahead": {"predictor": "gate", "predictor.distance": 2, "predictor.width": 1},

@@ -7,97 +7,26 @@ others.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 
 from core.memory.codec.fast import plain
 from core.memory.codec.fast.products import GIVEN, CanonicalProducts, numbered
 from core.memory.codec.fast.steps import Steps, Work, named
-from core.memory.codec.native.team_code import LINE
 from core.policy.predict.base import RouterPlan
 from core.runtime.program import bias, combine, gate, gather, routers
 from core.runtime.program.bind import Form, Layer
+from core.runtime.program.built import Built, Memory, Routing, Rows, hooks_around
 from core.runtime.program.experts import ExpertKernels
 from core.runtime.program.feed_forward import Dense, Routed
 from core.runtime.program.mixer import Text, norm, some
-from core.runtime.program.routers import Answers
 from core.runtime.program.several import several
 from core.runtime.program.weights import FP32, NormWeight, Weight
 
 STEPS, ROOM = 48, 12288  # steps of a layer without its mixer, and bytes of their arguments
 ROOM_OF_STEP = 256  # bytes of the arguments of a mixer's step, and of one that asks a router
 ASKING = 5  # steps for each router that is asked about a layer's state
-
-
-class Routing(NamedTuple):
-    """What the router of a layer gives, of all rows, and where its experts are in the steps: the first that is not for
-    routers, the one after those that look for slots, and the one after all of the layer."""
-
-    layer: Layer
-    rest: Routed
-    logits: torch.Tensor  # [T, E] fp32
-    ids: torch.Tensor  # [T, k] int64
-    at: int  # where they begin among those of all layers
-    weights: torch.Tensor  # [T, k] fp32
-    answers: Answers | None = None  # None: no other routers are asked
-    routed: int = 0
-    looked: int = 0
-    end: int = 0
-
-
-class Rows(NamedTuple):
-    """What the layers of a pass share: fp32, and written anew by each layer."""
-
-    x: torch.Tensor  # [T, H], the residual stream
-    normed: torch.Tensor  # [T, H]
-    delta: torch.Tensor  # [T, H], what experts, or a dense layer in their place, add to it
-    mixed: torch.Tensor  # [T, H], what the layer's mixer adds
-    shared: torch.Tensor  # [T, H], what the expert that all tokens share adds
-    shared_gate: torch.Tensor  # [T, 1]
-    ones: torch.Tensor  # [T, 1]
-    gates: torch.Tensor  # [T, 2 * inner] of a dense layer
-    acts: torch.Tensor  # [T, inner]
-
-
-class Built(NamedTuple):
-    """The steps of a pass, and the memory that they compute in."""
-
-    rows: Rows
-    scratch: Mapping[tuple[str, int], torch.Tensor]  # what else its steps write
-    steps: Steps
-    routings: tuple[Routing, ...]
-    ids: torch.Tensor  # int64: those of all layers, one after the other
-    normed: torch.Tensor  # [kept, H], of which logits are computed
-    tokens: int  # where the tokens are among the steps' arguments
-    positions: int  # where their positions are
-    embedded: int  # the first step after the one that writes the embeddings
-    logits: int  # where the address of the logits is
-    table: int  # where that of the experts' slots is
-    hooks: tuple[Mapping[int, object], ...]  # those that want to see the experts of a layer
-
-    def chosen(self, begin: int, end: int) -> list[list[int]]:
-        """The experts of a single row by the routings begin..end - 1."""
-        every = self.ids.tolist()
-        return [every[one.at : one.at + one.rest.route.chosen] for one in self.routings[begin:end]]
-
-
-class Memory:
-    """Memory by name, which the next step of that name overwrites. `moved` counts how often any of it was elsewhere."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, torch.Tensor] = {}
-        self.moved = 0
-
-    def at(self, name: str, size: int) -> int:
-        """The address of so many bytes."""
-        kept = self._kept.get(name)
-        if kept is None or kept.numel() < size + LINE:
-            self.moved += kept is not None
-            with torch.inference_mode(False):
-                kept = self._kept[name] = torch.empty(size + LINE, dtype=torch.uint8)
-        return kept.data_ptr() + -kept.data_ptr() % LINE
 
 
 class Builder:
@@ -136,7 +65,7 @@ class Builder:
                 self._layer(number, layer)
         logits, found = self._head(), tuple(self._routings)
         addresses = tokens, self.positions, embedded, logits, self._table
-        hooks = tuple([hooks for one in found for hooks in _hooks(one)])
+        hooks = tuple([hooks for one in found for hooks in hooks_around(one)])
         self.built = Built(self._rows, self._scratch, steps, found, self._ids, self._normed, *addresses, hooks)
 
     def _made_rows(self) -> Rows:
@@ -302,11 +231,3 @@ class Builder:
             prepared[name] = self._memory.at(name, rows * products.prepared_bytes)
             self.steps.add(products.prepare(x.data_ptr(), x.stride(0) * 4, rows, prepared[name]))
         return prepared[name]
-
-
-def _hooks(routing: Routing) -> list[Mapping[int, object]]:
-    """The hooks around a layer's experts, as they are at any time."""
-    router, module = routing.rest.site.router, routing.rest.site.module
-    before = routing.layer.after_module, router, module
-    given = [one._forward_pre_hooks for one in before if one is not None]
-    return [*given, router._forward_hooks, module._forward_hooks]

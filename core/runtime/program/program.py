@@ -20,7 +20,8 @@ from core.memory.codec.native.threads import acquire_team
 from core.policy.predict.base import RouterPlan
 from core.runtime.batch import Batch
 from core.runtime.program.bind import bind
-from core.runtime.program.build import Builder, Built, Memory, Routing, Rows
+from core.runtime.program.build import Builder
+from core.runtime.program.built import Built, Memory, Routing, Rows
 from core.runtime.program.cap import capped
 from core.runtime.program.experts import ExpertKernels
 from core.runtime.program.feed_forward import Routed

@@ -1,0 +1,91 @@
+"""The steps of a pass and the memory that they compute in, as `core.runtime.program.build` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from core.memory.codec.fast.steps import Steps
+from core.memory.codec.native.team_code import LINE
+from core.runtime.program.bind import Layer
+from core.runtime.program.feed_forward import Routed
+from core.runtime.program.routers import Answers
+
+
+class Routing(NamedTuple):
+    """What the router of a layer gives, of all rows, and where its experts are in the steps: the first that is not for
+    routers, the one after those that look for slots, and the one after all of the layer."""
+
+    layer: Layer
+    rest: Routed
+    logits: torch.Tensor  # [T, E] fp32
+    ids: torch.Tensor  # [T, k] int64
+    at: int  # where they begin among those of all layers
+    weights: torch.Tensor  # [T, k] fp32
+    answers: Answers | None = None  # None: no other routers are asked
+    routed: int = 0
+    looked: int = 0
+    end: int = 0
+
+
+class Rows(NamedTuple):
+    """What the layers of a pass share: fp32, and written anew by each layer."""
+
+    x: torch.Tensor  # [T, H], the residual stream
+    normed: torch.Tensor  # [T, H]
+    delta: torch.Tensor  # [T, H], what experts, or a dense layer in their place, add to it
+    mixed: torch.Tensor  # [T, H], what the layer's mixer adds
+    shared: torch.Tensor  # [T, H], what the expert that all tokens share adds
+    shared_gate: torch.Tensor  # [T, 1]
+    ones: torch.Tensor  # [T, 1]
+    gates: torch.Tensor  # [T, 2 * inner] of a dense layer
+    acts: torch.Tensor  # [T, inner]
+
+
+class Built(NamedTuple):
+    """The steps of a pass, and the memory that they compute in."""
+
+    rows: Rows
+    scratch: Mapping[tuple[str, int], torch.Tensor]  # what else its steps write
+    steps: Steps
+    routings: tuple[Routing, ...]
+    ids: torch.Tensor  # int64: those of all layers, one after the other
+    normed: torch.Tensor  # [kept, H], of which logits are computed
+    tokens: int  # where the tokens are among the steps' arguments
+    positions: int  # where their positions are
+    embedded: int  # the first step after the one that writes the embeddings
+    logits: int  # where the address of the logits is
+    table: int  # where that of the experts' slots is
+    hooks: tuple[Mapping[int, object], ...]  # those that want to see the experts of a layer
+
+    def chosen(self, begin: int, end: int) -> list[list[int]]:
+        """The experts of a single row by the routings begin..end - 1."""
+        every = self.ids.tolist()
+        return [every[one.at : one.at + one.rest.route.chosen] for one in self.routings[begin:end]]
+
+
+class Memory:
+    """Memory by name, which the next step of that name overwrites. `moved` counts how often any of it was elsewhere."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, torch.Tensor] = {}
+        self.moved = 0
+
+    def at(self, name: str, size: int) -> int:
+        """The address of so many bytes."""
+        kept = self._kept.get(name)
+        if kept is None or kept.numel() < size + LINE:
+            self.moved += kept is not None
+            with torch.inference_mode(False):
+                kept = self._kept[name] = torch.empty(size + LINE, dtype=torch.uint8)
+        return kept.data_ptr() + -kept.data_ptr() % LINE
+
+
+def hooks_around(routing: Routing) -> list[Mapping[int, object]]:
+    """The hooks around a layer's experts, as they are at any time."""
+    router, module = routing.rest.site.router, routing.rest.site.module
+    before = routing.layer.after_module, router, module
+    given = [one._forward_pre_hooks for one in before if one is not None]
+    return [*given, router._forward_hooks, module._forward_hooks]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from app.services.jobs import JobRunner
@@ -20,6 +21,8 @@ from core.types import Fit
 
 if TYPE_CHECKING:
     from core.engine import Engine
+
+ALL = "100%"
 
 
 class Loader:
@@ -64,14 +67,27 @@ class Loader:
 
         Raises MoestroError when there is no such model.
         """
-        return self._fit(spec)[0]
+        return self._fit(spec)[1]
 
     def least_memory(self, spec: LoadSpec, tpot_ms: float) -> LeastMemory:
         """The least memory for a token in `tpot_ms`, predicted from the model's profile. Raises MoestroError when there
         is none, no memory suffices, or there is no such model.
         """
-        fit = self.estimate(spec)
+        spec, fit, _ = self._fit(spec)
         return self._finder.least(spec, fit, tpot_ms, *self._own.known(spec))
+
+    def safe_budget(self, spec: LoadSpec) -> str:
+        """The most memory that is safe for a model, in place of the loaded one; "" = not even the least fits. Raises
+        MoestroError when there is no such model.
+        """
+        if self._estimate is not None:
+            return self._estimate(spec).suggested
+        from core.capacity.fit import estimate
+
+        beside, memory = estimate(spec, forecast=False).suggested, self._models.memory()
+        if memory is None or beside == ALL:
+            return beside
+        return estimate(spec, memory, forecast=False).suggested or beside
 
     def load(self, spec: LoadSpec) -> Loading:
         """Start loading. Raises BusyError; any other problem is reported in the returned `Loading`.
@@ -87,11 +103,14 @@ class Loader:
         """Ask the load in progress to stop; its `state` reports when it has."""
         self._jobs.cancel(Loading)
 
-    def _fit(self, spec: LoadSpec) -> tuple[Fit, bool]:
-        """The estimate, and whether it fits next to the loaded model."""
+    def _fit(self, spec: LoadSpec) -> tuple[LoadSpec, Fit, bool]:
+        """The spec with the budget that it will have, the estimate, and whether it fits next to the loaded model."""
+        as_set = spec.settings.cache.budget == self._models.settings.cache.budget
+        if as_set and self._remembered.auto_budget and (budget := self.safe_budget(spec)):
+            spec = replace(spec, settings=spec.settings.with_({"budget": budget}))
         if self._estimate is not None:
             fit = self._own.measured(spec, self._estimate(spec))
-            return fit, fit.fits
+            return spec, fit, fit.fits
         from core.capacity.fit import estimate
 
         seen = self._own.seen(spec)
@@ -100,7 +119,7 @@ class Loader:
         both = memory is None
         if memory is not None:
             fit = estimate(spec, memory, seen)
-        return self._own.measured(spec, fit), both and fit.fits
+        return spec, self._own.measured(spec, fit), both and fit.fits
 
     def _load(self, spec: LoadSpec, loading: Loading) -> None:
         before = self._models.model
@@ -119,7 +138,7 @@ class Loader:
             RENDERER.release(loading)
 
     def _swap(self, spec: LoadSpec, loading: Loading) -> None:
-        fit, both = self._fit(spec)
+        chosen, (spec, fit, both) = self._remembered.auto_budget, self._fit(spec)
         if fit.problem:
             raise BudgetError(fit.problem)
         loading.go_on()
@@ -136,6 +155,7 @@ class Loader:
             engine.unload()
             raise
         self._models.install(Loaded(engine, spec, load, fit.format, dict(engine.settings)), loading.moved)
+        self._remembered.auto_budget = chosen and "budget" not in loading.moved
         self._remembered.put("spec", spec.describe())
         self._remembered.put("settings", dict(self._models.settings))
 

@@ -293,6 +293,8 @@ class ModelManager:
             self._settings = new
             if isinstance(job, Loading):
                 job.moved |= changes
+        if "budget" in changes:
+            self._remembered.auto_budget = False
         self._remembered.put("settings", dict(new))
         self._changed(new)
         return ""

@@ -16,6 +16,7 @@ from core.settings.param import Value, declared
 from core.settings.presets import FIRST, preset
 from core.settings.sampling import Sampling
 
+AUTO_BUDGET = "auto_budget"  # store key
 log = logging.getLogger("moestro.app")
 R = TypeVar("R")
 
@@ -61,6 +62,17 @@ class Remembered:
             except (SettingError, TypeError, ValueError) as error:
                 log.warning("forgot a setting of an earlier version: %s", error)
         return settings
+
+    @property
+    def auto_budget(self) -> bool:
+        """Whether each load takes the most memory that is safe, as no budget was chosen by hand."""
+        chosen = self._db.get(AUTO_BUDGET, bool)
+        return self.settings().cache.budget == Settings().cache.budget if chosen is None else chosen
+
+    @auto_budget.setter
+    def auto_budget(self, on: bool) -> None:
+        if on is not self._db.get(AUTO_BUDGET, bool):
+            self.put(AUTO_BUDGET, on)
 
     def sampling(self) -> Sampling:
         """The sampling settings of the last start."""

@@ -43,10 +43,11 @@ def exactness() -> str:
     return '<em class="exactness" data-exactness></em>'
 
 
-def fit_card(fit: Fit, budget: str = "") -> str:
-    """The verdict before loading: whether it fits, memory by part and device, expected speed, largest safe budget.
+def fit_card(fit: Fit, budget: str = "", auto: bool = False, loaded: bool = False) -> str:
+    """The verdict before loading: whether it fits and how fast; in Advanced memory by part and device, too.
 
-    `budget` is the current setting; a suggestion is made only where it differs.
+    `budget` is the current setting; a suggestion is made only where it differs, and where not `auto` chooses it.
+    `loaded`: the verdict is on the loaded model.
     """
     experts = fit.slots * fit.shape.expert_bytes
     share = fit.slots / fit.shape.total
@@ -67,13 +68,16 @@ def fit_card(fit: Fit, budget: str = "") -> str:
     problem = fit.problem or (f"{fit.warning} You can load it anyway." if fit.warning else "")
     message = f'<p class="why">{escape(problem)}</p>' if problem else ""
     message += f'<p class="minor">{escape(fit.note)}</p>' if fit.note else ""
+    resident = "all experts" if fit.slots >= fit.shape.total else f"{100 * share:.0f}&nbsp;% of experts"
+    chosen = ", chosen by Auto" if auto else ""
     return (
-        f'<div class="fit {kind}" role="status"><p><b class="verdict">{verdict}</b> <b>{format_bytes(fit.budget)}</b>'
-        f" of {format_bytes(fit.device_free)} free on {escape(fit.device)}, <b>{100 * share:.0f}&nbsp;%</b> of experts "
-        "resident</p>"
-        f'<div class="bar" aria-hidden="true">{bar}</div><ul>{legend}</ul>{_tiers(fit)}{_speed(fit)}'
-        f'<p class="minor">Everything resident: {format_bytes(fit.budget_all)}; minimum: {format_bytes(fit.budget_min)}'
-        f". Context {fit.context} of {fit.context_limit} tokens.</p>{message}{_suggestion(fit, budget)}</div>"
+        f'<div class="fit {kind}" role="status" data-loaded="{int(loaded)}"><p><b class="verdict">{verdict}</b> '
+        f"<b>{format_bytes(fit.budget)}</b> of {format_bytes(fit.device_free)} free on {escape(fit.device)}: "
+        f"<b>{resident}</b> resident{chosen}</p>"
+        f'<div class="bar" aria-hidden="true">{bar}</div><ul class="advanced">{legend}</ul>{_tiers(fit)}{_speed(fit)}'
+        f'<p class="minor advanced">Everything resident: {format_bytes(fit.budget_all)}; minimum: '
+        f"{format_bytes(fit.budget_min)}. Context {fit.context} of {fit.context_limit} tokens.</p>"
+        f"{message}{'' if auto else _suggestion(fit, budget)}</div>"
     )
 
 
@@ -91,7 +95,7 @@ def _tiers(fit: Fit) -> str:
     disk = f"{format_bytes(fit.disk)} of experts are read from it" if fit.disk else "not needed once loaded"
     around = ", bypassing the page cache" if fit.disk and fit.direct else ""
     return (
-        f"<dl><div><dt>Host memory</dt><dd><b>{format_bytes(fit.host)}</b> of {format_bytes(fit.host_free)} free"
+        f"<dl class='advanced'><div><dt>Host memory</dt><dd><b>{format_bytes(fit.host)}</b> of {format_bytes(fit.host_free)} free"
         "</dd></div>"
         f"<div><dt>Disk</dt><dd>{disk}{around}</dd></div></dl>"
     )

@@ -15,14 +15,16 @@ HOST_MARGIN = 256 << 20  # host memory left to the system
 SAFE = 0.9  # share of the free memory that a budget may take without a warning
 
 
-def estimate(spec: LoadSpec, instead_of: Memory | None = None, seen: Seen | None = None) -> Fit:
+def estimate(
+    spec: LoadSpec, instead_of: Memory | None = None, seen: Seen | None = None, forecast: bool = True
+) -> Fit:
     """Estimates whether a load fits and how fast it will be, without reading weights.
 
-    `instead_of` = memory of the model loaded now, which is freed first; `seen` = what is known from earlier use. Takes
-    milliseconds, and a short measurement of this machine the first time for a model. Raises
-    ModelError when the model itself is unusable.
+    `instead_of` = memory of the model loaded now, which is freed first; `seen` = what is known from earlier use;
+    `forecast` = include the speed forecast. Takes milliseconds, and with a forecast a short measurement of this machine
+    the first time for a model. Raises ModelError when the model itself is unusable.
     """
-    return fit_of(plan(spec, instead_of), instead_of, seen)
+    return fit_of(plan(spec, instead_of), instead_of, seen, forecast)
 
 
 def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = None, forecast: bool = True) -> Fit:

@@ -135,7 +135,7 @@ def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, i
         "chat": chat,
         "index": 13,
         "name": "budget",
-        "old": "50%",
+        "old": "62%",
         "new": "75%",
     }
 
@@ -186,7 +186,7 @@ def test_the_manifest_explains_every_column(two_chats: tuple[Host, int, int], tm
     assert (load["model"], load["model_hash"], load["device"]) == (host.models.model_id, "fake", "cpu")
     assert load["format"] == "checkpoint"
     assert load["shape"]["experts"] == 16
-    assert load["settings_at_load"]["budget"] == "50%"
+    assert load["settings_at_load"]["budget"] == "62%"
     assert (manifest["exact"], manifest["link"]) == (True, "measured")
     assert manifest["versions"]["pandas"] == pd.__version__
 

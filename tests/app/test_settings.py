@@ -16,6 +16,8 @@ from app.store import Store
 from app.ui.sidebar import CacheSection
 from app.ui.sidebar.cache import CUSTOM
 from core.errors import BudgetError
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
 from core.settings.presets import PRESETS, matching, preset
 from tests.app.conftest import WAIT_S, GatedEngine, ended, follow, open_host, page
 from tests.fakes import FakeEngine
@@ -61,7 +63,7 @@ def test_an_engine_that_refuses_or_fails_a_change_is_told(
     monkeypatch.setattr(FakeEngine, "change", fail)
     assert "error inside Moestro" in host.models.change("budget", "100%")
     assert "CUDA error 700" in caplog.text
-    assert str(host.models.settings["budget"]) == "50%"
+    assert str(host.models.settings["budget"]) == "62%"
 
 
 def test_settings_move_while_tokens_stream_and_are_recorded(gated_host: Host, gated: type[GatedEngine]) -> None:
@@ -73,9 +75,9 @@ def test_settings_move_while_tokens_stream_and_are_recorded(gated_host: Host, ga
     gated.gate.release(100)
     ended(answer)
     rows = gated_host.store.db.rows("SELECT * FROM changes")
-    assert [(r["step"], r["name"], r["old"], r["new"]) for r in rows] == [(3, "budget", "50%", "25%")]
+    assert [(r["step"], r["name"], r["old"], r["new"]) for r in rows] == [(3, "budget", "62%", "25%")]
     steps = list(gated_host.store.steps.records(chat=answer.chat_id))
-    assert steps[2].slots == 2 * steps[3].slots
+    assert (steps[2].slots, steps[3].slots) == (39, 16)
 
 
 def test_with_telemetry_off_only_the_change_itself_is_recorded(host: Host) -> None:
@@ -143,7 +145,9 @@ def test_choosing_a_preset_applies_all_its_values(section: CacheSection) -> None
         assert now[section.alert] == "" and now[section.preset.menu] == one.name
         assert one.source in now[section.preset.about]
         assert all(section.host.models.settings[name] == value for name, value in one.values.items())
-        assert section.host.models.settings["budget"] == "70%"
+        auto = one.name == "auto"  # which chooses the memory, too
+        assert section.host.models.settings["budget"] == ("62%" if auto else "70%")
+        assert section.host.remembered.auto_budget is auto
         for name in ("eviction", "scope", "predictor"):
             assert now[section.setting_controls.controls[name]] == one.values[name]
 
@@ -158,8 +162,9 @@ def test_a_knob_moved_afterwards_is_named_and_one_click_resets_it(section: Cache
     now = shown(section, section.values())
     assert now[section.preset.menu] == "auto" and not now[section.preset.reset], "what a new user gets"
     assert titles(section)[0] == "Auto" and titles(section)[-1] == "Custom"
-    assert section.host.models.change_many({"budget": "70%"}) == "" and titles(section)[-1] == "Custom"
-    assert section.host.models.change("eviction", "random") == ""
+    assert section.host.models.change("budget", "70%") == "" and titles(section)[-1] == "Auto, changed: Memory budget"
+    assert shown(section, section._reset_preset())[section.preset.menu] == "auto" and titles(section)[-1] == "Custom"
+    assert section.host.models.settings["budget"] == "62%" and section.host.models.change("eviction", "random") == ""
     assert titles(section)[-1] == "Auto, changed: Cache policy"
     assert shown(section, section._reset_preset())[section.preset.menu] == "auto"
     section._choose_preset("mixtral_offloading")
@@ -174,7 +179,7 @@ def test_a_knob_moved_afterwards_is_named_and_one_click_resets_it(section: Cache
     assert titles(section)[-1] == "Mixtral-offloading, changed: Bypass and 2 more"
     assert shown(section, section._reset_preset())[section.preset.menu] == "mixtral_offloading"
     assert matching(section.host.models.settings) is preset("mixtral_offloading")
-    assert section.host.models.change("budget", "70%") == "", "the budget is no part of a preset"
+    assert section.host.models.change("budget", "70%") == "", "the budget is part of Auto alone"
     assert shown(section, section.values())[section.preset.menu] == "mixtral_offloading"
 
 
@@ -213,6 +218,17 @@ def test_a_preset_on_the_command_line_stands_below_what_else_is_given() -> None:
     assert options.given(cli.parse(["ui", "--preset", "se_moe"]))[2] == preset("se_moe").values
     with pytest.raises(SystemExit):
         cli.parse(["chat", "--preset", "fastest"])
+
+
+def test_auto_takes_what_is_safe_at_each_load_until_a_budget_is_chosen(tmp_path: Path) -> None:
+    with closing(open_host(tmp_path)) as host:
+        assert host.models.settings["budget"] == "62%" and host.loader.estimate(host.loader.plan("demo")).slots == 39
+    with closing(open_host(tmp_path)) as host:
+        assert host.remembered.auto_budget and host.models.settings["budget"] == "62%"
+        assert host.loader.estimate(LoadSpec("demo", settings=Settings().with_({"budget": "40%"}))).slots == 25
+        assert host.models.change("budget", "40%") == "" and not host.remembered.auto_budget
+    with closing(open_host(tmp_path)) as host:
+        assert not host.remembered.auto_budget and host.models.settings["budget"] == "40%"
 
 
 def test_who_leads_decoding_is_shown_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,8 @@ class ModelSection:
         if not isinstance(fit, Fit):
             return {"of": of, "html": fit_error(str(fit)), "limits": {"format": "", "context": 0}}
         limits = {"format": fit.format if is_pack(fit.model) else "", "context": fit.context_limit}
-        return {"of": of, "html": fit_card(fit, str(self.host.models.settings.cache.budget)), "limits": limits}
+        budget, auto = str(self.host.models.settings.cache.budget), self.host.remembered.auto_budget
+        return {"of": of, "html": fit_card(fit, budget, auto, self._is_loaded(*form)), "limits": limits}
 
     def offer(self, model: str) -> Any:
         """The menu of models as they are now; a chosen `model` whose folder is gone is replaced by another."""
@@ -188,7 +189,13 @@ class ModelSection:
 
     def _of(self, form: Sequence[Any]) -> str:
         """What a verdict on this form depends on, briefly."""
-        return f"{hash((*form, *self.host.models.settings.items(), self.host.models.load_id)):x}"
+        models, auto = self.host.models, self.host.remembered.auto_budget
+        return f"{hash((*form, *models.settings.items(), models.load_id, auto)):x}"
+
+    def _is_loaded(self, *form: Any) -> bool:
+        """Whether the form's choices are those of the loaded model."""
+        loaded = self.host.models.spec
+        return loaded is not None and self._spec(*form).describe() == loaded.describe()
 
     def _changes(self, limits: Limits, *choices: Any) -> list[dict[str, Any]]:
         """The update of each choice: a pack fixes the format, the context slider ends at the model's own limit."""

@@ -56,9 +56,13 @@ class PresetMenu:
         """
         if name == CUSTOM:
             return ""
-        problem = self.host.models.change_many(preset(name).values)
+        loaded, values = self.host.models.spec, dict(preset(name).values)
+        if name == FIRST and loaded is not None and (budget := self.host.loader.safe_budget(loaded)):
+            values["budget"] = budget
+        problem = self.host.models.change_many(values)
         if not problem:
             self.host.remembered.put(KEPT, name)
+            self.host.remembered.auto_budget |= name == FIRST
         return problem
 
     def base(self) -> Preset:
@@ -72,11 +76,13 @@ class PresetMenu:
         """The menu's choices, the chosen one, the description, the words of the reset button, and whether it shows."""
         settings = self.host.models.settings
         like, base = matching(settings), self.base()
+        by_hand = FIRST in (base.name, like and like.name) and not self.host.remembered.auto_budget
         first = [one for one in PRESETS if one.name == FIRST]
         known = [(one.title, one.name) for one in (*first, *(one for one in PRESETS if one.name != FIRST))]
-        if like is not None:
+        if like is not None and not (like.name == FIRST and by_hand):
             return [*known, ("Custom", CUSTOM)], like.name, about(like), "", False
-        title = f"{base.title}, changed: {listed(changed(base, settings))}"
+        turned = [*(["Memory budget"] if by_hand else []), *changed(base, settings)]
+        title = f"{base.title}, changed: {listed(turned)}"
         return [*known, (title, CUSTOM)], CUSTOM, about(base), f"Reset to {base.title}", True
 
 

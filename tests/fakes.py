@@ -46,6 +46,7 @@ class FakeEngine:
     weights = ""
     on_gpu = False
     takes_chats = True
+    prefetch_compared: tuple[float, float, int, bool] | None = None
     text_to_text = False
     takes_tools = False
     opens_reasoning = False

@@ -16,6 +16,7 @@ from app.services.analysis.analyst import Analyst
 from app.services.analysis.quality import Evaluate, measure
 from app.services.answer_queue import AnswerQueue, Request
 from app.services.auditor import Auditor
+from app.services.auto import Auto
 from app.services.batcher import Batcher
 from app.services.calibrator import Calibrate, Calibrator
 from app.services.chats import Chats
@@ -53,8 +54,9 @@ DESCRIBED = ("link", "link_gbps", "link_latency_us")  # of a manifest: the link
 class Host:
     """The parts: `models` owns the engine and its settings, `loader` loads it, `chats` asks it; `calibrator`,
     `evaluator`, `importer`, `analyst` and `batcher` do long jobs; `planner` plans the cache, `replanner` again while
-    idle, from what `routed` keeps; `library` knows the models on this machine, `regret` compares eviction policies,
-    `totals` sums up since the start, `jobs` runs every long job, `remembered` keeps values for the next start.
+    idle, from what `routed` keeps; `library` knows the models on this machine, `regret` compares eviction policies, of
+    which `auto` chooses, `totals` sums up since the start, `jobs` runs every long job, `remembered` keeps values for
+    the next start.
     """
 
     def __init__(
@@ -77,10 +79,14 @@ class Host:
         profiles = StoredProfiles(store.folder)
         self.models = models = ModelManager(store, remembered, jobs, queue, self._changed, self._unloaded)
         self.regret = Regret(models.settings.telemetry.regret)
+        self.auto = auto = Auto(models, remembered, self.regret)
+        self.regret.heard = auto.look
         self.totals = Totals()
         self._auditor = Auditor(store, queue)
         self._writer = Writer(store, queue, self._on_step, self._ended)
-        self.loader = Loader(store, remembered, jobs, models, profiles.find, engine, estimate, profiles.known)
+        self.loader = Loader(
+            store, remembered, jobs, models, profiles.find, engine, estimate, profiles.known, auto.begun
+        )
         self.chats = Chats(store, remembered, models, queue, self._writer)
         self.library = Library(store.db, store.folder)
         self.importer = Importer(self.library, store.db, jobs, importing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -38,12 +39,13 @@ class Loader:
         engine: type[Engine] | None = None,
         estimate: Estimate | None = None,
         known: Profiles = lambda model_hash: None,
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
-        """`models` takes the loaded engine, `profiles` finds the profile of a model being loaded, `known` that of one
-        to be estimated. `engine` and `estimate` default to core's own.
+        """`models` takes the loaded engine, and `begun` is called then; `profiles` finds the profile of a model being
+        loaded, `known` that of one to be estimated. `engine` and `estimate` default to core's own.
         """
         self._store, self._remembered, self._jobs, self._models = store, remembered, jobs, models
-        self._profiles, self._engine, self._estimate = profiles, engine, estimate
+        self._profiles, self._engine, self._estimate, self._begun = profiles, engine, estimate, begun
         self._own = OwnAnswers(store, models.manifest, known)
         self._finder = MemoryFinder()
 
@@ -106,7 +108,7 @@ class Loader:
     def _fit(self, spec: LoadSpec) -> tuple[LoadSpec, Fit, bool]:
         """The spec with the budget that it will have, the estimate, and whether it fits next to the loaded model."""
         as_set = spec.settings.cache.budget == self._models.settings.cache.budget
-        if as_set and self._remembered.auto_budget and (budget := self.safe_budget(spec)):
+        if as_set and "budget" in self._remembered.auto and (budget := self.safe_budget(spec)):
             spec = replace(spec, settings=spec.settings.with_({"budget": budget}))
         if self._estimate is not None:
             fit = self._own.measured(spec, self._estimate(spec))
@@ -138,7 +140,7 @@ class Loader:
             RENDERER.release(loading)
 
     def _swap(self, spec: LoadSpec, loading: Loading) -> None:
-        chosen, (spec, fit, both) = self._remembered.auto_budget, self._fit(spec)
+        spec, fit, both = self._fit(spec)
         if fit.problem:
             raise BudgetError(fit.problem)
         loading.go_on()
@@ -155,9 +157,9 @@ class Loader:
             engine.unload()
             raise
         self._models.install(Loaded(engine, spec, load, fit.format, dict(engine.settings)), loading.moved)
-        self._remembered.auto_budget = chosen and "budget" not in loading.moved
         self._remembered.put("spec", spec.describe())
         self._remembered.put("settings", dict(self._models.settings))
+        self._begun()
 
     def _type(self) -> type[Engine]:
         if self._engine is None:

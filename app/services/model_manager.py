@@ -108,6 +108,11 @@ class ModelManager:
         return loaded.engine.shape if (loaded := self._loaded) is not None else None
 
     @property
+    def prefetch_compared(self) -> tuple[float, float, int, bool] | None:
+        """As the engine's; None without a model."""
+        return loaded.engine.prefetch_compared if (loaded := self._loaded) is not None else None
+
+    @property
     def context(self) -> int | None:
         """The loaded model's maximum context in tokens, or None."""
         return loaded.engine.context if (loaded := self._loaded) is not None else None
@@ -273,9 +278,9 @@ class ModelManager:
         """Change one live setting; returns the problem, or ""."""
         return self.change_many({name: value})
 
-    def change_many(self, changes: Mapping[str, object]) -> str:
+    def change_many(self, changes: Mapping[str, object], *, by_auto: bool = False) -> str:
         """Change live settings, all or none, also while tokens stream, or without a model those of the next load;
-        returns the problem, or ""."""
+        returns the problem, or "". What was not changed `by_auto` is left to the user from now on."""
         with self._lock:
             job = self._jobs.exclusive
             if job is not None and (problem := job.no_change()):
@@ -293,8 +298,8 @@ class ModelManager:
             self._settings = new
             if isinstance(job, Loading):
                 job.moved |= changes
-        if "budget" in changes:
-            self._remembered.auto_budget = False
+        if not by_auto:
+            self._remembered.auto -= changes.keys()
         self._remembered.put("settings", dict(new))
         self._changed(new)
         return ""

@@ -37,6 +37,7 @@ class Regret:
 
     def __init__(self, on: bool = True, start: Callable[[], Process] = Process) -> None:
         self.on = on
+        self.heard: Callable[[], None] = lambda: None  # called after every change of `view`, on the thread here
         self.version = 0  # incremented with every change of `view`
         self._queue: deque[Step] = deque(maxlen=QUEUE)
         self._news = threading.Condition()
@@ -204,6 +205,7 @@ class Regret:
             self._compared = compared
             self.version += 1
             self._news.notify_all()
+        self.heard()
 
 
 def ranked(name: str, report: Mapping[str, Any], prefetch: bool) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from app.store.database import Database
@@ -16,7 +16,7 @@ from core.settings.param import Value, declared
 from core.settings.presets import FIRST, preset
 from core.settings.sampling import Sampling
 
-AUTO_BUDGET = "auto_budget"  # store key
+AUTO, KNOBS = "auto", ("budget", "eviction")  # store key; settings that Auto chooses until one is changed by hand
 log = logging.getLogger("moestro.app")
 R = TypeVar("R")
 
@@ -64,15 +64,18 @@ class Remembered:
         return settings
 
     @property
-    def auto_budget(self) -> bool:
-        """Whether each load takes the most memory that is safe, as no budget was chosen by hand."""
-        chosen = self._db.get(AUTO_BUDGET, bool)
-        return self.settings().cache.budget == Settings().cache.budget if chosen is None else chosen
+    def auto(self) -> frozenset[str]:
+        """The KNOBS that Auto chooses, as they were not changed by hand."""
+        kept = self.result(AUTO, lambda kept: frozenset(map(str, kept["of"])))
+        if kept is not None:
+            return kept & {*KNOBS}
+        own, first = self.settings(), Settings(preset(FIRST).values)
+        return frozenset(name for name in KNOBS if own[name] == first[name])
 
-    @auto_budget.setter
-    def auto_budget(self, on: bool) -> None:
-        if on is not self._db.get(AUTO_BUDGET, bool):
-            self.put(AUTO_BUDGET, on)
+    @auto.setter
+    def auto(self, knobs: Iterable[str]) -> None:
+        if (wanted := frozenset(knobs)) != self.auto or not self._db.get(AUTO):
+            self.put(AUTO, {"of": sorted(wanted)})
 
     def sampling(self) -> Sampling:
         """The sampling settings of the last start."""

@@ -22,7 +22,7 @@ from core.system.reading import BadJson, parse_json, reason
 UNFIT = (sqlite3.Error, OverflowError, UnicodeError)  # the latter two: values that SQLite cannot store or return
 CHECKPOINT_PAGES = 16384  # 64 MB of log: `checkpoint` runs between answers, so tokens do not wait for it
 
-Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any] | str | bool")
+Kept = TypeVar("Kept", bound="dict[str, Any] | list[Any] | str")
 log = logging.getLogger("moestro.store")
 NO_ROOM = 1 << 20  # free bytes below which a disk counts as full
 

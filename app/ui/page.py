@@ -103,7 +103,8 @@ class Page:
         moved.then(None, self.redrawn, [known, *settled], js=SETTLE_JS, **LIVE)
         for chosen in self.cache.chosen:
             chosen.then(self.substitution.values, None, self.substitution.outputs, **LIVE)
-        known.submit(self.answers_moved, [known, *model.form], [known, model.fit], **LIVE)
+        ended = [known, model.fit, self.cache.preset.account]
+        known.submit(self.answers_moved, [known, *model.form], ended, **LIVE)
         known.edit(library.values, library.moving, library.moved, **LIVE)
         ui.load(self.open_page, chat.pulse, [*chat.page, *model.form_outputs], js=OPEN_JS, **LIVE)
         ui.load(None, None, self.mode, js=SCRIPT, **LIVE)
@@ -129,8 +130,9 @@ class Page:
         }
 
     def answers_moved(self, known: Shown, *form: Any) -> list[Any]:
-        """Answers have ended: the estimate goes by them."""
-        return [{**known, "answers": host_state(self.host)["answers"]}, self.model.refit(*form)]
+        """Answers have ended: the estimate goes by them, and Auto accounts for its choices."""
+        note = self.cache.preset.explained()
+        return [{**known, "answers": host_state(self.host)["answers"]}, self.model.refit(*form), note]
 
     def open_page(self, page: Shown) -> list[Any]:
         """Show the chat in the URL, and the form as last used; state that depends on the host follows immediately."""

@@ -15,9 +15,7 @@ HOST_MARGIN = 256 << 20  # host memory left to the system
 SAFE = 0.9  # share of the free memory that a budget may take without a warning
 
 
-def estimate(
-    spec: LoadSpec, instead_of: Memory | None = None, seen: Seen | None = None, forecast: bool = True
-) -> Fit:
+def estimate(spec: LoadSpec, instead_of: Memory | None = None, seen: Seen | None = None, forecast: bool = True) -> Fit:
     """Estimates whether a load fits and how fast it will be, without reading weights.
 
     `instead_of` = memory of the model loaded now, which is freed first; `seen` = what is known from earlier use;

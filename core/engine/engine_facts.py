@@ -115,8 +115,14 @@ class EngineFacts:
             lossy=self.parts.prediction.miss.look(layer),
         )
         frame.pinned = tuple(sorted(self._controller.placed.pinned))
-        frame.compared = self.parts.prediction.throttle.seen
+        frame.compared = self.prefetch_compared
         return frame
+
+    @property
+    def prefetch_compared(self) -> tuple[float, float, int, bool] | None:
+        """The last comparison of prefetching: ms a token with it and without, over so many tokens each, and whether it
+        goes on; None before any, and where it is not compared."""
+        return self.parts.prediction.throttle.seen
 
     @property
     def on_gpu(self) -> bool:

@@ -155,9 +155,7 @@ def test_when_memory_holds_one_model_a_failed_load_says_what_became_of_the_old(
 ) -> None:
     asked: list[Memory | None] = []
 
-    def estimate(
-        spec: LoadSpec, instead_of: Memory | None = None, seen: object = None, forecast: bool = True
-    ) -> Any:
+    def estimate(spec: LoadSpec, instead_of: Memory | None = None, seen: object = None, forecast: bool = True) -> Any:
         if forecast:  # not for the budget that Auto takes
             asked.append(instead_of)
         return replace(fake_estimate(spec), problem="" if instead_of else "Only 2 GB are free.")

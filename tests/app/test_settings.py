@@ -147,7 +147,7 @@ def test_choosing_a_preset_applies_all_its_values(section: CacheSection) -> None
         assert all(section.host.models.settings[name] == value for name, value in one.values.items())
         auto = one.name == "auto"  # which chooses the memory, too
         assert section.host.models.settings["budget"] == ("62%" if auto else "70%")
-        assert section.host.remembered.auto_budget is auto
+        assert ("budget" in section.host.remembered.auto) is auto
         for name in ("eviction", "scope", "predictor"):
             assert now[section.setting_controls.controls[name]] == one.values[name]
 
@@ -224,11 +224,11 @@ def test_auto_takes_what_is_safe_at_each_load_until_a_budget_is_chosen(tmp_path:
     with closing(open_host(tmp_path)) as host:
         assert host.models.settings["budget"] == "62%" and host.loader.estimate(host.loader.plan("demo")).slots == 39
     with closing(open_host(tmp_path)) as host:
-        assert host.remembered.auto_budget and host.models.settings["budget"] == "62%"
+        assert "budget" in host.remembered.auto and host.models.settings["budget"] == "62%"
         assert host.loader.estimate(LoadSpec("demo", settings=Settings().with_({"budget": "40%"}))).slots == 25
-        assert host.models.change("budget", "40%") == "" and not host.remembered.auto_budget
+        assert host.models.change("budget", "40%") == "" and "budget" not in host.remembered.auto
     with closing(open_host(tmp_path)) as host:
-        assert not host.remembered.auto_budget and host.models.settings["budget"] == "40%"
+        assert "budget" not in host.remembered.auto and host.models.settings["budget"] == "40%"
 
 
 def test_who_leads_decoding_is_shown_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

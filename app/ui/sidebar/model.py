@@ -125,7 +125,7 @@ class ModelSection:
         if not isinstance(fit, Fit):
             return {"of": of, "html": fit_error(str(fit)), "limits": {"format": "", "context": 0}}
         limits = {"format": fit.format if is_pack(fit.model) else "", "context": fit.context_limit}
-        budget, auto = str(self.host.models.settings.cache.budget), self.host.remembered.auto_budget
+        budget, auto = str(self.host.models.settings.cache.budget), "budget" in self.host.remembered.auto
         return {"of": of, "html": fit_card(fit, budget, auto, self._is_loaded(*form)), "limits": limits}
 
     def offer(self, model: str) -> Any:
@@ -189,8 +189,8 @@ class ModelSection:
 
     def _of(self, form: Sequence[Any]) -> str:
         """What a verdict on this form depends on, briefly."""
-        models, auto = self.host.models, self.host.remembered.auto_budget
-        return f"{hash((*form, *models.settings.items(), models.load_id, auto)):x}"
+        models, auto = self.host.models, self.host.remembered.auto
+        return f"{hash((*form, *models.settings.items(), models.load_id, *sorted(auto))):x}"
 
     def _is_loaded(self, *form: Any) -> bool:
         """Whether the form's choices are those of the loaded model."""

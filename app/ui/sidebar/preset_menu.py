@@ -14,7 +14,9 @@ import gradio as gr
 from gradio.components import Component
 
 from app.services.host import Host
+from app.services.remembered import KNOBS
 from app.ui.controls import html
+from app.ui.sidebar.auto_note import account
 from core.errors import SettingError
 from core.settings.config import Settings, params
 from core.settings.param import Value
@@ -42,13 +44,23 @@ class PresetMenu:
             elem_id="set-preset",
         )
         self.about = html(text, elem_id="about-preset")
+        self.account = html(self.explained(), elem_id="auto-account")
         self.reset = gr.Button(back, size="sm", elem_id="reset-preset", visible=possible)
-        self.outputs: list[Component] = [self.menu, self.about, self.reset]
+        self.outputs: list[Component] = [self.menu, self.about, self.account, self.reset]
 
     def values(self) -> list[Any]:
         """The menu, the description and the way back, for the settings in force."""
         offered, chosen, text, back, possible = self._state()
-        return [gr.update(choices=offered, value=chosen), text, gr.update(value=back, visible=possible)]
+        return [
+            gr.update(choices=offered, value=chosen),
+            text,
+            self.explained(),
+            gr.update(value=back, visible=possible),
+        ]
+
+    def explained(self) -> str:
+        """What Auto chose and why, as HTML."""
+        return account(self.host, self.base().name)
 
     def choose(self, name: str) -> str:
         """Apply all of a preset's values or none; CUSTOM stands for the current settings. Returns the problem, or
@@ -62,7 +74,9 @@ class PresetMenu:
         problem = self.host.models.change_many(values)
         if not problem:
             self.host.remembered.put(KEPT, name)
-            self.host.remembered.auto_budget |= name == FIRST
+            if name == FIRST:
+                self.host.remembered.auto = KNOBS
+                self.host.auto.begun()
         return problem
 
     def base(self) -> Preset:
@@ -74,14 +88,17 @@ class PresetMenu:
 
     def _state(self) -> tuple[list[tuple[str, str]], str, str, str, bool]:
         """The menu's choices, the chosen one, the description, the words of the reset button, and whether it shows."""
-        settings = self.host.models.settings
-        like, base = matching(settings), self.base()
-        by_hand = FIRST in (base.name, like and like.name) and not self.host.remembered.auto_budget
+        settings, base, auto = self.host.models.settings, self.base(), self.host.remembered.auto
+        if base.name == FIRST:  # what Auto chose itself is not a change
+            settings = settings.with_({name: base.values[name] for name in auto & base.values.keys()})
+        like = matching(settings)
+        by_hand = [name for name in KNOBS if name not in auto] if FIRST in (base.name, like and like.name) else []
         first = [one for one in PRESETS if one.name == FIRST]
         known = [(one.title, one.name) for one in (*first, *(one for one in PRESETS if one.name != FIRST))]
         if like is not None and not (like.name == FIRST and by_hand):
             return [*known, ("Custom", CUSTOM)], like.name, about(like), "", False
-        turned = [*(["Memory budget"] if by_hand else []), *changed(base, settings)]
+        known_titles = params()
+        turned = list(dict.fromkeys([*(known_titles[one].title for one in by_hand), *changed(base, settings)]))
         title = f"{base.title}, changed: {listed(turned)}"
         return [*known, (title, CUSTOM)], CUSTOM, about(base), f"Reset to {base.title}", True
 

@@ -1,0 +1,94 @@
+"""Sidebar, what Auto chose and why: one sentence, and on a click the figures, with those of what it did not choose."""
+
+from __future__ import annotations
+
+from html import escape
+
+from app.services.auto import Compared
+from app.services.host import Host
+from core.settings.presets import FIRST
+from core.settings.registry import variant
+
+
+def account(host: Host, base: str) -> str:
+    """The note as HTML, for the preset `base`; "" while no model is loaded, or where Auto was not chosen."""
+    if host.models.loaded is None or base != FIRST:
+        return ""
+    share = host.models.settings.cache.budget.share
+    if share is not None and share >= 1:
+        return '<p class="about">All experts are in memory, so none has to be fetched.</p>'
+    compared, ahead = host.auto.compared(), host.models.prefetch_compared
+    rows = [*_policies(compared), *_ahead(ahead)]
+    sentence = f"{_memory(host)}; {_policy(host, compared)}; {_prefetching(host, ahead)}."
+    if not rows:
+        return f'<p class="about">{sentence}</p>'
+    table = "".join(
+        f"<tr><th scope='row'>{name}</th><td>{figure}</td><td>{cost}</td></tr>" for name, figure, cost in rows
+    )
+    return (
+        f'<details class="about"><summary>{sentence}</summary><table><thead><tr><th>What was compared</th>'
+        f"<th>Measured</th><th>Beside the choice</th></tr></thead><tbody>{table}</tbody></table></details>"
+    )
+
+
+def _memory(host: Host) -> str:
+    budget = escape(str(host.models.settings.cache.budget))
+    chosen = "the most that is safe" if "budget" in host.remembered.auto else "as you chose"
+    return f"Memory for {budget} of the experts, {chosen}"
+
+
+def _policy(host: Host, compared: Compared | None) -> str:
+    title = escape(variant("eviction", str(host.models.settings["eviction"])).title)
+    if "eviction" not in host.remembered.auto:
+        return f"{title} chooses what is evicted, as you chose"
+    if compared is None:
+        return f"{title} chooses what is evicted, until another policy surely hits more"
+    hits = next((rate for name, rate, _ in compared.rates if name == compared.chosen), 0.0)
+    return f"{title} chooses what is evicted, with {hits:.1%} hits, and no policy surely has more"
+
+
+def _prefetching(host: Host, ahead: tuple[float, float, int, bool] | None) -> str:
+    settings = host.models.settings
+    if settings.prefetch.predictor.name == "none":
+        return "nothing is prefetched"
+    if not settings.prefetch.auto:
+        return "experts are always prefetched"
+    if ahead is None:
+        return "prefetching is compared with not prefetching while answers are written"
+    with_ms, without_ms, _, goes_on = ahead
+    if goes_on:
+        return f"experts are prefetched, as a token then takes {with_ms:.3g} ms in place of {without_ms:.3g}"
+    return f"prefetching is paused, as a token takes {with_ms:.3g} ms with it and {without_ms:.3g} without"
+
+
+def _policies(compared: Compared | None) -> list[tuple[str, str, str]]:
+    """A row for each cache policy; its misses in ms a token, if all were waited for."""
+    if compared is None:
+        return []
+    return [
+        (
+            escape(name),
+            f"{rate:.1%} hits",
+            "chosen" if name == compared.chosen else "" if cost is None else f"{cost:+.3g} ms a token",
+        )
+        for name, rate, cost in compared.rates
+    ]
+
+
+def _ahead(ahead: tuple[float, float, int, bool] | None) -> list[tuple[str, str, str]]:
+    if ahead is None:
+        return []
+    with_ms, without_ms, tokens, goes_on = ahead
+    of = f"over {tokens} tokens"
+    return [
+        (
+            "Prefetching",
+            f"{with_ms:.3g} ms a token, {of}",
+            "chosen" if goes_on else f"{with_ms - without_ms:+.3g} ms a token",
+        ),
+        (
+            "No prefetching",
+            f"{without_ms:.3g} ms a token, {of}",
+            f"{without_ms - with_ms:+.3g} ms a token" if goes_on else "chosen",
+        ),
+    ]

@@ -24,6 +24,7 @@ from core.engine.quality.report import Quality
 from core.errors import MoestroError
 from core.profile.trace import TraceHead, TraceWriter
 from core.settings.loading import LoadSpec
+from core.settings.presets import FIRST, preset
 from core.settings.sampling import Sampling
 from core.system.command import COMMAND
 from core.system.paths import expanded
@@ -58,7 +59,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    spec, sampling = options.spec(args), options.sampling(args)
+    spec, sampling = chosen(args), options.sampling(args)
     extras = {name: bool(getattr(args, f"record_{name}")) for name in EXTRAS}
     if args.record:
         check_record(args.record, spec)
@@ -73,6 +74,21 @@ def run(args: argparse.Namespace) -> int:
             return chat.converse()
     finally:
         engine.unload()
+
+
+def chosen(args: argparse.Namespace) -> LoadSpec:
+    """What the options say, over what Auto chooses where no other preset is given: also the most memory that is safe.
+    Raises MoestroError."""
+    if args.preset is not None:
+        return options.spec(args)
+    args.preset = preset(FIRST)
+    spec = options.spec(args)
+    if "budget" in options.given(args)[2]:
+        return spec
+    from core.capacity.fit import estimate
+
+    budget = estimate(spec, forecast=False).suggested
+    return dataclasses.replace(spec, settings=spec.settings.with_({"budget": budget})) if budget else spec
 
 
 def load(spec: LoadSpec) -> Engine:

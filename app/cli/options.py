@@ -36,7 +36,7 @@ def add_settings(parser: CommandParser) -> None:
         metavar="NAME",
         type=preset_named,
         help="the settings of a published system, or to calibrate, how its paper trains what it needs; other options "
-        f"override them: {', '.join(p.name for p in PRESETS)}",
+        f"override them: {', '.join(p.name for p in PRESETS)} (default: chat and the dashboard begin on auto)",
     )
     _add(parser, live, general(), LIVE)
     add_pairs(

@@ -90,6 +90,20 @@ def test_one_prompt_streams_and_ends_with_one_json_line(engine: Engine, capsys: 
     assert engine.unloaded
 
 
+@pytest.mark.parametrize(
+    ("words", "policy", "predictor", "budget"),
+    [
+        ([], "lcp", "gate", "100%"),  # Auto; the demo model fits whole
+        (["--eviction", "lru", "--budget", "40%"], "lru", "gate", "40%"),
+        (["--preset", "se_moe"], "none", "all_next", "50%"),
+    ],
+)
+def test_it_begins_on_auto(engine: Engine, words: list[str], policy: str, predictor: str, budget: str) -> None:
+    assert cli.main(["chat", "--prompt", "Hi", "--max-new-tokens", "2", *words]) == 0
+    found = [str(engine.spec.settings[name]) for name in ("eviction", "predictor", "budget")]
+    assert found == [policy, predictor, budget]
+
+
 def test_a_refused_prompt_is_one_line_and_frees_the_model(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["chat", "--prompt", "too long"]) == 2
     out, err = capsys.readouterr()

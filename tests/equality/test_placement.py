@@ -128,18 +128,22 @@ def test_a_link_that_is_behind_admits_few(engine: Engine) -> None:
     assert all(one.stall_ms == 0 for one in steps)
 
 
-def test_random_histories(engine: Engine) -> None:
+@pytest.mark.parametrize("answers", [25, pytest.param(20_000 // TOKENS + 1, marks=pytest.mark.long(10))])
+def test_random_histories(engine: Engine, answers: int) -> None:
     """Budgets, policies, prefetchers, links, placements and threads, changed between answers and within them."""
     emptied(engine)
     wanted, _ = answer(engine)
-    draw = random.Random(7)
-    for _ in range(25):
+    draw = random.Random(answers)
+    for _ in range(answers):
         changes: dict[str, object] = {
             "budget": draw.choice(["35%", "45%", "60%"]),
             "miss_placement": draw.choice(["wait", "host", "measured"]),
             "host_threads": draw.randrange(3),
             "eviction": draw.choice(["lru", "lfu", "fifo", "lcp"]),
             "predictor": draw.choice(["none", "gate"]),
+            "predictor.distance": draw.randrange(3),
+            "predictor.gate.last_state": draw.random() < 0.3,
+            "prefetch_deadline": draw.random() < 0.3,
             "scope": draw.choice(["layer", "global"]),
             "bypass": draw.random() < 0.3,
             "link_gbps": draw.choice([0.01, 0.2, 5.0]),

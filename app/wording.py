@@ -1,7 +1,5 @@
 """Counts and names as people read them, the same in the dashboard and in the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import sha256

@@ -3,8 +3,6 @@
 `layer` always counts Mixture-of-Experts layers (0 = the first one), not the model's transformer blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum

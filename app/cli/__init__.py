@@ -1,7 +1,5 @@
 """The commands behind `launch.py`, a module each. Heavy imports happen only when a command runs."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import os

@@ -7,8 +7,6 @@ tests do, as some only say how to install a browser (Ubuntu's chromium-browser) 
 Playwright runs in processes of its own.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`calibrate`: measures a profile of a model, for the policies and predictors that need one."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """`data`: the database of chats and figures: its location, its integrity, and its backups."""
 
-from __future__ import annotations
-
 import argparse
 
 from app.store.home import data_dir

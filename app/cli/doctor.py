@@ -1,7 +1,5 @@
 """`doctor`: reports what Moestro detects on this machine, and any problems."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

@@ -1,7 +1,5 @@
 """`eval`: quality loss and speed gain of lossy modes, on questions, a text, or any harness task."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """`import`: converts a model to an expert pack, once; the pack opens in seconds and may be larger than memory."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """`metrics`: prints the table of metrics as Markdown, from core.metrics; saved as `docs/metrics.md`."""
 
-from __future__ import annotations
-
 import argparse
 
 from core.metrics import COUNTED, METRICS, Metric

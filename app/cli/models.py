@@ -1,7 +1,5 @@
 """`models`: lists the dashboard's library in the terminal; deletes packs."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterable

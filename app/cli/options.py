@@ -1,7 +1,5 @@
 """Command-line options for every setting, generated from the registry, and their conversion to checked values."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

@@ -1,8 +1,6 @@
 """A command's parser. It has two helps: --help lists what is used often, --help-all every option and the words of other
 programs for them, which it takes as well. An unknown option ends it with the nearest known one."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import textwrap

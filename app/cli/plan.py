@@ -2,8 +2,6 @@
 this is predicted to save; or finds the least budget for a speed. From recorded routing or a profile, without a model.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

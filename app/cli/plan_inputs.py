@@ -1,7 +1,5 @@
 """What `plan` computes from: hit curves of a trace or a profile, measured times, the sizes of a model."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 

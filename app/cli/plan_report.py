@@ -1,7 +1,5 @@
 """The result of `plan`, as a table and as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 

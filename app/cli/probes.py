@@ -1,7 +1,5 @@
 """Measures and queries this machine for `doctor`. What a machine lacks is None, never an estimate."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,8 +1,6 @@
 """The reference of every command and its options as Markdown; `docs/commands.md` is this text, out of which launch.py
 prints the help of a command while packages are missing."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 

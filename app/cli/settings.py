@@ -1,7 +1,5 @@
 """`settings`: prints the reference of every setting as Markdown, from the registry; saved as `docs/settings.md`."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """`simulate`: simulates every cache policy on a recorded trace, and the bound that none can beat."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """`simulate --predictors` and `--preset`: simulates prefetchers on a trace, with their hit rates and speed."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

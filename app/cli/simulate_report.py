@@ -1,7 +1,5 @@
 """The result of `simulate`, as a table and as JSON."""
 
-from __future__ import annotations
-
 import argparse
 
 from core.profile.trace import Trace

@@ -1,7 +1,5 @@
 """Files that a command will write for the user: whether they can be written is found out before its work begins."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

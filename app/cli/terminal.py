@@ -1,7 +1,5 @@
 """Work in a terminal: its progress on stderr, and Ctrl-C, whose first press stops the work and whose second exits."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import sys

@@ -5,8 +5,6 @@ The tests come in two layers. The first guards every change and takes some minut
 `--long` runs that alone, `--minutes` only what of it should end in time.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

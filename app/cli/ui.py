@@ -1,7 +1,5 @@
 """`ui`: serves the dashboard on a local port and opens the browser."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import socket

@@ -1,7 +1,5 @@
 """The web application: dashboard, live data, exports, health and the API. Accepts requests from its own pages only."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """Errors as HTTP responses: JSON in the form of the API that was called, with messages for the user."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The routes under /export: recorded sessions, routing, chats, results and answers as files."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

@@ -15,8 +15,6 @@ names like "lossy.delta", and `lossy.buddies`, where there are any, is sent as u
 `lossy.buddies_max`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import fields

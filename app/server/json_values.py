@@ -1,7 +1,5 @@
 """JSON values that all later code can handle: the database, the models' tokenizers, Gradio."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Annotated, Any

@@ -3,8 +3,6 @@
 One small JSON response replaces open streams, so any number of tabs can follow, and a reloaded page continues.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -3,8 +3,6 @@
 Sums over all passes are counters by phase; what has no meaning as a sum is a gauge of the last pass. Times are seconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from app.services.host import Host

@@ -1,7 +1,5 @@
 """Uploaded files: kept private in the data folder, limited in total size, deleted at the next start."""
 
-from __future__ import annotations
-
 import logging
 import os
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The answers that wait to be written, in request order, and how long a queued one is expected to wait."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -1,7 +1,5 @@
 """Answers a file of prompts with the loaded model, in a thread independent of any browser tab."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import time

@@ -1,7 +1,5 @@
 """Inspects one file or folder that may be a Mixture-of-Experts model, reading only headers and configs."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Mapping

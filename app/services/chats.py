@@ -1,7 +1,5 @@
 """The chats: asking, following and stopping answers, and changing a chat."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 

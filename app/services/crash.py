@@ -4,8 +4,6 @@ An error's message may quote a conversation. It is logged only where it was rais
 text. Tracebacks show lines of source, not values.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -1,7 +1,5 @@
 """Imports one model at a time into an expert pack, in a thread independent of any browser tab."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """Long jobs (loading, importing, calibrating, evaluating, analysing): their state, and the one runner of them all."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -3,8 +3,6 @@
 Uses no network and reads only configs, manifests and headers.
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import threading

@@ -1,8 +1,6 @@
 """What plans of the loaded model's cache follow from: hit curves and the worth of predictions, of the session or of
 calibration; times, a budget."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable

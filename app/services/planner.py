@@ -3,8 +3,6 @@
 The inverse, too: the memory that a model needs for a time per token, before it is loaded.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping

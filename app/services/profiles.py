@@ -1,7 +1,5 @@
 """The stored calibration profiles of all models, and the buddy lists of a profile in its model's pack."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from functools import lru_cache

@@ -4,8 +4,6 @@ The worker calls `update`; a follower calls `wait(version)` and reads the fields
 mutated, so a reader sees each field as of some update.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from abc import ABC, abstractmethod

@@ -5,8 +5,6 @@ The computing thread only appends to a queue (`add`). A thread here sends the pa
 counted.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

@@ -1,7 +1,5 @@
 """The protocol with the shadow caches' process: send a setup, warm-up passes, counted passes; request figures."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

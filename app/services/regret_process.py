@@ -4,8 +4,6 @@ It answers each message of its pipe and ends when that closes. It runs at the lo
 the simulator.
 """
 
-from __future__ import annotations
-
 import time
 import traceback
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Values kept in the store for the next start: settings, sampling, the last model. What cannot be read is forgotten."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping

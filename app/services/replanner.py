@@ -1,8 +1,6 @@
 """Plans the cache again while no answer is written, from the session's own tokens and what was predicted for them,
 and uses a plan that is better."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

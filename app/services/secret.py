@@ -4,8 +4,6 @@ An option that carries a secret is declared with `type=secret`, a variable of th
 `from_environment`. Values so declared are remembered for the life of the process.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

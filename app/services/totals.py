@@ -1,7 +1,5 @@
 """What all forward passes since the start came to, for programs that watch the server."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Keeps in memory the text of answers that the store could not save (disk full), and retries saving it."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from dataclasses import dataclass, field, replace

@@ -1,8 +1,6 @@
 """Writes answers in request order, in a thread independent of any browser tab: one at a time, or several together
 where the model was loaded for that."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import threading

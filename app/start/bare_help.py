@@ -2,8 +2,6 @@
 or command was meant by an unknown word. Standard library only.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ As each of its component classes is made, Gradio parses its own source and the `
 editors. A dashboard needs none. Standard library only, as the package installs this before anything else is there.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder

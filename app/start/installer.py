@@ -4,8 +4,6 @@ Only the requirements are installed, not the project: it runs from the checkout,
 the tree, and what is edited is what runs. A wheel's requirements came with it, and there nothing is made or installed.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -3,8 +3,6 @@
 Standard library only: read before anything is installed.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches

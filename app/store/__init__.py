@@ -1,7 +1,5 @@
 """Persistent data: chats, statistics, the last model and settings. One SQLite file per user."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Callable

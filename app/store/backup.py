@@ -1,7 +1,5 @@
 """Backups of the database: made periodically in the background, checked, the last two kept; and their restoration."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -5,8 +5,6 @@ What is shown and sent to the model is the path from the first message to the ch
 children.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sqlite3

@@ -1,7 +1,5 @@
 """Checks the database for damage before anything is written, while the rest of the program is imported."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import threading

@@ -1,7 +1,5 @@
 """One SQLite file, one writing connection behind a lock, and short-lived readers that never block the writer."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Location of a user's data on each system."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The experts that prefetchers predicted for the lab in a pass, as the bytes that the database keeps."""
 
-from __future__ import annotations
-
 import json
 import zlib
 

@@ -3,8 +3,6 @@
 Note: on Windows the access list of the user's data folder already excludes others, and nothing is done here.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

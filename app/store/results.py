@@ -1,8 +1,6 @@
 """The results that benches and evaluations have written: `NAME-DATE-TIME.json`, each one JSON object, in
 `bench/results`; an installed copy adds a folder of the user's data. Standard library only."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from datetime import datetime

@@ -3,8 +3,6 @@
 Every function raises InvalidRow, a ValueError, whose text is the end of a sentence about the row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -7,8 +7,6 @@ The column of a new metric needs none: it is added when a database is opened (`a
 the answer is; it is folded into `messages.text` when the answer ends (or, after a crash, when the store is opened).
 """
 
-from __future__ import annotations
-
 import functools
 import sqlite3
 from collections.abc import Iterable

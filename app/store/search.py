@@ -1,7 +1,5 @@
 """Search over the titles and the texts of all chats, their other branches included."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The metrics that are counted are a column each; the arrays of a `StepRecord` are
 dtypes.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sqlite3

@@ -6,8 +6,6 @@ launched before read the old table, those launched afterwards the new one. An ex
 to have landed is read in host memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import torch

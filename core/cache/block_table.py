@@ -1,7 +1,5 @@
 """Which blocks of which experts have slots: the one map from experts to slots, of whole and of split experts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Generic
 

@@ -1,7 +1,5 @@
 """The expert cache between two passes: its slots, which experts are placed and pinned in them, and its policy."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -5,8 +5,6 @@ fetches the missing ones, `prefetch` fetches experts that may be needed, `releas
 distinct expert of a layer in a pass; `core.types.Outcome` lists its outcomes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The experts whose next request is a hit like the last: their leases, and where native code finds their slots."""
 
-from __future__ import annotations
-
 from array import array
 
 from core.cache.lease import LeasedSegment

@@ -1,8 +1,6 @@
 """Which experts have a row of host memory: the same cache mechanism as on the device, one pool for all layers. A row
 holds a whole expert."""
 
-from __future__ import annotations
-
 from itertools import compress
 
 import numpy.typing as npt

@@ -3,8 +3,6 @@
 Used by the engine and the simulator.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Pools of slots: one per layer, or one shared by all layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar

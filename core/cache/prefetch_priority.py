@@ -1,7 +1,5 @@
 """Decides the order of prefetches, by the predictor's priority of each, and which of them would come too late."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence

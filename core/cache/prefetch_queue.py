@@ -6,8 +6,6 @@ needed, or into a separate buffer, where it evicts none. Experts in several bloc
 known or the buffer is full. Part of `core.cache.expert_cache`, on the compute thread.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Sequence
 

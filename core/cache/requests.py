@@ -5,8 +5,6 @@ of it, which is being copied or is fetched now. A whole expert is one segment. P
 compute thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 

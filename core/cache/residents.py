@@ -6,8 +6,6 @@ blocks. Nothing here knows bytes, copies or devices. A slot is any object that i
 the engine (`core.memory.slot.Slot`), a row of host memory in the host tier, a number where the cache is simulated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from typing import Generic
 

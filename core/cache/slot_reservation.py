@@ -4,8 +4,6 @@ Most residents stay, and the passes use a few slots of each pool: those of the e
 evicted first. Only these have to be fetched again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from core.cache.pool import Pool

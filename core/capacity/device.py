@@ -1,7 +1,5 @@
 """Which device computes, and in the user's words why a GPU is not used or is slower than it could be."""
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Does it fit, and how fast will it be? Computed from config, manifest and file headers, before weights are read."""
 
-from __future__ import annotations
-
 from core.capacity.forecast import BLOCK_MS, Forecast, Seen, Speeds, forecast, measure_speeds
 from core.capacity.free_memory import device_free, host_free
 from core.capacity.plan import Plan, plan

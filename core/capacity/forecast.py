@@ -5,8 +5,6 @@ takes its compute time and the copies of its misses: with times of recorded pass
 without between two bounds, one after the other and overlapped, from short measurements on this machine.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

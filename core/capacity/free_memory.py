@@ -1,7 +1,5 @@
 """Memory available for a load, next to the model loaded now or in its place."""
 
-from __future__ import annotations
-
 import torch
 
 from core.system.memory_limits import host_memory

@@ -1,7 +1,5 @@
 """Device memory by use, against the budget: the same sum for the dashboard, the records and the budget check."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

@@ -6,8 +6,6 @@ is then missing, too, and has to come back afterwards. The pieces are those that
 from sizes and from the number of tokens alone, not from times, so that the same prompt is read in the same pieces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from core.capacity.sizes import PromptPiece, Sizes

@@ -1,7 +1,5 @@
 """A checked load: everything that is known before weights are read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -3,8 +3,6 @@
 Decided from sizes alone, before anything is read; `open_store` carries it out.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass

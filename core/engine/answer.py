@@ -1,7 +1,5 @@
 """One answer: turns token ids into text, and computes the statistics shown under it."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import fields
 

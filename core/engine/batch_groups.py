@@ -5,8 +5,6 @@ the second batch of one is computed, the other is divided, in a thread of its ow
 next token (section 3.4).
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence

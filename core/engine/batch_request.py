@@ -1,7 +1,5 @@
 """Requests that are answered together, and the pieces of their answers. Imports nothing heavy."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ New prompts are read several at a time; then each pass computes the next token o
 of them need is fetched once, and computed once for all of their tokens.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """Keeps an answer to a JSON schema or a grammar: no token is drawn with which it could no longer become one of that."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any

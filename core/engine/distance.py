@@ -5,8 +5,6 @@ short, each next one twice as long, and none is begun that may end late. How man
 what is found in them.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence

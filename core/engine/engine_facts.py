@@ -1,7 +1,5 @@
 """What is read of a loaded engine: its parts, the model, settings, figures. Any thread may read it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

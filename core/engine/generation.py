@@ -1,7 +1,5 @@
 """Generates answers: reads the prompt in chunks, then computes one token after the other, each in a forward pass."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress

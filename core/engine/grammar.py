@@ -4,8 +4,6 @@ Grammars are in the library's form of Lark. JSON is written in one line, as Pyth
 space would let a model write nothing else for ever.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Executes a load plan: reads dense weights into a model without experts, and experts into their memory tier."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

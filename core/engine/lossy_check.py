@@ -1,7 +1,5 @@
 """Checks whether lossy settings are possible with this model and profile, before they are applied."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """The manifest of every export and bench result: what its figures were measured on."""
 
-from __future__ import annotations
-
 import platform
 from functools import cache
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Who may use a loaded model: an answer, a measurement session, or the quality meter while it is unused."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ passes allocate the KV cache and what products need for themselves, and compile 
 that and the budget is held against what torch reserves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

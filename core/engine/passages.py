@@ -1,7 +1,5 @@
 """Running text that a model reads to be compared with itself: of the bundled ones, in windows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import TypeVar

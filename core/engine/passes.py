@@ -1,8 +1,6 @@
 """Makes forward passes over sequences: applies requested settings before each, draws the tokens that follow, and
 records it. When a GPU runs out of memory, it frees some slots and makes the pass once more."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ memory, it is copied to host memory, outside the budget; so is a text that was c
 Texts are compared by token ids.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Decides at load whether the fast arithmetic computes a model: its program is tried against the model's own modules,
 and where the setting is `auto` its distance from the reference is measured, once. The cache has to be filled."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,6 @@
 """Turns a chat or a text into token ids; for a text-to-text model the last message into those of its encoder, and the
 decoder's start token."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property

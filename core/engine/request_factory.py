@@ -1,7 +1,5 @@
 """Begins and ends every request, whether it is answered alone or together with others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 

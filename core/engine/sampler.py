@@ -1,7 +1,5 @@
 """Samples the next token with transformers' logits processors; it has its own generator, so a seed gives one answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

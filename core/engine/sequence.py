@@ -1,8 +1,6 @@
 """One text that is being continued: its tokens, what of it is in the KV cache, how its next token is chosen, and what
 ends it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Set
 from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple, Protocol

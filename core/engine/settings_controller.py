@@ -3,8 +3,6 @@
 All effects of a setting or a profile on a loaded model happen here, on the compute thread.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

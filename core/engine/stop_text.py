@@ -1,7 +1,5 @@
 """Ends an answer before the first of some texts, wherever tokens begin and end in it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

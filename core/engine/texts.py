@@ -1,7 +1,5 @@
 """Calibration texts: text files, chats, recorded routing, or the prompts bundled with Moestro."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

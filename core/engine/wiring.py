@@ -1,7 +1,5 @@
 """Builds everything that uses a loaded model, each part with the parts that it needs."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

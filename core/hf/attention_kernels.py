@@ -4,8 +4,6 @@ Query heads that share keys and values are one tile, so that these are read once
 CHUNK, whose results are joined in their order: no bit depends on how many parts were launched.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -4,8 +4,6 @@ Checked once, when a config is read; later code can rely on it. transformers che
 neither bounds nor NaN, and would build a model of 2 ** 31 layers.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

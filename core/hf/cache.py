@@ -6,8 +6,6 @@ them, and this module counts their bytes. A layer of any other kind is refused b
 guaranteed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

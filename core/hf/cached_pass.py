@@ -1,8 +1,6 @@
 """A pass of a transformers model with a KV cache, by whatever name the installed transformers takes it: its models call
 the argument `cache` since 5.24, and `past_key_values` before."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 from typing import Any, Final

@@ -2,8 +2,6 @@
 template is compiled or rendered in this one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any

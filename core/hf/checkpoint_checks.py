@@ -3,8 +3,6 @@
 Each raises ModelError, which says what to do.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 

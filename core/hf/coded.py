@@ -5,8 +5,6 @@ codes, scales and zeros separately it gives the same expert as codes, unless it 
 per shape.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping
 
 import torch

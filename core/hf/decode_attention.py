@@ -6,8 +6,6 @@ what computes attention are given ours where it says "sdpa"; what ours does not 
 several tokens, masks, several texts at once, and what a first trial finds to differ.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Mapping

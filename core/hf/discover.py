@@ -1,7 +1,5 @@
 """Finds the Mixture-of-Experts layers of a loaded model, independent of its architecture's name."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

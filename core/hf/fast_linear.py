@@ -5,8 +5,6 @@ Where a CPU has no instructions for bfloat16, torch multiplies one state by one 
 on random states; for all other inputs the module's own forward runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 

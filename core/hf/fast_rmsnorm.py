@@ -5,8 +5,6 @@ the sum, whose order of summation is torch's own, is done in two native function
 return identical bytes on random states; for all other inputs the module's own forward runs.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple

@@ -1,8 +1,6 @@
 """Rotary embeddings of queries and keys on a CPU in one native call, where a model's own code makes some twenty of
 torch's, on so few numbers that the calls take most of the time."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Sequence

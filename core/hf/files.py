@@ -3,8 +3,6 @@
 Only safetensors is read; nothing is ever unpickled and no code of a model is run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from dataclasses import dataclass

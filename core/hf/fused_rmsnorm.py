@@ -5,8 +5,6 @@ another order. Which of its two forms gives the very bits of a module depends on
 random states, and where both fail the model's own code stays.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

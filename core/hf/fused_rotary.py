@@ -1,7 +1,5 @@
 """Rotary embeddings of queries and keys on a GPU in one launch, where a model's own code takes some ten."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -4,8 +4,6 @@ The norm is the module of the model's width whose output is the router's input. 
 a layer adds its experts' output to the residual stream: each layer runs twice, with noise in place of experts.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

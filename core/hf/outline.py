@@ -1,7 +1,5 @@
 """Sizes of a model, computed on a meta model: no weights are read or allocated."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections import Counter

@@ -6,8 +6,6 @@ other, over that one's own KV cache and with the mask that it would have alone: 
 it, and other mixers (linear attention, short convolutions, attention that chooses positions) as whole modules.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

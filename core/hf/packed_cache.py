@@ -1,7 +1,5 @@
 """The KV caches of several sequences as one, and how what a pass gives to all of them is divided and joined again."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import MutableMapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Attention is computed one sequence after the other, over that one's own prompt and answer, all else over all rows.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

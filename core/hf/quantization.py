@@ -1,7 +1,5 @@
 """Which quantization a checkpoint states: in config.json, or in a file of its own."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ Beside layers of 4 bits, values that several heads share have 8: every head that
 demo model an eighth of the weights of attention are values; in 8 bits they take the KL of the rest from .012 to .008.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache

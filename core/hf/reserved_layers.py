@@ -4,8 +4,6 @@ What a layer holds can be copied to host memory and put back. Keys and values of
 them (`rows`); a window that has lost positions, and a state, are of one moment (`moment`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Layers of the KV cache that keep a window of keys and values, in memory of a fixed size: see `core.hf.cache`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -9,8 +9,6 @@ code on a CPU (core.hf.fast_rotary) or one kernel on a GPU (core.hf.fused_rotary
 included. Everything else is left to the model's own function.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """The kernel that rotates queries and keys of some tokens in one launch. Importing this module needs triton."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -4,8 +4,6 @@ Bytes are read with positioned reads into fresh buffers, never through a memory 
 this process's memory.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import threading

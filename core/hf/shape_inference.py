@@ -3,8 +3,6 @@
 Nothing is allocated or computed: only shapes pass through the model's own code, up to the first such layer.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple

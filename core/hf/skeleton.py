@@ -4,8 +4,6 @@ The experts' parameters are deleted from transformers' empty (meta) model just b
 bytes never enter memory. The required override is on a subclass that exists only during the load.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Interface of a checkpoint, independent of its format on disk: named tensors, read one at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 

@@ -4,8 +4,6 @@ The rest computes the same as the whole model for a text prompt: it is transform
 which uses those parts only when given an image or a sound.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

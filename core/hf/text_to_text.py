@@ -6,8 +6,6 @@ cache has two layers for each of the decoder's: keys and values of the answer fi
 made of the prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial

@@ -6,8 +6,6 @@ selected). Each is multiplied by a constant. Correction biases and expert groups
 weights.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 At most one dense tensor or a few experts are in memory at a time, however large the model.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

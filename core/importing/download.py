@@ -5,8 +5,6 @@ model, so files with a known sha256 are streamed here into the cache's `blobs/<s
 finds them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

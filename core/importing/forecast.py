@@ -1,7 +1,5 @@
 """What an import makes of a source, before it begins: how large the pack is, and what the experts' weights lose."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Downloads require the user's consent, and never include pickles or code. Files downloaded once are found offline.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """Plans an import from headers alone: which tensors, which format, how many bytes."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

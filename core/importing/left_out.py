@@ -1,7 +1,5 @@
 """What of a checkpoint its pack will not have: heads that predict further tokens, and parts for pictures or sound."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Executes an import: dense weights, then the experts, one file per layer, then the manifest."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The distance of a loaded model's fast arithmetic from the reference, on as much text as is asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -5,8 +5,6 @@ any number of slots between two tokens, and the bytes it reports are the bytes a
 is in which slot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 

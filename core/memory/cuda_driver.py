@@ -4,8 +4,6 @@ torch has loaded it before, and made the context that everything works in. An er
 begins as that of torch's errors does: one check recognises errors of the device from both.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

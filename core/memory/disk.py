@@ -1,7 +1,5 @@
 """Serves experts from a pack on disk: read straight into slots, or through a host cache of a chosen size."""
 
-from __future__ import annotations
-
 import random
 import statistics
 import threading

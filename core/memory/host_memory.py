@@ -5,8 +5,6 @@ much can be pinned shows only when the system refuses, as some do after a gigaby
 Each slab is therefore pinned for itself, at its exact size, and those after a refusal are left as they are.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Gives the copies the pace of the link that the settings ask for."""
 
-from __future__ import annotations
-
 from core.memory.link import Pace, scaled_gbps
 from core.memory.transfer import TransferEngine
 from core.settings.link import LinkSettings

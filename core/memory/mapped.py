@@ -1,7 +1,5 @@
 """Where a GPU reads pinned host memory: the address that its kernels use, which need not be the host's own."""
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

@@ -1,7 +1,5 @@
 """Memory in whole pages, as direct disk reads (without the system's file cache) require."""
 
-from __future__ import annotations
-
 import mmap
 
 import torch

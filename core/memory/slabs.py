@@ -4,8 +4,6 @@ torch takes memory for tensors of 1 to 10 MiB in segments of 20 MiB, and for lar
 allocated one by one leave what is over in each segment unused; a slab fills its segment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 Several copy threads call a store at once, each for a different expert.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

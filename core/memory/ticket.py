@@ -1,7 +1,5 @@
 """Copy tickets, the copy queue, and the interface of a link."""
 
-from __future__ import annotations
-
 import threading
 from bisect import insort
 from collections import deque

@@ -1,7 +1,5 @@
 """Small tensors on a device, made of numbers of the host."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -8,8 +8,6 @@ microseconds and waits for no other thread; all else is issued by the workers. A
 that waits for it, and nowhere else; an error of the device ends the workers, and every copy that is not done fails.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

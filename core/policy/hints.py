@@ -1,7 +1,5 @@
 """Inputs of eviction policies from predictors and profiles, with defaults where there are none."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

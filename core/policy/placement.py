@@ -17,8 +17,6 @@ All of these are straight lines in n while 0 < n < m. One of them, the host's, m
 least is where it crosses the highest of these, or at an end: 0 (all over the link) or m (all by the host).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

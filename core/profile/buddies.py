@@ -5,8 +5,6 @@ One safetensors file beside the pack's own, built like a profile's (core.profile
 in order, with their counts, up to 64 and a coverage of 1: the list for any setting is a prefix of these.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

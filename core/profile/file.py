@@ -1,7 +1,5 @@
 """Arrays and their metadata in one safetensors file: a JSON text in its head, and a checksum of both."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

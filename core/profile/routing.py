@@ -4,8 +4,6 @@ experts.
 Memory: three float64 [L, E, E], five int64 [L, 16384], and E numbers for each distinct token id.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Validates the content of a profile file before anything is built from it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

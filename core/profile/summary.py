@@ -1,7 +1,5 @@
 """Summarizes a profile, one line per part, for the command line and the dashboard."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What one forward pass computes: the next tokens of some sequences, and the logits that follow them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Decides whether decoded tokens are computed without the host (`core.runtime.device_step`), and says why not."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence

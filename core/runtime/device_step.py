@@ -6,8 +6,6 @@ ids in one piece at its end. Then it counts hits and misses, and admits experts 
 (core.cache.address_table). Every product, activation and sum has the bits of `core.runtime.moe_step` on this GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 

@@ -1,7 +1,5 @@
 """Builds the gates of BuddyMoE section 3.1 for every layer from settings and a profile."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -7,8 +7,6 @@ in the next request that needs some, it keeps the pool for good, and leaves the 
 all of it is undone, whatever torch did of it.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Computes several experts in a few GPU launches: kernel products around the model's own activation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

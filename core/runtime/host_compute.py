@@ -5,8 +5,6 @@ of their own; with no such threads, and in the reference arithmetic on a CPU, th
 as another slot. What `core.policy.placement` decides is carried out here.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence

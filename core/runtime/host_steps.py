@@ -1,7 +1,5 @@
 """One row through experts that lie in host memory, as steps of native calls that threads of their own compute."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The KV memory that the budget reserved, divided among several sequences: each gets the positions that it can need."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from transformers import PreTrainedModel

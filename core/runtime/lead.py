@@ -6,8 +6,6 @@ both are timed on the answers' own tokens, whose bits are the same either way: m
 tokens of the other.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 TRIED = 2  # tokens of the slower way in a row, whose faster one counts

@@ -4,8 +4,6 @@ Passes run through a pipeline of their own over the engine's cache and experts: 
 answer's, and nothing is predicted, recorded or shown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

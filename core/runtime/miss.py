@@ -4,8 +4,6 @@ Called by `core.runtime.moe_step` between the router and the cache, on the compu
 is on. The decision for each missing expert, and its reason, become events of the step record.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast

@@ -4,8 +4,6 @@ A step replaces transformers' experts modules. It receives (hidden [T, H], ids [
 own router and returns [T, H].
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 

@@ -1,7 +1,5 @@
 """Tells a GPU without memory from other errors of torch's."""
 
-from __future__ import annotations
-
 import torch
 
 REFUSALS = (

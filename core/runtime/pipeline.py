@@ -2,8 +2,6 @@
 prediction, lossy options and recording; measuring runs another, which has none of these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

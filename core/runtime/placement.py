@@ -1,8 +1,6 @@
 """What copying, computing on the device and computing on the host take: measured once, then followed by what passes
 measure. `core.policy.placement` decides by these."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 

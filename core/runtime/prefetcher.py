@@ -1,7 +1,5 @@
 """Predicts which experts later layers need, and prefetches them into the cache."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a way of computing experts is, and how leased segments are divided into those that are computed together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol

@@ -11,8 +11,6 @@ that no answer waits for compilation. The reference is computed on the CPU: it d
 device may have no room.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

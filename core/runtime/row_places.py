@@ -6,8 +6,6 @@ where that run ends depends on the number of rows. transformers has a row for ev
 expert; here only a few rows are computed at a time. They are placed at the same positions of a zero tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What the parts of a pass report to while it runs: a `core.runtime.recorder.Recorder`, or a `NullSink`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

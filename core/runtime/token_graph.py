@@ -10,8 +10,6 @@ that asks for it is not captured, and a graph is used only once it has agreed wi
 the one that it was captured with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -2,8 +2,6 @@
 the predictor in use and of its shadows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any

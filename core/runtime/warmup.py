@@ -3,8 +3,6 @@
 The result selects the number of CPU threads and scales an emulated link.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import NamedTuple

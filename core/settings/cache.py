@@ -1,7 +1,5 @@
 """Settings of the expert cache: its size, its scope, who is evicted, who is pinned."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

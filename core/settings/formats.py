@@ -9,8 +9,6 @@ what a bit more would save (error * 2 ** bits a weight), 32 loses to 64 by 17 an
 %. 64 was chosen: the error matters more at so few bits, and 64 divides models that 128 does not (gpt-oss: 2880 inputs).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from core.errors import SettingError

@@ -1,7 +1,5 @@
 """Settings of KV caches after their answers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

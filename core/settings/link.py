@@ -1,7 +1,5 @@
 """Settings of the link that experts are copied, or read, over."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

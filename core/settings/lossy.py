@@ -1,7 +1,5 @@
 """The settings that may change an answer. All are off by default; see docs/settings.md."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Settings that an earlier version wrote, in the database or a trace, under today's names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Settings of missing experts: where they are computed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

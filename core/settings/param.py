@@ -6,8 +6,6 @@ choices and the default are taken from the declaration itself, so each stands on
     gbps: Annotated[float, Param("Bandwidth of the emulated link.", title="Bandwidth", low=0.001, high=128.0)] = 1.0
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace

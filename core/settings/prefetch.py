@@ -1,7 +1,5 @@
 """Settings of prefetching: who predicts, and when predictions are not fetched."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

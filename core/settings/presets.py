@@ -1,7 +1,5 @@
 """Systems of the literature as named settings. No code treats them specially."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 

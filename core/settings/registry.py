@@ -3,8 +3,6 @@
 A variant's own parameters are those of its constructor (`core.settings.param`). This module refers to none by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar

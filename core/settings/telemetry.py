@@ -1,7 +1,5 @@
 """Settings of what is measured while the model runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

@@ -4,8 +4,6 @@ Two configurations replay the same tokens, so they are compared part by part. To
 are their costs; parts of a twentieth of the trace are nearly independent (batch means, Law and Kelton chapter 9).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

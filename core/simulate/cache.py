@@ -7,8 +7,6 @@ that the policy evicts among those that the pass does not need. With transit slo
 the layer is done. The scalar core is what this is tested against.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

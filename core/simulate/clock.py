@@ -1,7 +1,5 @@
 """A virtual clock: what the misses of a trace would cost on a link, in milliseconds per token."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Measures the statistics that a cache is planned from: the exact replay of the cache at many sizes at once, and beside
 it what predictions made for the same tokens were worth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

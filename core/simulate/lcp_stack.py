@@ -7,8 +7,6 @@ each cache evicts is the one of lowest priority so far (core/policy/eviction/lcp
 priority until their token is done.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

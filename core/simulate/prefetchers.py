@@ -1,8 +1,6 @@
 """Replays predictors with prefetching over one trace, in parallel processes: hits, late copies, waste,
 predicted speed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field

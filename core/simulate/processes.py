@@ -1,7 +1,5 @@
 """Runs independent jobs over one trace: in this process, one after the other, or in others."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recall of a predictor at any width, layer by layer, without a cache or a clock."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -10,8 +10,6 @@ prompt, those that the prompt used). It is the most hits that any cache without 
 among caches with bypass if the engine's has it, and else among those without.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

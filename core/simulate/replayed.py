@@ -1,7 +1,5 @@
 """A predictor that replays the predictions recorded with a trace, each in the layer in which it was there."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 

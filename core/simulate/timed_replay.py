@@ -4,8 +4,6 @@ Steps in a layer, in the order of `core.runtime.moe_step`: routing, cache reques
 experts, then each missing expert when its copy lands, release of the slots.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """What a predictor can read when there is a recorded trace and no model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 They replace the real ones of `core.memory`, so that the engine's own cache runs over them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -6,8 +6,6 @@ the alignment is a power of two. Nothing may follow the last tensor: otherwise a
 every weight. Needs the package `gguf` for number types only.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import struct

@@ -3,8 +3,6 @@
 A name may claim up to 99,999 parts. Nothing here takes longer for parts that do not exist.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A small JSON file with what was measured on this machine: read where it can be, replaced as a whole."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

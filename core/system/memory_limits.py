@@ -5,8 +5,6 @@ kernel's figures for the whole machine then overstate what is available. Version
 are mounted. Without control groups (Windows, macOS) the machine's figures apply.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath

@@ -1,7 +1,5 @@
 """The NVIDIA GPUs that their driver reports, whether or not torch can use them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

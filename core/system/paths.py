@@ -1,7 +1,5 @@
 """Paths as users write them. Standard library only."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

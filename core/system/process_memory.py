@@ -3,8 +3,6 @@
 None of it is in the budget, so it has to stay small.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """Ends a process together with what it started, on any system."""
 
-from __future__ import annotations
-
 import subprocess
 from typing import Any
 

@@ -3,8 +3,6 @@
 Every failure is a MoestroError worded for the user. Standard library only.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

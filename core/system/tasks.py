@@ -1,7 +1,5 @@
 """Runs tasks in several other processes at once, or here; both can be stopped."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections import deque

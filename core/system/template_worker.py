@@ -5,8 +5,6 @@ it from files and from Python, but limits neither time nor memory, and Python's 
 because that would import torch.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

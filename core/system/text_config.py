@@ -1,7 +1,5 @@
 """Finds a config's text model: multimodal models nest it in a separate config."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Words for messages: other libraries' errors about a file as part of one of our sentences, and sizes."""
 
-from __future__ import annotations
-
 import re
 
 MOST = 300  # characters

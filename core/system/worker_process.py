@@ -5,8 +5,6 @@ Processes are spawned, on every system: they inherit no device context, no threa
 the application, however that ends.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

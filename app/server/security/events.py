@@ -3,8 +3,6 @@
 Gradio passes event data to the handlers unchecked, and responds 500 with a traceback when they fail on it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable

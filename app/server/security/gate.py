@@ -7,8 +7,6 @@ do. Pages of the origins that the user allows may use the API, and nothing else.
 which address, or for whom, it came do not pass: Gradio would make its page's root of them.
 """
 
-from __future__ import annotations
-
 import logging
 from html import escape
 from urllib.parse import parse_qsl, urlencode, urlsplit

@@ -6,8 +6,6 @@ application that mounts it never calls, so `mark_launched` sets that state. An a
 downloaded; that is refused here too.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -5,8 +5,6 @@ such as an `onclick`, does not run. Gradio compiles the handlers of its componen
 styles (`unsafe-inline` for styles), so these two must be allowed.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 

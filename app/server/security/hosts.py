@@ -1,7 +1,5 @@
 """Host names and addresses that the server accepts, and the URLs under which it can be opened."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import socket

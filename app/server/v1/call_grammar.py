@@ -4,8 +4,6 @@ Calls are written as `parts.py` reads them first: JSON with `name` and `argument
 Lark as llguidance reads it: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """OpenAI's chat completions."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """OpenAI's completions: a text is continued, without a chat template."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence

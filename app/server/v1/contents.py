@@ -1,7 +1,5 @@
 """Messages of requests, as the chat template takes them: text alone, in the roles that templates know."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -2,8 +2,6 @@
 be honoured is refused by name, any other is logged and ignored.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -4,8 +4,6 @@ Tool calls are read in the forms of the ChatML family of templates: JSON with `n
 or <function=...> with <parameter=...>, each between <tool_call> tags. What cannot be read is content.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import uuid

@@ -1,7 +1,5 @@
 """Sends an answer, whole or as server-sent events, in the form of the requesting API."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence

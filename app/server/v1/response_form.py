@@ -3,8 +3,6 @@
 https://platform.openai.com/docs/api-reference/responses-streaming
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """OpenAI's responses. Nothing is stored: each request brings the whole conversation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 

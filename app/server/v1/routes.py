@@ -1,7 +1,5 @@
 """The routes under /v1."""
 
-from __future__ import annotations
-
 import time
 
 from anyio import to_thread

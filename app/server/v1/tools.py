@@ -1,7 +1,5 @@
 """Tools that a request offers to the model, in the form that chat templates take, and those it has to call."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ One is only called best where the difference exceeds its noise (core.engine.qual
 on the same tokens, or on the same questions, are compared.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Fits the simulator's clock to recorded passes: times of computing, an expert copy and a miss on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The options of an analysis from the form, and the caches and the clock derived from them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """The what-if table as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 

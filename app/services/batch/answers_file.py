@@ -1,8 +1,6 @@
 """The file that a batch is answered into: its own journal. A line is written whole or not at all, so that a run that
 was killed goes on where it ended. Bytes that no batch wrote are never changed."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -1,7 +1,5 @@
 """What the passes of a batch did, over the whole run: for the live view."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field

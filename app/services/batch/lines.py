@@ -1,7 +1,5 @@
 """The prompts of a batch: a line of JSON each, in OpenAI's form for batches or a plain one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The lines of answers: in OpenAI's form of a batch's output, or plain. Says which bytes are one."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

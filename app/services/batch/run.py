@@ -1,7 +1,5 @@
 """One run of a batch: the lines that have no answer yet, through a backend, into the file of answers."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """The answers table of an export: each answer's statistics, lossy choices, and their quality loss."""
 
-from __future__ import annotations
-
 import sqlite3
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Exports a chat, or everything since a load, as a zip of tidy CSV files and a manifest that describes every column."""
 
-from __future__ import annotations
-
 import errno
 import json
 import platform

@@ -1,7 +1,5 @@
 """The table of lossy choices made instead of waiting for missing experts, and their reasons, from the stored events."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Prefill and decode are never summed together: every table has a phase column.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Sequence
 from datetime import UTC, datetime

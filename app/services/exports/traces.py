@@ -1,7 +1,5 @@
 """Trace files of past chats, written from the store on request."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 

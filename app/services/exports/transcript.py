@@ -1,7 +1,5 @@
 """A chat as a text to read (Markdown) and as data (JSON)."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

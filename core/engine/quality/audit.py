@@ -1,7 +1,5 @@
 """The exact model reads an answer again, a few tokens at a time, and gives its logits at each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ Distributions are softmax over the model's own logits; temperature and other sam
 change what is drawn, not the model's distribution.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

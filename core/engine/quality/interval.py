@@ -6,8 +6,6 @@ Science 16, 2001) recommend for few observations and for shares near 0 or 1. It 
 one answer are not quite, so the true interval is somewhat wider.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

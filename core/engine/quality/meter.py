@@ -1,7 +1,5 @@
 """The quality meter of one engine: what it keeps of answers, the queue of answers to score, and the results."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Sequence

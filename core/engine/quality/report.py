@@ -1,7 +1,5 @@
 """Results of the quality meter: of one answer, or of several combined."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

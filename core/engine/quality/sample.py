@@ -1,7 +1,5 @@
 """Keeps the logits of a sample of an answer's tokens: evenly spread, bounded in bytes, without stalling the answer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -12,8 +12,6 @@ It leaves out what the prompt saved and the time to choose substitutes, which is
 takes the routing as it was, which in an exact answer might have been different.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol

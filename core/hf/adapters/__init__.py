@@ -5,8 +5,6 @@ calls its experts with (hidden, ids, weights); the experts get the attributes th
 their names. Outputs are summed in the order of experts, as these blocks do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import nn

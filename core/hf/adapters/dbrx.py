@@ -1,7 +1,5 @@
 """DBRX: a layer's experts are concatenated along the rows of three matrices, with equally many rows each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Attributes that transformers' experts interface sets on experts, and our additional ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Jamba, as transformers before 5.21 has it: its router is a plain linear layer, and the block chooses the experts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

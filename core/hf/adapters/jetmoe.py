@@ -1,7 +1,5 @@
 """JetMoE: experts in the feed-forward layers, which are offloaded, and others in attention, which stay resident."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Llama 4: one expert per token, whose input is the state times its score."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

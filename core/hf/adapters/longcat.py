@@ -1,7 +1,5 @@
 """LongCat Flash: some of the experts that a router selects from are identity functions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,8 +1,6 @@
 """Phi-MoE's stretched rotary embedding, whose own code decides by positions on the device which of two factors to
 multiply by: where both are the same there is nothing to decide."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """ERNIE 4.5 VL: half of the experts process text and half images, each half with its own router."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

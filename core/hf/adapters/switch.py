@@ -2,8 +2,6 @@
 sequence in a pass: what is beyond goes on without any. transformers 5.17 counts these tokens along another dimension
 than theirs, so that no limit is ever reached; with it, there is none here either."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

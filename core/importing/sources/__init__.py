@@ -1,7 +1,5 @@
 """Importable checkpoints, each presented as plain named tensors under transformers' names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from core.importing.sources.base import Source

@@ -1,8 +1,6 @@
 """AWQ, gemm layout: 4-bit codes packed along the output, `qweight [in, out / 8]`, eight to a word in an interleaved
 order, with `qzeros [groups, out / 8]` packed alike and `scales [groups, out]`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

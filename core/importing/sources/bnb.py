@@ -1,8 +1,6 @@
 """bitsandbytes 4-bit: `weight`, two codes per byte with the first in the high half; `absmax`, one per block of
 consecutive weights; `quant_map`, the code table; `quant_state`, the shape. `absmax` may be 8-bit codes (nested)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ A module's storage is recognised from its tensors, so `targets` and `ignore` nee
 bits is read from the config, and in mixed checkpoints follows from `weight_shape`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

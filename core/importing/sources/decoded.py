@@ -1,7 +1,5 @@
 """Presents a quantized checkpoint as plain tensors: each quantized matrix is listed under its weight's name."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 

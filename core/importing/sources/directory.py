@@ -1,7 +1,5 @@
 """Model directories of safetensors files, plain or quantized, identified by config.json and tensor names."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path

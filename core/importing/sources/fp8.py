@@ -4,8 +4,6 @@ None of our formats holds such codes. They are dequantised as in transformers: f
 model's number type.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,8 +1,6 @@
 """GPTQ: codes of 4 or 8 bits packed along the input, `qweight [in * bits / 32, out]`, with `qzeros`, `scales [groups,
 out]` and `g_idx [in]`. Format 1 (AutoGPTQ) stores each zero point minus one, format 2 (GPTQModel) unchanged."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Integer codes with a scale per group, as in GPTQ, AWQ and compressed-tensors, and their conversion to our formats."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -6,8 +6,6 @@ mlx-lm stacks experts under names of its own (`switch_mlp`), which is undone her
 nothing else.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ How a module is stored is recognised from its tensors, as settings name layers b
 are packed two outputs to a byte, the even one in the low half. Scales of activations and of the KV cache are not used.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

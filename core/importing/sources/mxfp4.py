@@ -4,8 +4,6 @@ gpt-oss: `NAME_blocks [experts, out, in / 32, 16]` and `NAME_scales [experts, ou
 the model's own parameter NAME is [experts, in, out]. compressed-tensors: one matrix at a time, not transposed.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ reciprocal, rounded to fp32, is the factor, as in the kernels that multiply such
 of two, a weight may be off by a last digit or two of fp32 from what compressed-tensors' own division gives.
 """
 
-from __future__ import annotations
-
 import torch
 
 from core.hf.safetensors_file import TensorFiles

@@ -1,8 +1,6 @@
 """AMD Quark: MXFP4 as `weight` uint8 [out, in / 2] with exponents `weight_scale` [out, in / 32], and 8-bit floats with
 a `weight_scale` a tensor or row. Scales of activations and of the KV cache are not used."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ Sources: the first is the baseline of Speculating Experts (section 3.3) and of M
 former's own prediction (section 3.2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calibration: runs texts through a loaded model, exactly, and gathers the parts of its profile."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing

@@ -1,8 +1,6 @@
 """What caches of every size would hit while a text is read token by token, and what each layer's router says early: the
 statistics that MoEpic's configurator plans from (section 3.4.2), with its cache policy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Likeness of the experts of a layer: the cosine of two experts' outputs for the same input (BuddyMoE figure 4)."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

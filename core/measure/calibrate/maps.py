@@ -1,7 +1,5 @@
 """Store of expert maps with their embeddings, and which old map a new one replaces (FineMoE 4.1 to 4.4)."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

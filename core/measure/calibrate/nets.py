@@ -1,7 +1,5 @@
 """Calibration trains the networks of two predictors on what was gathered: the estimator and the routing path."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 

@@ -1,7 +1,5 @@
 """One pass over texts and traces that gathers every requested part."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from typing import Any
 

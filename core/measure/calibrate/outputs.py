@@ -1,7 +1,5 @@
 """Mean output of each expert, before its gate weight (Speculating Experts section 3.1), its mean norm, and its peak."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

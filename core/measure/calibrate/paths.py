@@ -3,8 +3,6 @@
 Source: ExpertFlow section 3.1.2, where X is given to the model, Y is what it writes, and R the experts of both.
 """
 
-from __future__ import annotations
-
 import heapq
 import shutil
 import tempfile

@@ -3,8 +3,6 @@
 The file is gone with its handle: the system removes it when it is closed, and when the process dies.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path

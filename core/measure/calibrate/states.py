@@ -1,7 +1,5 @@
 """The estimator's training data: what it is fed, and the routing it is to predict, of a uniform sample of tokens."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Sequence

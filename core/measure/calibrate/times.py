@@ -5,8 +5,6 @@ layer's experts to the next router, norms, attention and a shared expert; the re
 without experts, logits.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator, Sequence

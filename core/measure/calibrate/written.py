@@ -5,8 +5,6 @@ length, and the routing paths of input and output are the data. How tokens are c
 answer to a prompt is the likeliest one, as a chat's is by default; further ones are drawn at temperature 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gathers the profile parts that modes need and the engine lacks, from texts that the evaluation does not ask about."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Teacher forcing: a model reads a given text one token at a time, as if it were generating it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 

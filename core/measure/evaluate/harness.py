@@ -1,7 +1,5 @@
 """Runs tasks of lm-evaluation-harness (an optional extra) on a loaded model, under the settings in force."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Sequence

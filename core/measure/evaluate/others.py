@@ -1,7 +1,5 @@
 """Load of other programs on the machine meanwhile, which lowers the measured speeds."""
 
-from __future__ import annotations
-
 import time
 
 import psutil

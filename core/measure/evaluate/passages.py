@@ -1,7 +1,5 @@
 """The exact model's log-probabilities of a text, and what a mode makes of it beside them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

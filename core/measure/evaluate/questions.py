@@ -1,7 +1,5 @@
 """Questions with one right answer: the demo model's facts, in their trained phrasing and in unseen ones."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Collection

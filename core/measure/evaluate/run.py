@@ -4,8 +4,6 @@ Every run of questions and every run of the text starts with the cache as after 
 history; so a figure does not depend on earlier runs.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ handling act as in a chat. Texts are tokenized without special tokens, a context
 harness does for causal models.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 

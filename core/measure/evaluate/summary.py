@@ -1,7 +1,5 @@
 """A whole evaluation as plain data: its conditions, and every row with its units."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

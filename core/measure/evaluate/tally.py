@@ -1,7 +1,5 @@
 """Costs of decoding under one configuration: sums over forward passes, and means per token."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

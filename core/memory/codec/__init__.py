@@ -1,7 +1,5 @@
 """Expert formats: how one expert's weights are encoded into bytes and multiplied."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

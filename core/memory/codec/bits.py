@@ -3,8 +3,6 @@
 3 bits are two planes: the low two bits as 2-bit codes, the high bit eight to a byte.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Products that read slots directly on a CPU, by own kernels: core.memory.codec.native."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """The number types in a blob; re-exports the registry of formats, `core.settings.formats`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

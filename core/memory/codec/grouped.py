@@ -3,8 +3,6 @@
 Slots hold the blob's bytes, with biases in the compute dtype; products dequantise first, in fp32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

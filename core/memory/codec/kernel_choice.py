@@ -1,7 +1,5 @@
 """Tries on this machine which way of computing a codec's products is the fastest for how many rows."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager

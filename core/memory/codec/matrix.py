@@ -1,7 +1,5 @@
 """Byte positions of one matrix in a slot, for kernels that compute directly from slots."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

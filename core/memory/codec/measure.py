@@ -6,8 +6,6 @@ dtype: as chosen for this machine, and below by each way that it has (`core.memo
 through 32 MB or more of slots, as in a running engine. Single-threaded.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import time

@@ -1,7 +1,5 @@
 """Unquantised weights. Blobs keep their own number type; slots have the compute dtype."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 

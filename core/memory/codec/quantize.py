@@ -5,8 +5,6 @@ weights is needed. The best fit is fitted again to its own codes, and kept where
 to the blob's number types, is below that of the plain rule: the group's ends, or its extreme, to the ends of the codes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

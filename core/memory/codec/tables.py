@@ -5,8 +5,6 @@ sign bit, two exponent bits and one of mantissa; OCP Microscaling Formats 1.0, s
 kvalues_iq4nl (llama.cpp, ggml-common.h).
 """
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 

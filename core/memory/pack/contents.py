@@ -1,7 +1,5 @@
 """Which files of a folder belong to a pack, finished or not, and their deletion. All other files are left untouched."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Sequence

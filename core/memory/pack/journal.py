@@ -1,7 +1,5 @@
 """The journal of an unfinished import: one line identifies the import, and one describes each finished file."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

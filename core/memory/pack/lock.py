@@ -1,7 +1,5 @@
 """Lock file for a single writer: the system releases the lock when the holding process ends, however it ends."""
 
-from __future__ import annotations
-
 import os
 import stat
 import sys

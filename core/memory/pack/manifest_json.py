@@ -3,8 +3,6 @@
 `*_json` return what the manifest holds; `*_from` read it back, and raise InvalidValue.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any, NamedTuple
 

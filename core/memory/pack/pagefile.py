@@ -4,8 +4,6 @@ Moestro caches expert bytes itself, under a budget; a second copy in the file ca
 pages. Where direct reads are unavailable, the system is advised to drop the pages that were read.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import threading

@@ -1,7 +1,5 @@
 """Durable writes: bytes and names that are on the disk when a call returns, and survive a power failure."""
 
-from __future__ import annotations
-
 import io
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Write a safetensors file tensor by tensor: only one tensor at a time is in memory."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Verification of a pack: a quick check at every opening, and a full byte-for-byte check on request."""
 
-from __future__ import annotations
-
 import hashlib
 import stat
 import zlib

@@ -5,8 +5,6 @@ The paper leaves open, and this fixes: a layer gives only while it keeps somethi
 experts; ties go to the lower layer; the number of moves is bounded.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Division of slots into pools, and of experts into waves when more are needed than fit. Numbers only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 WAVES = 8  # groups that a pool holds at once

@@ -1,7 +1,5 @@
 """How much of each expert a layer keeps where experts are cached in blocks: its top (MoEpic section 3.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 

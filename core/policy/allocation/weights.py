@@ -5,8 +5,6 @@ Pure functions over arrays [layers, ...], and the registered ways to divide. A w
 gives no layer more slots than experts, and none fewer than its `least` as long as there are that many.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

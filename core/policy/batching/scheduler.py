@@ -1,7 +1,5 @@
 """The token scheduler of ExpertFlow, and what it is compared with."""
 
-from __future__ import annotations
-
 import random
 from typing import Annotated, Protocol
 

@@ -1,7 +1,5 @@
 """What a group of sequences needs: the union of their experts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ into pools. The engine calls it for one expert at a time, the simulator for one 
 takes a single id or an array of distinct ids and is written once, in numpy indexing that works for both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """MIN evicts the expert needed again last. It needs the future, so it works on traces only and is in no menu."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from core.policy.eviction.base import Eviction, ExpertIndex, Floats, Ids

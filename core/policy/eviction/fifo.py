@@ -1,7 +1,5 @@
 """First in, first out: the cheapest order."""
 
-from __future__ import annotations
-
 from core.policy.eviction.base import Eviction
 from core.settings.registry import register
 

@@ -1,7 +1,5 @@
 """FineMoE's eviction: rarely used experts that are unlikely to be used are evicted first."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

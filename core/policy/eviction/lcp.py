@@ -1,7 +1,5 @@
 """Least cache priority: combines frequency and recency of use."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Annotated, ClassVar

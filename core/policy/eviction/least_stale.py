@@ -1,7 +1,5 @@
 """Evicts the expert whose layer is computed again last: layers run in a fixed order, so that this much is known."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from core.policy.eviction.base import RECENT, Eviction, Floats, Ids

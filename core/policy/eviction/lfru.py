@@ -1,7 +1,5 @@
 """Least frequently and recently used: frequency, worth less the longer an expert is unused."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Least frequently used: the policy of MoE-Infinity's cache."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from core.policy.eviction.base import RECENT, Eviction, ExpertIndex, Floats, Ids

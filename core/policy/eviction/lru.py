@@ -1,7 +1,5 @@
 """Least recently used: the baseline of every paper here, and the policy of Mixtral-offloading."""
 
-from __future__ import annotations
-
 from core.policy.eviction.base import Eviction, Ids
 from core.settings.registry import register
 

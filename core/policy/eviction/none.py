@@ -1,7 +1,5 @@
 """No cache: the lower bound that every cache is measured against."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from core.policy.eviction.lru import LRU

@@ -1,7 +1,5 @@
 """Predictive locality-aware expert caching: keeps experts of the coming layers, evicts those of passed layers first."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

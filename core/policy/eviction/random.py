@@ -1,7 +1,5 @@
 """Random replacement: the baseline for policies that use the past."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A cache that does not adapt: keeps the experts most used in a profile."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from core.policy.eviction.base import RECENT, Eviction, Floats, Ids

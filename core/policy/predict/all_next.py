@@ -1,7 +1,5 @@
 """SE-MoE: prefetches the whole next layer, whatever its router will choose."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """The predictor interface: from the layer about to be computed, it predicts the experts of later layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol

@@ -1,7 +1,5 @@
 """The next layer's router, evaluated on its input if every chosen expert returned its mean output."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from core.policy.predict.base import Floats, View

@@ -1,7 +1,5 @@
 """A trained network in place of the next layer's router, in all layers or where the router predicts badly."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar
 
 from core.policy.predict.base import Floats, View

@@ -1,7 +1,5 @@
 """FineMoE: predicts that this pass continues like the earlier pass that began most alike."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, NamedTuple

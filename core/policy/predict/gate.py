@@ -1,7 +1,5 @@
 """The next layers' own routers, evaluated early."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 

@@ -1,7 +1,5 @@
 """The search in expert maps, run in a worker: the messages it gets from passes, and its answers."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass

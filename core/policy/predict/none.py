@@ -1,7 +1,5 @@
 """No prefetching."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

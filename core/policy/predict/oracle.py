@@ -1,7 +1,5 @@
 """Knows the future: the upper bound for prefetching. For traces only, so it cannot be chosen."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Predicts the experts that the previous token used in the same layer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from core.policy.predict.base import Prediction, Predictor, View

@@ -1,7 +1,5 @@
 """Predicts experts drawn at random: the control that every prefetcher must beat."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """TLP: predicts the experts that the last tokens used most."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

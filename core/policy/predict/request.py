@@ -1,7 +1,5 @@
 """MoE-Infinity's activation counts: predicts the experts that this request has used most so far."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

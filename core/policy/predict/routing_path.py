@@ -1,7 +1,5 @@
 """ExpertFlow: a small network reads the same tokens as the model and predicts the experts of all layers at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple
 

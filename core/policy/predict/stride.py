@@ -1,7 +1,5 @@
 """Evaluates one router several layers ahead: more time to fetch, less accuracy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Predicts layer 0 from the token's id, before anything is computed; other layers by their routers, evaluated early."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar

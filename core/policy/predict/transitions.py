@@ -1,7 +1,5 @@
 """SLP: predicts that tokens with the same experts in one layer choose similar ones in the next."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Messages and answers are bytes in a format shared by the predictor and its worke
 process (core.runtime.prediction.worker.process_worker). A replay runs it inline and synchronously.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 

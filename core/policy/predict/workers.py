@@ -1,7 +1,5 @@
 """Creates workers by the name of their task."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from core.policy.predict.map_search import MapSearch

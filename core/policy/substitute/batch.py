@@ -3,8 +3,6 @@
 The only loop is over the k positions, since each choice depends on the earlier ones. It waits for the device once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

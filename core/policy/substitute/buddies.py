@@ -4,8 +4,6 @@ Two steps, since the first needs the whole matrix and the second depends on sett
 `cut` takes the shortest prefix that covers alpha. Arrays of L layers of E experts, R peers.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """TAE, the entropy of a token's gate weights, in one place: for what is decided, for what is recorded, for profiles."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import log
 from typing import Any, TypeVar

@@ -12,8 +12,6 @@ public implementation has them, and were not checked against the paper's own tex
 in every model, one more thing is asked, and that is ours: it must stand out from its own layer.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

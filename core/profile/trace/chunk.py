@@ -1,7 +1,5 @@
 """The interface of a routing trace: its sizes, and its tokens in chunks of bounded size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol

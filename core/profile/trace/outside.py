@@ -1,7 +1,5 @@
 """Reads traces of other tools: `.npz` arrays, and CSV or JSON lists of (token, layer, expert ids)."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,8 +1,6 @@
 """The predictions recorded with a trace, as rankings: for every pass and layer the experts that were predicted for it,
 the likeliest first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

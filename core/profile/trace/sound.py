@@ -1,7 +1,5 @@
 """Validates every head and every frame of a trace file before it is used."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path

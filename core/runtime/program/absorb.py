@@ -6,8 +6,6 @@ fp32 (`core.memory.codec.fast.unpack`), k the places of a latent:
     values:   out[h, i] = the sum over k of x[h, k] * w[keys + i, k]
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

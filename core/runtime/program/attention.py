@@ -1,7 +1,5 @@
 """Grouped-query attention with rotary embeddings: found by trying a layer's module on random states."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

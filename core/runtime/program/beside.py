@@ -1,7 +1,5 @@
 """Experts beside a dense layer: their router has a norm of its own, and a factor for each expert, as in Gemma 4."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

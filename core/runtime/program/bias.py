@@ -1,7 +1,5 @@
 """A bias, added to each row of a product's results."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

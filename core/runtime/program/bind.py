@@ -3,8 +3,6 @@
 A form is a guess until the modules were tried on random states, and the whole model on a text.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import logging

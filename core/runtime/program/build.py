@@ -4,8 +4,6 @@ Of one row, the steps of a layer's experts follow its router, for where each is 
 others.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

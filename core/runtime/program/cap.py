@@ -1,7 +1,5 @@
 """Bounds of logits: each becomes cap * tanh(it / cap)."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

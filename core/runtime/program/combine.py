@@ -1,8 +1,6 @@
 """The weighted sum of a token's experts: fma(weight, output, sum) in the router's order from 0, and then the expert
 that all tokens share: + its output, or fma(sigmoid(gate), output, sum)."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Literal

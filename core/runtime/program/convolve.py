@@ -5,8 +5,6 @@ and those of earlier ones are the same numbers. With weights w, s begins at 0, a
 fma, j = 0 first; + bias; and the result is s / (1 + exp(-s)).
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

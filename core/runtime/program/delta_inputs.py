@@ -4,8 +4,6 @@ Of a key head: q = (q * f(q)) * (1 / sqrt(width)) and k = k * f(k), where f(x) =
 of q * k. Of a value head: decay = exp(-(exp(a_log) * softplus(a + dt_bias))), rate = 1 / (1 + exp(-b)).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Gated delta nets: a convolution of queries, keys and values over the tokens, and states that these read and change.
 Found by trying a layer's module on random states."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Iterator, Sequence

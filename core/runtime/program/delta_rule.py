@@ -6,8 +6,6 @@ that it reads, their product p, value v, a decay and a rate, and for each column
     d = fma(-decay, a, v) * rate; out = fma(d, p, decay * b); s[i] = fma(k[i], d, decay * s[i])
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ exp(x) = 2**n * exp(r), where n is the integer nearest to x / ln 2 and |r| <= ln
 is off by at most 8e-9 there. Within 1 unit in the last place of the true value wherever that is a normal number.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 

@@ -4,8 +4,6 @@ Rows of x are prepared once for all experts of a layer. The output of a row thro
 else is computed with it, and so has its weighted sum, which is added in the router's order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any

@@ -5,8 +5,6 @@ With g = gate and u = up, where there is a limit g = min(g, limit) and u = max(m
     gelu_tanh:  (g / (1 + exp(g * fma(g * g, C * .044715, C)))) * (u + shift), C = -2 * sqrt(2 / pi)
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ With x and g a number of a head and its gate: y = x, or (x * (1 / sqrt(sum(x**2)
     sigmoid: y * (1 / (1 + exp(-g)))
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Rows of a table by their numbers, in fp32: embeddings by tokens, angles by positions."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

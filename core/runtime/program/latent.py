@@ -4,8 +4,6 @@ cache, each rounded once; the last numbers of each query are rotated and follow 
 The norm is that of `rms`, a pair is turned as by `rotate`.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

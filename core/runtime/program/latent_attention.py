@@ -5,8 +5,6 @@ multiplied by the matrix that would make keys, so that they meet the latents the
 by the one that would make values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Looks up the slots of a token's experts; where one is in none, the run of steps ends here."""
 
-from __future__ import annotations
-
 import functools
 
 from core.runtime.program.vectors import code_address, fields, kernel_code, where

@@ -1,7 +1,5 @@
 """What mixes the tokens of a sequence in a layer, such as attention, and what the steps of a pass lend it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 

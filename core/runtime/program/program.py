@@ -6,8 +6,6 @@ in both arithmetics. Layers of one row whose experts are all hits are computed w
 embeddings, on the norm before a router, on routers and on experts are called as in a pass of transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 

@@ -4,8 +4,6 @@ With r = x, or r = x + delta, or r = fma(scale, delta, x), which is stored back 
 out = ((r * (1 / sqrt(sum(r**2) / width + eps))) * w), rounded once.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 A pair (a, b) of a head is turned by its angle into fma(a, cos, -(b * sin)) and fma(b, cos, a * sin).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ A total has expert e, or the chosen one j, in lane e or j mod 8. Weights are the
 (their total + epsilon), then times `scale`, and then times the scale of the expert where each has one.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Several steps that do not read what the others write, as one: threads wait for each other once, not after each."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

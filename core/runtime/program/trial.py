@@ -1,7 +1,5 @@
 """A pass of a layer's attention over random states: what the program's own is compared with."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Dense weights and norms of a model's modules, bound where they are."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Native code for this CPU, by LLVM: detects its vector widths and compiles functions for it."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.util

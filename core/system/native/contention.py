@@ -9,8 +9,6 @@ pool of its own for as long as others want them. Where the system does not count
 How often threads are stopped says nothing: a thread of our own that wakes for microseconds stops another one, too.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

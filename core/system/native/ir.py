@@ -1,7 +1,5 @@
 """LLVM instructions as text: a minimal assembler for readable loops over vectors."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

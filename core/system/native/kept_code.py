@@ -4,8 +4,6 @@ A file is named by the SHA-256 of all that its code depends on, and begins with 
 compiled again. Whoever can write into the folder can run code here, as with Python's own compiled modules.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from hashlib import sha256

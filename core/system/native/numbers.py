@@ -1,7 +1,5 @@
 """Converts every number type of slots and states to fp32 and back. Conversions are instructions, never calls."""
 
-from __future__ import annotations
-
 import torch
 
 from core.system.native.ir import Code, fp32, splat

@@ -13,8 +13,6 @@ torch has one more pool, which a process that is forked makes anew at the first 
 then find none ("Invalid thread pool!"), so a forked process makes it before there is another thread.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -8,8 +8,6 @@ subnormal by 2 ** -25 for the zero and for each step of the code: under a hundre
 themselves. float32 would remove nearly all of it, for one more bit per weight (Q4_K: 6 instead of 5).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -3,8 +3,6 @@
 Widths are taken from tensor shapes, which are reliable; everything else comes from metadata.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Meaning of the keys: llama.cpp's conversion/*.py (which writes them) and src/mod
 function raises ModelError for models that cannot be converted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

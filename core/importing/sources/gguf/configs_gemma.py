@@ -4,8 +4,6 @@ The converter stores the weights as they are. That only a part of the dimensions
 it writes as divisors of 1e30 for the frequencies of the others.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from core.importing.sources.gguf import config_parts as c

@@ -1,7 +1,5 @@
 """Latent attention (MLA): DeepSeek-V2, V3 and V3.2, Kimi K2, GLM-4.7-Flash and GLM-5, Mistral Large 3 and Small 4."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

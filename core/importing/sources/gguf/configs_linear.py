@@ -5,8 +5,6 @@ layer in another order: the first of each key head, then the second of each, and
 joint projection apart, which has the queries, keys, values and gates of one key head after the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MiMo-V2: layers of full attention between layers that see a window, with other heads, and a sink in each window."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from core.importing.sources.gguf import config_parts as c

@@ -1,7 +1,5 @@
 """Hunyuan, Ling 2 and Sarvam, Phi and DBRX: config and tensor names."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -5,8 +5,6 @@ norm of a state into groups. A file does not say in how long pieces a state is c
 step (time_step_min): they have transformers' defaults.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

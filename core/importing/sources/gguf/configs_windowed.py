@@ -3,8 +3,6 @@
 In all of them only the layers with a window rotate queries and keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Typed access to a GGUF model's metadata by llama.cpp's key names."""
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """Finds and checks one model's GGUF files, and reads them by position into fresh buffers."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -6,8 +6,6 @@ int4-g32 at 5 bits per weight: the sixth of the weights that had 6.6 bits is red
 all of it, at 8.5 bits per weight.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

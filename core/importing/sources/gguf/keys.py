@@ -3,8 +3,6 @@
 Keys by llama.cpp's names (gguf-py/gguf/constants.py), without the architecture's prefix.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Maps a GGUF model's tensors to transformers'. Names: gguf.constants.TENSOR_NAMES of llama.cpp; the changes that its
 converter made to weights (conversion/*.py) are undone here."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

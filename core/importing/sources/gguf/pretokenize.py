@@ -4,8 +4,6 @@ Each is the pattern in the models' own tokenizer.json; the names are those of ll
 letters of "deepseek-llm" are written there as a list of ranges, which are Unicode's cased letters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"

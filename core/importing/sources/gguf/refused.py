@@ -1,7 +1,5 @@
 """GGUF architectures of Mixture-of-Experts models that cannot be read, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from core.errors import ModelError

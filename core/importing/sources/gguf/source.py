@@ -1,7 +1,5 @@
 """A GGUF model as an import source."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Presents a GGUF model's tensors under the names and shapes of transformers' checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple

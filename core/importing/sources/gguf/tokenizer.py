@@ -4,8 +4,6 @@ transformers has its own conversion, which only newer versions do correctly for 
 the same files on all versions. Keys: llama.cpp's gguf-py; semantics: src/llama-vocab.cpp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

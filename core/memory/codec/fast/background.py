@@ -4,8 +4,6 @@ The thread that posts a run computes it itself where the others have not begun, 
 for no thread longer than TIMEOUT_S: one that has ended, or does not finish, is an error.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading

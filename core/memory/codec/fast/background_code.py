@@ -5,8 +5,6 @@ A post goes through the states EMPTY or DONE -> POSTED -> TAKEN (by the team) ->
 thread that posted it).
 """
 
-from __future__ import annotations
-
 import functools
 
 from core.memory.codec.native.team_code import FIELDS, INSIDE, OPEN, pause

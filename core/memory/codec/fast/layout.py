@@ -5,8 +5,6 @@ per_byte, s + 2 * per_byte ... A row of x is stored in that order: for each vect
 second ones.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from core.memory.codec.matrix import Matrix

@@ -1,7 +1,5 @@
 """Rows of plain numbers times rows of x, as LLVM instructions: several of each at once, whose sums do not mix."""
 
-from __future__ import annotations
-
 import torch
 
 from core.memory.codec.fast.layout import LANES

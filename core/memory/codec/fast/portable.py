@@ -1,7 +1,5 @@
 """The canonical product in torch: slow, for any device and CPU. The oracle of the kernels."""
 
-from __future__ import annotations
-
 import torch
 
 from core.memory.codec.bits import unpack

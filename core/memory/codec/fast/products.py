@@ -1,7 +1,5 @@
 """The canonical product of rows of x by one matrix, from any slots that hold it, as steps of a run."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Iterator, Sequence

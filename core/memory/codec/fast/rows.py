@@ -1,7 +1,5 @@
 """A row of codes times one row of x, as LLVM instructions: codes are read once, at the speed of memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Rounds rows of x to integers of 8 bits, as LLVM instructions: the operand that codes are multiplied by."""
 
-from __future__ import annotations
-
 import torch
 
 from core.memory.codec.fast.layout import LANES, LEVELS, Blocks

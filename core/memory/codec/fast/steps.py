@@ -3,8 +3,6 @@
 A step is a kernel void(ptr arguments, i64 from, i64 to) over units that do not depend on each other.
 """
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ Unpacked, four codes of each of eight rows lie side by side, for the inputs whos
 bytes: one multiplication gives eight outputs.
 """
 
-from __future__ import annotations
-
 import torch
 
 from core.memory.codec.fast.layout import LANES, VECTOR, Blocks, Plane, meaning

@@ -5,8 +5,6 @@ number of a code, or code - 2 ** (bits - 1). A scale of a whole row, and one of 
 both, the scale is their product.
 """
 
-from __future__ import annotations
-
 from core.memory.codec.bits import PLANES
 from core.memory.codec.fast.layout import LANES
 from core.memory.codec.matrix import Matrix, Part

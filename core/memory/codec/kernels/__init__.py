@@ -12,8 +12,6 @@
 Where the kernels are unavailable, the codec's own `linear` computes, and one log message says so.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import logging

@@ -6,8 +6,6 @@ from inspecting the compiled code for compute capabilities 8.0, 8.9 and 9.0: no 
 weights, about three instructions per 4-bit weight.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 TILES = {2: 512, 3: 512, 4: 512, 8: 1024}  # words of codes a program reads at a time, by bits

@@ -5,8 +5,6 @@ wide loads need. The compiler gets the same facts here, so that both make the sa
 argument is 1 is left out.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

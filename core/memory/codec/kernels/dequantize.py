@@ -3,8 +3,6 @@
 Addresses and formats as in core.memory.codec.kernels.gemv. Importing this module needs triton.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

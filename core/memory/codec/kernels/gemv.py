@@ -9,8 +9,6 @@ the same bits, however the addresses were passed and wherever the weights are.
 The kernels read the layouts of core.memory.codec.grouped and .plain. Importing this module needs triton.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

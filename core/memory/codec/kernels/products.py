@@ -1,7 +1,5 @@
 """Launches the kernels: field offsets of a codec's slots, grouping of slots into launches, dequantisation scratch."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol

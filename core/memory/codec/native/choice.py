@@ -5,8 +5,6 @@ Until a model was loaded, or where a matrix is too small to be worth it, there i
 holds for the process, and is kept in a file, where one is named, for later ones on the same machine.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import platform

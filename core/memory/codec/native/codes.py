@@ -1,7 +1,5 @@
 """Codes as integers: the values of a format's codes before scales, and how a vector of codes is read."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from core.memory.codec.matrix import Matrix, Part

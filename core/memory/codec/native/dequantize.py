@@ -1,7 +1,5 @@
 """Dequantises rows of codes, as LLVM instructions: for prompts, whose many states torch multiplies."""
 
-from __future__ import annotations
-
 import torch
 
 from core.memory.codec.matrix import Matrix, Part

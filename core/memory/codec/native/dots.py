@@ -6,8 +6,6 @@ states are taken together, one vector of each at a time, which adds the same num
 torch's. Products of two numbers of bfloat16 are exact in fp32, so that fused multiply-adds round no differently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -6,8 +6,6 @@ of it at a time is multiplied by a vector of a panel. Every sum has the products
 order of the inputs: it does not depend on how many states there are, on threads, or on the width of vectors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

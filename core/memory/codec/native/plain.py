@@ -1,7 +1,5 @@
 """Rows of plain numbers times a state, in fp32: what torch has no product for, where sums of bf16 are not rounded."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 

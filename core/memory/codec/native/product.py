@@ -1,7 +1,5 @@
 """Rows of codes times states, as LLVM instructions: bytes are read once and multiplied without repacking."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Calls the kernels: products with one matrix, from any slot that holds it."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Sequence

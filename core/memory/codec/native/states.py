@@ -8,8 +8,6 @@ Codes of `bits` bits are read as 16-bit words; code s of all words of a vector f
 that order: for every vector of codes, its words' first numbers, then their second ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

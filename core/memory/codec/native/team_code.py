@@ -1,7 +1,5 @@
 """What the threads of a team run, as LLVM instructions: they take units of a product until none is left."""
 
-from __future__ import annotations
-
 import functools
 import struct
 

@@ -7,8 +7,6 @@ In a prompt, where torch's operations come between, its own threads share them (
 not depend on which thread computes a row.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -8,8 +8,6 @@ states. Where oneDNN has none for such numbers, torch multiplies one state by on
 no copy of the matrix; out of plain numbers they are used where their very bits are torch's.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from typing import ClassVar, Protocol

@@ -5,8 +5,6 @@ lie side by side, as the instruction takes them. It is made once for many states
 stays in the processor's cache while they are multiplied.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

@@ -4,8 +4,6 @@ Linear to a small width, plus a learned embedding of the layer, two linear layer
 residual around them, LayerNorm, and a head as wide as there are experts. One network serves all layers.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping
 from itertools import chain

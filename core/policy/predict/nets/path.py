@@ -7,8 +7,6 @@ reads the prompt's tokens too. Positions are relative, so that a window over the
 without limit.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

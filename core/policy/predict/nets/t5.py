@@ -3,8 +3,6 @@
 Implemented here because a decoder step takes a few hundred microseconds, too little for a general model's overhead.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

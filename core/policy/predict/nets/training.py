@@ -1,7 +1,5 @@
 """Shared training code of the small networks: seed, schedule, progress, cancellation, and going on after a stop."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence

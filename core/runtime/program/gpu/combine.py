@@ -1,8 +1,6 @@
 """The weighted sum of a token's experts, `core.runtime.program.combine` in Triton: fma(weight, output, sum) in the
 router's order from 0. Importing this module needs triton."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

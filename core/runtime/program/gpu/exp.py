@@ -1,7 +1,5 @@
 """exp in fp32 with the operations of `core.runtime.program.exp`, one for one. Importing this module needs triton."""
 
-from __future__ import annotations
-
 import math
 
 import triton

@@ -5,8 +5,6 @@ A token takes four launches: its state is prepared, first products and activatio
 prepared, second products and their weighted sum. Several tokens take five: the sum is a launch of its own.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

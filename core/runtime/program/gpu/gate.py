@@ -1,7 +1,5 @@
 """The activation of `core.runtime.program.gate` in Triton. Importing this module needs triton."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

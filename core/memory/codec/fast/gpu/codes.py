@@ -5,8 +5,6 @@ of x; the eight blocks of a step; the words of a block. Tiles of x lack `deep`, 
 that every thread has what it multiplies, and nothing passes between threads before integers are added up.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Numbers of slots in fp32, the tree over eight sums, rounding. Importing this module needs triton."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

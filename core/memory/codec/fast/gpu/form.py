@@ -1,7 +1,5 @@
 """What a kernel has to know of a matrix in a slot, as one compile-time constant. Importing this module needs triton."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@ for NVIDIA's GPUs, which have an instruction for each, or for others (Triton's i
 same integers. Importing this module needs triton.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch.version import hip

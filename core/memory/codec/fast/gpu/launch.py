@@ -1,7 +1,5 @@
 """Calls the kernels of one matrix: as `core.memory.codec.fast.products` on a CPU, with the same bits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

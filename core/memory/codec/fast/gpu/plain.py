@@ -5,8 +5,6 @@ Tiles are those of codes: [deep, lanes, across, 8]. A thread has one of the eigh
 every eighth number: what lies between comes along in the same lines, and is read next, out of the cache.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

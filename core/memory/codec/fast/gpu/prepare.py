@@ -1,7 +1,5 @@
 """Rounds rows of x to 8-bit integers, in the order in which codes meet them. Importing this module needs triton."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """The kernel of one product: rows of x times the matrix of each expert's slot. Importing this module needs triton."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -13,20 +13,7 @@ import torch
 
 from core.memory.codec.fast.unpack import SOME, unpacked
 from core.memory.codec.matrix import Matrix
-from core.runtime.program.vectors import (
-    FLOATS,
-    ZERO,
-    code_address,
-    everywhere,
-    fields,
-    fma,
-    kernel_code,
-    load,
-    pieces,
-    store,
-    total,
-)
-from core.system.native.ir import Code
+from core.runtime.program.vectors import ZERO, Kernel, pieces
 
 FIELDS = ("x", "slot", "out", "rows")
 AT_ONCE = 4  # rows of x for which weights are unpacked once
@@ -57,8 +44,8 @@ class Absorb:
 def queries(spec: Absorb) -> int:
     """The address of the kernel for queries. A unit is a head: x [rows, heads, keys + turned] -> out [rows, heads,
     latent + turned], fp32."""
-    code, size = kernel_code("absorb_queries"), (spec.keys + spec.turned) * 4
-    at = fields(code, FIELDS, ("rows",))
+    code, size = Kernel("absorb_queries"), (spec.keys + spec.turned) * 4
+    at = code.fields(FIELDS, ("rows",))
     with code.loop("%from", "%to") as head:
         first = code.times(head.index, spec.keys + spec.values)
         for begin, end, states in _tiles(code, at["rows"]):
@@ -68,21 +55,21 @@ def queries(spec: Absorb) -> int:
                 out = [code.at(at["out"], one, (spec.latent + spec.turned) * 4) for one in heads]
                 for one in out:
                     for start, count in pieces(spec.latent):
-                        store(code, ZERO, one, start, count, torch.float32)
+                        code.write(ZERO, one, start, count, torch.float32)
                 whole = spec.keys - spec.keys % SUMMED
                 with code.loop(0, whole, SUMMED) as some:
                     _absorb(code, spec, at["slot"], first, some.index, SUMMED, x, out)
                 with code.loop(whole, spec.keys) as rest:
                     _absorb(code, spec, at["slot"], first, rest.index, 1, x, out)
-    return code_address(code)
+    return code.address()
 
 
 @functools.cache
 def values(spec: Absorb) -> int:
     """The address of the kernel for values. A unit is a head: x [rows, heads, latent] -> out [rows, heads, values],
     fp32."""
-    code = kernel_code("absorb_values")
-    at = fields(code, FIELDS, ("rows",))
+    code = Kernel("absorb_values")
+    at = code.fields(FIELDS, ("rows",))
     with code.loop("%from", "%to") as head:
         first = code.add(code.times(head.index, spec.keys + spec.values), spec.keys)
         for begin, end, states in _tiles(code, at["rows"]):
@@ -95,65 +82,51 @@ def values(spec: Absorb) -> int:
                     _values(code, spec, at["slot"], first, some.index, VALUES[states], x, out)
                 with code.loop(whole, spec.values) as rest:
                     _values(code, spec, at["slot"], first, rest.index, 1, x, out)
-    return code_address(code)
+    return code.address()
 
 
-def _tiles(code: Code, rows: str) -> list[tuple[str, str, int]]:
+def _tiles(code: Kernel, rows: str) -> list[tuple[str, str, int]]:
     """(first, end, rows at once)."""
     whole = code.let(f"and i64 {rows}, {-AT_ONCE}")
     return [("0", whole, AT_ONCE), (whole, rows, 1)]
 
 
-def _of_head(code: Code, spec: Absorb, row: str, after: int, head: str) -> str:
+def _of_head(code: Kernel, spec: Absorb, row: str, after: int, head: str) -> str:
     """The number of a row's head among the heads of all rows."""
     return code.add(code.times(code.add(row, after), spec.heads), head)
 
 
-def _absorb(code: Code, spec: Absorb, slot: str, first: str, i: str, count: int, x: list[str], out: list[str]) -> None:
+def _absorb(
+    code: Kernel, spec: Absorb, slot: str, first: str, i: str, count: int, x: list[str], out: list[str]
+) -> None:
     """Add the products of numbers i.. of some queries to their latents."""
     rows = [code.add(code.add(first, i), n) for n in range(count)]
-    held = [
-        [everywhere(code, code.load("float", code.at(one, code.add(i, n), 4), 4)) for n in range(count)] for one in x
-    ]
-
-    def add(at: str, wide: int) -> None:
-        weights = [unpacked(code, spec.matrix, slot, row, at, wide) for row in rows]
+    held = [[code.spread(one, code.add(i, n)) for n in range(count)] for one in x]
+    for some in code.over(spec.latent, size=SOME):
+        weights = [unpacked(code, spec.matrix, slot, row, str(some.first), some.count) for row in rows]
         for own, into in zip(held, out, strict=True):
-            begin = code.at(into, at, 4)
-            for v, (start, lanes) in enumerate(pieces(wide)):
-                value = load(code, begin, start, lanes, torch.float32)
+            begin = code.at(into, some.first, 4)
+            for v, (start, lanes) in enumerate(some.pieces):
+                value = code.read(begin, start, lanes, torch.float32)
                 for n in range(count):
-                    value = fma(code, own[n], weights[n][v], value)
-                store(code, value, begin, start, lanes, torch.float32)
-
-    whole = spec.latent - spec.latent % SOME
-    with code.loop(0, whole, SOME) as some:
-        add(some.index, SOME)
-    if whole < spec.latent:
-        add(str(whole), spec.latent - whole)
+                    value = code.fma(own[n], weights[n][v], value)
+                code.write(value, begin, start, lanes, torch.float32)
 
 
-def _values(code: Code, spec: Absorb, slot: str, first: str, i: str, count: int, x: list[str], out: list[str]) -> None:
+def _values(
+    code: Kernel, spec: Absorb, slot: str, first: str, i: str, count: int, x: list[str], out: list[str]
+) -> None:
     """Numbers i.. of the values of some rows."""
     rows = [code.add(code.add(first, i), n) for n in range(count)]
-
-    def add(at: str, wide: int, sums: list[str]) -> list[str]:
-        weights = [unpacked(code, spec.matrix, slot, row, at, wide) for row in rows]
-        for v, (start, lanes) in enumerate(pieces(wide)):
-            seen = [load(code, code.at(one, at, 4), start, lanes, torch.float32) for one in x]
-            sums = [
-                fma(code, weights[n][v], given, sums[s * count + n])
+    for some in code.over(spec.latent, [ZERO] * (count * len(x)), SOME):
+        weights = [unpacked(code, spec.matrix, slot, row, str(some.first), some.count) for row in rows]
+        for v, (start, lanes) in enumerate(some.pieces):
+            seen = [code.read(code.at(one, some.first, 4), start, lanes, torch.float32) for one in x]
+            some.values = [
+                code.fma(weights[n][v], given, some.values[s * count + n])
                 for s, given in enumerate(seen)
                 for n in range(count)
             ]
-        return sums
-
-    whole = spec.latent - spec.latent % SOME
-    with code.loop(0, whole, SOME, [(FLOATS, ZERO)] * (count * len(x))) as some:
-        some.next = add(some.index, SOME, some.values)
-    sums = some.values
-    if whole < spec.latent:
-        sums = add(str(whole), spec.latent - whole, sums)
     for s, into in enumerate(out):
         for n in range(count):
-            code.store("float", total(code, sums[s * count + n]), code.at(into, code.add(i, n), 4), 4)
+            code.store("float", code.total(some.values[s * count + n]), code.at(into, code.add(i, n), 4), 4)

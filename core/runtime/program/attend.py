@@ -17,53 +17,22 @@ from dataclasses import dataclass, replace
 import torch
 
 from core.runtime.program.attend_block import BLOCK, NONE, QUERIES, Numbers, Room, Share
-from core.runtime.program.vectors import (
-    FLOATS,
-    LANES,
-    WIDTH,
-    ZERO,
-    code_address,
-    everywhere,
-    fields,
-    kernel_code,
-    largest_of,
-    least_of,
-    load,
-    op,
-    pieces,
-    store,
-    total,
-    where,
-)
-from core.system.native.ir import Code, fp32, vector
+from core.runtime.program.vectors import FLOATS, LANES, WIDTH, ZERO, Kernel, pieces
+from core.system.native.ir import fp32, vector
 
-FIELDS = (
-    "q",
-    "k",
-    "v",
-    "out",
-    "sinks",
-    "positions",
-    "offsets",
-    "rows",
-    "window",
-    "k_head_stride",
-    "k_row_stride",
-    "v_head_stride",
-    "v_row_stride",
-    "more",
-    "more_row_stride",
-)
-INTEGERS = tuple(name for name in FIELDS[FIELDS.index("rows") :] if name != "more")
+STRIDES = ("k_head_stride", "k_row_stride", "v_head_stride", "v_row_stride", "more_row_stride")
+INTEGERS = ("rows", "window", *STRIDES)
+FIELDS = ("q", "k", "v", "out", "sinks", "positions", "more", *INTEGERS)
 NO_WINDOW = 1 << 62
+Reach = tuple[str, str]  # the keys begin..end - 1
 
 
 @dataclass(frozen=True)
 class Attend:
     """Queries and keys have `width` numbers a head, values `values`. A score is scaled, then softcap * tanh(score /
-    softcap) where there is a cap. `sinks`: each query head has a further score, without a value. `packed`: rows are of
-    several sequences, each with a cache of its own. `ring`: position p is where p mod ring would be; 0 = where p is.
-    `more`: further numbers of queries, and of keys, where those of a position are the same for all heads."""
+    softcap) where there is a cap. `sinks`: each query head has a further score, without a value. `ring`:
+    position p is where p mod ring would be; 0 = where p is. `more`: further numbers of queries, and of keys, where
+    those of a position are the same for all heads."""
 
     query_heads: int
     heads: int
@@ -73,13 +42,12 @@ class Attend:
     scale: float
     softcap: float = 0.0
     sinks: bool = False
-    packed: bool = False
     ring: int = 0
     more: int = 0
 
     def __post_init__(self) -> None:
         assert self.query_heads % self.heads == 0 and self.ring % BLOCK == 0
-        assert not (self.more and (self.packed or self.ring))
+        assert not (self.more and self.ring)
 
     @property
     def group(self) -> int:
@@ -95,22 +63,22 @@ def kernel(spec: Attend) -> int:
     """The address of the kernel. Unit head * rows + row is the queries of a row that read a head of keys. q [rows,
     query_heads, width + more] and out [rows, query_heads, values], fp32; sinks [query_heads], fp32. The row at p =
     positions[row], i64, reads positions max(0, p - window + 1) to p; head h of position p lies at k + h *
-    k_head_stride + p * k_row_stride bytes, in the cache's type, and, where rows are packed, offsets[row] bytes, i64,
-    after that; what heads share of it at more + p * more_row_stride."""
-    code = kernel_code("attend")
+    k_head_stride + p * k_row_stride bytes, in the cache's type; what heads share of it at more + p *
+    more_row_stride."""
+    code = Kernel("attend")
     together = max(1, QUERIES // spec.group)
-    room, at = Room.on_stack(code), fields(code, FIELDS, INTEGERS)
-    most = code.let(f"alloca [{together * spec.group * 4} x i8], align {WIDTH}")
-    weights = code.let(f"alloca [{together * spec.group * WIDTH} x i8], align {WIDTH}")
-    rows = largest_of(code, at["rows"], "1")
+    room, at = Room.on_stack(code), code.fields(FIELDS, INTEGERS)
+    most = code.stack(together * spec.group * 4)
+    weights = code.stack(together * spec.group * WIDTH)
+    rows = code.most(at["rows"], "1")
     first_head = code.let(f"udiv i64 %from, {rows}")
     end_head = code.let(f"udiv i64 {code.add('%to', code.add(rows, -1))}, {rows}")
     with code.loop(first_head, end_head) as head:
         before = code.times(head.index, rows)
-        start = largest_of(code, code.let(f"sub i64 %from, {before}"), "0")
-        end = least_of(code, code.let(f"sub i64 %to, {before}"), rows)
+        start = code.most(code.let(f"sub i64 %from, {before}"), "0")
+        end = code.least(code.let(f"sub i64 %to, {before}"), rows)
         with code.loop(start, end, together) as row:
-            count = least_of(code, code.let(f"sub i64 {end}, {row.index}"), str(together))
+            count = code.least(code.let(f"sub i64 {end}, {row.index}"), str(together))
             first = code.times(head.index, spec.group)
             query = code.add(code.times(row.index, spec.query_heads), first)
             tile = _Tile(
@@ -119,7 +87,6 @@ def kernel(spec: Attend) -> int:
                 together,
                 count,
                 positions=code.at(at["positions"], row.index, 8),
-                offsets=code.at(at["offsets"], row.index, 8),
                 q=code.at(at["q"], query, spec.query_bytes),
                 out=code.at(at["out"], query, spec.values * 4),
                 sinks=code.at(at["sinks"], first, 4),
@@ -133,31 +100,7 @@ def kernel(spec: Attend) -> int:
                 weights=weights,
             )
             tile.attend()
-    return code_address(code)
-
-
-@dataclass(frozen=True)
-class _Reach:
-    """The keys begin..end - 1, and the addresses of position 0 of keys and of values."""
-
-    begin: str
-    end: str
-    k: str
-    v: str
-
-    def within(self, code: Code, block: str) -> tuple[str, str]:
-        """Those of the block that begins at a position: (first, end)."""
-        return largest_of(code, self.begin, block), least_of(code, self.end, code.add(block, BLOCK))
-
-    def turned(self, code: Code, block: str, ring: int, strides: Sequence[str]) -> _Reach:
-        """The same for a block that lies where its position mod `ring` would."""
-        if not ring:
-            return self
-        before = code.let(f"sub i64 {code.let(f'urem i64 {block}, {ring}')}, {block}")
-        k, v = (
-            code.at(at, code.times(before, stride)) for at, stride in zip((self.k, self.v), strides[:2], strict=True)
-        )
-        return replace(self, k=k, v=v)
+    return code.address()
 
 
 @dataclass(frozen=True)
@@ -166,11 +109,10 @@ class _Tile:
     where it is the same for all of so many rows. Names are the addresses of the first row's fields."""
 
     spec: Attend
-    code: Code
+    code: Kernel
     together: int
     count: str
     positions: str
-    offsets: str
     q: str
     out: str
     sinks: str
@@ -188,38 +130,45 @@ class _Tile:
         with code.loop(0, self.count) as row, code.loop(0, self.spec.group) as query:
             self._begin(row.index, query.index)
         last = code.add(self.count, -1)
-        reaches = [self._reach(least_of(code, str(i), last)) for i in range(self.together)]
-        first = functools.reduce(functools.partial(least_of, code), [reach.begin for reach in reaches])
-        end = functools.reduce(functools.partial(largest_of, code), [reach.end for reach in reaches])
+        reaches = [self._reach(code.least(str(i), last)) for i in range(self.together)]
+        first = functools.reduce(code.least, [begin for begin, _ in reaches])
+        end = functools.reduce(code.most, [end for _, end in reaches])
         with code.loop(code.let(f"and i64 {first}, {-BLOCK}"), end, BLOCK) as block:
-            reaches = [reach.turned(code, block.index, self.spec.ring, self.strides) for reach in reaches]
+            tile = self._turned(block.index)
             if self.together == 1:
-                self._row("0", reaches[0], block.index)
+                tile._row("0", reaches[0], block.index)
             else:
-                self._rows(reaches, block.index)
+                tile._rows(reaches, block.index)
         with code.loop(0, self.count) as row, code.loop(0, self.spec.group) as query:
             self._finish(row.index, query.index)
 
-    def _rows(self, reaches: Sequence[_Reach], block: str) -> None:
+    def _turned(self, block: str) -> _Tile:
+        """The same for a block that lies where its position mod `ring` would."""
+        code, ring = self.code, self.spec.ring
+        if not ring:
+            return self
+        before = code.let(f"sub i64 {code.let(f'urem i64 {block}, {ring}')}, {block}")
+        k, v = (code.at(of, code.times(before, by)) for of, by in zip((self.k, self.v), self.strides[:2], strict=True))
+        return replace(self, k=k, v=v)
+
+    def _rows(self, reaches: Sequence[Reach], block: str) -> None:
         """Take a block for all rows at once, or for each that reads any of it."""
         code, spec = self.code, self.spec
         same = code.let(f"icmp eq i64 {self.count}, {self.together}")
-        parts = [reach.within(code, block) for reach in reaches]
-        for part, reach in zip(parts[1:], reaches[1:], strict=True):
-            for kind, one, other in zip(
-                ("i64", "i64", "ptr"), (*part, reach.k), (*parts[0], reaches[0].k), strict=True
-            ):
-                same = code.let(f"and i1 {same}, {code.let(f'icmp eq {kind} {one}, {other}')}")
-        with where(code, same):
+        parts = [_within(code, reach, block) for reach in reaches]
+        for part in parts[1:]:
+            for one, other in zip(part, parts[0], strict=True):
+                same = code.let(f"and i1 {same}, {code.let(f'icmp eq i64 {one}, {other}')}")
+        with code.where(same):
             places = [row * spec.query_heads + i for row in range(self.together) for i in range(spec.group)]
             self._share("0", places, reaches[0], block).attend(self.most, self.weights)
-        with where(code, code.let(f"xor i1 {same}, true")), code.loop(0, self.count) as row:
-            reach = self._reach(row.index).turned(code, block, spec.ring, self.strides)
-            low, high = reach.within(code, block)
-            with where(code, code.let(f"icmp slt i64 {low}, {high}")):
+        with code.where(code.let(f"xor i1 {same}, true")), code.loop(0, self.count) as row:
+            reach = self._reach(row.index)
+            low, high = _within(code, reach, block)
+            with code.where(code.let(f"icmp slt i64 {low}, {high}")):
                 self._row(row.index, reach, block)
 
-    def _row(self, row: str, reach: _Reach, block: str) -> None:
+    def _row(self, row: str, reach: Reach, block: str) -> None:
         """Take a block for the queries of one row."""
         code, group = self.code, self.spec.group
         shares = -(-group // QUERIES)
@@ -231,27 +180,23 @@ class _Tile:
                     state = code.add(code.times(row, group), first.index)
                     share.attend(code.at(self.most, state, 4), code.at(self.weights, state, WIDTH))
 
-    def _share(self, query: str, places: Sequence[int], reach: _Reach, block: str) -> Share:
+    def _share(self, query: str, places: Sequence[int], reach: Reach, block: str) -> Share:
         """Some queries, of which the first is `query`, over a block."""
         code, spec = self.code, self.spec
         q, out = code.at(self.q, query, spec.query_bytes), code.at(self.out, query, spec.values * 4)
         numbers = Numbers(spec.width, spec.more, spec.values, spec.cache, spec.scale, spec.softcap)
-        part, cached = reach.within(code, block), (reach.k, reach.v, self.more)
-        return Share(code, numbers, self.room, places, q, out, block, part, reach.end, cached, self.strides)
+        part, cached = _within(code, reach, block), (self.k, self.v, self.more)
+        return Share(code, numbers, self.room, places, q, out, block, part, reach[1], cached, self.strides)
 
     def _query(self, row: str, i: str) -> str:
         """The number of a row's query i among all queries, counted from the tile's first."""
         return self.code.add(self.code.times(row, self.spec.query_heads), i)
 
-    def _reach(self, row: str) -> _Reach:
+    def _reach(self, row: str) -> Reach:
         """What a row reads."""
         code = self.code
-        end = code.add(code.load("i64", code.at(self.positions, row, 8), 8), 1)
-        begin = largest_of(code, code.let(f"sub i64 {end}, {self.window}"), "0")
-        if not self.spec.packed:
-            return _Reach(begin, end, self.k, self.v)
-        offset = code.load("i64", code.at(self.offsets, row, 8), 8)
-        return _Reach(begin, end, code.at(self.k, offset), code.at(self.v, offset))
+        end = code.add(code.integer(self.positions, row), 1)
+        return code.most(code.let(f"sub i64 {end}, {self.window}"), "0"), end
 
     def _begin(self, row: str, i: str) -> None:
         """Set out a row's query i."""
@@ -262,14 +207,19 @@ class _Tile:
         weights = vector("float", [fp32(float(spec.sinks and not lane)) for lane in range(LANES)])
         code.store(FLOATS, weights, code.at(self.weights, state, WIDTH), WIDTH)
         for first, count in pieces(spec.values):
-            store(code, ZERO, code.at(self.out, self._query(row, i), spec.values * 4), first, count, torch.float32)
+            code.write(ZERO, code.at(self.out, self._query(row, i), spec.values * 4), first, count, torch.float32)
 
     def _finish(self, row: str, i: str) -> None:
         """Divide the output of a row's query i."""
         code, values = self.code, self.spec.values
         state = code.add(code.times(row, self.spec.group), i)
-        divisor = everywhere(code, total(code, code.load(FLOATS, code.at(self.weights, state, WIDTH), WIDTH)))
+        divisor = code.everywhere(code.total(code.load(FLOATS, code.at(self.weights, state, WIDTH), WIDTH)))
         out = code.at(self.out, self._query(row, i), values * 4)
         for first, count in pieces(values):
-            value = op(code, "fdiv", load(code, out, first, count, torch.float32), divisor)
-            store(code, value, out, first, count, torch.float32)
+            value = code.op("fdiv", code.read(out, first, count, torch.float32), divisor)
+            code.write(value, out, first, count, torch.float32)
+
+
+def _within(code: Kernel, reach: Reach, block: str) -> Reach:
+    """Those of the block that begins at a position."""
+    return code.most(reach[0], block), code.least(reach[1], code.add(block, BLOCK))

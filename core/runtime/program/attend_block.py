@@ -8,25 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from core.runtime.program.exp import exp, tanh
-from core.runtime.program.vectors import (
-    FLOATS,
-    INTS,
-    LANES,
-    WIDTH,
-    ZERO,
-    everywhere,
-    fma,
-    larger,
-    largest,
-    largest_of,
-    least_of,
-    load,
-    number,
-    op,
-    pieces,
-    store,
-)
-from core.system.native.ir import Code, fp32, splat, vector
+from core.runtime.program.vectors import FLOATS, INTS, LANES, WIDTH, ZERO, Kernel, number, pieces
+from core.system.native.ir import fp32, splat, vector
 
 BLOCK = 64  # keys
 LINE = 64  # bytes that are fetched together
@@ -59,9 +42,9 @@ class Room:
     halves: str  # [LANES / 2, QUERIES] vectors
 
     @staticmethod
-    def on_stack(code: Code) -> Room:
+    def on_stack(code: Kernel) -> Room:
         sizes = QUERIES * BLOCK * 4, QUERIES * LANES // 2 * WIDTH
-        return Room(*(code.let(f"alloca [{size} x i8], align {WIDTH}") for size in sizes))
+        return Room(*(code.stack(size) for size in sizes))
 
 
 @dataclass(frozen=True)
@@ -69,7 +52,7 @@ class Share:
     """Queries that read the keys `reach` of the block that begins at position `block`. Query i is head places[i] of
     those at `q` and `out`."""
 
-    code: Code
+    code: Kernel
     numbers: Numbers
     room: Room
     places: Sequence[int]
@@ -108,12 +91,12 @@ class Share:
             self._fetch(eight.index)
             greatest = []
             for query, (found, before) in enumerate(zip(self._dots(eight.index), eight.values, strict=True)):
-                value = op(code, "fmul", found, number(self.numbers.scale))
+                value = code.op("fmul", found, number(self.numbers.scale))
                 if cap := self.numbers.softcap:
-                    value = op(code, "fmul", tanh(code, op(code, "fdiv", value, number(cap))), number(cap))
+                    value = code.op("fmul", tanh(code, code.op("fdiv", value, number(cap))), number(cap))
                 value = code.let(f"select <{LANES} x i1> {inside}, {FLOATS} {value}, {FLOATS} {none}")
                 code.store(FLOATS, value, self._place(query, first), WIDTH)
-                greatest.append(larger(code, value, before))
+                greatest.append(code.larger(value, before))
             eight.next = greatest
         return eight.values
 
@@ -126,7 +109,7 @@ class Share:
             if not sizes[of]:
                 continue
             for key in range(LANES):
-                place = least_of(code, code.add(first, ahead + key), last)
+                place = code.least(code.add(first, ahead + key), last)
                 row = code.at(self.cached[of], code.times(place, self.strides[of]))
                 for byte in range(0, sizes[of], LINE):
                     line = "ptr", code.at(row, byte)
@@ -138,27 +121,27 @@ class Share:
         code, kind = self.code, f"<{self.queries} x float>"
         now = "poison"
         for query, value in enumerate(greatest):
-            one = largest(code, value)
+            one = code.largest(value)
             now = code.let(f"insertelement {kind} {now}, float {one}, i32 {query}")
         before = code.load(kind, most, 4)
-        now = larger(code, now, before, self.queries)
+        now = code.larger(now, before, self.queries)
         code.store(kind, now, most, 4)
         nothing = code.let(f"fcmp oeq {kind} {now}, {splat('float', self.queries, NONE)}")
         now = code.let(f"select <{self.queries} x i1> {nothing}, {kind} {ZERO}, {kind} {now}")
-        less = exp(code, op(code, "fsub", before, now, self.queries), self.queries)
+        less = exp(code, code.op("fsub", before, now, self.queries), self.queries)
         factors, maxima = (
             [code.pick(kind, of, [query] * LANES) for query in range(self.queries)] for of in (less, now)
         )
         sums = [code.load(FLOATS, code.at(weights, query * WIDTH), WIDTH) for query in range(self.queries)]
-        sums = [op(code, "fmul", one, factor) for one, factor in zip(sums, factors, strict=True)]
+        sums = [code.op("fmul", one, factor) for one, factor in zip(sums, factors, strict=True)]
         begin = code.let(f"and i64 {self.reach[0]}, {-LANES}")
         with code.loop(begin, self.reach[1], LANES, [(FLOATS, one) for one in sums]) as eight:
             first, after = code.let(f"sub i64 {eight.index}, {self.block}"), []
             for query, (one, most_) in enumerate(zip(eight.values, maxima, strict=True)):
                 place = self._place(query, first)
-                weight = exp(code, op(code, "fsub", code.load(FLOATS, place, WIDTH), most_))
+                weight = exp(code, code.op("fsub", code.load(FLOATS, place, WIDTH), most_))
                 code.store(FLOATS, weight, place, WIDTH)
-                after.append(op(code, "fadd", one, weight))
+                after.append(code.op("fadd", one, weight))
             eight.next = after
         for query, one in enumerate(eight.values):
             code.store(FLOATS, one, code.at(weights, query * WIDTH), WIDTH)
@@ -166,35 +149,29 @@ class Share:
 
     def _add_values(self, factors: list[str]) -> None:
         """Multiply the outputs so far, and add the values by their weights."""
-        whole = self.numbers.values - self.numbers.values % LANES
-        at_once = VECTORS[self.queries] * LANES
-        full = whole - whole % at_once
-        if full:
-            with self.code.loop(0, full, at_once) as some:
-                self._add(factors, some.index, [(i, LANES) for i in range(0, at_once, LANES)])
-        if rest := [(first - full, count) for first, count in pieces(self.numbers.values) if first >= full]:
-            self._add(factors, str(full), rest)
+        for some in self.code.over(self.numbers.values, size=VECTORS[self.queries] * LANES):
+            self._add(factors, some.first, some.pieces)
 
-    def _add(self, factors: list[str], start: str, vectors: list[tuple[int, int]]) -> None:
+    def _add(self, factors: list[str], start: str | int, vectors: list[tuple[int, int]]) -> None:
         """The same for some vectors (first, count) of values, counted from `start`."""
         code, values = self.code, self.numbers.values
         out, v = code.at(self.out, start, 4), code.at(self.cached[1], start, self.numbers.cache.itemsize)
         pairs = [(query, one) for query in range(self.queries) for one in vectors]
         begun = []
         for query, (first, count) in pairs:
-            so_far = load(code, out, self.places[query] * values + first, count, torch.float32)
-            begun.append((FLOATS, op(code, "fmul", so_far, factors[query])))
+            so_far = code.read(out, self.places[query] * values + first, count, torch.float32)
+            begun.append((FLOATS, code.op("fmul", so_far, factors[query])))
         with code.loop(*self.reach, 1, begun) as key:
             row = code.at(v, code.times(key.index, self.strides[1]))
             place = code.let(f"sub i64 {key.index}, {self.block}")
-            given = {one: load(code, row, one[0], one[1], self.numbers.cache) for one in vectors}
-            held = [everywhere(code, code.load("float", self._place(query, place), 4)) for query in range(self.queries)]
+            given = {one: code.read(row, one[0], one[1], self.numbers.cache) for one in vectors}
+            held = [code.everywhere(code.load("float", self._place(query, place), 4)) for query in range(self.queries)]
             key.next = [
-                fma(code, held[query], given[one], before)
+                code.fma(held[query], given[one], before)
                 for (query, one), before in zip(pairs, key.values, strict=True)
             ]
         for (query, (first, count)), value in zip(pairs, key.values, strict=True):
-            store(code, value, out, self.places[query] * values + first, count, torch.float32)
+            code.write(value, out, self.places[query] * values + first, count, torch.float32)
 
     def _place(self, query: int, place: str) -> str:
         return self.code.at(self.code.at(self.room.scores, query * BLOCK * 4), place, 4)
@@ -207,9 +184,7 @@ class Share:
             for i in range(at_once):
                 for after in (i, i + LANES // 2):
                     key = code.add(code.add(first, pair.index), after)
-                    keys.append(
-                        least_of(code, largest_of(code, key, low), code.add(high, -1))
-                    )  # others may be no memory
+                    keys.append(code.least(code.most(key, low), code.add(high, -1)))  # others may be no memory
             sums, into = self._sums(keys), code.at(self.room.halves, pair.index, self.queries * WIDTH)
             for i in range(at_once):
                 for query in range(self.queries):
@@ -240,12 +215,12 @@ class Share:
         code, whole = self.code, self.numbers.width + self.numbers.more
 
         def add(first: str | int, count: int, sums: list[str]) -> list[str]:
-            seen = [load(code, key, first, count, self.numbers.cache) for key in keys]
+            seen = [code.read(key, first, count, self.numbers.cache) for key in keys]
             after = []
             for query in range(self.queries):
                 begin = code.at(self.q, (self.places[query] * whole + start) * 4)
-                given = load(code, begin, first, count, torch.float32)
-                after += [fma(code, given, one, sums[query * len(keys) + i]) for i, one in enumerate(seen)]
+                given = code.read(begin, first, count, torch.float32)
+                after += [code.fma(given, one, sums[query * len(keys) + i]) for i, one in enumerate(seen)]
             return after
 
         full = width - width % SPAN if width > SPAN else 0
@@ -267,7 +242,7 @@ class Share:
             self.code.pick(FLOATS, one, [start + i for start in (at, at + LANES) for i in range(4)], other)
             for at in (0, 4)
         )
-        return op(self.code, "fadd", low, high)
+        return self.code.op("fadd", low, high)
 
     def _lanes(self, halved: list[str]) -> str:
         """(p0 + p2) + (p1 + p3) of keys 0 and 4, 1 and 5, 2 and 6, 3 and 7, in the order of keys."""
@@ -278,9 +253,9 @@ class Share:
                 code.pick(FLOATS, one, [at, at + 1, at + 8, at + 9, at + 4, at + 5, at + 12, at + 13], other)
                 for at in (0, 2)
             )
-            quarters.append(op(code, "fadd", low, high))
+            quarters.append(code.op("fadd", low, high))
         low, high = (
             code.pick(FLOATS, quarters[0], [at, at + 2, at + 8, at + 10, at + 4, at + 6, at + 12, at + 14], quarters[1])
             for at in (0, 1)
         )
-        return op(code, "fadd", low, high)
+        return code.op("fadd", low, high)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from core.memory.codec.fast.products import GIVEN
-from core.runtime.program.vectors import code_address, fields, kernel_code, load, op, over, store
+from core.runtime.program.vectors import Kernel
 
 FIELDS = ("given", "slots")
 
@@ -24,21 +24,17 @@ class Bias:
 def kernel(spec: Bias) -> int:
     """The address of the kernel. A unit is a slot: `given` and `slots` are those of the product (`CanonicalProducts`),
     whose results are fp32."""
-    code = kernel_code("bias")
-    at = fields(code, FIELDS)
+    code = Kernel("bias")
+    at = code.fields(FIELDS)
     with code.loop("%from", "%to") as slot:
         header = code.at(at["given"], slot.index, 8 * GIVEN)
         count, row = (code.load("i64", code.at(header, 8 * i), 8) for i in (2, 4))
         into = code.load("ptr", code.at(header, 24), 8)
         bias = code.at(code.load("ptr", code.at(at["slots"], slot.index, 8), 8), spec.at)
         with code.loop(0, count) as each:
-            out = code.at(into, code.let(f"mul i64 {each.index}, {row}"))
-
-            def put(first: str | int, count: int, values: list[str], out: str = out, bias: str = bias) -> list[str]:
-                value = load(code, out, first, count, torch.float32)
-                value = op(code, "fadd", value, load(code, bias, first, count, spec.dtype))
-                store(code, value, out, first, count, torch.float32)
-                return []
-
-            over(code, spec.width, put)
-    return code_address(code)
+            out = code.at(into, code.times(each.index, row))
+            for some in code.over(spec.width):
+                value = code.read(out, *some.span, torch.float32)
+                value = code.op("fadd", value, code.read(bias, *some.span, spec.dtype))
+                code.write(value, out, *some.span, torch.float32)
+    return code.address()

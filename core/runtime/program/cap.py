@@ -6,7 +6,7 @@ import torch
 
 from core.memory.codec.fast.steps import named, single
 from core.runtime.program.exp import tanh
-from core.runtime.program.vectors import code_address, fields, kernel_code, load, number, op, over, store
+from core.runtime.program.vectors import Kernel, number
 
 FIELDS = ("x",)
 
@@ -14,19 +14,15 @@ FIELDS = ("x",)
 @functools.cache
 def kernel(width: int, cap: float) -> int:
     """The address of the kernel. A unit is a row of x [rows, width], fp32, which is written in place."""
-    code = kernel_code("cap")
-    at = fields(code, FIELDS)
+    code = Kernel("cap")
+    at = code.fields(FIELDS)
     with code.loop("%from", "%to") as row:
         x = code.at(at["x"], row.index, width * 4)
-
-        def some(first: str | int, count: int, values: list[str], x: str = x) -> list[str]:
-            value = op(code, "fdiv", load(code, x, first, count, torch.float32), number(cap))
-            value = op(code, "fmul", tanh(code, value), number(cap))
-            store(code, value, x, first, count, torch.float32)
-            return []
-
-        over(code, width, some)
-    return code_address(code)
+        for some in code.over(width):
+            value = code.op("fdiv", code.read(x, *some.span, torch.float32), number(cap))
+            value = code.op("fmul", tanh(code, value), number(cap))
+            code.write(value, x, *some.span, torch.float32)
+    return code.address()
 
 
 def capped(logits: torch.Tensor, cap: float) -> None:

@@ -6,29 +6,29 @@ from dataclasses import dataclass
 
 import torch
 
-from core.runtime.program.vectors import FLOATS, INTS, LANES, WIDTH, ZERO, filled, load, number, op, pieces
-from core.system.native.ir import Code, splat, vector
+from core.runtime.program.vectors import FLOATS, INTS, LANES, WIDTH, ZERO, Kernel, number, pieces
+from core.system.native.ir import splat, vector
 
 NAN, TAKEN = 0x7FFFFFFF, -0x80000000  # orders of NaN and of what is no longer there
 LEAST = -0x7F800001  # of -inf
 
 
-def room(code: Code, count: int) -> str:
+def room(code: Kernel, count: int) -> str:
     """The address of memory on the stack for `count` numbers of 4 bytes, up to a whole vector."""
-    return code.let(f"alloca [{len(pieces(count)) * WIDTH} x i8], align {WIDTH}")
+    return code.stack(len(pieces(count)) * WIDTH)
 
 
-def order(code: Code, value: str, count: int) -> str:
+def order(code: Kernel, value: str, count: int) -> str:
     """fp32 numbers as integers of the same order: -0 as 0, NaN as the greatest; TAKEN in the lanes from `count` on."""
     known = code.let(f"fcmp ord {FLOATS} {value}, {ZERO}")
-    bits = code.let(f"bitcast {FLOATS} {op(code, 'fadd', value, number(0))} to {INTS}")
+    bits = code.let(f"bitcast {FLOATS} {code.op('fadd', value, number(0))} to {INTS}")
     sign, nan = code.let(f"ashr {INTS} {bits}, {splat('i32', LANES, 31)}"), splat("i32", LANES, NAN)
     flipped = code.let(f"xor {INTS} {bits}, {code.let(f'and {INTS} {sign}, {nan}')}")
     found = code.let(f"select <{LANES} x i1> {known}, {INTS} {flipped}, {INTS} {nan}")
-    return filled(code, found, count, splat("i32", LANES, TAKEN), INTS)
+    return code.filled(found, count, splat("i32", LANES, TAKEN), INTS)
 
 
-def take_first(code: Code, orders: str, count: int) -> str:
+def take_first(code: Kernel, orders: str, count: int) -> str:
     """The place, i64, of the first of the greatest of `count` orders, which is TAKEN then. One at least was not."""
     begun = [(INTS, splat("i32", LANES, TAKEN)), (INTS, ZERO)]
     with code.loop(0, len(pieces(count)) * LANES, LANES, begun) as each:  # of each lane
@@ -73,11 +73,11 @@ class GroupRoom:
     kept: str
 
     @staticmethod
-    def on_stack(code: Code, groups: Groups) -> GroupRoom:
+    def on_stack(code: Kernel, groups: Groups) -> GroupRoom:
         return GroupRoom(*(room(code, count) for count in (groups.count, groups.count, groups.count)))
 
 
-def keep_groups(code: Code, groups: Groups, made: GroupRoom, orders: str) -> None:
+def keep_groups(code: Kernel, groups: Groups, made: GroupRoom, orders: str) -> None:
     """Give what is in the other groups the order of -inf."""
     with code.loop(0, groups.count) as group:
         begin, begun = code.at(orders, group.index, groups.size * 4), [("i32", str(TAKEN))] * 2
@@ -93,7 +93,7 @@ def keep_groups(code: Code, groups: Groups, made: GroupRoom, orders: str) -> Non
         code.store("float", score, code.at(made.sums, group.index, 4), 4)
         code.store("i32", "0", code.at(made.kept, group.index, 4), 4)
     for first_, count in pieces(groups.count):
-        found = order(code, load(code, made.sums, first_, count, torch.float32), count)
+        found = order(code, code.read(made.sums, first_, count, torch.float32), count)
         code.store(INTS, found, code.at(made.orders, first_, 4), WIDTH)
     with code.loop(0, groups.chosen):
         code.store("i32", "1", code.at(made.kept, take_first(code, made.orders, groups.count), 4), 4)
@@ -106,7 +106,7 @@ def keep_groups(code: Code, groups: Groups, made: GroupRoom, orders: str) -> Non
             code.store("i32", value, place, 4)
 
 
-def _number(code: Code, of: str) -> str:
+def _number(code: Kernel, of: str) -> str:
     """The number that has an order."""
     flip = code.let(f"and i32 {code.let(f'ashr i32 {of}, 31')}, {NAN}")
     return code.let(f"bitcast i32 {code.let(f'xor i32 {of}, {flip}')} to float")

@@ -11,23 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from core.runtime.program.exp import one_plus_exp
-from core.runtime.program.vectors import (
-    FLOATS,
-    LANES,
-    WIDTH,
-    ZERO,
-    code_address,
-    fields,
-    fma,
-    kernel_code,
-    load,
-    op,
-    over,
-    pieces,
-    store,
-)
+from core.runtime.program.vectors import FLOATS, LANES, WIDTH, ZERO, Kernel, pieces
 from core.system.native import numbers
-from core.system.native.ir import Code
 
 FIELDS = ("x", "columns", "weight", "bias", "state", "out", "x_stride", "rows")
 FP32 = torch.float32
@@ -58,56 +43,39 @@ def kernel(spec: Convolve) -> int:
     """The address of the kernel. Unit i is strip i of channels, of all rows in order. Its inputs are columns[i], i64,
     and those after it, of a row of x, fp32, x_stride bytes from one to the next; weight [size, channels] and bias
     [channels]; state [channels, size], latest input last, is brought up to date; out [rows, channels], fp32."""
-    code, strip, size = kernel_code("convolve"), spec.strip, spec.size
-    taps = [code.let(f"alloca [{-(-strip // LANES) * WIDTH} x i8], align {WIDTH}") for _ in range(size)]
-    at = fields(code, FIELDS, ("x_stride", "rows"))
+    code, strip, size = Kernel("convolve"), spec.strip, spec.size
+    taps = [code.stack(-(-strip // LANES) * WIDTH) for _ in range(size)]
+    at = code.fields(FIELDS, ("x_stride", "rows"))
     with code.loop("%from", "%to") as unit:
         first = code.times(unit.index, strip)
         state = code.at(at["state"], first, size * spec.state.itemsize)
         weight, bias = (code.at(at[name], first, spec.weight.itemsize) for name in ("weight", "bias"))
-        x = code.at(at["x"], code.load("i64", code.at(at["columns"], unit.index, 8), 8), 4)
+        x = code.at(at["x"], code.integer(at["columns"], unit.index), 4)
         out = code.at(at["out"], first, 4)
         for begin, count in pieces(strip):
             _unpack(code, spec, state, begin, count, taps)
         with code.loop(0, at["rows"]) as row:
-            given = code.at(x, code.let(f"mul i64 {row.index}, {at['x_stride']}"))
+            given = code.at(x, code.times(row.index, at["x_stride"]))
             into = code.at(out, row.index, spec.channels * 4)
-
-            def put(
-                first: str | int,
-                count: int,
-                values: list[str],
-                given: str = given,
-                into: str = into,
-                weight: str = weight,
-                bias: str = bias,
-            ) -> list[str]:
-                new = numbers.load(code, given, first, count, FP32)
-                new = _filled(code, numbers.again(code, new, count, spec.state), count)
-                inputs = [*(code.load(FLOATS, code.at(tap, first, 4), WIDTH) for tap in taps[1:]), new]
+            for some in code.over(strip):
+                new = numbers.load(code, given, *some.span, FP32)
+                new = code.eight(numbers.again(code, new, some.count, spec.state), some.count)
+                inputs = [*(code.load(FLOATS, code.at(tap, some.first, 4), WIDTH) for tap in taps[1:]), new]
                 value = ZERO
                 for j, one in enumerate(inputs):
-                    code.store(FLOATS, one, code.at(taps[j], first, 4), WIDTH)
-                    row = code.at(weight, j * spec.channels * spec.weight.itemsize)
-                    value = fma(code, load(code, row, first, count, spec.weight), one, value)
+                    code.store(FLOATS, one, code.at(taps[j], some.first, 4), WIDTH)
+                    weights = code.at(weight, j * spec.channels * spec.weight.itemsize)
+                    value = code.fma(code.read(weights, *some.span, spec.weight), one, value)
                 if spec.bias:
-                    value = op(code, "fadd", value, load(code, bias, first, count, spec.weight))
+                    value = code.op("fadd", value, code.read(bias, *some.span, spec.weight))
                 exponent = code.let(f"fneg {FLOATS} {value}")
-                store(code, op(code, "fdiv", value, one_plus_exp(code, exponent)), into, first, count, FP32)
-                return []
-
-            over(code, strip, put)
+                code.write(code.op("fdiv", value, one_plus_exp(code, exponent)), into, *some.span, FP32)
         for begin, count in pieces(strip):
             _pack(code, spec, state, begin, count, taps)
-    return code_address(code)
+    return code.address()
 
 
-def _filled(code: Code, value: str, count: int) -> str:
-    """<count x float> as eight lanes."""
-    return value if count == LANES else code.pick(f"<{count} x float>", value, [min(i, count) for i in range(8)], ZERO)
-
-
-def _unpack(code: Code, spec: Convolve, state: str, first: int, count: int, taps: list[str]) -> None:
+def _unpack(code: Kernel, spec: Convolve, state: str, first: int, count: int, taps: list[str]) -> None:
     """Write some channels' last inputs, each tap's by channel."""
     kept = count * spec.size
     value = numbers.load(code, state, first * spec.size, kept, spec.state)
@@ -117,7 +85,7 @@ def _unpack(code: Code, spec: Convolve, state: str, first: int, count: int, taps
         code.store(FLOATS, one, code.at(tap, first, 4), WIDTH)
 
 
-def _pack(code: Code, spec: Convolve, state: str, first: int, count: int, taps: list[str]) -> None:
+def _pack(code: Kernel, spec: Convolve, state: str, first: int, count: int, taps: list[str]) -> None:
     """Write the state of some channels, from each tap's inputs."""
     parts, lanes, kind = [], count, ""
     for tap in taps:

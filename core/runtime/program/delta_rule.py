@@ -7,27 +7,12 @@ that it reads, their product p, value v, a decay and a rate, and for each column
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from core.runtime.program.vectors import (
-    FLOATS,
-    WIDTH,
-    ZERO,
-    code_address,
-    everywhere,
-    fields,
-    fma,
-    kernel_code,
-    load,
-    op,
-    pieces,
-    store,
-    where,
-)
-from core.system.native.ir import Code
+from core.runtime.program.vectors import FLOATS, WIDTH, ZERO, Kernel, pieces
 
 FIELDS = ("mixed", "products", "decays", "rates", "state", "out", "rows")
 FP32 = torch.float32
@@ -60,20 +45,20 @@ def kernel(spec: DeltaRule) -> int:
     keys, [key_heads, key_width] each, then values [value_heads, value_width]; products [rows, key_heads]; decays and
     rates [rows, value_heads]; state [value_heads, key_width, value_width] is brought up to date; out [rows,
     value_heads, value_width]. All are fp32."""
-    code = kernel_code("delta_rule")
-    room = code.let(f"alloca [{spec.key_width * min(SLICE, spec.value_width) * 4} x i8], align {WIDTH}")
-    sums = [code.let(f"alloca [{len(pieces(spec.value_width)) * WIDTH} x i8], align {WIDTH}") for _ in "ab"]
-    at = fields(code, FIELDS, ("rows",))
+    code = Kernel("delta_rule")
+    room = code.stack(spec.key_width * min(SLICE, spec.value_width) * 4)
+    sums = [code.stack(len(pieces(spec.value_width)) * WIDTH) for _ in "ab"]
+    at = code.fields(FIELDS, ("rows",))
     once = code.let(f"icmp eq i64 {at['rows']}, 1")
     several = code.let(f"xor i1 {once}, true")
     with code.loop("%from", "%to") as unit:
         state = code.at(at["state"], unit.index, spec.key_width * spec.value_width * 4)
         head = _Head(spec, code, at, unit.index, state, room, sums)
-        with where(code, once):
+        with code.where(once):
             head.compute_one()
-        with where(code, several):
+        with code.where(several):
             head.compute_rows()
-    return code_address(code)
+    return code.address()
 
 
 @dataclass(frozen=True)
@@ -103,7 +88,7 @@ class _Head:
     """A value head: its state, memory for a slice of it, and for the two sums of each column."""
 
     spec: DeltaRule
-    code: Code
+    code: Kernel
     at: dict[str, str]
     head: str
     state: str
@@ -113,83 +98,50 @@ class _Head:
     def compute_one(self) -> None:
         """Compute a single row on the state where it is."""
         code, row = self.code, self._row("0")
-        for first, count in pieces(self.spec.value_width):
+        for begin, count in pieces(self.spec.value_width):
             for one in self.sums:
-                store(code, ZERO, one, first, count, FP32)
-
-        def add(begin: str, count: int) -> None:
-            def some(first: str, part: _Part) -> None:
+                code.write(ZERO, one, begin, count, FP32)
+        for rows in code.over(self.spec.key_width, size=BLOCK):
+            for first, part in self._slices():
                 places = [code.at(one, first, 4) for one in self.sums]
-                values = [load(code, place, *vector, FP32) for place in places for vector in part.vectors]
-                for i in range(count):
-                    values = self._added(row, part, code.add(begin, i), values)
+                values = [code.read(place, *vector, FP32) for place in places for vector in part.vectors]
+                for i in range(rows.count):
+                    values = self._added(row, part, code.add(rows.first, i), values)
                 for value, (place, vector) in zip(values, ((p, v) for p in places for v in part.vectors), strict=True):
-                    store(code, value, place, *vector, FP32)
-
-            self._slices(some)
-
-        self._blocks(add)
-
-        def finish(first: str, part: _Part) -> None:
+                    code.write(value, place, *vector, FP32)
+        for first, part in self._slices():
             places = [code.at(one, first, 4) for one in self.sums]
-            values = [load(code, place, *vector, FP32) for place in places for vector in part.vectors]
+            values = [code.read(place, *vector, FP32) for place in places for vector in part.vectors]
             for vector, d in zip(part.vectors, self._finished(row, part, first, values), strict=True):
-                store(code, d, places[0], *vector, FP32)
-
-        self._slices(finish)
-
-        def change(begin: str, count: int) -> None:
-            def some(first: str, part: _Part) -> None:
-                ds = [load(code, code.at(self.sums[0], first, 4), *vector, FP32) for vector in part.vectors]
-                for i in range(count):
-                    self._change(row, part, code.add(begin, i), ds)
-
-            self._slices(some)
-
-        self._blocks(change)
+                code.write(d, places[0], *vector, FP32)
+        for rows in code.over(self.spec.key_width, size=BLOCK):
+            for first, part in self._slices():
+                ds = [code.read(code.at(self.sums[0], first, 4), *vector, FP32) for vector in part.vectors]
+                for i in range(rows.count):
+                    self._change(row, part, code.add(rows.first, i), ds)
 
     def compute_rows(self) -> None:
         """Compute all rows by slices of columns, whose state is copied."""
-        self._slices(self._compute_slice)
+        code, width = self.code, self.spec.key_width
+        for first, part in self._slices():
+            kept = _Part(part.vectors, self.room, sum(count for _, count in part.vectors) * 4)
+            self._copy(part, kept)
+            with code.loop(0, self.at["rows"]) as each:
+                row = self._row(each.index)
+                for some in code.over(width, [ZERO] * (2 * len(part.vectors)), UNROLLED):
+                    for i in range(some.count):
+                        some.values = self._added(row, kept, code.add(some.first, i), some.values)
+                values = self._finished(row, kept, first, some.values)
+                for some in code.over(width, size=UNROLLED):
+                    for i in range(some.count):
+                        self._change(row, kept, code.add(some.first, i), values)
+            self._copy(kept, part)
 
-    def _compute_slice(self, first: str, part: _Part) -> None:
-        code, width = self.code, sum(count for _, count in part.vectors)
-        kept = _Part(part.vectors, self.room, width * 4)
-        self._copy(part, kept)
-        with code.loop(0, self.at["rows"]) as each:
-            row = self._row(each.index)
-            values = self._finished(row, kept, first, self._all_added(row, kept))
-            self._unrolled(lambda i: self._change(row, kept, i, values))
-        self._copy(kept, part)
-
-    def _slices(self, body: Callable[[str, _Part], None]) -> None:
-        """body(first column, the part that begins there) of all columns."""
-        code, width = self.code, self.spec.value_width
-        whole = width - width % SLICE
-        if whole:
-            with code.loop(0, whole, SLICE) as some:
-                body(some.index, _Part(pieces(SLICE), code.at(self.state, some.index, 4), width * 4))
-        if whole < width:
-            body(str(whole), _Part(pieces(width - whole), code.at(self.state, whole, 4), width * 4))
-
-    def _blocks(self, body: Callable[[str, int], None]) -> None:
-        """body(first row, count) of all rows of the state."""
-        width = self.spec.key_width
-        whole = width - width % BLOCK
-        with self.code.loop(0, whole, BLOCK) as some:
-            body(some.index, BLOCK)
-        if whole < width:
-            body(str(whole), width - whole)
-
-    def _unrolled(self, body: Callable[[str], None]) -> None:
-        """body(row) of all rows of the state."""
-        width = self.spec.key_width
-        whole = width - width % UNROLLED
-        with self.code.loop(0, whole, UNROLLED) as some:
-            for i in range(UNROLLED):
-                body(self.code.add(some.index, i))
-        for last in range(whole, width):
-            body(str(last))
+    def _slices(self) -> Iterator[tuple[str | int, _Part]]:
+        """(first column, the part that begins there) of all columns."""
+        width = self.spec.value_width
+        for some in self.code.over(width, size=SLICE):
+            yield some.first, _Part(some.pieces, self.code.at(self.state, some.first, 4), width * 4)
 
     def _row(self, row: str) -> _Row:
         code, spec = self.code, self.spec
@@ -207,53 +159,39 @@ class _Head:
         """A number of a table [rows, count], in every lane."""
         code = self.code
         at = code.at(code.at(self.at[name], row, count * 4), column, 4)
-        return everywhere(code, code.load("float", at, 4))
+        return code.everywhere(code.load("float", at, 4))
 
     def _copy(self, part: _Part, to: _Part) -> None:
         code = self.code
         with code.loop(0, self.spec.key_width) as i:
             line, into = (code.at(one.state, i.index, one.stride) for one in (part, to))
             for vector in part.vectors:
-                store(code, load(code, line, *vector, FP32), into, *vector, FP32)
-
-    def _all_added(self, row: _Row, part: _Part) -> list[str]:
-        """The sums over keys of each vector, and then those over queries."""
-        sums, width = [ZERO] * (2 * len(part.vectors)), self.spec.key_width
-        whole = width - width % UNROLLED
-        with self.code.loop(0, whole, UNROLLED, [(FLOATS, one) for one in sums]) as some:
-            values = some.values
-            for i in range(UNROLLED):
-                values = self._added(row, part, self.code.add(some.index, i), values)
-            some.next = values
-        sums = some.values
-        for last in range(whole, width):
-            sums = self._added(row, part, str(last), sums)
-        return sums
+                code.write(code.read(line, *vector, FP32), into, *vector, FP32)
 
     def _added(self, row: _Row, part: _Part, i: str, sums: list[str]) -> list[str]:
-        """These sums with a row of the state more."""
+        """The sums over keys of each vector, and then those over queries, with a row of the state more."""
         code, count = self.code, len(part.vectors)
-        factors = [everywhere(code, code.load("float", code.at(of, i, 4), 4)) for of in (row.k, row.q)]
+        factors = [code.spread(of, i) for of in (row.k, row.q)]
         line = code.at(part.state, i, part.stride)
-        state = [load(code, line, *vector, FP32) for vector in part.vectors]
-        return [fma(code, factors[n // count], state[n % count], so_far) for n, so_far in enumerate(sums)]
+        state = [code.read(line, *vector, FP32) for vector in part.vectors]
+        return [code.fma(factors[n // count], state[n % count], so_far) for n, so_far in enumerate(sums)]
 
-    def _finished(self, row: _Row, part: _Part, begin: str, sums: list[str]) -> list[str]:
+    def _finished(self, row: _Row, part: _Part, begin: str | int, sums: list[str]) -> list[str]:
         """Write the output of the columns from `begin` on -> how far each value is off, times the rate."""
         code, ds = self.code, list[str]()
         less, half = code.let(f"fneg {FLOATS} {row.decay}"), len(part.vectors)
         v, out = (code.at(of, begin, 4) for of in (row.v, row.out))
         for vector, a, b in zip(part.vectors, sums[:half], sums[half:], strict=True):
-            d = op(code, "fmul", fma(code, less, a, load(code, v, *vector, FP32)), row.rate)
-            store(code, fma(code, d, row.product, op(code, "fmul", row.decay, b)), out, *vector, FP32)
+            d = code.op("fmul", code.fma(less, a, code.read(v, *vector, FP32)), row.rate)
+            code.write(code.fma(d, row.product, code.op("fmul", row.decay, b)), out, *vector, FP32)
             ds.append(d)
         return ds
 
     def _change(self, row: _Row, part: _Part, i: str, ds: list[str]) -> None:
         """Bring a row of the state up to date."""
         code = self.code
-        factor = everywhere(code, code.load("float", code.at(row.k, i, 4), 4))
+        factor = code.spread(row.k, i)
         line = code.at(part.state, i, part.stride)
         for vector, d in zip(part.vectors, ds, strict=True):
-            value = fma(code, factor, d, op(code, "fmul", row.decay, load(code, line, *vector, FP32)))
-            store(code, value, line, *vector, FP32)
+            value = code.fma(factor, d, code.op("fmul", row.decay, code.read(line, *vector, FP32)))
+            code.write(value, line, *vector, FP32)

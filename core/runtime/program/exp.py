@@ -7,8 +7,8 @@ is off by at most 8e-9 there. Within 1 unit in the last place of the true value 
 import math
 import struct
 
-from core.runtime.program.vectors import LANES, ZERO, fma, larger, number, op
-from core.system.native.ir import Code, splat
+from core.runtime.program.vectors import LANES, ZERO, Kernel, number
+from core.system.native.ir import splat
 
 LEAST, MOST = -104.0, 89.0  # exp of what is below is 0, and of what is above infinite, in fp32
 SHIFT = 1.5 * 2**23  # a number added to this is rounded to an integer, which is in the low bits of the sum
@@ -18,19 +18,19 @@ DEGREE = 7
 ARTANH = 8  # terms after the first: what is left out is below 4e-10 of the sum, for |s| <= 1 / 3
 
 
-def exp(code: Code, x: str, lanes: int = LANES) -> str:
+def exp(code: Kernel, x: str, lanes: int = LANES) -> str:
     """exp of <lanes x float>. NaN stays NaN."""
     kind, ints, bools = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{lanes} x i1>"
     for limit, beyond in ((LEAST, "olt"), (MOST, "ogt")):
         out = code.let(f"fcmp {beyond} {kind} {x}, {number(limit, lanes)}")
         x = code.let(f"select {bools} {out}, {kind} {number(limit, lanes)}, {kind} {x}")
-    shifted = fma(code, x, number(1 / math.log(2), lanes), number(SHIFT, lanes), lanes)
-    n = op(code, "fsub", shifted, number(SHIFT, lanes), lanes)
-    r = fma(code, n, number(-LN2, lanes), x, lanes)
-    r = fma(code, n, number(-LN2_REST, lanes), r, lanes)
+    shifted = code.fma(x, number(1 / math.log(2), lanes), number(SHIFT, lanes), lanes)
+    n = code.op("fsub", shifted, number(SHIFT, lanes), lanes)
+    r = code.fma(n, number(-LN2, lanes), x, lanes)
+    r = code.fma(n, number(-LN2_REST, lanes), r, lanes)
     value = number(1 / math.factorial(DEGREE), lanes)
     for power in reversed(range(DEGREE)):
-        value = fma(code, value, r, number(1 / math.factorial(power), lanes), lanes)
+        value = code.fma(value, r, number(1 / math.factorial(power), lanes), lanes)
     # 2**n may be out of range where the result is not: two factors, of which only the second one rounds
     bits = code.let(f"bitcast {kind} {shifted} to {ints}")
     whole = code.let(f"sub {ints} {bits}, {splat('i32', lanes, struct.unpack('<i', struct.pack('<f', SHIFT))[0])}")
@@ -38,36 +38,36 @@ def exp(code: Code, x: str, lanes: int = LANES) -> str:
     for power_of_2 in (half, code.let(f"sub {ints} {whole}, {half}")):
         biased = code.let(f"add {ints} {power_of_2}, {splat('i32', lanes, 127)}")
         factor = code.let(f"shl {ints} {biased}, {splat('i32', lanes, 23)}")
-        value = op(code, "fmul", value, code.let(f"bitcast {ints} {factor} to {kind}"), lanes)
+        value = code.op("fmul", value, code.let(f"bitcast {ints} {factor} to {kind}"), lanes)
     return value
 
 
-def one_plus_exp(code: Code, x: str, lanes: int = LANES) -> str:
+def one_plus_exp(code: Kernel, x: str, lanes: int = LANES) -> str:
     """1 + exp(x): what a sigmoid of -x divides by."""
-    return op(code, "fadd", exp(code, x, lanes), number(1, lanes), lanes)
+    return code.op("fadd", exp(code, x, lanes), number(1, lanes), lanes)
 
 
-def sigmoid(code: Code, x: str, lanes: int = LANES) -> str:
+def sigmoid(code: Kernel, x: str, lanes: int = LANES) -> str:
     """1 / (1 + exp(-x))."""
     negative = code.let(f"fneg <{lanes} x float> {x}")
-    return op(code, "fdiv", number(1, lanes), one_plus_exp(code, negative, lanes), lanes)
+    return code.op("fdiv", number(1, lanes), one_plus_exp(code, negative, lanes), lanes)
 
 
-def tanh(code: Code, x: str, lanes: int = LANES) -> str:
+def tanh(code: Kernel, x: str, lanes: int = LANES) -> str:
     """1 - 2 / (1 + exp(2x)); off by at most 2e-7, absolutely."""
-    twice = op(code, "fadd", x, x, lanes)
-    part = op(code, "fdiv", number(2, lanes), one_plus_exp(code, twice, lanes), lanes)
-    return op(code, "fsub", number(1, lanes), part, lanes)
+    twice = code.op("fadd", x, x, lanes)
+    part = code.op("fdiv", number(2, lanes), one_plus_exp(code, twice, lanes), lanes)
+    return code.op("fsub", number(1, lanes), part, lanes)
 
 
-def softplus(code: Code, x: str, lanes: int = LANES) -> str:
+def softplus(code: Kernel, x: str, lanes: int = LANES) -> str:
     """log(1 + exp(x)) = max(x, 0) + 2 * artanh(s), where s = t / (2 + t) and t = exp(-|x|)."""
     kind = f"<{lanes} x float>"
     size = code.call(kind, f"llvm.fabs.v{lanes}f32", (kind, x))
     t = exp(code, code.let(f"fneg {kind} {size}"), lanes)
-    s = op(code, "fdiv", t, op(code, "fadd", t, number(2, lanes), lanes), lanes)
-    square = op(code, "fmul", s, s, lanes)
+    s = code.op("fdiv", t, code.op("fadd", t, number(2, lanes), lanes), lanes)
+    square = code.op("fmul", s, s, lanes)
     value = number(1 / (2 * ARTANH + 1), lanes)
     for power in reversed(range(ARTANH)):
-        value = fma(code, value, square, number(1 / (2 * power + 1), lanes), lanes)
-    return fma(code, op(code, "fadd", s, s, lanes), value, larger(code, x, ZERO, lanes), lanes)
+        value = code.fma(value, square, number(1 / (2 * power + 1), lanes), lanes)
+    return code.fma(code.op("fadd", s, s, lanes), value, code.larger(x, ZERO, lanes), lanes)

@@ -13,21 +13,7 @@ from typing import Literal
 import torch
 
 from core.runtime.program.exp import one_plus_exp
-from core.runtime.program.vectors import (
-    FLOATS,
-    LANES,
-    code_address,
-    fields,
-    fma,
-    kernel_code,
-    least_of,
-    load,
-    number,
-    op,
-    store,
-    where,
-)
-from core.system.native.ir import Code
+from core.runtime.program.vectors import FLOATS, LANES, Kernel, number
 
 FIELDS = ("x", "out")
 BLOCK = 256  # hidden states of a unit
@@ -56,48 +42,46 @@ class Gate:
 def kernel(spec: Gate) -> int:
     """The address of the kernel. Unit row * spec.units + i is block i of a row: x [rows, 2 * width] and out [rows,
     width], fp32."""
-    code, width = kernel_code("gate"), spec.width
-    at = fields(code, FIELDS)
+    code, width = Kernel("gate"), spec.width
+    at = code.fields(FIELDS)
     whole = width - width % LANES
     with code.loop("%from", "%to") as unit:
         row, block = (code.let(f"{name} i64 {unit.index}, {spec.units}") for name in ("udiv", "urem"))
         x, out = code.at(at["x"], row, width * 8), code.at(at["out"], row, width * 4)
         start = code.times(block, BLOCK)
-        end = least_of(code, code.add(start, BLOCK), str(whole))
+        end = code.least(code.add(start, BLOCK), str(whole))
         with code.loop(start, end, LANES) as each:
             _hidden(code, spec, x, out, each.index, LANES)
         if rest := width - whole:  # of the last block
             last = code.let(f"icmp eq i64 {block}, {spec.units - 1}")
-            with where(code, last):
+            with code.where(last):
                 _hidden(code, spec, x, out, whole, rest)
-    return code_address(code)
+    return code.address()
 
 
-def _hidden(code: Code, spec: Gate, x: str, out: str, first: str | int, count: int) -> None:
+def _hidden(code: Kernel, spec: Gate, x: str, out: str, first: str | int, count: int) -> None:
     """Compute some hidden states of a row."""
     if spec.interleaved:
         begin, left = code.at(x, first, 8), min(LANES, 2 * count)
-        both = [load(code, begin, 0, left, torch.float32)]
-        both.append(load(code, begin, left, 2 * count - left, torch.float32) if 2 * count > left else "zeroinitializer")
+        both = [code.read(begin, 0, left, torch.float32)]
+        both.append(code.read(begin, left, 2 * count - left, torch.float32) if 2 * count > left else "zeroinitializer")
         gate, up = (code.pick(FLOATS, both[0], range(start, 2 * LANES, 2), both[1]) for start in (0, 1))
     else:
-        gate, up = (load(code, code.at(x, at * 4), first, count, torch.float32) for at in (0, spec.width))
+        gate, up = (code.read(code.at(x, at * 4), first, count, torch.float32) for at in (0, spec.width))
     if spec.limit:
         gate = _bounded(code, gate, "ogt", spec.limit)
         up = _bounded(code, _bounded(code, up, "ogt", spec.limit), "olt", -spec.limit)
     if spec.activation == "silu":
-        exponent = op(code, "fmul", gate, number(-spec.slope))
+        exponent = code.op("fmul", gate, number(-spec.slope))
     else:
-        exponent = op(
-            code, "fmul", gate, fma(code, op(code, "fmul", gate, gate), number(GELU * 0.044715), number(GELU))
-        )
-    value = op(code, "fdiv", gate, one_plus_exp(code, exponent))
+        exponent = code.op("fmul", gate, code.fma(code.op("fmul", gate, gate), number(GELU * 0.044715), number(GELU)))
+    value = code.op("fdiv", gate, one_plus_exp(code, exponent))
     if spec.shift:
-        up = op(code, "fadd", up, number(spec.shift))
-    store(code, op(code, "fmul", value, up), out, first, count, torch.float32)
+        up = code.op("fadd", up, number(spec.shift))
+    code.write(code.op("fmul", value, up), out, first, count, torch.float32)
 
 
-def _bounded(code: Code, value: str, beyond: str, limit: float) -> str:
+def _bounded(code: Kernel, value: str, beyond: str, limit: float) -> str:
     """`limit` where a value is beyond it; NaN stays."""
     out = code.let(f"fcmp {beyond} {FLOATS} {value}, {number(limit)}")
     return code.let(f"select <{LANES} x i1> {out}, {FLOATS} {number(limit)}, {FLOATS} {value}")

@@ -12,20 +12,8 @@ from typing import Literal
 import torch
 
 from core.runtime.program.exp import one_plus_exp
-from core.runtime.program.rms import Norm, scale, scaled
-from core.runtime.program.vectors import (
-    FLOATS,
-    ZERO,
-    code_address,
-    fields,
-    fma,
-    kernel_code,
-    load,
-    number,
-    op,
-    over,
-    store,
-)
+from core.runtime.program.rms import Norm, scale_of, scaled
+from core.runtime.program.vectors import FLOATS, Kernel, number
 
 FIELDS = ("x", "gates", "columns", "weight", "gates_stride")
 FP32 = torch.float32
@@ -49,32 +37,19 @@ def kernel(spec: GatedHeads) -> int:
     """The address of the kernel. Unit row * heads + i is head i of a row: x [rows, heads, width], in place. Its gates
     are columns[i], i64, and those after it, of a row of `gates`, gates_stride bytes from one to the next. All are
     fp32."""
-    code = kernel_code("gated_heads")
-    at = fields(code, FIELDS, ("gates_stride",))
+    code = Kernel("gated_heads")
+    at = code.fields(FIELDS, ("gates_stride",))
     with code.loop("%from", "%to") as unit:
         row, head = (code.let(f"{name} i64 {unit.index}, {spec.heads}") for name in ("udiv", "urem"))
         x = code.at(at["x"], unit.index, spec.width * 4)
-        gates = code.at(at["gates"], code.let(f"mul i64 {row}, {at['gates_stride']}"))
-        gates = code.at(gates, code.load("i64", code.at(at["columns"], head, 8), 8), 4)
-        factor = ""
-        if spec.norm is not None:
-
-            def square(first: str | int, count: int, values: list[str], x: str = x) -> list[str]:
-                value = load(code, x, first, count, FP32)
-                return [fma(code, value, value, values[0])]
-
-            factor = scale(code, spec.norm, over(code, spec.width, square, [ZERO])[0])
-
-        def put(
-            first: str | int, count: int, values: list[str], x: str = x, gates: str = gates, factor: str = factor
-        ) -> list[str]:
-            value, gate = (load(code, of, first, count, FP32) for of in (x, gates))
-            if spec.norm is not None:
-                value = scaled(code, spec.norm, value, factor, at["weight"], first, count)
+        gates = code.at(at["gates"], code.times(row, at["gates_stride"]))
+        gates = code.at(gates, code.integer(at["columns"], head), 4)
+        factor = spec.norm and scale_of(code, spec.norm, x)
+        for some in code.over(spec.width):
+            value, gate = (code.read(of, *some.span, FP32) for of in (x, gates))
+            if spec.norm and factor:
+                value = scaled(code, spec.norm, value, factor, at["weight"], *some.span)
             divisor = one_plus_exp(code, code.let(f"fneg {FLOATS} {gate}"))
-            gate = op(code, "fdiv", gate if spec.activation == "silu" else number(1), divisor)
-            store(code, op(code, "fmul", value, gate), x, first, count, FP32)
-            return []
-
-        over(code, spec.width, put)
-    return code_address(code)
+            gate = code.op("fdiv", gate if spec.activation == "silu" else number(1), divisor)
+            code.write(code.op("fmul", value, gate), x, *some.span, FP32)
+    return code.address()

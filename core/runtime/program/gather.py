@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from core.runtime.program.vectors import code_address, fields, kernel_code, load, number, op, over, store
+from core.runtime.program.vectors import Kernel, number
 
 FIELDS = ("table", "indices", "out")
 
@@ -23,19 +23,15 @@ class Gather:
 def kernel(spec: Gather) -> int:
     """The address of the kernel. A unit is a row: table [rows, width] of `dtype`, indices [units], i64 -> out [units,
     width], fp32."""
-    code = kernel_code("gather")
-    at = fields(code, FIELDS)
+    code = Kernel("gather")
+    at = code.fields(FIELDS)
     with code.loop("%from", "%to") as row:
-        index = code.load("i64", code.at(at["indices"], row.index, 8), 8)
+        index = code.integer(at["indices"], row.index)
         source = code.at(at["table"], index, spec.width * spec.dtype.itemsize)
         out = code.at(at["out"], row.index, spec.width * 4)
-
-        def put(first: str | int, count: int, values: list[str], source: str = source, out: str = out) -> list[str]:
-            value = load(code, source, first, count, spec.dtype)
+        for some in code.over(spec.width):
+            value = code.read(source, *some.span, spec.dtype)
             if spec.scale != 1:
-                value = op(code, "fmul", value, number(spec.scale))
-            store(code, value, out, first, count, torch.float32)
-            return []
-
-        over(code, spec.width, put)
-    return code_address(code)
+                value = code.op("fmul", value, number(spec.scale))
+            code.write(value, out, *some.span, torch.float32)
+    return code.address()

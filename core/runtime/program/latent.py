@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from core.runtime.program.rms import Norm, scale, scaled
+from core.runtime.program.rms import Norm, scale_of, scaled
 from core.runtime.program.rotate import turn
-from core.runtime.program.vectors import ZERO, code_address, fields, fma, kernel_code, load, over, store
-from core.system.native.ir import Code
+from core.runtime.program.vectors import Kernel
 
 FIELDS = (
     "kv",
@@ -51,12 +50,12 @@ def kernel(spec: Latent) -> int:
     sin [rows, turned / 2]; out [rows, heads, latent + turned], of which latents are left alone: all fp32. What a row
     leaves in the cache lies at latents + p * latent_stride and keys + p * key_stride bytes, where p = positions[row],
     i64."""
-    code, wide = kernel_code("latent"), spec.norm.width + spec.turned
-    at = fields(code, FIELDS, ("latent_stride", "key_stride"))
+    code, wide = Kernel("latent"), spec.norm.width + spec.turned
+    at = code.fields(FIELDS, ("latent_stride", "key_stride"))
     with code.loop("%from", "%to") as row:
         kv = code.at(at["kv"], row.index, wide * 4)
         cos, sin = (code.at(at[name], row.index, spec.turned * 2) for name in ("cos", "sin"))
-        position = code.load("i64", code.at(at["positions"], row.index, 8), 8)
+        position = code.integer(at["positions"], row.index)
         latent, key = (
             code.at(at[name], code.times(position, at[stride]))
             for name, stride in (("latents", "latent_stride"), ("keys", "key_stride"))
@@ -68,26 +67,18 @@ def kernel(spec: Latent) -> int:
             x = code.at(code.at(at["q"], head.index, (spec.keys + spec.turned) * 4), spec.keys, 4)
             out = code.at(code.at(at["out"], head.index, wide * 4), spec.norm.width, 4)
             _turn(code, spec, x, cos, sin, out, torch.float32)
-    return code_address(code)
+    return code.address()
 
 
-def _norm(code: Code, spec: Latent, x: str, weight: str, out: str) -> None:
+def _norm(code: Kernel, spec: Latent, x: str, weight: str, out: str) -> None:
     """The norm of a latent into the cache."""
-
-    def square(first: str | int, count: int, sums: list[str]) -> list[str]:
-        value = load(code, x, first, count, torch.float32)
-        return [fma(code, value, value, sums[0])]
-
-    factor = scale(code, spec.norm, over(code, spec.norm.width, square, [ZERO])[0])
-
-    def put(first: str | int, count: int, values: list[str]) -> list[str]:
-        value = scaled(code, spec.norm, load(code, x, first, count, torch.float32), factor, weight, first, count)
-        store(code, value, out, first, count, spec.cache)
-        return []
-
-    over(code, spec.norm.width, put)
+    factor = scale_of(code, spec.norm, x)
+    for some in code.over(spec.norm.width):
+        value = code.read(x, *some.span, torch.float32)
+        value = scaled(code, spec.norm, value, factor, weight, *some.span)
+        code.write(value, out, *some.span, spec.cache)
 
 
-def _turn(code: Code, spec: Latent, x: str, cos: str, sin: str, out: str, dtype: torch.dtype) -> None:
-    numbers = functools.partial(load, code, x, dtype=torch.float32)
+def _turn(code: Kernel, spec: Latent, x: str, cos: str, sin: str, out: str, dtype: torch.dtype) -> None:
+    numbers = functools.partial(code.read, x, dtype=torch.float32)
     turn(code, spec.turned, spec.interleaved, numbers, cos, sin, out, dtype)

@@ -2,7 +2,7 @@
 
 import functools
 
-from core.runtime.program.vectors import code_address, fields, kernel_code, where
+from core.runtime.program.vectors import Kernel
 
 FIELDS = ("ids", "first", "table", "slots", "stop")
 
@@ -12,13 +12,13 @@ def kernel(chosen: int) -> int:
     """The address of the kernel. One unit: ids [chosen], i64, of which id + `first` is an expert's place in a table of
     slots' addresses, i64, 0 = none; `table`: where the address of that is. Writes them to slots [chosen], and 1 to
     `stop`, i64, where one is 0."""
-    code = kernel_code("look")
-    at = fields(code, FIELDS, ("first",))
+    code = Kernel("look")
+    at = code.fields(FIELDS, ("first",))
     table = code.at(code.load("ptr", at["table"], 8), at["first"], 8)
     with code.loop(0, chosen) as each:
-        place = code.load("i64", code.at(at["ids"], each.index, 8), 8)
-        slot = code.load("i64", code.at(table, place, 8), 8)
+        place = code.integer(at["ids"], each.index)
+        slot = code.integer(table, place)
         code.store("i64", slot, code.at(at["slots"], each.index, 8), 8)
-        with where(code, code.let(f"icmp eq i64 {slot}, 0")):
+        with code.where(code.let(f"icmp eq i64 {slot}, 0")):
             code.store("i64", "1", at["stop"], 8)
-    return code_address(code)
+    return code.address()

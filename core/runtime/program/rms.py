@@ -9,21 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from core.runtime.program.vectors import (
-    ZERO,
-    code_address,
-    everywhere,
-    fields,
-    fma,
-    kernel_code,
-    load,
-    number,
-    op,
-    over,
-    store,
-    total,
-)
-from core.system.native.ir import Code, fp32
+from core.runtime.program.vectors import ZERO, Kernel, number
+from core.system.native.ir import fp32
 
 FIELDS = ("x", "delta", "weight", "out", "x_stride", "out_stride", "factor")
 
@@ -57,50 +44,51 @@ class Rms:
 def kernel(spec: Rms) -> int:
     """The address of the kernel. A unit is a row: at x + row * x_stride bytes, fp32; its result at out + row *
     out_stride bytes; delta [rows, width] and the factor at its address, fp32."""
-    code, width = kernel_code("rms"), spec.norm.width
-    at = fields(code, FIELDS, ("x_stride", "out_stride"))
-    times = everywhere(code, code.load("float", at["factor"], 4)) if spec.factor else ""
+    code, width = Kernel("rms"), spec.norm.width
+    at = code.fields(FIELDS, ("x_stride", "out_stride"))
+    times = code.everywhere(code.load("float", at["factor"], 4)) if spec.factor else ""
     with code.loop("%from", "%to") as row:
-        x = code.at(at["x"], code.let(f"mul i64 {row.index}, {at['x_stride']}"))
-        out = code.at(at["out"], code.let(f"mul i64 {row.index}, {at['out_stride']}"))
+        x = code.at(at["x"], code.times(row.index, at["x_stride"]))
+        out = code.at(at["out"], code.times(row.index, at["out_stride"]))
         delta = code.at(at["delta"], row.index, width * 4) if spec.adds else ""
-
-        def square(first: str | int, count: int, values: list[str], x: str = x, delta: str = delta) -> list[str]:
-            value = load(code, x, first, count, torch.float32)
+        for some in code.over(width, [ZERO]):
+            value = code.read(x, *some.span, torch.float32)
             if spec.adds:
-                more = load(code, delta, first, count, torch.float32)
-                scaled = spec.scale != 1
-                value = fma(code, number(spec.scale), more, value) if scaled else op(code, "fadd", value, more)
-                value = op(code, "fmul", value, times) if times else value
-                store(code, value, x, first, count, torch.float32)
-            return [fma(code, value, value, values[0])]
-
-        factor = scale(code, spec.norm, over(code, width, square, [ZERO])[0])
-
-        def put(
-            first: str | int, count: int, values: list[str], x: str = x, out: str = out, f: str = factor
-        ) -> list[str]:
-            value = scaled(code, spec.norm, load(code, x, first, count, torch.float32), f, at["weight"], first, count)
-            store(code, value, out, first, count, spec.out)
-            return []
-
-        over(code, width, put)
-    return code_address(code)
+                more = code.read(delta, *some.span, torch.float32)
+                plain = spec.scale == 1
+                value = code.op("fadd", value, more) if plain else code.fma(number(spec.scale), more, value)
+                value = code.op("fmul", value, times) if times else value
+                code.write(value, x, *some.span, torch.float32)
+            some.values = [code.fma(value, value, some.values[0])]
+        factor = scale(code, spec.norm, some.values[0])
+        for some in code.over(width):
+            value = code.read(x, *some.span, torch.float32)
+            value = scaled(code, spec.norm, value, factor, at["weight"], *some.span)
+            code.write(value, out, *some.span, spec.out)
+    return code.address()
 
 
-def scale(code: Code, norm: Norm, squares: str) -> str:
+def scale(code: Kernel, norm: Norm, squares: str) -> str:
     """1 / sqrt(mean of squares + eps) in every lane, from the eight partial sums of squares."""
-    mean = code.let(f"fdiv float {total(code, squares)}, {fp32(norm.width)}")
+    mean = code.let(f"fdiv float {code.total(squares)}, {fp32(norm.width)}")
     root = code.call("float", "llvm.sqrt.f32", ("float", code.let(f"fadd float {mean}, {fp32(norm.eps)}")))
-    return everywhere(code, code.let(f"fdiv float {fp32(1)}, {root}"))
+    return code.everywhere(code.let(f"fdiv float {fp32(1)}, {root}"))
 
 
-def scaled(code: Code, norm: Norm, value: str, factor: str, weight: str, first: str | int, count: int) -> str:
+def scale_of(code: Kernel, norm: Norm, x: str) -> str:
+    """The same of numbers in fp32."""
+    for some in code.over(norm.width, [ZERO]):
+        value = code.read(x, *some.span, torch.float32)
+        some.values = [code.fma(value, value, some.values[0])]
+    return scale(code, norm, some.values[0])
+
+
+def scaled(code: Kernel, norm: Norm, value: str, factor: str, weight: str, first: str | int, count: int) -> str:
     """Some numbers of a row after the norm."""
-    value = op(code, "fmul", value, factor)
+    value = code.op("fmul", value, factor)
     if norm.weight is None:
         return value
-    weights = load(code, weight, first, count, norm.weight)
+    weights = code.read(weight, first, count, norm.weight)
     if norm.offset:
-        weights = op(code, "fadd", weights, number(1))
-    return op(code, "fmul", value, weights)
+        weights = code.op("fadd", weights, number(1))
+    return code.op("fmul", value, weights)

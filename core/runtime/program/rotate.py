@@ -10,40 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from core.runtime.program.rms import Norm, scale, scaled
-from core.runtime.program.vectors import (
-    FLOATS,
-    LANES,
-    WIDTH,
-    ZERO,
-    code_address,
-    fields,
-    fma,
-    kernel_code,
-    load,
-    op,
-    pieces,
-    store,
-)
-from core.system.native.ir import Code
+from core.runtime.program.vectors import FLOATS, LANES, ZERO, Kernel, pieces
 
-FIELDS = (
-    "qkv",
-    "bias",
-    "q_weight",
-    "k_weight",
-    "cos",
-    "sin",
-    "positions",
-    "offsets",
-    "q",
-    "k",
-    "v",
-    "k_head_stride",
-    "k_row_stride",
-    "v_head_stride",
-    "v_row_stride",
-)
-STRIDES = FIELDS[-4:]
+STRIDES = ("k_head_stride", "k_row_stride", "v_head_stride", "v_row_stride")
+FIELDS = ("qkv", "bias", "q_weight", "k_weight", "cos", "sin", "positions", "q", "k", "v", *STRIDES)
 Load = Callable[[int, int], str]  # (first, count) of the numbers of a head
 
 
@@ -52,9 +22,9 @@ class Rotate:
     """Heads of `width` numbers, of which the first `rotated` are turned: number i with i + rotated / 2, or, where
     `interleaved`, 2i with 2i + 1. `bias`: the type of what is added to the product first; None = nothing. `norm`: of
     each head of queries and keys, before it is turned, or, `norm_last`, after it; `value_norm`, without weights: of
-    values. A norm of all heads at once is rms.py's, in place, before this. `packed`: rows are of several sequences,
-    with a cache each. `gated`: each head of queries is followed by as many numbers, which are left alone. `ring`:
-    position p is where p mod ring would be; 0 = where p is."""
+    values. A norm of all heads at once is rms.py's, in place, before this. `gated`: each head of queries is
+    followed by as many numbers, which are left alone. `ring`: position p is where p mod ring would be; 0 = where p
+    is."""
 
     query_heads: int
     heads: int
@@ -64,7 +34,6 @@ class Rotate:
     norm: Norm | None = None
     bias: torch.dtype | None = None
     interleaved: bool = False
-    packed: bool = False
     norm_last: bool = False
     value_norm: Norm | None = None
     ring: int = 0
@@ -86,30 +55,27 @@ def kernel(spec: Rotate) -> int:
     """The address of the kernel. Unit row * heads + h is head h of keys and values of a row, and the queries that
     read it. qkv [rows, (spec.keys + 2 * heads) * width], queries first; cos and sin [rows, rotated / 2]; q [rows,
     query_heads, width]: all fp32. Head h of position p lies at k + h * k_head_stride + p * k_row_stride bytes, in the
-    cache's type, where p = positions[row], i64, and, where rows are packed, offsets[row] bytes, i64, after that."""
-    code, size = kernel_code("rotate"), spec.width * 4
-    made = code.let(f"alloca [{size} x i8], align {WIDTH}")
-    at, group = fields(code, FIELDS, STRIDES), spec.query_heads // spec.heads
+    cache's type, where p = positions[row], i64."""
+    code, size = Kernel("rotate"), spec.width * 4
+    made = code.stack(size)
+    at, group = code.fields(FIELDS, STRIDES), spec.query_heads // spec.heads
     bias_size = spec.width * (spec.bias.itemsize if spec.bias else 0)
     with code.loop("%from", "%to") as unit:
         row, head = (code.let(f"{name} i64 {unit.index}, {spec.heads}") for name in ("udiv", "urem"))
         given = code.at(at["qkv"], row, (spec.keys + 2 * spec.heads) * size)
         cos, sin = (code.at(at[name], row, spec.rotated * 2) for name in ("cos", "sin"))
         q = code.at(at["q"], row, spec.query_heads * size)
-        position = code.load("i64", code.at(at["positions"], row, 8), 8)
+        position = code.integer(at["positions"], row)
         if spec.ring:
             position = code.let(f"urem i64 {position}, {spec.ring}")
         k, v = (_cached(code, at, name, head, position) for name in "kv")
-        if spec.packed:
-            offset = code.load("i64", code.at(at["offsets"], row, 8), 8)
-            k, v = code.at(k, offset), code.at(v, offset)
 
         def numbers(index: str) -> Load:
             x, bias = code.at(given, index, size), code.at(at["bias"], index, bias_size)
 
             def some(first: int, count: int) -> str:
-                value = load(code, x, first, count, torch.float32)
-                return op(code, "fadd", value, load(code, bias, first, count, spec.bias)) if spec.bias else value
+                value = code.read(x, first, count, torch.float32)
+                return code.op("fadd", value, code.read(bias, first, count, spec.bias)) if spec.bias else value
 
             return some
 
@@ -123,7 +89,7 @@ def kernel(spec: Rotate) -> int:
                 rotate(x, out, dtype)
             elif spec.norm_last:
                 rotate(x, made, torch.float32)
-                turned = functools.partial(load, code, made, dtype=torch.float32)
+                turned = functools.partial(code.read, made, dtype=torch.float32)
                 copy(code, normed(code, spec.norm, turned, weight), spec.width, out, dtype)
             else:
                 rotate(normed(code, spec.norm, x, weight), out, dtype)
@@ -136,33 +102,33 @@ def kernel(spec: Rotate) -> int:
         if spec.value_norm:
             values = normed(code, spec.value_norm, values, "")
         copy(code, values, spec.width, v, spec.cache)
-    return code_address(code)
+    return code.address()
 
 
-def _cached(code: Code, at: dict[str, str], name: str, head: str, position: str) -> str:
+def _cached(code: Kernel, at: dict[str, str], name: str, head: str, position: str) -> str:
     """The address of a head of a position in the cache of keys or values."""
     begin = code.at(at[name], code.times(head, at[f"{name}_head_stride"]))
     return code.at(begin, code.times(position, at[f"{name}_row_stride"]))
 
 
-def normed(code: Code, norm: Norm, x: Load, weight: str) -> Load:
+def normed(code: Kernel, norm: Norm, x: Load, weight: str) -> Load:
     """The numbers of a head after a norm."""
     squares = ZERO
     for first, count in pieces(norm.width):
         value = x(first, count)
-        squares = fma(code, value, value, squares)
+        squares = code.fma(value, value, squares)
     factor = scale(code, norm, squares)
     return lambda first, count: scaled(code, norm, x(first, count), factor, weight, first, count)
 
 
-def copy(code: Code, x: Load, width: int, out: str, dtype: torch.dtype, start: int = 0) -> None:
+def copy(code: Kernel, x: Load, width: int, out: str, dtype: torch.dtype, start: int = 0) -> None:
     """Store the numbers of a head from `start` on, each rounded once."""
     for first, count in pieces(width - start):
-        store(code, x(start + first, count), out, start + first, count, dtype)
+        code.write(x(start + first, count), out, start + first, count, dtype)
 
 
 def turn(
-    code: Code, rotated: int, interleaved: bool, x: Load, cos: str, sin: str, out: str, dtype: torch.dtype
+    code: Kernel, rotated: int, interleaved: bool, x: Load, cos: str, sin: str, out: str, dtype: torch.dtype
 ) -> None:
     """Rotate the first numbers of a head and store them."""
     half = rotated // 2
@@ -173,14 +139,14 @@ def turn(
             a, b = (code.pick(FLOATS, both[0], range(start, 16, 2), both[1]) for start in (0, 1))
         else:
             a, b = x(first, count), x(half + first, count)
-        c, s = (load(code, table, first, count, torch.float32) for table in (cos, sin))
-        away = code.let(f"fneg {FLOATS} {op(code, 'fmul', b, s)}")
-        one, other = fma(code, a, c, away), fma(code, b, c, op(code, "fmul", a, s))
+        c, s = (code.read(table, first, count, torch.float32) for table in (cos, sin))
+        away = code.let(f"fneg {FLOATS} {code.op('fmul', b, s)}")
+        one, other = code.fma(a, c, away), code.fma(b, c, code.op("fmul", a, s))
         if interleaved:
             for start in range(0, 2 * count, LANES):
                 places = [place for i in range(start // 2, start // 2 + 4) for place in (i, i + LANES)]
                 mixed = code.pick(FLOATS, one, places, other)
-                store(code, mixed, out, 2 * first + start, min(LANES, 2 * count - start), dtype)
+                code.write(mixed, out, 2 * first + start, min(LANES, 2 * count - start), dtype)
         else:
-            store(code, one, out, first, count, dtype)
-            store(code, other, out, half + first, count, dtype)
+            code.write(one, out, first, count, dtype)
+            code.write(other, out, half + first, count, dtype)

@@ -17,28 +17,8 @@ import torch
 
 from core.runtime.program.choose import GroupRoom, Groups, keep_groups, order, room, take_first
 from core.runtime.program.exp import exp, sigmoid
-from core.runtime.program.vectors import (
-    FLOATS,
-    INTS,
-    LANES,
-    WIDTH,
-    ZERO,
-    code_address,
-    everywhere,
-    fields,
-    filled,
-    kernel_code,
-    larger,
-    largest,
-    load,
-    number,
-    op,
-    over,
-    pieces,
-    store,
-    total,
-)
-from core.system.native.ir import Code, fp32, splat
+from core.runtime.program.vectors import FLOATS, INTS, LANES, WIDTH, ZERO, Kernel, number, pieces
+from core.system.native.ir import fp32, splat
 
 FIELDS = ("logits", "bias", "scales", "ids", "weights")
 NONE = fp32(float("-inf"))
@@ -69,11 +49,11 @@ class Route:
 def kernel(spec: Route) -> int:
     """The address of the kernel. A unit is a token: logits [tokens, experts], bias and scales [experts], fp32 -> ids
     [tokens, chosen], i64, and weights [tokens, chosen], fp32."""
-    code = kernel_code("route")
+    code = Kernel("route")
     orders, scores = room(code, spec.experts), room(code, spec.experts)
     found, factors = room(code, spec.chosen), room(code, spec.chosen)
     grouped = spec.groups and GroupRoom.on_stack(code, spec.groups)
-    at = fields(code, FIELDS)
+    at = code.fields(FIELDS)
     with code.loop("%from", "%to") as token:
         logits = code.at(at["logits"], token.index, spec.experts * 4)
         ids, weights = (
@@ -88,82 +68,72 @@ def kernel(spec: Route) -> int:
             for of, into in ((scores, found), (at["scales"], factors))[: 1 + spec.scales]:
                 code.store("float", code.load("float", code.at(of, place, 4), 4), code.at(into, j.index, 4), 4)
         _weigh(code, spec, found, factors, divisor, weights)
-    return code_address(code)
+    return code.address()
 
 
-def _score(code: Code, spec: Route, logits: str, bias: str, scores: str, orders: str) -> str:
+def _score(code: Kernel, spec: Route, logits: str, bias: str, scores: str, orders: str) -> str:
     """Write the scores of all experts (before they are divided) and their orders -> what scores are divided by."""
     greatest = ""
     if spec.score == "softmax":
-
-        def most(first: str | int, count: int, values: list[str]) -> list[str]:
-            return [larger(code, _logits(code, logits, first, count), values[0])]
-
-        greatest = everywhere(code, largest(code, over(code, spec.experts, most, [splat("float", LANES, NONE)])[0]))
-
-    def score(first: str | int, count: int, sums: list[str]) -> list[str]:
-        value = logit = _logits(code, logits, first, count)
+        for some in code.over(spec.experts, [splat("float", LANES, NONE)]):
+            some.values = [code.larger(_logits(code, logits, *some.span), some.values[0])]
+        greatest = code.everywhere(code.largest(some.values[0]))
+    for some in code.over(spec.experts, [ZERO]):
+        value = logit = _logits(code, logits, *some.span)
         if spec.score == "softmax":
-            value = exp(code, op(code, "fsub", value, greatest))
-            value = filled(code, value, count, ZERO)
-            sums = [op(code, "fadd", sums[0], value)]
+            value = exp(code, code.op("fsub", value, greatest))
+            value = code.filled(value, some.count, ZERO)
+            some.values = [code.op("fadd", some.values[0], value)]
         elif spec.score == "sigmoid":
             value = sigmoid(code, value)
-        code.store(FLOATS, value, code.at(scores, first, 4), WIDTH)
+        code.store(FLOATS, value, code.at(scores, some.first, 4), WIDTH)
         if not spec.bias:
-            code.store(INTS, order(code, logit, count), code.at(orders, first, 4), WIDTH)
-        return sums
-
-    sums = over(code, spec.experts, score, [ZERO])[0]
-    divisor = everywhere(code, total(code, sums)) if spec.score == "softmax" else ""
+            code.store(INTS, order(code, logit, some.count), code.at(orders, some.first, 4), WIDTH)
+    divisor = code.everywhere(code.total(some.values[0])) if spec.score == "softmax" else ""
     if spec.bias:
-
-        def biased(first: str | int, count: int, values: list[str]) -> list[str]:
-            value = code.load(FLOATS, code.at(scores, first, 4), WIDTH)
+        for some in code.over(spec.experts):
+            value = code.load(FLOATS, code.at(scores, some.first, 4), WIDTH)
             if divisor:
-                value = op(code, "fdiv", value, divisor)
-            value = op(code, "fadd", value, load(code, bias, first, count, torch.float32))
-            code.store(INTS, order(code, value, count), code.at(orders, first, 4), WIDTH)
-            return []
-
-        over(code, spec.experts, biased)
+                value = code.op("fdiv", value, divisor)
+            value = code.op("fadd", value, code.read(bias, *some.span, torch.float32))
+            code.store(INTS, order(code, value, some.count), code.at(orders, some.first, 4), WIDTH)
     return divisor
 
 
-def _logits(code: Code, logits: str, first: str | int, count: int) -> str:
+def _logits(code: Kernel, logits: str, first: str | int, count: int) -> str:
     """Some logits; -inf in lanes that have none."""
-    return filled(code, load(code, logits, first, count, torch.float32), count, splat("float", LANES, NONE))
+    return code.filled(code.read(logits, first, count, torch.float32), count, splat("float", LANES, NONE))
 
 
-def _weigh(code: Code, spec: Route, found: str, factors: str, divisor: str, weights: str) -> None:
+def _weigh(code: Kernel, spec: Route, found: str, factors: str, divisor: str, weights: str) -> None:
     """Write the weights, from the scores and factors of the chosen experts."""
-    values = [load(code, found, first, count, torch.float32) for first, count in pieces(spec.chosen)]
+    values = [code.read(found, first, count, torch.float32) for first, count in pieces(spec.chosen)]
     if spec.score == "softmax":
-        values = [op(code, "fdiv", value, divisor) for value in values]
+        values = [code.op("fdiv", value, divisor) for value in values]
     elif spec.score == "softmax_chosen":
         most = splat("float", LANES, NONE)
         for first, count in pieces(spec.chosen):
-            most = larger(code, _logits(code, found, first, count), most)
-        greatest = everywhere(code, largest(code, most))
-        values = [exp(code, op(code, "fsub", value, greatest)) for value in values]
+            most = code.larger(_logits(code, found, first, count), most)
+        greatest = code.everywhere(code.largest(most))
+        values = [exp(code, code.op("fsub", value, greatest)) for value in values]
         values = _divided(code, spec, values, 0.0)
     if spec.renormalised:
         values = _divided(code, spec, values, spec.epsilon)
     for (first, count), value in zip(pieces(spec.chosen), values, strict=True):
         if spec.scale != 1:
-            value = op(code, "fmul", value, number(spec.scale))
+            value = code.op("fmul", value, number(spec.scale))
         if spec.scales:
-            value = op(code, "fmul", value, load(code, factors, first, count, torch.float32))
-        store(code, value, weights, first, count, torch.float32)
+            value = code.op("fmul", value, code.read(factors, first, count, torch.float32))
+        code.write(value, weights, first, count, torch.float32)
 
 
-def _divided(code: Code, spec: Route, values: list[str], epsilon: float) -> list[str]:
+def _divided(code: Kernel, spec: Route, values: list[str], epsilon: float) -> list[str]:
     """The values of the chosen experts divided by (their total + epsilon)."""
     sums = ZERO
     for (_, count), value in zip(pieces(spec.chosen), values, strict=True):
-        sums = op(code, "fadd", sums, filled(code, value, count, ZERO))
-    sum_ = total(code, sums)
+        sums = code.op("fadd", sums, code.filled(value, count, ZERO))
+    sum_ = code.total(sums)
     if epsilon:
         sum_ = code.let(f"fadd float {sum_}, {fp32(epsilon)}")
-    divisor = everywhere(code, sum_)
-    return [op(code, "fdiv", value, divisor) for value in values]
+    divisor = code.everywhere(sum_)
+    return [code.op("fdiv", value, divisor) for value in values]

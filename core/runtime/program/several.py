@@ -4,7 +4,7 @@ import functools
 from collections.abc import Sequence
 
 from core.memory.codec.fast.steps import Work
-from core.runtime.program.vectors import code_address, kernel_code, least_of, where
+from core.runtime.program.vectors import Kernel
 
 EACH = 5  # numbers of a step: kernel, arguments, units, units at a time, and the first unit of the one that it is in
 
@@ -22,17 +22,17 @@ def several(works: Sequence[tuple[Work, int]]) -> Work:
 @functools.cache
 def _kernel(count: int) -> int:
     """The address of the kernel: a unit is some units of one of the steps."""
-    code = kernel_code("several")
+    code = Kernel("several")
     with code.loop("%from", "%to") as unit:
         for i in range(count):
             fields = [code.load("i64", code.at("%arguments", 8 * (EACH * i + field)), 8) for field in range(1, EACH)]
             arguments, units, some, begin = fields
             part = code.let(f"sub i64 {unit.index}, {begin}")
-            first = code.let(f"mul i64 {part}, {some}")
+            first = code.times(part, some)
             begun, left = (code.let(f"icmp {one}") for one in (f"sge i64 {part}, 0", f"slt i64 {first}, {units}"))
-            with where(code, code.let(f"and i1 {begun}, {left}")):
+            with code.where(code.let(f"and i1 {begun}, {left}")):
                 kernel = code.load("ptr", code.at("%arguments", 8 * EACH * i), 8)
                 given = code.let(f"inttoptr i64 {arguments} to ptr")
-                last = least_of(code, code.add(first, some), units)
+                last = code.least(code.add(first, some), units)
                 code.do(f"call void {kernel}(ptr {given}, i64 {first}, i64 {last})")
-    return code_address(code)
+    return code.address()

@@ -1,4 +1,6 @@
-"""The fields of a call; vectors of eight fp32 lanes; the order of a sum."""
+"""A kernel under construction: the fields of its call, vectors of eight fp32 lanes, the order of a sum."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,44 +17,135 @@ FLOATS, INTS = f"<{LANES} x float>", f"<{LANES} x i32>"
 ZERO = "zeroinitializer"
 
 
-def kernel_code(name: str) -> Code:
-    """An empty kernel."""
-    return Code(f"void @{name}(ptr %arguments, i64 %from, i64 %to)")
+class Part:
+    """What is taken at a time: `count` numbers from index `first` on, and the `values` that are carried, to be
+    replaced by the next ones."""
+
+    def __init__(self, count: int, values: list[str]) -> None:
+        self.first: str | int = 0
+        self.count, self.values = count, values
+
+    @property
+    def span(self) -> tuple[str | int, int]:
+        return self.first, self.count
+
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """(place after the first, count) of each vector."""
+        return pieces(self.count)
 
 
-def code_address(code: Code) -> int:
-    """The address of a kernel, compiled for vectors of eight lanes."""
-    return address(compiled(code, width=WIDTH)[code.name])
+class Kernel(Code):
+    """A function of (the address of a call's fields, first unit, end)."""
 
+    def __init__(self, name: str) -> None:
+        super().__init__(f"void @{name}(ptr %arguments, i64 %from, i64 %to)")
 
-def fields(code: Code, names: Sequence[str], integers: Sequence[str] = ()) -> dict[str, str]:
-    """The fields of a call by name: addresses, but for `integers`."""
-    return {
-        name: code.load("i64" if name in integers else "ptr", code.at("%arguments", 8 * i), 8)
-        for i, name in enumerate(names)
-    }
+    def address(self) -> int:
+        """Where it is, compiled for vectors of eight lanes."""
+        return address(compiled(self, width=WIDTH)[self.name])
 
+    def fields(self, names: Sequence[str], integers: Sequence[str] = ()) -> dict[str, str]:
+        """The fields of a call by name: addresses, but for `integers`."""
+        return {
+            name: self.load("i64" if name in integers else "ptr", self.at("%arguments", 8 * i), 8)
+            for i, name in enumerate(names)
+        }
 
-def load(code: Code, pointer: str, first: str | int, count: int, dtype: torch.dtype) -> str:
-    """`count` numbers, at most eight, from index `first` on; the lanes after them are 0."""
-    value = numbers.load(code, pointer, first, count, dtype)
-    if count == LANES:
-        return value
-    places = [min(i, count) for i in range(LANES)]
-    return code.pick(f"<{count} x float>", value, places, ZERO)
+    def stack(self, size: int) -> str:
+        """The address of so many bytes on the stack, aligned for vectors."""
+        return self.let(f"alloca [{size} x i8], align {WIDTH}")
 
+    def read(self, pointer: str, first: str | int, count: int, dtype: torch.dtype) -> str:
+        """`count` numbers, at most eight, from index `first` on; the lanes after them are 0."""
+        return self.eight(numbers.load(self, pointer, first, count, dtype), count)
 
-def filled(code: Code, value: str, count: int, other: str, kind: str = FLOATS) -> str:
-    """The first `count` lanes, and those of `other` after them."""
-    return value if count == LANES else code.pick(kind, value, [i + LANES * (i >= count) for i in range(LANES)], other)
+    def eight(self, value: str, count: int) -> str:
+        """<count x float> in eight lanes; those after them are 0."""
+        places = [min(i, count) for i in range(LANES)]
+        return value if count == LANES else self.pick(f"<{count} x float>", value, places, ZERO)
 
+    def write(self, value: str, pointer: str, first: str | int, count: int, dtype: torch.dtype) -> None:
+        """Rounds the first `count` lanes to `dtype` and stores them at index `first`."""
+        if count < LANES:
+            value = self.pick(FLOATS, value, range(count))
+        kind, short = numbers.rounded(self, value, count, dtype)
+        self.store(kind, short, self.at(pointer, first, dtype.itemsize), dtype.itemsize)
 
-def store(code: Code, value: str, pointer: str, first: str | int, count: int, dtype: torch.dtype) -> None:
-    """Rounds the first `count` lanes to `dtype` and stores them at index `first`."""
-    if count < LANES:
-        value = code.pick(FLOATS, value, range(count))
-    kind, short = numbers.rounded(code, value, count, dtype)
-    code.store(kind, short, code.at(pointer, first, dtype.itemsize), dtype.itemsize)
+    def integer(self, table: str, index: str | int) -> str:
+        """Number `index` of a table of i64."""
+        return self.load("i64", self.at(table, index, 8), 8)
+
+    def spread(self, table: str, index: str | int = 0) -> str:
+        """Number `index` of a table of fp32, in every lane."""
+        return self.everywhere(self.load("float", self.at(table, index, 4), 4))
+
+    def everywhere(self, value: str) -> str:
+        """A float in every lane."""
+        return self.broadcast("float", value, LANES)
+
+    def filled(self, value: str, count: int, other: str, kind: str = FLOATS) -> str:
+        """The first `count` lanes, and those of `other` after them."""
+        places = [i + LANES * (i >= count) for i in range(LANES)]
+        return value if count == LANES else self.pick(kind, value, places, other)
+
+    def over(self, width: int, begun: Sequence[str] = (), size: int = LANES) -> Iterator[Part]:
+        """`width` numbers, `size` at a time in a loop, and then the rest, carrying vectors of floats that start as
+        `begun`. The final values are available afterwards."""
+        part, whole = Part(size, list(begun)), width - width % size
+        if whole:
+            with self.loop(0, whole, size, [(FLOATS, value) for value in begun]) as each:
+                part.first, part.values = each.index, each.values
+                yield part
+                each.next = part.values
+            part.values = each.values
+        if whole < width:
+            part.first, part.count = whole, width - whole
+            yield part
+
+    @contextmanager
+    def where(self, condition: str) -> Iterator[None]:
+        """What is done only if a condition, an i1, holds."""
+        with self.loop(0, self.let(f"zext i1 {condition} to i64")):
+            yield
+
+    def op(self, name: str, one: str, other: str, lanes: int = LANES) -> str:
+        """fadd, fsub, fmul or fdiv."""
+        return self.let(f"{name} <{lanes} x float> {one}, {other}")
+
+    def fma(self, one: str, other: str, added: str, lanes: int = LANES) -> str:
+        """one * other + added, rounded once."""
+        kind = f"<{lanes} x float>"
+        return self.call(kind, f"llvm.fma.v{lanes}f32", (kind, one), (kind, other), (kind, added))
+
+    def larger(self, one: str, other: str, lanes: int = LANES) -> str:
+        """`one` where it is greater than `other`, else `other`: also where either is NaN."""
+        kind = f"<{lanes} x float>"
+        more = self.let(f"fcmp ogt {kind} {one}, {other}")
+        return self.let(f"select <{lanes} x i1> {more}, {kind} {one}, {kind} {other}")
+
+    def total(self, value: str) -> str:
+        """The sum of eight lanes, a float: p[j] = lane j + lane j + 4, then (p0 + p2) + (p1 + p3)."""
+        return self._folded(value, lambda one, other, lanes: self.op("fadd", one, other, lanes))
+
+    def largest(self, value: str) -> str:
+        """The largest of eight lanes, none of which is NaN: a float."""
+        return self._folded(value, self.larger)
+
+    def _folded(self, value: str, put: Callable[[str, str, int], str]) -> str:
+        """Eight lanes put together by halves."""
+        for half in (4, 2, 1):
+            kind = f"<{2 * half} x float>"
+            value = put(self.pick(kind, value, range(half)), self.pick(kind, value, range(half, 2 * half)), half)
+        return self.let(f"extractelement <1 x float> {value}, i32 0")
+
+    def most(self, one: str, other: str) -> str:
+        """The larger of two i64."""
+        return self.call("i64", "llvm.smax.i64", ("i64", one), ("i64", other))
+
+    def least(self, one: str, other: str) -> str:
+        """The smaller of two i64."""
+        return self.call("i64", "llvm.smin.i64", ("i64", one), ("i64", other))
 
 
 def pieces(width: int) -> list[tuple[int, int]]:
@@ -60,77 +153,6 @@ def pieces(width: int) -> list[tuple[int, int]]:
     return [(first, min(LANES, width - first)) for first in range(0, width, LANES)]
 
 
-def over(
-    code: Code, width: int, body: Callable[[str | int, int, list[str]], list[str]], begun: Sequence[str] = ()
-) -> list[str]:
-    """A loop over the vectors of `width` numbers: body(first, count, values) -> the next values, vectors of floats that
-    start as `begun`. Returns the final ones."""
-    values, whole = list(begun), width - width % LANES
-    if whole:
-        with code.loop(0, whole, LANES, [(FLOATS, value) for value in begun]) as each:
-            each.next = body(each.index, LANES, each.values)
-        values = each.values
-    return body(whole, width - whole, values) if whole < width else values
-
-
-@contextmanager
-def where(code: Code, condition: str) -> Iterator[None]:
-    """What is done only if a condition, an i1, holds."""
-    with code.loop(0, code.let(f"zext i1 {condition} to i64")):
-        yield
-
-
-def fma(code: Code, one: str, other: str, added: str, lanes: int = LANES) -> str:
-    """one * other + added, rounded once."""
-    kind = f"<{lanes} x float>"
-    return code.call(kind, f"llvm.fma.v{lanes}f32", (kind, one), (kind, other), (kind, added))
-
-
-def total(code: Code, value: str) -> str:
-    """The sum of eight lanes, a float: p[j] = lane j + lane j + 4, then (p0 + p2) + (p1 + p3)."""
-    return _folded(code, value, lambda one, other, lanes: op(code, "fadd", one, other, lanes))
-
-
-def largest(code: Code, value: str) -> str:
-    """The largest of eight lanes, none of which is NaN: a float."""
-    return _folded(code, value, lambda one, other, lanes: larger(code, one, other, lanes))
-
-
-def _folded(code: Code, value: str, put: Callable[[str, str, int], str]) -> str:
-    """Eight lanes put together by halves."""
-    for half in (4, 2, 1):
-        kind = f"<{2 * half} x float>"
-        value = put(code.pick(kind, value, range(half)), code.pick(kind, value, range(half, 2 * half)), half)
-    return code.let(f"extractelement <1 x float> {value}, i32 0")
-
-
-def everywhere(code: Code, value: str) -> str:
-    """A float in every lane."""
-    return code.broadcast("float", value, LANES)
-
-
 def number(value: float, lanes: int = LANES) -> str:
     """A constant, rounded to fp32, in every lane."""
     return splat("float", lanes, fp32(value))
-
-
-def largest_of(code: Code, one: str, other: str) -> str:
-    """The larger of two i64."""
-    return code.call("i64", "llvm.smax.i64", ("i64", one), ("i64", other))
-
-
-def least_of(code: Code, one: str, other: str) -> str:
-    """The smaller of two i64."""
-    return code.call("i64", "llvm.smin.i64", ("i64", one), ("i64", other))
-
-
-def op(code: Code, name: str, one: str, other: str, lanes: int = LANES) -> str:
-    """fadd, fsub, fmul or fdiv."""
-    return code.let(f"{name} <{lanes} x float> {one}, {other}")
-
-
-def larger(code: Code, one: str, other: str, lanes: int = LANES) -> str:
-    """`one` where it is greater than `other`, else `other`: also where either is NaN."""
-    kind = f"<{lanes} x float>"
-    more = code.let(f"fcmp ogt {kind} {one}, {other}")
-    return code.let(f"select <{lanes} x i1> {more}, {kind} {one}, {kind} {other}")

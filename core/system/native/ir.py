@@ -47,6 +47,8 @@ class Code:
 
     def add(self, one: str | int, other: str | int) -> str:
         """The sum of two i64."""
+        if isinstance(one, int) and isinstance(other, int):
+            return str(one + other)
         return str(one) if other == 0 else self.let(f"add i64 {one}, {other}")
 
     def times(self, one: str | int, other: str | int) -> str:

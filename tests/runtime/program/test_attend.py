@@ -51,7 +51,6 @@ class Rows:
         self,
         splits: list[int] | tuple[int, ...] = (),
         window: int = NO_WINDOW,
-        offsets: torch.Tensor | int = 0,
     ) -> torch.Tensor:
         size, rows = self.spec.cache.itemsize, len(self.positions)
         call(
@@ -65,7 +64,6 @@ class Rows:
             out=self.out,
             sinks=self.sinks,
             positions=self.positions,
-            offsets=offsets,
             rows=rows,
             window=window,
             k_head_stride=self.k.shape[-2] * self.spec.width * size,
@@ -123,22 +121,6 @@ def test_rows(spec: Attend, seed: int, positions: list[int], splits: list[int], 
 def test_rows_of_a_prompt(spec: Attend, seed: int, first: int, rows: int, splits: list[int], window: int) -> None:
     case = Rows(spec, torch.arange(first, first + rows), seed)
     same(case.compute(splits, window), case.known(window))
-
-
-@pytest.mark.parametrize("query_heads", [2, 4, 6])
-def test_rows_of_several_sequences(query_heads: int) -> None:
-    """Each has the bits that it has alone; the caches lie one after the other."""
-    spec = Attend(query_heads, 2, 16, 16, BF16, 0.25)
-    caches = [Rows(spec, torch.tensor([79]), 10 * i) for i in range(3)]
-    positions, sequences = torch.tensor([70, 71, 72, 73, 74, 73, 74, 75]), torch.tensor([0, 0, 0, 0, 0, 1, 1, 2])
-    packed = Rows(replace(spec, packed=True), positions, 1, capacity=80)
-    alike = packed.k.nbytes
-    packed.k, packed.v = (torch.stack([getattr(cache, name) for cache in caches]) for name in "kv")
-    found = packed.compute(offsets=sequences * alike)
-    for row, sequence in enumerate(sequences.tolist()):
-        alone = caches[sequence]
-        alone.positions, alone.q = positions[row : row + 1], packed.q[row : row + 1]
-        same(alone.compute(), found[row : row + 1])
 
 
 @pytest.mark.parametrize(("spec", "rows"), [(CASES[0], 1), (CASES[1], 5), (CASES[3], 3)], ids=str)

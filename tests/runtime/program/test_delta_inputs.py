@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from core.runtime.program import exp
 from core.runtime.program.delta_inputs import FIELDS, DeltaInputs, kernel
-from core.runtime.program.vectors import LANES, code_address, fields, kernel_code, load, store
+from core.runtime.program.vectors import LANES, Kernel
 from tests.runtime.program import delta_oracle
 from tests.runtime.program.calls import call, drawn, needs_kernels, same
 
@@ -82,15 +82,15 @@ def test_it_is_what_torch_computes() -> None:
 
 def test_softplus() -> None:
     """The bits of the order that is stated, and close to the true value, relative to it."""
-    code = kernel_code("softplus")
-    at = fields(code, ("x", "out"))
+    code = Kernel("softplus")
+    at = code.fields(("x", "out"))
     with code.loop("%from", "%to", LANES) as each:
-        value = exp.softplus(code, load(code, at["x"], each.index, LANES, FP32))
-        store(code, value, at["out"], each.index, LANES, FP32)
+        value = exp.softplus(code, code.read(at["x"], each.index, LANES, FP32))
+        code.write(value, at["out"], each.index, LANES, FP32)
     edges = torch.tensor([0, -0.0, torch.inf, -torch.inf, torch.nan, 3e38, -3e38, 1e-45])
     x = torch.cat([edges, torch.linspace(-80, 80, 160_000)])
     out = torch.empty_like(x)
-    call(code_address(code), ("x", "out"), len(x), x=x, out=out)
+    call(code.address(), ("x", "out"), len(x), x=x, out=out)
     same(out, delta_oracle.softplus(x.numpy()))
     assert out[2] == torch.inf and out[3] == 0 and out[4].isnan()
     true = torch.from_numpy(np.logaddexp(x[8:].double().numpy(), 0))

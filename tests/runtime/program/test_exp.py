@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.runtime.program import exp
-from core.runtime.program.vectors import LANES, code_address, fields, kernel_code, load, store
+from core.runtime.program.vectors import LANES, Kernel
 from tests.runtime.program import oracle
 from tests.runtime.program.calls import call, needs_kernels, same
 
@@ -21,12 +21,12 @@ X = torch.from_numpy(VALUES[: len(VALUES) // 8 * 8].copy())
 
 @functools.cache
 def kernel(name: str) -> int:
-    code = kernel_code(name)
-    at = fields(code, ("x", "out"))
+    code = Kernel(name)
+    at = code.fields(("x", "out"))
     with code.loop("%from", "%to", LANES) as each:
-        value = load(code, at["x"], each.index, LANES, torch.float32)
-        store(code, getattr(exp, name)(code, value), at["out"], each.index, LANES, torch.float32)
-    return code_address(code)
+        value = code.read(at["x"], each.index, LANES, torch.float32)
+        code.write(getattr(exp, name)(code, value), at["out"], each.index, LANES, torch.float32)
+    return code.address()
 
 
 def computed(name: str) -> torch.Tensor:

@@ -44,7 +44,7 @@ class Rows:
         self.k = torch.full((spec.heads, capacity, spec.width), 9.0).to(spec.cache)
         self.v = torch.full((capacity, spec.heads, spec.width), 9.0).to(spec.cache)  # another order than keys have
 
-    def compute(self, splits: list[int], only: slice = slice(None), offsets: torch.Tensor | int = 0) -> None:
+    def compute(self, splits: list[int], only: slice = slice(None)) -> None:
         size = self.spec.width * self.spec.cache.itemsize
         call(
             rotate.kernel(self.spec),
@@ -58,7 +58,6 @@ class Rows:
             cos=self.cos[only],
             sin=self.sin[only],
             positions=self.positions[only],
-            offsets=offsets,
             q=self.q[only],
             k=self.k,
             v=self.v,
@@ -98,22 +97,6 @@ def test_rows(spec: rotate.Rotate, seed: int, rows: int, splits: list[int], wild
     same(case.v[case.positions], oracle.rounded(parts[2], spec.cache))
     others = [p for p in range(12) if p not in case.positions.tolist()]
     assert (case.k[:, others] == 9).all() and (case.v[others] == 9).all()
-
-
-def test_rows_of_several_sequences() -> None:
-    """Each is written to its own cache, which begins so many bytes later."""
-    spec = CASES[0]
-    alone, packed = Rows(spec, 4, 3), Rows(replace(spec, packed=True), 4, 3)
-    alone.compute([])
-    sizes = [cache.nbytes for cache in (alone.k, alone.v)]
-    assert sizes[0] == sizes[1]
-    packed.k, packed.v = (torch.full((2, *cache.shape), 9.0).to(BF16) for cache in (alone.k, alone.v))
-    packed.compute([], offsets=torch.tensor([0, sizes[0], 0, sizes[0]]))
-    same(packed.q, alone.q)
-    for row, position in enumerate(alone.positions.tolist()):
-        same(packed.k[row % 2][:, position], alone.k[:, position])
-        same(packed.v[row % 2][position], alone.v[position])
-        assert (packed.k[1 - row % 2][:, position] == 9).all() and (packed.v[1 - row % 2][position] == 9).all()
 
 
 def test_a_ring_of_positions() -> None:

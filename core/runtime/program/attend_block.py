@@ -112,8 +112,7 @@ class Share:
                 place = code.least(code.add(first, ahead + key), last)
                 row = code.at(self.cached[of], code.times(place, self.strides[of]))
                 for byte in range(0, sizes[of], LINE):
-                    line = "ptr", code.at(row, byte)
-                    code.run("llvm.prefetch.p0", line, ("i32", "0"), ("i32", "3"), ("i32", "1"))
+                    code.prefetch(code.at(row, byte))
 
     def _weigh(self, greatest: list[str], most: str, weights: str) -> list[str]:
         """Turn the scores into weights, given each query's greatest score and sums of weights by lane so far, which are

@@ -59,7 +59,7 @@ def kernel(spec: Convolve) -> int:
             into = code.at(out, row.index, spec.channels * 4)
             for some in code.over(strip):
                 new = numbers.load(code, given, *some.span, FP32)
-                new = code.eight(numbers.again(code, new, some.count, spec.state), some.count)
+                new = code.padded("float", numbers.again(code, new, some.count, spec.state), some.count, LANES)
                 inputs = [*(code.load(FLOATS, code.at(tap, some.first, 4), WIDTH) for tap in taps[1:]), new]
                 value = ZERO
                 for j, one in enumerate(inputs):

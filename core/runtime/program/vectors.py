@@ -52,25 +52,15 @@ class Kernel(Code):
             for i, name in enumerate(names)
         }
 
-    def stack(self, size: int) -> str:
-        """The address of so many bytes on the stack, aligned for vectors."""
-        return self.let(f"alloca [{size} x i8], align {WIDTH}")
-
     def read(self, pointer: str, first: str | int, count: int, dtype: torch.dtype) -> str:
         """`count` numbers, at most eight, from index `first` on; the lanes after them are 0."""
-        return self.eight(numbers.load(self, pointer, first, count, dtype), count)
-
-    def eight(self, value: str, count: int) -> str:
-        """<count x float> in eight lanes; those after them are 0."""
-        places = [min(i, count) for i in range(LANES)]
-        return value if count == LANES else self.pick(f"<{count} x float>", value, places, ZERO)
+        return self.padded("float", numbers.load(self, pointer, first, count, dtype), count, LANES)
 
     def write(self, value: str, pointer: str, first: str | int, count: int, dtype: torch.dtype) -> None:
         """Rounds the first `count` lanes to `dtype` and stores them at index `first`."""
         if count < LANES:
             value = self.pick(FLOATS, value, range(count))
-        kind, short = numbers.rounded(self, value, count, dtype)
-        self.store(kind, short, self.at(pointer, first, dtype.itemsize), dtype.itemsize)
+        numbers.store(self, value, pointer, first, count, dtype)
 
     def integer(self, table: str, index: str | int) -> str:
         """Number `index` of a table of i64."""
@@ -113,11 +103,6 @@ class Kernel(Code):
         """fadd, fsub, fmul or fdiv."""
         return self.let(f"{name} <{lanes} x float> {one}, {other}")
 
-    def fma(self, one: str, other: str, added: str, lanes: int = LANES) -> str:
-        """one * other + added, rounded once."""
-        kind = f"<{lanes} x float>"
-        return self.call(kind, f"llvm.fma.v{lanes}f32", (kind, one), (kind, other), (kind, added))
-
     def larger(self, one: str, other: str, lanes: int = LANES) -> str:
         """`one` where it is greater than `other`, else `other`: also where either is NaN."""
         kind = f"<{lanes} x float>"
@@ -137,15 +122,7 @@ class Kernel(Code):
         for half in (4, 2, 1):
             kind = f"<{2 * half} x float>"
             value = put(self.pick(kind, value, range(half)), self.pick(kind, value, range(half, 2 * half)), half)
-        return self.let(f"extractelement <1 x float> {value}, i32 0")
-
-    def most(self, one: str, other: str) -> str:
-        """The larger of two i64."""
-        return self.call("i64", "llvm.smax.i64", ("i64", one), ("i64", other))
-
-    def least(self, one: str, other: str) -> str:
-        """The smaller of two i64."""
-        return self.call("i64", "llvm.smin.i64", ("i64", one), ("i64", other))
+        return self.first(value)
 
 
 def pieces(width: int) -> list[tuple[int, int]]:

@@ -70,6 +70,48 @@ class Code:
         mask = ", ".join(f"i32 {place}" for place in places)
         return self.let(f"shufflevector {kind} {value}, {kind} {other}, <{len(places)} x i32> <{mask}>")
 
+    def padded(self, kind: str, value: str, count: int, lanes: int) -> str:
+        """<count x kind> in so many lanes; those after them are 0."""
+        places = [min(i, count) for i in range(lanes)]
+        return value if count == lanes else self.pick(f"<{count} x {kind}>", value, places, "zeroinitializer")
+
+    def first(self, value: str) -> str:
+        """The number in a vector of one float."""
+        return self.let(f"extractelement <1 x float> {value}, i32 0")
+
+    def fma(self, one: str, other: str, added: str, lanes: int = 8) -> str:
+        """one * other + added, of vectors of floats, rounded once."""
+        kind = f"<{lanes} x float>"
+        return self.call(kind, f"llvm.fma.v{lanes}f32", (kind, one), (kind, other), (kind, added))
+
+    def halved(self, kind: str, values: list[str]) -> str:
+        """The sum of a power of two of vectors of floats: of the first and the second half of them, until one is
+        left."""
+        while len(values) > 1:
+            pairs = zip(values[: len(values) // 2], values[len(values) // 2 :], strict=True)
+            values = [self.let(f"fadd {kind} {one}, {other}") for one, other in pairs]
+        return values[0]
+
+    def most(self, one: str, other: str | int) -> str:
+        """The larger of two i64."""
+        return self.call("i64", "llvm.smax.i64", ("i64", one), ("i64", str(other)))
+
+    def least(self, one: str, other: str | int) -> str:
+        """The smaller of two i64."""
+        return self.call("i64", "llvm.smin.i64", ("i64", one), ("i64", str(other)))
+
+    def whole(self, count: str, size: int) -> str:
+        """The greatest multiple of `size` up to `count`."""
+        return self.times(self.let(f"udiv i64 {count}, {size}"), size)
+
+    def stack(self, size: int, align: int = 32) -> str:
+        """The address of so many bytes on the stack."""
+        return self.let(f"alloca [{size} x i8], align {align}")
+
+    def prefetch(self, pointer: str, level: int = 3) -> None:
+        """Have a line of memory in the processor's cache when it is read: 3 = the first one, 2 = the second."""
+        self.run("llvm.prefetch.p0", ("ptr", pointer), ("i32", "0"), ("i32", str(level)), ("i32", "1"))
+
     def broadcast(self, kind: str, value: str, count: int) -> str:
         """A vector filled with one value."""
         one = self.let(f"insertelement <{count} x {kind}> poison, {kind} {value}, i32 0")

@@ -70,6 +70,17 @@ def rounded(code: Code, value: str, count: int, dtype: torch.dtype) -> tuple[str
     return f"<{count} x i16>", code.let(f"trunc {ints} {short} to <{count} x i16>")
 
 
+def store(code: Code, value: str, pointer: str, at: str | int, count: int, dtype: torch.dtype) -> None:
+    """Round <count x float> to another type and store it from index `at` on."""
+    kind, short = rounded(code, value, count, dtype)
+    code.store(kind, short, code.at(pointer, at, dtype.itemsize), dtype.itemsize)
+
+
+def store_one(code: Code, value: str, pointer: str, at: str | int, dtype: torch.dtype) -> None:
+    """The same of a float."""
+    store(code, code.let(f"insertelement <1 x float> poison, float {value}, i32 0"), pointer, at, 1, dtype)
+
+
 def again(code: Code, value: str, count: int, dtype: torch.dtype) -> str:
     """<count x float> after rounding to another type and back."""
     return floats(code, rounded(code, value, count, dtype)[1], count, dtype)

@@ -40,11 +40,11 @@ def multiply(code: Code, matrix: Matrix, out: torch.dtype, given: Given) -> None
     begin = code.at("%slot", matrix.codes.at)
     kept = max(LANES, KEPT // (matrix.inputs * matrix.codes.dtype.itemsize) & -LANES)
     with code.loop("%from", "%to", kept) as some:
-        last = code.call("i64", "llvm.smin.i64", ("i64", code.add(some.index, kept)), ("i64", "%to"))
+        last = code.least(code.add(some.index, kept), "%to")
         done = "0"
         for at_once, states in TILES:
             left = code.let(f"sub i64 {given.count}, {done}")
-            until = code.add(done, code.times(code.let(f"udiv i64 {left}, {states}"), states))
+            until = code.add(done, code.whole(left, states))
             with code.loop(done, until, states) as state:
                 for rows in apart(code, some.index, last, at_once):
                     _tile(code, matrix, begin, rows, given, (state.index, states), out)
@@ -68,14 +68,12 @@ def _tile(
     keys = [(r, s) for r in range(len(rows)) for s in range(states)]
 
     def step(at: str | int, count: int, totals: list[str]) -> list[str]:
-        held = [_lanes(code, numbers.load(code, one, at, count, stored), count) for one in weights]
+        held = [code.padded("float", numbers.load(code, one, at, count, stored), count, LANES) for one in weights]
         after = dict(zip(keys, totals, strict=True))
         for s, one in enumerate(x):
-            seen = _lanes(code, code.load(f"<{count} x float>", code.at(one, at, 4), 4), count)
+            seen = code.padded("float", code.load(f"<{count} x float>", code.at(one, at, 4), 4), count, LANES)
             for r in range(len(rows)):
-                after[r, s] = code.call(
-                    FLOATS, "llvm.fma.v8f32", (FLOATS, held[r]), (FLOATS, seen), (FLOATS, after[r, s])
-                )
+                after[r, s] = code.fma(held[r], seen, after[r, s])
         return list(after.values())
 
     wide = LINE // stored.itemsize
@@ -88,22 +86,19 @@ def _tile(
     for at in range(inputs // wide * wide, inputs, LANES):
         totals = step(at, min(LANES, inputs - at), totals)
     for (r, s), total in zip(keys, totals, strict=True):
-        one = code.let(f"insertelement <1 x float> poison, float {tree(code, total)}, i32 0")
-        kind, value = numbers.rounded(code, one, 1, dtype)
-        to = given.result(code, code.add(state, s))
-        code.store(kind, value, code.at(to, rows[r], dtype.itemsize), dtype.itemsize)
+        numbers.store_one(code, tree(code, total), given.result(code, code.add(state, s)), rows[r], dtype)
 
 
 def _multiply_columns(code: Code, matrix: Matrix, out: torch.dtype, given: Given) -> None:
     """The same of a matrix [inputs, outputs]: some columns at a time, a vector of sums for each of the eight lanes."""
     whole, rest = matrix.outputs // COLUMNS * COLUMNS, matrix.outputs % COLUMNS
     vectors = [(first, LANES) for first in range(0, COLUMNS, LANES)]
-    last = code.call("i64", "llvm.smin.i64", ("i64", "%to"), ("i64", str(whole)))
+    last = code.least("%to", whole)
     with code.loop("%from", last, COLUMNS) as some, code.loop(0, given.count) as state:
         _columns(code, matrix, some.index, vectors, given, state.index, out)
     if rest:
         vectors = [(first, min(LANES, rest - first)) for first in range(0, rest, LANES)]
-        begin = code.call("i64", "llvm.smax.i64", ("i64", "%from"), ("i64", str(whole)))
+        begin = code.most("%from", whole)
         with code.loop(begin, "%to", COLUMNS) as some, code.loop(0, given.count) as state:
             _columns(code, matrix, some.index, vectors, given, state.index, out)
 
@@ -132,10 +127,11 @@ def _columns(
                 row = code.at(weights, place, matrix.outputs * stored.itemsize)
                 seen = code.broadcast("float", code.load("float", code.at(x, place, 4), 4), LANES)
             for v, (first, count) in enumerate(vectors):
-                held = _lanes(code, numbers.load(code, row, first, count, stored), count) if row else ZERO
+                held = (
+                    code.padded("float", numbers.load(code, row, first, count, stored), count, LANES) if row else ZERO
+                )
                 total = totals[number * len(vectors) + v]
-                given_ = (FLOATS, held), (FLOATS, seen or ZERO), (FLOATS, total)
-                after.append(code.call(FLOATS, "llvm.fma.v8f32", *given_))
+                after.append(code.fma(held, seen or ZERO, total))
         return after
 
     sums = list[list[str]]()
@@ -147,17 +143,6 @@ def _columns(
         sums += [found[i : i + len(vectors)] for i in range(0, len(found), len(vectors))]
     to = code.at(given.result(code, state), begin, dtype.itemsize)
     for (first, count), lanes_ in zip(vectors, zip(*sums, strict=True), strict=True):
-        of = [*lanes_]
-        while len(of) > 1:  # the order of `tree`
-            half = len(of) // 2
-            of = [code.let(f"fadd {FLOATS} {one}, {other}") for one, other in zip(of[:half], of[half:], strict=True)]
-        value = of[0] if count == LANES else code.pick(FLOATS, of[0], range(count))
-        kind, value = numbers.rounded(code, value, count, dtype)
-        code.store(kind, value, code.at(to, first, dtype.itemsize), dtype.itemsize)
-
-
-def _lanes(code: Code, value: str, count: int) -> str:
-    """As many lanes as a sum has: 0 in those beyond `count`."""
-    if count == LANES:
-        return value
-    return code.pick(f"<{count} x float>", value, [min(i, count) for i in range(LANES)], ZERO)
+        value = code.halved(FLOATS, [*lanes_])  # in the order of `tree`
+        value = value if count == LANES else code.pick(FLOATS, value, range(count))
+        numbers.store(code, value, to, first, count, dtype)

@@ -225,9 +225,7 @@ def _multiply(matrix: Matrix, out: torch.dtype) -> int:
     with every.loop("%from", "%to") as unit:
         one, part = (every.let(f"{name} i64 {unit.index}, {parts}") for name in ("udiv", "urem"))
         first = every.let(f"mul i64 {part}, {some}")
-        last = every.call(
-            "i64", "llvm.smin.i64", ("i64", every.let(f"add i64 {first}, {some}")), ("i64", str(matrix.outputs))
-        )
+        last = every.least(every.add(first, some), matrix.outputs)
         slot = every.load("ptr", every.at(slots, one, 8), 8)
         header = every.at(headers, one, 8 * GIVEN)
         every.do(f"call void @some(ptr {header}, ptr {slot}, i64 {first}, i64 {last}, i64 {tiled})")

@@ -61,9 +61,8 @@ def write(code: Code, matrix: Matrix, sums: str, row: str, into: str, out: torch
         y = code.let(f"fmul float {y}, {fp32(factor)}")
     if by_row := matrix.row_scale:
         scale = numbers.load(code, code.at("%slot", by_row.at), row, 1, by_row.dtype)
-        y = code.let(f"fmul float {y}, {code.let(f'extractelement <1 x float> {scale}, i32 0')}")
-    kind, value = numbers.rounded(code, code.let(f"insertelement <1 x float> poison, float {y}, i32 0"), 1, out)
-    code.store(kind, value, code.at(into, row, out.itemsize), out.itemsize)
+        y = code.let(f"fmul float {y}, {code.first(scale)}")
+    numbers.store_one(code, y, into, row, out)
 
 
 def tree(code: Code, sums: str) -> str:
@@ -72,7 +71,7 @@ def tree(code: Code, sums: str) -> str:
         kind = f"<{size} x float>"
         low, high = (code.pick(kind, sums, range(at, at + size // 2)) for at in (0, size // 2))
         sums = code.let(f"fadd <{size // 2} x float> {low}, {high}")
-    return code.let(f"extractelement <1 x float> {sums}, i32 0")
+    return code.first(sums)
 
 
 def integers(code: Code, meant: Meaning, plane: Plane, raw: str) -> list[str]:
@@ -164,14 +163,11 @@ class _Rows:
         if matrix.group:
             assert matrix.scale is not None
             by = code.let(f"fmul {FLOATS} {self._groups(row, step, count, matrix.scale)}, {by}")
-        after = [self._fma(value, by, totals[0])]
+        after = [code.fma(value, by, totals[0])]
         if matrix.zero is not None:
             scaled = code.load(FLOATS, code.at(code.at(self._x, blocks.scaled_sums), step, LANES * 4), 4)
-            after.append(self._fma(self._groups(row, step, count, matrix.zero), scaled, totals[1]))
+            after.append(code.fma(self._groups(row, step, count, matrix.zero), scaled, totals[1]))
         return after
-
-    def _fma(self, a: str, b: str, c: str) -> str:
-        return self._code.call(FLOATS, "llvm.fma.v8f32", (FLOATS, a), (FLOATS, b), (FLOATS, c))
 
     def _groups(self, row: str, step: str, count: int, part: Part) -> str:
         """The groups' numbers of LANES blocks, in fp32; 0 for those beyond `count`."""
@@ -190,16 +186,8 @@ class _Rows:
             if left <= 0:
                 found.append("zeroinitializer")
                 continue
-            code.run(
-                "llvm.prefetch.p0",
-                ("ptr", code.at(begin, AHEAD + i * VECTOR)),
-                ("i32", "0"),
-                ("i32", "3"),
-                ("i32", "1"),
-            )
-            raw = code.load(f"<{left} x i8>", code.at(begin, i * VECTOR))
-            if left < VECTOR:
-                raw = code.pick(f"<{left} x i8>", raw, [min(j, left) for j in range(VECTOR)], "zeroinitializer")
+            code.prefetch(code.at(begin, AHEAD + i * VECTOR))
+            raw = code.padded("i8", code.load(f"<{left} x i8>", code.at(begin, i * VECTOR)), left, VECTOR)
             found.append(self._products(plane, raw, code.at(x, i * plane.per_byte * VECTOR)))
         return reduced(code, found, added_in_16_bits(self._meaning, plane) // plane.per_byte)
 

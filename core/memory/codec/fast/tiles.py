@@ -51,19 +51,17 @@ class _Tiles:
             "scales": blocks.count * VECTOR if matrix.group else 0,
             "zeros": blocks.count * VECTOR if matrix.zero is not None else 0,
         }
-        self._room = {
-            key: code.let(f"alloca [{SIDES * size} x i8], align {VECTOR}") for key, size in room.items() if size
-        }
+        self._room = {key: code.stack(SIDES * size) for key, size in room.items() if size}
         self._side = room
         self._kept = {
-            key: code.let(f"alloca [{LANES * SIDES * STATES[0] * VECTOR} x i8], align {VECTOR}")
+            key: code.stack(LANES * SIDES * STATES[0] * VECTOR)
             for key in ("sums", "zeros")
             if key == "sums" or matrix.zero is not None
         }
         some = code.let(f"icmp sgt i64 {given.count}, 0")
         last = code.let(f"select i1 {some}, i64 %to, i64 %from")
         left = code.let(f"sub i64 {last}, %from")
-        middle = code.add("%from", code.times(code.let(f"udiv i64 {left}, {SIDES * LANES}"), SIDES * LANES))
+        middle = code.add("%from", code.whole(left, SIDES * LANES))
         for sides, begin, end in ((SIDES, "%from", middle), (1, middle, last)):
             with code.loop(begin, end, sides * LANES) as rows:
                 for side in range(sides):
@@ -71,7 +69,7 @@ class _Tiles:
                 done = "0"
                 for states in STATES:
                     left = code.let(f"sub i64 {given.count}, {done}")
-                    until = code.add(done, code.times(code.let(f"udiv i64 {left}, {states}"), states))
+                    until = code.add(done, code.whole(left, states))
                     with code.loop(done, until, states) as state:
                         self._tile(sides, states, rows.index, state.index)
                     done = until
@@ -100,8 +98,7 @@ class _Tiles:
         for i in range(size // VECTOR):
             rows = [code.load(BYTES, code.at(begin, r * stride + i * VECTOR)) for r in range(LANES)]
             for r in range(LANES):  # of the rows that are unpacked once these are multiplied
-                near = code.at(begin, (SIDES * LANES + r) * stride + i * VECTOR)
-                code.run("llvm.prefetch.p0", ("ptr", near), ("i32", "0"), ("i32", "2"), ("i32", "1"))
+                code.prefetch(code.at(begin, (SIDES * LANES + r) * stride + i * VECTOR), 2)
             shifted = [integers(code, self._meaning, plane, row) for row in rows]
             for shift in range(plane.per_byte):
                 dwords = [code.let(f"bitcast {BYTES} {one[shift]} to {INTS}") for one in shifted]
@@ -187,7 +184,7 @@ class _Tiles:
         code = self.code
         at = code.at(code.at(self._kept[key], lane, sides * states * VECTOR), (side * states + s) * VECTOR)
         before = code.load(FLOATS, at, VECTOR)
-        code.store(FLOATS, code.call(FLOATS, "llvm.fma.v8f32", (FLOATS, a), (FLOATS, b), (FLOATS, before)), at, VECTOR)
+        code.store(FLOATS, code.fma(a, b, before), at, VECTOR)
 
     def _integers(
         self, sides: int, x: list[str], unit: str, b: int, block: str, p: int, plane: Plane
@@ -236,15 +233,10 @@ class _Tiles:
                 zeros = code.load(FLOATS, code.at(self._kept["zeros"], at), VECTOR)
                 total = code.let(f"fadd {FLOATS} {total}, {zeros}")
             sums.append(total)
-        while len(sums) > 1:
-            half = len(sums) // 2
-            sums = [code.let(f"fadd {FLOATS} {a}, {b}") for a, b in zip(sums[:half], sums[half:], strict=True)]
-        y = sums[0]
+        y = code.halved(FLOATS, sums)
         if self._meaning.factor != 1.0:
             y = code.let(f"fmul {FLOATS} {y}, {splat('float', LANES, fp32(self._meaning.factor))}")
         if by_row := matrix.row_scale:
             scale = numbers.load(code, code.at("%slot", by_row.at), row, LANES, by_row.dtype)
             y = code.let(f"fmul {FLOATS} {y}, {scale}")
-        kind, value = numbers.rounded(code, y, LANES, out)
-        to = code.at(self._given.result(code, state), row, out.itemsize)
-        code.store(kind, value, to, out.itemsize)
+        numbers.store(code, y, self._given.result(code, state), row, LANES, out)

@@ -27,7 +27,7 @@ def unpacked(code: Code, matrix: Matrix, slot: str, row: str, first: str, count:
     if not matrix.bits:
         begin = code.at(code.at(slot, matrix.codes.at), row, matrix.inputs * matrix.codes.dtype.itemsize)
         return [
-            _lanes(code, numbers.load(code, begin, code.add(first, at), some, matrix.codes.dtype), some)
+            code.padded("float", numbers.load(code, begin, code.add(first, at), some, matrix.codes.dtype), some, LANES)
             for at in range(0, count, LANES)
             for some in (min(LANES, count - at),)
         ]
@@ -42,7 +42,7 @@ def unpacked(code: Code, matrix: Matrix, slot: str, row: str, first: str, count:
             zero = _shared(code, matrix, slot, row, group, matrix.zero) if matrix.zero else ""
         entry = _entries(code, matrix, slot, row, code.add(first, at))
         if zero:
-            found.append(code.call(FLOATS, "llvm.fma.v8f32", (FLOATS, entry), (FLOATS, scale), (FLOATS, zero)))
+            found.append(code.fma(entry, scale, zero))
         else:
             found.append(code.let(f"fmul {FLOATS} {entry}, {scale}"))
     return found
@@ -60,7 +60,7 @@ def _shared(code: Code, matrix: Matrix, slot: str, row: str, first: str, part: P
 def _number(code: Code, slot: str, at: str, part: Part) -> str:
     """A number of a part, in every lane."""
     one = numbers.load(code, code.at(slot, part.at), at, 1, part.dtype)
-    return code.broadcast("float", code.let(f"extractelement <1 x float> {one}, i32 0"), LANES)
+    return code.broadcast("float", code.first(one), LANES)
 
 
 def _entries(code: Code, matrix: Matrix, slot: str, row: str, first: str) -> str:
@@ -91,9 +91,3 @@ def _entries(code: Code, matrix: Matrix, slot: str, row: str, first: str) -> str
     ]
     low = code.let(f"icmp ult {INTS} {codes}, {splat('i32', LANES, LANES)}")
     return code.let(f"select <{LANES} x i1> {low}, {FLOATS} {halves[0]}, {FLOATS} {halves[1]}")
-
-
-def _lanes(code: Code, value: str, count: int) -> str:
-    if count == LANES:
-        return value
-    return code.pick(f"<{count} x float>", value, [min(i, count) for i in range(LANES)], "zeroinitializer")

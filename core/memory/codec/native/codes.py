@@ -35,7 +35,7 @@ def meaning(matrix: Matrix) -> Meaning:
 def one(code: Code, slot: str, part: Part, row: str) -> str:
     """Load one number of a part of a slot as a float."""
     value = numbers.load(code, code.at(slot, part.at), row, 1, part.dtype)
-    return code.let(f"extractelement <1 x float> {value}, i32 0")
+    return code.first(value)
 
 
 def read(code: Code, entries: tuple[int, ...], plane: Plane, run: CodeRun, place: str) -> list[str]:
@@ -44,8 +44,7 @@ def read(code: Code, entries: tuple[int, ...], plane: Plane, run: CodeRun, place
     count = run.words
     stored = run.bytes // 2
     words = code.load(f"<{stored} x i16>", place)
-    if stored < count:
-        words = code.pick(f"<{stored} x i16>", words, [min(i, stored) for i in range(count)], "zeroinitializer")
+    words = code.padded("i16", words, stored, count)
     if entries:
         return _looked_up(code, entries, count, words)
     if plane.bits == 8:

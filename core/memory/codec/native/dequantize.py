@@ -91,8 +91,7 @@ def _one_by_one(code: Code, matrix: Matrix, meaning: codes.Meaning, dtype: torch
         value = code.let(f"fmul {floats} {value}, {scale}")
         if matrix.zero is not None:
             value = code.let(f"fadd {floats} {value}, {_all(code, group, matrix.zero)}")
-        kind, made = numbers.rounded(code, value, BLOCK, dtype)
-        code.store(kind, made, code.at("%out", at, BLOCK * dtype.itemsize), dtype.itemsize)
+        numbers.store(code, value, code.at("%out", at, BLOCK * dtype.itemsize), 0, BLOCK, dtype)
 
 
 def _all(code: Code, at: str, part: Part, count: int = BLOCK) -> str:

@@ -30,8 +30,8 @@ def product(name: str, inputs: int, outputs: int, width: int, rows: Callable[[Co
         begin = rows(code, block.index, code.add(block.index, OUTPUTS))
         with code.loop(0, count, AT_ONCE) as many:
             left = code.let(f"sub i64 {count}, {many.index}")
-            now = code.call("i64", "llvm.smin.i64", ("i64", left), ("i64", str(AT_ONCE)))
-            whole = code.times(code.let(f"udiv i64 {now}, {STATES}"), STATES)
+            now = code.least(left, AT_ONCE)
+            whole = code.whole(now, STATES)
             with code.loop(0, OUTPUTS, ROWS) as row:
                 first = code.at(begin, row.index, stride)
                 for start, end, size in ((0, whole, STATES), (whole, now, 1)):
@@ -65,26 +65,18 @@ def _tile(code: Code, states: int, weights: str, x: str, inputs: int, lanes: int
             for r in range(ROWS):  # one at a time: there are no registers for more
                 held = vector(weights, r)
                 for s in range(states):
-                    after[r, s] = code.call(
-                        floats, f"llvm.fma.v{lanes}f32", (floats, held), (floats, seen[s]), (floats, after[r, s])
-                    )
+                    after[r, s] = code.fma(held, seen[s], after[r, s], lanes)
             each.next = [after[pair] for pair in pairs]
         return each.values
 
     halves = []
     for odd in (False, True):
         found = [sums(first, odd) for first in range(0, SUMS, 2 * lanes)]
-        while len(found) > 1:
-            half = len(found) // 2
-            found = [
-                [_sum(code, floats, a, b) for a, b in zip(*two, strict=True)]
-                for two in zip(found[:half], found[half:], strict=True)
-            ]
-        halves.append(found[0])
+        halves.append([code.halved(floats, [*of]) for of in zip(*found, strict=True)])
     for s in range(states):
         even, odd_ = (_folded(code, of[s * ROWS : (s + 1) * ROWS], lanes) for of in halves)
-        kind, value = numbers.rounded(code, _sum(code, f"<{ROWS} x float>", even, odd_), ROWS, torch.bfloat16)
-        code.store(kind, value, code.at(out, s * out_stride), 2)
+        total = _sum(code, f"<{ROWS} x float>", even, odd_)
+        numbers.store(code, total, code.at(out, s * out_stride), 0, ROWS, torch.bfloat16)
 
 
 def _folded(code: Code, vectors: list[str], lanes: int) -> str:

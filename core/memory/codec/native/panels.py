@@ -46,7 +46,7 @@ def product(
     `rows(code, first, last)` appends what makes rows first..last - 1 of the matrix in fp32 at %made, which is on the
     thread's stack."""
     code, lanes = Code(f"void @{name}(ptr %header, ptr noalias %slot, ptr %nothing, i64 %from, i64 %to)"), width // 4
-    sums = code.let(f"alloca [{AT_ONCE * OUTPUTS * width} x i8], align {width}")
+    sums = code.stack(AT_ONCE * OUTPUTS * width, width)
     code.do(f"%made = alloca [{OUTPUTS * inputs * 4} x i8], align {width}")
     _, panels, count, out = _header(code)
     every = code.let(f"udiv i64 {code.add(count, lanes - 1)}, {lanes}")
@@ -54,8 +54,8 @@ def product(
         rows(code, block.index, code.add(block.index, OUTPUTS))
         with code.loop(0, every, AT_ONCE) as many:
             left = code.let(f"sub i64 {every}, {many.index}")
-            now = code.call("i64", "llvm.smin.i64", ("i64", left), ("i64", str(AT_ONCE)))
-            ends = [code.times(code.let(f"udiv i64 {now}, {size}"), size) for size in (PANELS, 1)]
+            now = code.least(left, AT_ONCE)
+            ends = [code.whole(now, size) for size in (PANELS, 1)]
             pairs = code.let(f"and i64 {code.let(f'sub i64 {now}, {ends[0]}')}, 2")
             ends.insert(1, code.add(ends[0], pairs))
             for start, length in spans(inputs, SPAN):
@@ -85,7 +85,7 @@ def _header(code: Code) -> list[str]:
 def _state(code: Code, count: str, panel: str, lanes: int, lane: int) -> str:
     """Which state is in a lane of a panel: the last one where there are no more."""
     state, last = code.add(code.times(panel, lanes), lane), code.add(count, -1)
-    return code.call("i64", "llvm.smin.i64", ("i64", state), ("i64", last))
+    return code.least(state, last)
 
 
 def _tile(
@@ -106,9 +106,7 @@ def _tile(
         for r in range(ROWS[size]):
             weight = code.load("float", code.at(code.at(weights, r * inputs * 4), each.index, 4), 4)
             held = code.broadcast("float", weight, lanes)
-            for v in range(size):
-                given = (kind, held), (kind, seen[v]), (kind, each.values[r * size + v])
-                after.append(code.call(kind, f"llvm.fma.v{lanes}f32", *given))
+            after += [code.fma(held, one, each.values[r * size + v], lanes) for v, one in enumerate(seen)]
         each.next = after
     return each.values
 

@@ -111,17 +111,13 @@ def _product(name: str, matrix: Matrix, out: torch.dtype, lanes: int, states: in
                 weights = numbers.load(code, row, at, count, stored)
                 seen = [code.load(kind, code.at(state, at, 4), 4) for state in given]
                 each.next = [
-                    code.call(kind, f"llvm.fma.v{count}f32", (kind, weights), (kind, state), (kind, total))
-                    for state, total in zip(seen, each.values, strict=True)
+                    code.fma(weights, state, total, count) for state, total in zip(seen, each.values, strict=True)
                 ]
             for found, total in zip(sums, each.values, strict=True):
                 found.append(_sum(code, total, count))
         for t, found in enumerate(sums):
             y = functools.reduce(lambda one, other: code.let(f"fadd float {one}, {other}"), found)
-            one = code.let(f"insertelement <1 x float> poison, float {y}, i32 0")
-            kind, value = numbers.rounded(code, one, 1, out)
-            to = code.at("%out", code.add(each_row.index, t * matrix.outputs), out.itemsize)
-            code.store(kind, value, to, out.itemsize)
+            numbers.store_one(code, y, "%out", code.add(each_row.index, t * matrix.outputs), out)
     return code
 
 

@@ -57,13 +57,7 @@ class Product:
         rows = [code.at(begin, row, stride) for row in self._rows]
         ahead = code.at(rows[0], index, run.bytes * len(rows))
         for r, row in enumerate(rows):
-            code.run(
-                "llvm.prefetch.p0",
-                ("ptr", code.at(ahead, AHEAD + r * run.bytes)),
-                ("i32", "0"),
-                ("i32", "3"),
-                ("i32", "1"),
-            )
+            code.prefetch(code.at(ahead, AHEAD + r * run.bytes))
             found = codes.read(code, self._meaning.entries, plane, run, code.at(row, index, run.bytes))
             scale = self._scales(self._rows[r], run, index, plane) if self._matrix.group else ""
             for t, (stored, step, total) in enumerate(seen):
@@ -72,9 +66,7 @@ class Product:
                     total = code.let(f"add {ints} {total}, {product}")
                 value = code.let(f"sitofp {ints} {total} to {floats}")
                 by = code.let(f"fmul {floats} {step}, {scale}") if scale else step
-                totals[r, t] = code.call(
-                    floats, f"llvm.fma.v{lanes}f32", (floats, value), (floats, by), (floats, totals[r, t])
-                )
+                totals[r, t] = code.fma(value, by, totals[r, t], lanes)
 
     def _seen(self, p: int, run: CodeRun, index: str, state: int) -> tuple[Sequence[str], str, str]:
         """A state's numbers for a vector of codes, the factor of their sums and the sums' initial value."""
@@ -126,10 +118,7 @@ class Product:
 
     def _wider(self, total: str, value: str, count: int) -> str:
         """total + value, where value may have fewer lanes."""
-        if count < self._lanes:
-            value = self.code.pick(
-                f"<{count} x float>", value, [min(i, count) for i in range(self._lanes)], "zeroinitializer"
-            )
+        value = self.code.padded("float", value, count, self._lanes)
         return self.code.let(f"fadd <{self._lanes} x float> {total}, {value}")
 
     def _write(self, row: str, state: int, total: str) -> None:
@@ -146,12 +135,4 @@ class Product:
             y = code.let(f"fmul float {y}, {fp32(self._meaning.factor)}")
         if by_row := matrix.row_scale:
             y = code.let(f"fmul float {y}, {codes.one(code, '%slot', by_row, row)}")
-        kind, value = numbers.rounded(
-            code, code.let(f"insertelement <1 x float> poison, float {y}, i32 0"), 1, self._dtype
-        )
-        code.store(
-            kind,
-            value,
-            code.at("%out", code.add(row, state * matrix.outputs), self._dtype.itemsize),
-            self._dtype.itemsize,
-        )
+        numbers.store_one(code, y, "%out", code.add(row, state * matrix.outputs), self._dtype)

@@ -55,7 +55,7 @@ def _drain() -> Code:
     code.begin("compute")
     one, part = code.let(f"udiv i64 {unit}, {parts}"), code.let(f"urem i64 {unit}, {parts}")
     first = code.times(part, rows)
-    last = code.call("i64", "llvm.smin.i64", ("i64", code.add(first, rows)), ("i64", outputs))
+    last = code.least(code.add(first, rows), outputs)
     slot = code.load("ptr", code.at(slots, one, 8), 8)
     code.do(
         f"call void {kernel}(ptr {code.at(states, code.times(one, stride))}, ptr {slot}, "

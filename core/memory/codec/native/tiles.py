@@ -39,8 +39,8 @@ def product(
     first of them, [OUTPUTS, inputs] in bfloat16, which may be %made, `made` bytes of the thread's stack."""
     code = Code(f"void @{name}(ptr %header, ptr noalias %slot, ptr %nothing, i64 %from, i64 %to)")
     ranges = [*spans(inputs, span)]
-    panel = code.let(f"alloca [{min(span, inputs) * OUTPUTS * 2} x i8], align {LINE}")
-    sums = code.let(f"alloca [{AT_ONCE * OUTPUTS * 4} x i8], align {LINE}")
+    panel = code.stack(min(span, inputs) * OUTPUTS * 2, LINE)
+    sums = code.stack(AT_ONCE * OUTPUTS * 4, LINE)
     if made:
         code.do(f"%made = alloca [{made} x i8], align {LINE}")
     x, count, out = (code.load(kind, code.at("%header", 8 * i), 8) for i, kind in enumerate(("ptr", "i64", "ptr")))
@@ -48,8 +48,8 @@ def product(
         begin = rows(code, block.index, code.add(block.index, OUTPUTS))
         with code.loop(0, count, AT_ONCE) as many:
             left = code.let(f"sub i64 {count}, {many.index}")
-            now = code.call("i64", "llvm.smin.i64", ("i64", left), ("i64", str(AT_ONCE)))
-            whole = code.times(code.let(f"udiv i64 {now}, {STATES}"), STATES)
+            now = code.least(left, AT_ONCE)
+            whole = code.whole(now, STATES)
             for start, length in ranges:
                 _turn(code, code.at(begin, start * 2), inputs * 2, length, panel)
                 more = start + length < inputs  # else the rows that this thread may take next
@@ -65,8 +65,7 @@ def product(
                 row = code.at(out, code.add(code.times(code.add(many.index, each.index), outputs), block.index), 2)
                 for v in range(VECTORS):
                     total = code.load(SUMS, code.at(code.at(sums, each.index, OUTPUTS * 4), v * LINE), LINE)
-                    kind, value = numbers.rounded(code, total, 16, torch.bfloat16)
-                    code.store(kind, value, code.at(row, v * 32), 2)
+                    numbers.store(code, total, code.at(row, v * 32), 0, 16, torch.bfloat16)
     return code
 
 
@@ -118,8 +117,7 @@ def _tile(
             row = code.add(row, code.times(tile, PAIRS * few))
             place = code.at(code.at(ahead, row, stride), code.let(f"and i64 {each.index}, {lines - 1}"), LINE)
             for i in range(few):
-                near = ("ptr", code.at(place, i * PAIRS * stride))
-                code.run("llvm.prefetch.p0", near, ("i32", "0"), ("i32", "2"), ("i32", "1"))
+                code.prefetch(code.at(place, i * PAIRS * stride), 2)
         at = code.at(panel, each.index, OUTPUTS * 4)
         pairs = [code.load(NUMBERS, code.at(at, v * LINE), LINE) for v in range(VECTORS)]
         after = []

@@ -14,7 +14,8 @@ from bench.harness.paired import stretches
 from core.engine import Engine
 from core.engine.batch_request import BatchRequest
 from core.policy.batching import batch_accuracy
-from core.policy.predict.path_reader import ACTIVE, PathReader, Share, answered, asked, needed
+from core.policy.predict.path_messages import Share, answered, asked
+from core.policy.predict.path_reader import ACTIVE, PathReader, needed
 from core.policy.predict.worker import WorkerTask
 from core.settings.sampling import Sampling
 from core.types import Ids, StepRecord

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 
 from core.engine.sequence import Start
-from core.runtime.kv_cache import KVCache, SequenceKV, Stash, StateCheckpoint
+from core.runtime.kv_cache import KVCache, SequenceKV
+from core.runtime.kv_copies import Stash, StateCheckpoint
 from core.settings.config import Settings
 from core.settings.kv import KVSettings
 from core.system.process_memory import trim

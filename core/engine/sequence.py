@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 from core.engine.quality.sample import Sample
 from core.engine.sampler import Draw
 from core.runtime.batch import Share
-from core.runtime.kv_cache import SequenceKV, StateCheckpoint
+from core.runtime.kv_cache import SequenceKV
+from core.runtime.kv_copies import StateCheckpoint
 from core.types import Piece, Reason
 
 

@@ -10,25 +10,22 @@ that waits for it, and nowhere else; an error of the device ends the workers, an
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from statistics import median
 from typing import Any
 
 import torch
 
 from core.errors import DeviceError, MoestroError
+from core.memory.copy_records import CopyRecords
 from core.memory.link import Pace, sleep_until
 from core.memory.ticket import CANCELLED, LANDED, QUEUED, STARTED, Queue, Ticket
 from core.system.native import openmp
 
 __all__ = ["CANCELLED", "LANDED", "QUEUED", "STARTED", "Ticket", "TransferEngine"]
 
-SPANS = 64  # number of recent copy times kept
 
-
-class TransferEngine:
+class TransferEngine(CopyRecords):
     """Runs all copies over the link. `fetch(eid, raws, first)` writes blocks of an expert, from `first` on, into slots,
     and returns the bytes that it read from disk; on CUDA `is_pinned(eid)` says whether it only issues a copy."""
 
@@ -39,20 +36,17 @@ class TransferEngine:
         workers: int = 1,
         is_pinned: Callable[[int], bool] = lambda eid: False,
     ) -> None:
-        self._fetch, self._is_pinned, self._cuda = fetch, is_pinned, device.type == "cuda"
+        super().__init__(cuda=device.type == "cuda")
+        self._fetch, self._is_pinned = fetch, is_pinned
         self._issuing = threading.Lock()  # of copies from pinned memory: events around one measure that copy alone
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self.pace = Pace(0.0, 0.0)
         self.hurried = False  # copies ignore the emulated pace, because they are not measured
         self._queue = Queue()
         self._flying: list[Ticket] = []  # started and not finished by this process
-        self._spans: deque[float] = deque(maxlen=SPANS)  # of the last copies, seconds per byte
-        self._byte_s = 0.0  # their median
         self._lock = threading.Condition()
         self._closing = False
         self._lost: BaseException | None = None  # why the device can copy nothing more
-        self._finished: deque[Ticket] = deque(maxlen=65536)
-        self._stalls: list[tuple[Any, Any, bool]] = []
         self._threads = [
             threading.Thread(target=self._serve, name=f"moestro-link-{i}", daemon=True) for i in range(workers)
         ]
@@ -171,50 +165,6 @@ class TransferEngine:
         if ticket.error is None:
             for slot in ticket.slots:
                 slot.fence = ticket.event  # None on a CPU; on CUDA the next copy and `Arena.free` wait for it
-
-    def take_finished(self) -> list[Ticket]:
-        """Copies completed since the last call, each returned once; on CUDA their durations come from the device's
-        events."""
-        taken: list[Ticket] = []
-        if not self._finished:
-            return taken
-        while self._finished:
-            ticket = self._finished[0]
-            if self._cuda and ticket.error is None:
-                if not ticket.event.query():
-                    break
-                seconds = ticket.begin.elapsed_time(ticket.event) / 1e3
-                ticket.landed_s = max(ticket.landed_s, ticket.started_s + seconds)
-            taken.append(self._finished.popleft())
-        if taken:
-            self._spans.extend([(ticket.landed_s - ticket.started_s) / ticket.bytes for ticket in taken])
-            self._byte_s = median(self._spans)
-        return taken
-
-    def forget(self) -> None:
-        """Drop the records of copies and stalls so far."""
-        self._finished.clear()
-        self._stalls.clear()
-
-    def set_aside(self) -> tuple[deque[Ticket], list[tuple[Any, Any, bool]]]:
-        """Return the records of copies and stalls, for `put_back`, and start empty ones. Only while no copy is in
-        flight."""
-        noted = self._finished, self._stalls
-        self._finished, self._stalls = deque(maxlen=65536), []
-        return noted
-
-    def put_back(self, noted: tuple[deque[Ticket], list[tuple[Any, Any, bool]]]) -> None:
-        """Restore the records that `set_aside` returned, dropping those made since."""
-        self._finished, self._stalls = noted
-
-    def device_stall_s(self) -> tuple[float, float]:
-        """Seconds that the compute stream has waited for copies since the last call, and how much of that for late
-        prefetches. Call only when that stream is idle."""
-        if not self._stalls:
-            return 0.0, 0.0
-        stalls, self._stalls = self._stalls, []
-        waited = [(float(before.elapsed_time(after)) / 1e3, demand) for before, after, demand in stalls]
-        return sum(s for s, _ in waited), sum(s for s, demand in waited if not demand)
 
     def fence(self) -> Any:
         """An event in the compute stream: slots released with it may be overwritten after it. None on a CPU."""

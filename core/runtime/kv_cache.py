@@ -1,21 +1,19 @@
 """The KV cache, of the size that the budget reserved: allocated in the first pass and then reused. What it holds can be
-copied to host memory, and put back.
-"""
+copied to host memory, and put back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from core.hf.cache import reserve
-from core.hf.reserved_layers import Copied, Fixed, Held, Part, Reserved
+from core.hf.reserved_layers import Fixed, Held, Part, Reserved
 from core.hf.reserved_tensor import Allocated
 from core.hf.text_to_text import empty_cache
+from core.runtime.kv_copies import Stash, StateCheckpoint
 
 
 class SequenceKV:
@@ -55,6 +53,12 @@ class SequenceKV:
         if self.lossy_from is not None and self.lossy_from >= length:
             self.lossy_from, self.lossy_keys = None, ()
 
+    def begin_as(self, other: SequenceKV | Stash, length: int) -> None:
+        """The first `length` tokens are those of another."""
+        self.length, self.lossy_from, self.lossy_keys = other.length, other.lossy_from, other.lossy_keys
+        self.packed = other.packed
+        self.cut_to(length)
+
     @property
     def cache(self) -> DynamicCache:
         """What transformers reads and appends to, while the memory is this sequence's."""
@@ -64,7 +68,7 @@ class SequenceKV:
 
     @property
     def held(self) -> bool:
-        """Whether the memory is still this sequence's."""
+        """Whether the memory is still its own."""
         return self._cache is not None
 
     def give_up(self) -> None:
@@ -72,45 +76,12 @@ class SequenceKV:
         self._cache = None
 
 
-@dataclass(frozen=True, slots=True)
-class StateCheckpoint:
-    """Copies in host memory of what cannot be cut, when the KV held `length` tokens: states of linear attention, and
-    windows."""
-
-    length: int
-    layers: tuple[Copied, ...]
-
-    @property
-    def bytes(self) -> int:
-        """Host bytes."""
-        return _bytes(self.layers)
-
-
-@dataclass(frozen=True, slots=True)
-class Stash:
-    """A KV copied to host memory: its first `length` tokens. Without a checkpoint (a pass was aborted, and what cannot
-    be cut is lost) it can be put back only together with another checkpoint."""
-
-    length: int
-    layers: tuple[Copied, ...]
-    checkpoint: StateCheckpoint | None
-    cuttable: bool  # it can be put back to any number of tokens
-    lossy_from: int | None
-    lossy_keys: tuple[str, ...]
-    packed: bool = False
-
-    @property
-    def bytes(self) -> int:
-        """Host bytes."""
-        return _bytes(self.layers) + (self.checkpoint.bytes if self.checkpoint is not None else 0)
-
-
 class KVCache:
     """Memory for keys, values and recurrent states of every layer of `model`, for `context` positions: of one sequence
     at a time, the `holder`."""
 
     def __init__(self, model: PreTrainedModel, context: int) -> None:
-        self._config, self._context = model.config, context
+        self._config, self.context = model.config, context
         cache = empty_cache(self._config)
         self._allocated = Allocated()
         self._reserved = reserve(cache, context, self._allocated)
@@ -145,31 +116,26 @@ class KVCache:
     @torch.inference_mode()
     def fresh(self) -> SequenceKV:
         """The memory, emptied, for a sequence to begin or to start over. Its holder loses what was there."""
-        if self.holder is not None:
-            self.before_taken(self.holder)
-            self.holder.give_up()
+        self._take()
         self._written = 0
         for layer in self._own:
             layer.clear()
-        return self._taken(SequenceKV(self._empty()))
+        return self._new()
 
     @torch.inference_mode()
     def drop(self) -> None:
-        """Give back the memory of what grows with the context, until it is needed again. Whoever held it loses what was
-        there."""
-        if self.holder is not None:
-            self.before_taken(self.holder)
-            self.holder.give_up()
+        """Give back the memory of what grows with the context, until it is needed again. Its holder loses it."""
+        self._take()
         self.holder, self._held, self._written = None, (), 0
         for layer in self._own:
             layer.drop()
 
-    # ------------------------------------------------------------------ passes without the host
+    def _take(self) -> None:
+        if self.holder is not None:
+            self.before_taken(self.holder)
+            self.holder.give_up()
 
-    @property
-    def context(self) -> int:
-        """Positions that there is memory for."""
-        return self._context
+    # ------------------------------------------------------------------ passes without the host
 
     def allocated(self, kv: SequenceKV, parts: Sequence[Sequence[Part]], count: int) -> tuple[Held, ...]:
         """Have memory for the parts that each layer keeps of the holder, before a pass writes those of `count` more
@@ -250,12 +216,10 @@ class KVCache:
         for layer in self._own:
             layer.cut(length)
         self._put_checkpoint(checkpoint)
-        after = SequenceKV(self._empty())
-        after.length, after.lossy_from, after.lossy_keys = kv.length, kv.lossy_from, kv.lossy_keys
-        after.packed = kv.packed
-        after.cut_to(length)
+        after = self._new()
+        after.begin_as(kv, length)
         kv.give_up()
-        return self._taken(after)
+        return after
 
     @torch.inference_mode()
     def rollback(self, kv: SequenceKV, checkpoints: Sequence[StateCheckpoint] = ()) -> bool:
@@ -292,9 +256,8 @@ class KVCache:
         assert kv is self.holder
         checkpoint = StateCheckpoint(kv.length, tuple([layer.moment() for layer in self._own])) if kv.whole else None
         rows = tuple([layer.rows(kv.length) for layer in self._own])
-        return Stash(
-            kv.length, rows, checkpoint, kv.whole and self.cuttable(kv), kv.lossy_from, kv.lossy_keys, kv.packed
-        )
+        cuttable = kv.whole and self.cuttable(kv)
+        return Stash(kv.length, rows, checkpoint, cuttable, kv.lossy_from, kv.lossy_keys, kv.packed)
 
     @torch.inference_mode()
     def put_back(self, stash: Stash, length: int, checkpoint: StateCheckpoint | None = None) -> SequenceKV:
@@ -306,25 +269,21 @@ class KVCache:
             layer.put_rows(iter(rows), length)
         assert checkpoint is not None or length == stash.length or stash.cuttable
         self._put_checkpoint(checkpoint or stash.checkpoint, length if checkpoint is None and stash.cuttable else None)
-        kv.length, kv.lossy_from, kv.lossy_keys = stash.length, stash.lossy_from, stash.lossy_keys
-        kv.packed = stash.packed
-        kv.cut_to(length)
+        kv.begin_as(stash, length)
         return kv
 
     def _put_checkpoint(self, checkpoint: StateCheckpoint | None, most: int | None = None) -> None:
-        for layer, copied in zip(
-            self._own, checkpoint.layers if checkpoint is not None else (), strict=checkpoint is not None
-        ):
-            layer.put_moment(iter(copied), most)
+        if checkpoint is not None:
+            for layer, copied in zip(self._own, checkpoint.layers, strict=True):
+                layer.put_moment(iter(copied), most)
 
-    def _empty(self) -> DynamicCache:
+    def _new(self) -> SequenceKV:
+        """A sequence that holds the memory from now on."""
         cache = empty_cache(self._config)
         cache.layers = self._layers
-        return cache
-
-    def _taken(self, kv: SequenceKV) -> SequenceKV:
-        self.holder, kv.memory = kv, self
-        return kv
+        self.holder = SequenceKV(cache)
+        self.holder.memory = self
+        return self.holder
 
     @property
     def bytes(self) -> int:
@@ -334,11 +293,4 @@ class KVCache:
 
     def stash_bytes(self, kv: SequenceKV) -> int:
         """Host bytes that a stash of the holder takes, by what is allocated: windows count as the whole context."""
-        return sum([layer.growing_bytes * kv.length // self._context + layer.state_bytes for layer in self._own])
-
-
-def _bytes(copied: Any) -> int:
-    """Bytes of all tensors in nested sequences."""
-    if isinstance(copied, torch.Tensor):
-        return copied.nbytes
-    return sum([_bytes(one) for one in copied]) if isinstance(copied, (list, tuple)) else 0
+        return sum([layer.growing_bytes * kv.length // self.context + layer.state_bytes for layer in self._own])

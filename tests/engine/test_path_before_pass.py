@@ -12,7 +12,8 @@ import torch
 
 from core.cache.lease import Lease
 from core.engine import Engine
-from core.policy.predict.path_reader import answer, needed, question
+from core.policy.predict.path_messages import answer, question
+from core.policy.predict.path_reader import needed
 from core.policy.prefetch.wait_bound import WaitBound
 from core.runtime.batch import Batch, Share
 from core.runtime.prediction.answer_wait import AnswerWait

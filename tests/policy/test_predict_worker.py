@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from core.policy.predict import Oracle
-from core.policy.predict.path_reader import PathReader, answer, needed, question
+from core.policy.predict.path_messages import answer, question
+from core.policy.predict.path_reader import PathReader, needed
 from core.policy.predict.worker import InlineWorker
 from core.settings.registry import create, variants
 from tests.policy.views import Known, Looking, Pass, make, random_passes, shown

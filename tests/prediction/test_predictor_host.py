@@ -19,7 +19,8 @@ from core.policy.predict import Prediction, Predictor, View
 from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.nets.path import RoutingPathNet, State
-from core.policy.predict.path_reader import ROOM, WINDOW, PathReader, Share, answered, asked
+from core.policy.predict.path_messages import Share, answered, asked
+from core.policy.predict.path_reader import ROOM, WINDOW, PathReader
 from core.policy.predict.worker import WorkerTask
 from core.profile import Profile
 from core.runtime.prediction.predictor_host import PredictorHost

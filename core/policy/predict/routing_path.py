@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from core.policy.predict.base import Prediction, Predictor, View, shares_of
-from core.policy.predict.path_reader import ACTIVE, PathReader, Share, answered, asked
+from core.policy.predict.path_messages import Share, answered, asked
+from core.policy.predict.path_reader import ACTIVE, PathReader
 from core.policy.predict.ranking import Distance, Floor, Width, best
 from core.policy.predict.worker import AsyncWorker, InlineWorker, WorkerTask
 from core.settings.param import Param
@@ -20,7 +21,7 @@ FOLLOWED = 256  # requests whose place in their text is known, the latest
 
 
 class _Told(NamedTuple):
-    """The answer about the next tokens of one request: see path_reader.Answer."""
+    """The answer about the next tokens of one request: see path_messages.Answer."""
 
     number: int
     idle: Singles  # [L * E]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from core.policy.predict.map_search import followed, opened
-from core.policy.predict.path_reader import Share, asked
+from core.policy.predict.path_messages import Share, asked
 from core.policy.predict.worker import InlineWorker, WorkerTask
 from core.policy.predict.workers import make_worker
 from core.runtime.prediction.worker.process_worker import MOST, NICENESS, ProcessWorker

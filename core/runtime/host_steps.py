@@ -38,9 +38,6 @@ class HostSteps:
         if team is not None:
             team.join()
             return self.out
-        own = acquire_team()
-        try:
+        with acquire_team() as own:
             self.steps.run(own)
-        finally:
-            own.release()
         return self.out

@@ -173,8 +173,8 @@ class FastRows:
         batch = [one for one in batch if one.expert in self._where]
         if not batch:
             return
-        kernels, steps, team = self._kernels, self._math.steps, acquire_team()
-        try:
+        kernels, steps = self._kernels, self._math.steps
+        with acquire_team() as team, steps:
             x = team.memory(FastRows, self._tokens * kernels.up.prepared_bytes)
             if not self._prepared:
                 self._prepared = True
@@ -193,9 +193,6 @@ class FastRows:
             steps.extend(kernels.works(steps, counts, given, slots, out, memory))
             steps.run(team)
             self._done += len(pairs)
-        finally:
-            team.release()
-            steps.clear()
 
     def combined(self, tap: Tap | None = None) -> torch.Tensor:
         """[T, H] the layer's output; `tap` gets the experts' outputs [T * k, H] before their weights."""
@@ -203,16 +200,13 @@ class FastRows:
             tap(torch.where((self._pairs >= 0)[:, None], self._out[self._pairs.clamp(min=0)], 0.0))
         weights = self._routed.weights.float().contiguous()
         total = torch.empty(self._tokens, self._kernels.hidden)
-        steps, team = self._math.steps, acquire_team()
-        try:
+        steps = self._math.steps
+        with acquire_team() as team, steps:
             kernel = combine.kernel(combine.Combine(self._kernels.hidden, self._chosen))
             at = {"experts": self._out, "pairs": self._pairs, "weights": weights, "out": total}
             given = named(combine.FIELDS, **{name: one.data_ptr() for name, one in at.items()})
             steps.add(Work(kernel, given, self._tokens, 8))
             steps.run(team)
-        finally:
-            team.release()
-            steps.clear()
         return total.to(self._hidden.dtype)
 
 

@@ -184,11 +184,8 @@ class Program:
 
 def _computed(built: Built, first: int, end: int | None) -> int:
     """Compute some of the steps -> as `Steps.run`."""
-    team = acquire_team()
-    try:
+    with acquire_team() as team:
         return built.steps.run(team, first, end)
-    finally:
-        team.release()
 
 
 def _before(module: nn.Module, args: tuple[Any, ...]) -> None:

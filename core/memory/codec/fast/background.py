@@ -80,11 +80,8 @@ class Background:
         self.took_s = self.late_s = 0.0
         self._recall(self._at)
         if self._state.value == code.RECALLED:
-            team = acquire_team()
-            try:
+            with acquire_team() as team:
                 steps.run(team)
-            finally:
-                team.release()
             return
         self.assisted = self._state.value != code.DONE
         if self.assisted:

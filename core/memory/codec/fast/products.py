@@ -125,16 +125,13 @@ class CanonicalProducts:
         """`counts[i]` consecutive rows of x, or the only one for all, by the matrix of slots[i] -> [all, out]."""
         assert x.dtype == self._dtype and x.shape[-1] == self.matrix.inputs
         x, out = x.contiguous(), x.new_empty(sum(counts), self.matrix.outputs, dtype=dtype)
-        team, steps = acquire_team(), _own.steps
-        try:
+        steps = _own.steps
+        with acquire_team() as team, steps:
             memory = team.memory(self.matrix, self.prepared_bytes * len(x))
             given = [*self.given(memory, counts, out.data_ptr(), out.stride(0) * out.itemsize, shared=len(x) == 1)]
             steps.add(self.prepare(x.data_ptr(), x.shape[1] * x.itemsize, len(x), memory))
             steps.add(self.multiply(steps, given, slots, dtype))
             steps.run(team)
-        finally:
-            team.release()
-            steps.clear()
         return out
 
     def given(

@@ -6,7 +6,7 @@ A step is a kernel void(ptr arguments, i64 from, i64 to) over units that do not 
 import ctypes
 import struct
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from core.memory.codec.native.team_code import LINE, STEP
 from core.memory.codec.native.threads import Team
@@ -49,6 +49,13 @@ class Steps:
     def clear(self) -> None:
         """Forget all steps and what was put."""
         self._count, self._used = 0, self._most * STEP.size
+
+    def __enter__(self) -> Self:
+        """Cleared at the end."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.clear()
 
     def put(self, numbers: Sequence[int]) -> int:
         """The address of some numbers of 8 bytes, until `clear`."""

@@ -56,8 +56,7 @@ def multiply(
     given, state_bytes = x.shape[0], kernels.state_bytes
     out = x.new_empty(len(slots), outputs, dtype=x.dtype if rounded else torch.float32)
     x = x.contiguous()
-    team = acquire_team()
-    try:
+    with acquire_team() as team:
         team.run(
             slots,
             outputs,
@@ -73,8 +72,6 @@ def multiply(
             given,
             state_bytes,
         )
-    finally:
-        team.release()
     return out
 
 
@@ -84,8 +81,7 @@ def several(kernels: RowKernels, outputs: int, row_bytes: int, runs: Runs, x: to
     result is the one that it has alone."""
     out, state_bytes = x.new_empty(len(x), outputs), kernels.state_bytes
     x, done = x.contiguous(), 0
-    team = acquire_team()
-    try:
+    with acquire_team() as team:
         states = team.memory(kernels, state_bytes * len(x))
         for count, slots in runs:
             given = count * len(slots)
@@ -105,8 +101,6 @@ def several(kernels: RowKernels, outputs: int, row_bytes: int, runs: Runs, x: to
                 state_bytes,
             )
             done += given
-    finally:
-        team.release()
     return out
 
 
@@ -139,15 +133,12 @@ class Products:
         x, count = x.contiguous(), x.numel() // self.matrix.inputs
         size = WIDE if count >= WIDE else STATES if count >= STATES else 1
         tiles, rest = divmod(count, size)
-        team = acquire_team()
-        try:
+        with acquire_team() as team:
             states = team.memory(self._kernels, self._kernels.state_bytes * count)
             # the last states fill a tile together with some of those before, whose results are written once more
             for first, times in ((0, tiles), (count - size, 1 if rest else 0)):
                 if times:
                     self._tiled(team, slot, x, out, states, first, times, size)
-        finally:
-            team.release()
         return out
 
     def _tiled(
@@ -193,11 +184,8 @@ class Products:
         return self._dequantized(slot, torch.empty(self.matrix.outputs, self.matrix.inputs, dtype=self._dtype))
 
     def _dequantized(self, slot: int, out: torch.Tensor) -> torch.Tensor:
-        team = acquire_team()
-        try:
+        with acquire_team() as team:
             team.run([slot], self.matrix.outputs, self._row_bytes, self._kernels.dequantize, 0, 0, out.data_ptr(), 0)
-        finally:
-            team.release()
         return out
 
 

@@ -12,6 +12,7 @@ import functools
 import os
 import threading
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 
@@ -153,6 +154,13 @@ class Team:
 
     def release(self) -> None:
         self._lock.release()
+
+    def __enter__(self) -> Self:
+        """Acquired by `acquire_team`; released at the end."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
 
 _used = 1

@@ -76,12 +76,9 @@ class TileProducts:
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], self._outputs)
         header = (ctypes.c_int64 * tiles.HEADER)(x.data_ptr(), x.numel() // self._inputs, out.data_ptr())
-        team = acquire_team()
-        try:
+        with acquire_team() as team:
             at, row_bytes = ctypes.addressof(header), self._inputs * 2
             team.run([slot], self._outputs, row_bytes, self._kernel, at, 0, 0, 0, unit=self._unit)
-        finally:
-            team.release()
         return out
 
 
@@ -97,15 +94,12 @@ class PanelProducts:
         x = x.contiguous()
         count, out = x.numel() // self._inputs, x.new_empty(*x.shape[:-1], self._outputs)
         made = -(-count // (self._width // 4))
-        team = acquire_team()
-        try:
+        with acquire_team() as team:
             memory = team.memory(PanelProducts, made * self._inputs * self._width)
             header = (ctypes.c_int64 * panels.HEADER)(x.data_ptr(), memory, count, out.data_ptr())
             at, row_bytes = ctypes.addressof(header), self._inputs * 4
             team.run([slot], made, row_bytes, self._turn, at, 0, 0, 0, unit=1)
             team.run([slot], self._outputs, row_bytes, self._kernel, at, 0, 0, 0, unit=panels.OUTPUTS)
-        finally:
-            team.release()
         return out
 
 

@@ -168,12 +168,12 @@ def _figures(steps: Sequence[StepRecord]) -> dict[str, float]:
     }
 
 
-def _launches(engine: Engine, vocab: int, tokens: int = 6) -> dict[str, Any]:
+def _launches(engine: Engine, vocab: int) -> dict[str, Any]:
     """Of one pass: kernels launched, milliseconds that the GPU is busy, and what takes most of them."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
-        passes = len(talk(engine, vocab, tokens, prompt=8)) + 1
+        passes = len(talk(engine, vocab, 6, prompt=8)) + 1
     rows: list[Any] = list(profiled.key_averages())
     kernels = sorted((row for row in rows if not row.key.startswith("aten::")), key=lambda row: -_busy_us(row))
     return {

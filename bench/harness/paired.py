@@ -77,19 +77,19 @@ def ratios(parts: Iterable[float], wholes: Iterable[float]) -> list[float]:
     )
 
 
-def stretches(values: Sequence[float], length: int = STRETCH) -> list[float]:
+def stretches(values: Sequence[float]) -> list[float]:
     """The means of consecutive stretches of tokens."""
-    return [fmean(values[at : at + length]) for at in _starts(values, length)]
+    return [fmean(values[at : at + STRETCH]) for at in _starts(values)]
 
 
-def token_ratios(parts: Sequence[float], wholes: Sequence[float], length: int = STRETCH) -> list[float]:
+def token_ratios(parts: Sequence[float], wholes: Sequence[float]) -> list[float]:
     """The same of stretches of tokens, each of which has a part and a whole."""
-    return ratios(*([sum(one[at : at + length]) for at in _starts(one, length)] for one in (parts, wholes)))
+    return ratios(*([sum(one[at : at + STRETCH]) for at in _starts(one)] for one in (parts, wholes)))
 
 
-def _starts(values: Sequence[float], length: int) -> range:
+def _starts(values: Sequence[float]) -> range:
     """Where stretches begin; the last few tokens, which fill none, are left out."""
-    return range(0, len(values) - length + 1, length)
+    return range(0, len(values) - STRETCH + 1, STRETCH)
 
 
 def student(freedom: int, share: float) -> float:

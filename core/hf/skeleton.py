@@ -29,12 +29,7 @@ from core.system.wording import reason
 BUILDING = threading.Lock()  # transformers builds models under process-wide dtype and flags
 
 
-def load_skeleton(
-    path: ModelPath,
-    dtype: torch.dtype | None = None,
-    device: str | torch.device = "cpu",
-    experts_implementation: str = NAME,
-) -> Any:
+def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Any:
     """The model in eval mode on `device`, its dense weights in `dtype` (None: the checkpoint's), without experts.
 
     Its forward raises until `hooks.install` has bound the experts. `save_pretrained` is blocked: it would write a model
@@ -66,7 +61,7 @@ def load_skeleton(
                 str(files.path),
                 config=config,
                 dtype=dtype or "auto",
-                experts_implementation=experts_implementation,
+                experts_implementation=NAME,
                 use_safetensors=True,
                 local_files_only=True,
                 trust_remote_code=False,

@@ -89,19 +89,13 @@ def read_text(path: Path | str, limit_bytes: int, error: Refusal = ModelError) -
         raise error(f"{shown(path)} is damaged: byte {problem.start:,} is not UTF-8 text.") from None
 
 
-def read_json(
-    path: Path | str,
-    limit_bytes: int = CONFIG_BYTES,
-    max_depth: int = DEPTH,
-    error: Refusal = ModelError,
-    nonfinite: bool = False,
-) -> Any:
-    """A regular file's JSON. Raises `error` as `read_text` and `parse_json` do."""
-    text = read_text(path, limit_bytes, error)
+def read_json(path: Path | str, limit_bytes: int = CONFIG_BYTES, nonfinite: bool = False) -> Any:
+    """A regular file's JSON. Raises ModelError as `read_text` and `parse_json` do."""
+    text = read_text(path, limit_bytes)
     try:
-        return parse_json(text, max_depth, nonfinite)
+        return parse_json(text, nonfinite=nonfinite)
     except BadJson as problem:
-        raise error(f"{shown(path)} is damaged: {problem}.") from None
+        raise ModelError(f"{shown(path)} is damaged: {problem}.") from None
 
 
 def parse_json(text: str | bytes, max_depth: int = DEPTH, nonfinite: bool = False) -> Any:

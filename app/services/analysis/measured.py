@@ -67,17 +67,18 @@ def measure(passes: Sequence[Pass], top_k: int, copy_ms: float | None = None) ->
         clock = Clock(compute_ms, load_ms, expert_ms, miss_ms)
         return sum(int(n) * clock.stall_ms(top_k, min(m, top_k)) for m, n in enumerate(counts)) / len(plain)
 
-    expert_ms = _where(lambda ms: stall - stalls(ms, load_ms), 0.0, compute_ms / (layers * top_k))
+    expert_ms = _where(lambda ms: stall - stalls(ms, load_ms), compute_ms / (layers * top_k))
     if missed.any() and abs(stalls(expert_ms, load_ms) - stall) > AMISS * (compute_ms + stall):
-        load_ms = _where(lambda ms: stalls(expert_ms, ms) - stall, 0.0, MOST * load_ms)
+        load_ms = _where(lambda ms: stalls(expert_ms, ms) - stall, MOST * load_ms)
     clock = Clock(compute_ms, load_ms, expert_ms, miss_ms)
     took = float(np.mean([one.total_ms for one in plain]))
     predicted_ms = compute_ms + miss_ms * float(missed.mean()) + stalls(expert_ms, load_ms)
     return Measured(clock, len(plain), abs(predicted_ms - took) / took if took else 0.0, predicted_ms)
 
 
-def _where(rising: Callable[[float], float], low: float, high: float) -> float:
-    """Where a rising function crosses 0 between `low` and `high`; the end nearer to it where it does not."""
+def _where(rising: Callable[[float], float], high: float) -> float:
+    """Where a rising function crosses 0 between 0 and `high`; the end nearer to it where it does not."""
+    low = 0.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if rising(middle) < 0 else (low, middle)

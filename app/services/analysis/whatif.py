@@ -124,11 +124,10 @@ class Table:
         bound = self.bound(slots)
         return bound.bypass_hit_rate if self.about.bypass and bound.bypass_hit_rate is not None else bound.hit_rate
 
-    def curve(self, policy: str, predictor: str = NONE) -> list[Row]:
-        """The rows of one policy and prefetcher by increasing slots."""
-        return sorted(
-            (row for row in self.rows if (row.policy, row.predictor) == (policy, predictor)), key=lambda row: row.slots
-        )
+    def curve(self, policy: str) -> list[Row]:
+        """The rows of one policy without a prefetcher by increasing slots."""
+        found = (row for row in self.rows if (row.policy, row.predictor) == (policy, NONE))
+        return sorted(found, key=lambda row: row.slots)
 
     def dump(self) -> dict[str, Any]:
         """As plain JSON values."""

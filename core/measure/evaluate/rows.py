@@ -195,9 +195,9 @@ def front(points: Sequence[tuple[float | None, float | None]]) -> list[int]:
     return sorted(found)
 
 
-def pareto(rows: Sequence[EvaluationRow], accuracy: str = "exact_match", speed: str = "tok_s") -> list[EvaluationRow]:
+def pareto(rows: Sequence[EvaluationRow], accuracy: str = "exact_match") -> list[EvaluationRow]:
     """The rows that no other row dominates in accuracy and speed."""
-    points = [(getattr(one, speed), getattr(one, accuracy)) for one in rows]
+    points = [(one.tok_s, getattr(one, accuracy)) for one in rows]
     return [rows[at] for at in front(points)]
 
 

@@ -5,7 +5,7 @@ history; so a figure does not depend on earlier runs.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -94,10 +94,9 @@ def evaluate(
     cancel: threading.Event | None = None,
     on_row: Callable[[EvaluationRow], None] = lambda row: None,
     done: Collection[tuple[str, float]] = (),
-    over: Mapping[str, object] | None = None,
 ) -> list[EvaluationRow]:
     """Rows in the order of residencies and modes. `on_row` is called with each when it is complete; (mode, residency)
-    pairs in `done` are left out. Settings that a mode leaves open are the engine's, or those of `over`.
+    pairs in `done` are left out. Settings that a mode leaves open are the engine's.
 
     The engine must have the profile that modes need: a mode that cannot run has a row that says why. The caller must
     have the engine to itself; its settings are restored in any case. Raises BusyError, Cancelled, SettingError for
@@ -112,7 +111,7 @@ def evaluate(
     rows: list[EvaluationRow] = []
     if not todo:
         return rows
-    with restored(engine, over) as base:
+    with restored(engine) as base:
         progress("The exact model reads the text", 0.0)
         engine.change({**base, **BASE, "predictor": "none"})
         exact = reference(engine, material.pieces, cancel)
@@ -128,12 +127,11 @@ def evaluate(
 
 
 @contextmanager
-def restored(engine: Engine, over: Mapping[str, object] | None = None) -> Iterator[Settings]:
-    """Inside, modes may change settings freely; yields the settings in force with `over` applied, and restores them at
-    the end."""
+def restored(engine: Engine) -> Iterator[Settings]:
+    """Inside, modes may change settings freely; yields the settings in force, and restores them at the end."""
     before = engine.settings
     try:
-        yield before.with_({**(over or {}), "telemetry": True})
+        yield before.with_({"telemetry": True})
     finally:
         engine.change(dict(before))
 

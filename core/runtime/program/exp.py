@@ -7,7 +7,7 @@ is off by at most 8e-9 there. Within 1 unit in the last place of the true value 
 import math
 import struct
 
-from core.runtime.program.vectors import LANES, ZERO, Kernel, number
+from core.runtime.program.vectors import FLOATS, LANES, ZERO, Kernel, number
 from core.system.native.ir import splat
 
 LEAST, MOST = -104.0, 89.0  # exp of what is below is 0, and of what is above infinite, in fp32
@@ -42,32 +42,29 @@ def exp(code: Kernel, x: str, lanes: int = LANES) -> str:
     return value
 
 
-def one_plus_exp(code: Kernel, x: str, lanes: int = LANES) -> str:
+def one_plus_exp(code: Kernel, x: str) -> str:
     """1 + exp(x): what a sigmoid of -x divides by."""
-    return code.op("fadd", exp(code, x, lanes), number(1, lanes), lanes)
+    return code.op("fadd", exp(code, x), number(1))
 
 
-def sigmoid(code: Kernel, x: str, lanes: int = LANES) -> str:
+def sigmoid(code: Kernel, x: str) -> str:
     """1 / (1 + exp(-x))."""
-    negative = code.let(f"fneg <{lanes} x float> {x}")
-    return code.op("fdiv", number(1, lanes), one_plus_exp(code, negative, lanes), lanes)
+    return code.op("fdiv", number(1), one_plus_exp(code, code.let(f"fneg {FLOATS} {x}")))
 
 
-def tanh(code: Kernel, x: str, lanes: int = LANES) -> str:
+def tanh(code: Kernel, x: str) -> str:
     """1 - 2 / (1 + exp(2x)); off by at most 2e-7, absolutely."""
-    twice = code.op("fadd", x, x, lanes)
-    part = code.op("fdiv", number(2, lanes), one_plus_exp(code, twice, lanes), lanes)
-    return code.op("fsub", number(1, lanes), part, lanes)
+    part = code.op("fdiv", number(2), one_plus_exp(code, code.op("fadd", x, x)))
+    return code.op("fsub", number(1), part)
 
 
-def softplus(code: Kernel, x: str, lanes: int = LANES) -> str:
+def softplus(code: Kernel, x: str) -> str:
     """log(1 + exp(x)) = max(x, 0) + 2 * artanh(s), where s = t / (2 + t) and t = exp(-|x|)."""
-    kind = f"<{lanes} x float>"
-    size = code.call(kind, f"llvm.fabs.v{lanes}f32", (kind, x))
-    t = exp(code, code.let(f"fneg {kind} {size}"), lanes)
-    s = code.op("fdiv", t, code.op("fadd", t, number(2, lanes), lanes), lanes)
-    square = code.op("fmul", s, s, lanes)
-    value = number(1 / (2 * ARTANH + 1), lanes)
+    size = code.call(FLOATS, f"llvm.fabs.v{LANES}f32", (FLOATS, x))
+    t = exp(code, code.let(f"fneg {FLOATS} {size}"))
+    s = code.op("fdiv", t, code.op("fadd", t, number(2)))
+    square = code.op("fmul", s, s)
+    value = number(1 / (2 * ARTANH + 1))
     for power in reversed(range(ARTANH)):
-        value = code.fma(value, square, number(1 / (2 * power + 1), lanes), lanes)
-    return code.fma(code.op("fadd", s, s, lanes), value, code.larger(x, ZERO, lanes), lanes)
+        value = code.fma(value, square, number(1 / (2 * power + 1)))
+    return code.fma(code.op("fadd", s, s), value, code.larger(x, ZERO))

@@ -70,10 +70,10 @@ def drawn(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def near(found: torch.Tensor, wanted: torch.Tensor, close: float = CLOSE) -> bool:
+def near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     """Whether two results differ by no more than rounding."""
     wanted = wanted.float()
-    return bool((found.float() - wanted).norm() < close * wanted.norm())
+    return bool((found.float() - wanted).norm() < CLOSE * wanted.norm())
 
 
 @torch.inference_mode()

@@ -34,8 +34,8 @@ def _field(code: Code, name: str, kind: str = "i64") -> str:
     return code.load(kind, code.at("%job", FIELDS + NAMES.index(name) * 8), 8)
 
 
-def _atomic(code: Code, operation: str, place: int, value: int) -> str:
-    return code.let(f"atomicrmw {operation} ptr {code.at('%job', place)}, i64 {value} seq_cst, align 8")
+def _atomic(code: Code, operation: str, place: int) -> str:
+    return code.let(f"atomicrmw {operation} ptr {code.at('%job', place)}, i64 1 seq_cst, align 8")
 
 
 def _look(code: Code, place: int) -> str:
@@ -50,7 +50,7 @@ def _drain() -> Code:
     stride, out_stride = _field(code, "stride"), _field(code, "out_stride")
     code.do("br label %take")
     code.begin("take")
-    unit = _atomic(code, "add", NEXT, 1)
+    unit = _atomic(code, "add", NEXT)
     code.do(f"br i1 {code.let(f'icmp slt i64 {unit}, {units}')}, label %compute, label %over")
     code.begin("compute")
     one, part = code.let(f"udiv i64 {unit}, {parts}"), code.let(f"urem i64 {unit}, {parts}")
@@ -135,13 +135,13 @@ def _help() -> Code:
     pause(code, turn)
     code.do("br label %wait")
     code.begin("enter")  # the caller waits for helpers inside, so
-    _atomic(code, "add", INSIDE, 1)  # check again after the caller can see this helper
+    _atomic(code, "add", INSIDE)  # check again after the caller can see this helper
     code.do(f"br i1 {code.let(f'icmp ne i64 {_look(code, OPEN)}, 0')}, label %join, label %leave")
     code.begin("join")
     code.do("call void @drain(ptr %job)")
     code.do("br label %leave")
     code.begin("leave")
-    _atomic(code, "sub", INSIDE, 1)
+    _atomic(code, "sub", INSIDE)
     code.do("br label %fresh")
     code.begin("wait")
     code.do(f"%next = add i64 {turn}, 1")

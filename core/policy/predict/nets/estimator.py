@@ -106,7 +106,6 @@ def train(
             loss_of,
             "Training the estimator",
             rate=rate,
-            decay=0.01,
             progress=progress,
             cancel=cancel,
         )

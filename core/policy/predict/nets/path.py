@@ -166,7 +166,6 @@ def train(
             loss_of,
             "Training the routing-path predictor",
             rate=rate,
-            decay=0.01,
             progress=progress,
             cancel=cancel,
             state=state,

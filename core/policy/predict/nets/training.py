@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+DECAY = 0.01  # of weights, a step
 SAVED = 200  # steps between two saved states of a training that can go on
 NEAR = 32  # batches whose rows are divided among them by length
 
@@ -36,7 +37,6 @@ def descend(
     what: str,
     *,
     rate: float,
-    decay: float,
     progress: Progress,
     cancel: threading.Event | None,
     state: TrainingState | None = None,
@@ -49,7 +49,7 @@ def descend(
 
     Returns the mean loss of the last tenth, or None when cancelled. Leaves the net in eval mode, without gradients.
     """
-    optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=decay)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=DECAY)
     kept = None if state is None else state.read()
     first = 0 if kept is None else _restored(kept, net, optimizer)
     last: list[float] = []

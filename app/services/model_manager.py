@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from app.services.answer_queue import AnswerQueue
 from app.services.jobs import JobRunner
@@ -31,6 +31,16 @@ log = logging.getLogger("moestro.app")
 UNCLEAN = """The model was not unloaded cleanly because of an error inside Moestro. Some of its memory may stay in use \
 until Moestro is started again."""
 NO_MODEL = "No model is loaded. Load one first, then ask again."
+
+
+class OfLoaded(Generic[T]):
+    """What is read of the loaded model; `without` one a constant."""
+
+    def __init__(self, read: Callable[[Loaded], T], without: T) -> None:
+        self._read, self._without = read, without
+
+    def __get__(self, models: ModelManager, of: type[ModelManager]) -> T:
+        return self._read(loaded) if (loaded := models.loaded) is not None else self._without
 
 
 class ModelManager:
@@ -62,93 +72,45 @@ class ModelManager:
         """The loaded model, or None."""
         return self._loaded
 
-    @property
-    def spec(self) -> LoadSpec | None:
-        """The LoadSpec of the loaded model, with its settings at load time. `settings` are the current ones."""
-        return loaded.spec if (loaded := self._loaded) is not None else None
-
-    @property
-    def in_blocks(self) -> bool:
-        """Whether the loaded model's experts are cached in several blocks."""
-        return (spec := self.spec) is not None and spec.blocks > 1
-
-    @property
-    def text_to_text(self) -> bool:
-        """Whether the loaded model writes one text for another."""
-        return (loaded := self._loaded) is not None and loaded.engine.text_to_text
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the loaded model computes on a GPU."""
-        return (loaded := self._loaded) is not None and loaded.engine.on_gpu
-
-    @property
-    def model(self) -> str | None:
-        """The path of the loaded model, "demo", or None."""
-        return spec.model if (spec := self.spec) is not None else None
-
-    @property
-    def model_id(self) -> str | None:
-        """The loaded model as other programs know it, or None."""
-        return model_id(name) if (name := self.model) is not None else None
-
-    @property
-    def load_id(self) -> int | None:
-        """The store's id of the current load."""
-        return loaded.load if (loaded := self._loaded) is not None else None
-
-    @property
-    def format(self) -> str:
-        """The loaded model's expert format: a pack's own, or the chosen one; "" while none is loaded."""
-        return loaded.format if (loaded := self._loaded) is not None else ""
-
-    @property
-    def shape(self) -> ModelShape | None:
-        """Sizes of the loaded model, or None."""
-        return loaded.engine.shape if (loaded := self._loaded) is not None else None
-
-    @property
-    def prefetch_compared(self) -> tuple[float, float, int, bool] | None:
-        """As the engine's; None without a model."""
-        return loaded.engine.prefetch_compared if (loaded := self._loaded) is not None else None
-
-    @property
-    def context(self) -> int | None:
-        """The loaded model's maximum context in tokens, or None."""
-        return loaded.engine.context if (loaded := self._loaded) is not None else None
-
-    @property
-    def weights(self) -> str:
-        """The format that the loaded model's weights were rounded to; "" = they are its own, or no model is loaded."""
-        return loaded.engine.weights if (loaded := self._loaded) is not None else ""
-
-    @property
-    def closeness(self) -> float | None:
-        """Largest difference of the loaded model's exact logits from transformers' own, as a share of the largest
-        logit; 0.0 = bit-identical, or no model loaded, None = not measured."""
-        return loaded.engine.closeness if (loaded := self._loaded) is not None else 0.0
+    spec = OfLoaded[LoadSpec | None](lambda model: model.spec, None)
+    """Its settings are those at load time; `settings` are the current ones."""
+    load_id = OfLoaded[int | None](lambda model: model.load, None)
+    """The store's id of the current load."""
+    format = OfLoaded(lambda model: model.format, "")
+    """Of the experts: a pack's own, or the chosen one."""
+    text_to_text = OfLoaded(lambda model: model.engine.text_to_text, False)
+    """Whether it writes one text for another."""
+    on_gpu = OfLoaded(lambda model: model.engine.on_gpu, False)
+    """Whether it computes on a GPU."""
+    in_blocks = OfLoaded(lambda model: model.spec.blocks > 1, False)
+    """Whether experts are cached in several blocks."""
+    model = OfLoaded[str | None](lambda model: model.spec.model, None)
+    """Its path, or "demo"."""
+    model_id = OfLoaded[str | None](lambda model: model_id(model.spec.model), None)
+    """As other programs know it."""
+    model_hash = OfLoaded(lambda model: model.engine.model_hash, "")
+    """As in profiles and traces."""
+    shape = OfLoaded[ModelShape | None](lambda model: model.engine.shape, None)
+    prefetch_compared = OfLoaded[tuple[float, float, int, bool] | None](
+        lambda model: model.engine.prefetch_compared, None
+    )
+    context = OfLoaded[int | None](lambda model: model.engine.context, None)
+    """Its maximum context in tokens."""
+    weights = OfLoaded(lambda model: model.engine.weights, "")
+    """The format that its weights were rounded to; "" = they are its own."""
+    closeness = OfLoaded[float | None](lambda model: model.engine.closeness, 0.0)
+    """Largest difference of its exact logits from transformers' own, as a share of the largest logit; 0.0 =
+    bit-identical, None = not measured."""
+    one_at_a_time = OfLoaded(lambda model: model.engine.one_at_a_time, "")
+    """Why its prompts, or long ones, are answered one at a time; "" = no reason is known."""
+    profile = OfLoaded[Profile | None](lambda model: model.engine.profile, None)
+    """Its calibration profile."""
 
     @property
     def arithmetic(self) -> dict[str, Any]:
         """What computes the loaded model, why it is not what was chosen, and its distance from the reference, as plain
         values; without a model the reference."""
         return (loaded.engine.arithmetic if (loaded := self._loaded) is not None else REFERENCE).facts()
-
-    @property
-    def one_at_a_time(self) -> str:
-        """Why the loaded model's prompts, or long ones, are answered one at a time; "" = no reason is known, or no
-        model is loaded."""
-        return loaded.engine.one_at_a_time if (loaded := self._loaded) is not None else ""
-
-    @property
-    def profile(self) -> Profile | None:
-        """The loaded model's calibration profile, or None."""
-        return loaded.engine.profile if (loaded := self._loaded) is not None else None
-
-    @property
-    def model_hash(self) -> str:
-        """Hash of the loaded model as in profiles and traces; "" while none is loaded."""
-        return loaded.engine.model_hash if (loaded := self._loaded) is not None else ""
 
     @property
     def version(self) -> str:

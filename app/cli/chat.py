@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 from app.cli import options
 from app.cli.parser import CommandParser
 from app.cli.target import require_new_file
-from app.cli.terminal import Reading, stoppable
+from app.cli.terminal import Reading, line, stoppable
+from app.services.loading import engine_type
 from app.services.profiles import stored_profile
 from app.services.secret import secret
-from app.store.home import DISTANCES, KERNELS, PRODUCTS, data_dir
-from app.wording import lossy, scored
 from core.engine.quality.report import Quality
 from core.errors import MoestroError
 from core.profile.trace import TraceHead, TraceWriter
@@ -92,18 +91,11 @@ def chosen(args: argparse.Namespace) -> LoadSpec:
 
 
 def load(spec: LoadSpec) -> Engine:
-    """Load the engine with its progress on stderr; imported here, so that `launch.py --help` does not import torch."""
-    from core.engine import Engine, arithmetic
-    from core.memory.codec.native import choice
-    from core.system.native import kept_code
-
-    kept_code.keep_in(data_dir() / KERNELS)
-    choice.keep_in(data_dir() / PRODUCTS)
-    arithmetic.keep_in(data_dir() / DISTANCES)
+    """Load the engine with its progress on stderr."""
     cancel = threading.Event()
     try:
         with stoppable(cancel):
-            return Engine.load(spec, ProgressLine(), cancel, profile=stored_profile)
+            return engine_type().load(spec, ProgressLine(), cancel, profile=stored_profile)
     except MoestroError:
         if cancel.is_set():
             raise KeyboardInterrupt from None
@@ -128,20 +120,18 @@ def record(
     if any(extras.values()):
         engine.keep(**extras)
     predictor = spec.settings.prefetch.predictor if extras["ranks"] else None
-    shape, hashed = engine.shape, str(engine.manifest().get("model_hash", ""))
-    return TraceWriter(
-        path,
-        TraceHead(
-            shape.layers,
-            shape.experts,
-            shape.top_k,
-            model=spec.model,
-            model_hash=hashed,
-            probs=extras["probs"],
-            predictor=predictor,
-            beside=recorded(spec.settings, engine.profile),
-        ),
+    shape = engine.shape
+    head = TraceHead(
+        shape.layers,
+        shape.experts,
+        shape.top_k,
+        model=spec.model,
+        model_hash=str(engine.manifest().get("model_hash", "")),
+        probs=extras["probs"],
+        predictor=predictor,
+        beside=recorded(spec.settings, engine.profile),
     )
+    return TraceWriter(path, head)
 
 
 class ProgressLine:
@@ -297,17 +287,3 @@ class ChatSession:
         if self.quality is not None:
             figures |= {f"quality.{name}": value for name, value in dataclasses.asdict(self.quality).items()}
         return "\n".join(f"{name:18} {value}" for name, value in figures.items())
-
-
-def line(stats: AnswerStats, quality: Quality | None = None) -> str:
-    """The figures under an answer, on one line."""
-    reused = f" ({stats.cached_tokens} of the prompt's {stats.prompt_tokens} reused)" if stats.cached_tokens else ""
-    hit = "" if stats.hit_rate is None else f" · hit rate {stats.hit_rate:.0%}"
-    disk = f", {stats.disk_bytes / 1e6:.1f} MB of it from disk" if stats.disk_bytes else ""
-    quality_words = scored(dataclasses.asdict(quality) if quality is not None else None)
-    marks = "".join(f" · {one}" for one in [lossy(stats.as_dict()), *quality_words])
-    marks = (" · emulated link" if stats.emulated else "") + marks
-    return (
-        f"[{stats.new_tokens} tokens · {stats.tok_s:.1f} tok/s · first after {stats.ttft_ms:.0f} ms{reused}{hit}"
-        f" · {stats.demand_bytes / 1e6:.1f} MB fetched{disk} · {stats.reason}{marks}]"
-    )

@@ -1,5 +1,6 @@
 """Work in a terminal: its progress on stderr, and Ctrl-C, whose first press stops the work and whose second exits."""
 
+import dataclasses
 import shutil
 import signal
 import sys
@@ -9,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from core.types import Piece
+from app.wording import lossy, scored
+from core.engine.quality.report import Quality
+from core.types import AnswerStats, Piece
 
 BAR = 24  # characters
 EVERY_S = 0.1  # between two redraws of the bar
@@ -122,3 +125,17 @@ def stoppable(cancel: threading.Event) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def line(stats: AnswerStats, quality: Quality | None = None) -> str:
+    """The figures under an answer, on one line."""
+    reused = f" ({stats.cached_tokens} of the prompt's {stats.prompt_tokens} reused)" if stats.cached_tokens else ""
+    hit = "" if stats.hit_rate is None else f" · hit rate {stats.hit_rate:.0%}"
+    disk = f", {stats.disk_bytes / 1e6:.1f} MB of it from disk" if stats.disk_bytes else ""
+    quality_words = scored(dataclasses.asdict(quality) if quality is not None else None)
+    marks = "".join(f" · {one}" for one in [lossy(stats.as_dict()), *quality_words])
+    marks = (" · emulated link" if stats.emulated else "") + marks
+    return (
+        f"[{stats.new_tokens} tokens · {stats.tok_s:.1f} tok/s · first after {stats.ttft_ms:.0f} ms{reused}{hit}"
+        f" · {stats.demand_bytes / 1e6:.1f} MB fetched{disk} · {stats.reason}{marks}]"
+    )

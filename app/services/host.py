@@ -84,9 +84,7 @@ class Host:
         self.totals = Totals()
         self._auditor = Auditor(store, queue)
         self._writer = Writer(store, queue, self._on_step, self._ended)
-        self.loader = Loader(
-            store, remembered, jobs, models, profiles.find, engine, estimate, profiles.known, auto.begun
-        )
+        self.loader = Loader(store, remembered, jobs, models, profiles, engine, estimate, auto.begun)
         self.chats = Chats(store, remembered, models, queue, self._writer)
         self.library = Library(store.db, store.folder)
         self.importer = Importer(self.library, store.db, jobs, importing)
@@ -95,14 +93,8 @@ class Host:
         basis = Basis(models, self.routed)
         self.planner = Planner(store.folder, models, basis)
         kept: Mapping[str, object] = store.db.get(KEY) or {}
-        self.replanner = Replanner(
-            models,
-            self.planner,
-            self.routed,
-            remembered,
-            lambda: self.busy,
-            kept.get("on") is True,
-        )
+        on = kept.get("on") is True
+        self.replanner = Replanner(models, self.planner, self.routed, remembered, lambda: self.busy, on)
         self.evaluator = Evaluator(remembered, models, jobs, evaluating or measure)
         self.analyst = Analyst(store, jobs)
         self.batcher = Batcher(store.folder / "batches", models, jobs, lambda: self.chats.sampling, self.totals.add)

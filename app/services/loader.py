@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from app.services.jobs import JobRunner
-from app.services.loading import Estimate, Loaded, Loading, Profiles
+from app.services.loading import Estimate, Loaded, Loading, engine_type
 from app.services.model_manager import ModelManager
 from app.services.own_answers import OwnAnswers
 from app.services.planner import LeastMemory, MemoryFinder
+from app.services.profiles import StoredProfiles
 from app.services.remembered import Remembered
 from app.store import Store
-from app.store.home import DISTANCES, KERNELS, PRODUCTS, data_dir
 from app.wording import short_name
 from core.errors import BudgetError
 from core.settings.loading import LoadSpec
@@ -35,18 +35,15 @@ class Loader:
         remembered: Remembered,
         jobs: JobRunner,
         models: ModelManager,
-        profiles: Profiles,
+        profiles: StoredProfiles,
         engine: type[Engine] | None = None,
         estimate: Estimate | None = None,
-        known: Profiles = lambda model_hash: None,
         begun: Callable[[], None] = lambda: None,
     ) -> None:
-        """`models` takes the loaded engine, and `begun` is called then; `profiles` finds the profile of a model being
-        loaded, `known` that of one to be estimated. `engine` and `estimate` default to core's own.
-        """
+        """`models` takes the loaded engine, and `begun` is called then. `engine`, `estimate`: core's own without."""
         self._store, self._remembered, self._jobs, self._models = store, remembered, jobs, models
         self._profiles, self._engine, self._estimate, self._begun = profiles, engine, estimate, begun
-        self._own = OwnAnswers(store, models.manifest, known)
+        self._own = OwnAnswers(store, models.manifest, profiles.known)
         self._finder = MemoryFinder()
 
     @property
@@ -147,7 +144,7 @@ class Loader:
         if self._models.loaded is not None and not both:
             loading.update(text=f"Unloading {short_name(self._models.model or '')}")
             self._models.drop()
-        engine = self._type().load(spec, loading.progress, loading.cancelled, profile=self._profiles)
+        engine = self._type().load(spec, loading.progress, loading.cancelled, profile=self._profiles.find)
         try:
             loading.go_on()
             load = self._store.steps.add_load(
@@ -163,13 +160,5 @@ class Loader:
 
     def _type(self) -> type[Engine]:
         if self._engine is None:
-            from core.engine import Engine, arithmetic
-            from core.memory.codec.native import choice
-            from core.system.native import kept_code
-
-            kept_code.keep_in(data_dir() / KERNELS)
-            choice.keep_in(data_dir() / PRODUCTS)
-            arithmetic.keep_in(data_dir() / DISTANCES)
-
-            self._engine = Engine
+            self._engine = engine_type()
         return self._engine

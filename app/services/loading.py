@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from app.services.jobs import ModelJob
+from app.store.home import DISTANCES, KERNELS, PRODUCTS, data_dir
 from app.wording import short_name
 from core.errors import MoestroError
-from core.profile import Profile
 from core.settings.loading import LoadSpec
 from core.types import Chat, Fit
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from core.engine import Engine
 
 Estimate = Callable[[LoadSpec], Fit]
-Profiles = Callable[[str], Profile | None]  # finds the profile of the model with this hash
 AnyPrompt = Sequence[Mapping[str, Any]] | str | Chat  # a chat, a text to continue, or a chat with tools
 
 
@@ -30,6 +29,19 @@ class Loaded:
     load: int  # the store's id of this load
     format: str  # of its experts: a pack's own, or the chosen one
     effective: dict[str, Any]  # settings in force at the last recorded pass; the thread that writes answers updates it
+
+
+def engine_type() -> type[Engine]:
+    """The engine, which keeps what it compiles, times and compares in the user's data folder. Imported here, so that
+    no command imports torch before it needs it."""
+    from core.engine import Engine, arithmetic
+    from core.memory.codec.native import choice
+    from core.system.native import kept_code
+
+    kept_code.keep_in(data_dir() / KERNELS)
+    choice.keep_in(data_dir() / PRODUCTS)
+    arithmetic.keep_in(data_dir() / DISTANCES)
+    return Engine
 
 
 class Loading(ModelJob):

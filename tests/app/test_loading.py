@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 
 from app.services.host import Host
-from app.services.loading import Profiles
 from core.errors import BusyError, ModelError, MoestroError
+from core.profile import Profile
 from core.settings.loading import LoadSpec
 from core.types import Memory
 from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended, open_host
@@ -37,7 +37,7 @@ class SlowLoad(QuickEngine):
         spec: LoadSpec,
         progress: Callable[[str, float], None] = lambda text, share: None,
         cancel: threading.Event | None = None,
-        profile: Profiles | None = None,
+        profile: Callable[[str], Profile | None] | None = None,
     ) -> FakeEngine:
         progress("Reading weights", 0.25)
         cls.began.set()

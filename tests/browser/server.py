@@ -15,10 +15,10 @@ from typing import Any
 
 from app.server import api  # what `serve` imports before it serves
 from app.services.host import Host
-from app.services.loading import Profiles
 from app.store import results
 from app.ui.serve import StartOptions, serve
 from core.errors import MoestroError
+from core.profile import Profile
 from core.settings.loading import LoadSpec
 from core.types import Fit, Piece
 from tests.browser.lengths import ENDLESS, said, with_length
@@ -41,7 +41,7 @@ class SlowEngine(FakeEngine):
         spec: LoadSpec,
         progress: Callable[[str, float], None] = lambda text, share: None,
         cancel: threading.Event | None = None,
-        profile: Profiles | None = None,
+        profile: Callable[[str], Profile | None] | None = None,
     ) -> SlowEngine:
         if spec.format == "int4-g64" and cancel is not None:
             progress("Packing experts", 0.5)

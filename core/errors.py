@@ -15,6 +15,10 @@ class ModelError(MoestroError):
     """The model cannot be loaded: missing, not a Mixture-of-Experts, damaged, or of a kind that is not supported."""
 
 
+class NotImported(ModelError):
+    """The model can be run only after an import, which may refuse it."""
+
+
 class PromptError(ModelError):
     """The model cannot take what it is asked: its template refuses the chat, or its answer cannot have that form."""
 

@@ -26,6 +26,10 @@ BRAND = (
     '<div class="brand"><h1>Moestro</h1><button type="button" data-theme-toggle title="Dark or light" '
     'aria-label="Switch between dark and light">◐</button></div>'
 )
+API = (
+    '<div class="api"><span title="The address of the API for other programs, as OpenAI\'s">API</span> '
+    '<code data-api></code><button type="button" data-copy-api>Copy</button></div>'
+)
 PAGES = 32  # pages for which Gradio keeps a copy of every component, 0.7 MB each and never freed
 SCRIPT = (ROOT / "assets" / "ui" / "page.js").read_text(encoding="utf-8")
 
@@ -63,6 +67,7 @@ class Page:
         )
         with gr.Sidebar(width=320, open=True, elem_id="sidebar"):
             html(BRAND, elem_id="brand")
+            html(API, elem_id="api")
             self.mode = gr.Radio(
                 ["Simple", "Advanced"],
                 value="Simple",
@@ -78,7 +83,7 @@ class Page:
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Chat + Live", id="chat"):
                 self.chat = ChatLive(host)
-            with gr.Tab("Library", id="library") as self.models:
+            with gr.Tab("Library", id="library", elem_id="tab-library") as self.models:
                 self.library = LibraryTab(host, self.model, tabs)
             with gr.Tab("Calibrate", id="calibrate", elem_id="tab-calibrate"):
                 CalibrateTab(host)

@@ -39,8 +39,8 @@ def cell(key: str, value: float | str | None, text: str) -> str:
 
 
 def exactness() -> str:
-    """The badge EXACT or LOSSY; /ui/exactness.js fills every instance."""
-    return '<em class="exactness" data-exactness></em>'
+    """The badge EXACT or LOSSY in few words, all of them on hover; /ui/exactness.js fills it."""
+    return '<em class="exactness" data-k="exact" data-exactness="short" tabindex="0"></em>'
 
 
 def fit_card(fit: Fit, budget: str = "", auto: bool = False, loaded: bool = False) -> str:
@@ -95,8 +95,8 @@ def _tiers(fit: Fit) -> str:
     disk = f"{format_bytes(fit.disk)} of experts are read from it" if fit.disk else "not needed once loaded"
     around = ", bypassing the page cache" if fit.disk and fit.direct else ""
     return (
-        f"<dl class='advanced'><div><dt>Host memory</dt><dd><b>{format_bytes(fit.host)}</b> of {format_bytes(fit.host_free)} free"
-        "</dd></div>"
+        f"<dl class='advanced'><div><dt>Host memory</dt><dd><b>{format_bytes(fit.host)}</b> of "
+        f"{format_bytes(fit.host_free)} free</dd></div>"
         f"<div><dt>Disk</dt><dd>{disk}{around}</dd></div></dl>"
     )
 
@@ -128,7 +128,18 @@ def span(low: float, high: float, digits: int) -> str:
     return ends[0] if ends[0] == ends[1] else "–".join(ends)
 
 
-def fit_error(text: str) -> str:
-    """Shown in place of the verdict when the path holds no usable model."""
-    verdict = '<p><b class="verdict">Cannot be loaded</b></p>'
-    return f'<div class="fit bad" role="status">{verdict}<p class="why">{escape(text)}</p></div>'
+def fit_error(text: str, source: str = "") -> str:
+    """Shown in place of the verdict when the path holds no usable model, or one that is imported first: `source`."""
+    verdict = "Import it first" if source else "Cannot be loaded"
+    if source:
+        text = "Moestro reads it once and writes an expert pack, which opens in seconds. The original stays as it is."
+    way = (
+        f'<button type="button" class="suggest" data-open="tab-library" data-import-source="'
+        f'{escape(source, quote=True)}">Import…</button>'
+        if source
+        else ""
+    )
+    return (
+        f'<div class="fit {"tight" if source else "bad"}" role="status"><p><b class="verdict">{verdict}</b></p>'
+        f'<p class="why">{escape(text)}</p>{way}</div>'
+    )

@@ -13,7 +13,18 @@
     if (!opener) return;
     document.getElementById(`${opener.dataset.open}-button`)?.click();
     if (innerWidth < 900) document.querySelector(".sidebar.open .toggle-button")?.click();
+    if (opener.dataset.importSource) fill("#import-source :is(input, textarea)", opener.dataset.importSource);
   });
+  const fill = (selector, text, tries = 50) => { // a tab draws its parts when it is opened
+    const field = document.querySelector(selector);
+    if (!field?.offsetParent) return void (tries && setTimeout(() => fill(selector, text, tries - 1), 100));
+    field.focus();
+    field.value = text;
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+    field.blur(); // which asks for the forecast
+    document.getElementById("import-start")?.focus();
+  };
+  for (const part of ["api", "tour"]) import(`/ui/${part}.js`).then((m) => m.start());
   if (innerWidth < 900) document.querySelector(".sidebar .toggle-button")?.click();
   import("/ui/sidebar.js").then((m) => m.start(document.getElementById("sidebar")));
   const mode = localStorage.moestroMode === "Advanced" ? "Advanced" : "Simple";

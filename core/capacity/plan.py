@@ -12,9 +12,9 @@ from core.capacity.device import choose_device, passed_over, remark
 from core.capacity.free_memory import host_free
 from core.capacity.sizes import Sizes, sizes_of
 from core.capacity.tier import Tier, choose_tier
-from core.errors import ContextError, ModelError
+from core.errors import ContextError, ModelError, NotImported
 from core.hf import ExpertsSite, Outline, check_model, meta_skeleton, outline, rounded_bytes
-from core.hf.files import ModelFiles, NotImported, model_path, stamp
+from core.hf.files import ModelFiles, model_path, stamp
 from core.importing.job import refusal
 from core.memory.codec import Codec, ExpertParts, PartSpec, in_blocks
 from core.memory.codec.kernels import notice

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.errors import ModelError
+from core.errors import ModelError, NotImported
 from core.hf.bounds import wrong
 from core.hf.quantization import quantization
 from core.hf.safetensors_file import read_header
@@ -46,10 +46,6 @@ DEMO = Path(__file__).resolve().parents[2] / "assets" / "demo"
 KINDS = ("*.json", "*.safetensors", "*.bin", "*.gguf")  # files of a model that decide what it is
 
 
-class NotImported(ModelError):
-    """The model can be run only after an import, which may refuse it."""
-
-
 def model_path(name: str) -> Path:
     """ "demo" is the bundled model; anything else is a directory, or a GGUF file."""
     return DEMO if name == "demo" else expanded(name)
@@ -76,7 +72,7 @@ def check_model(path: ModelPath) -> ModelFiles:
     if kind := quantization(files.path, files.config):
         raise NotImported(
             f"The checkpoint in {files.path} is quantized ({kind}), so it is imported once before it is "
-            f"used: {COMMAND} import {files.path}, or Import in the Model tab."
+            f"used: {COMMAND} import {files.path}."
         )
     return files
 

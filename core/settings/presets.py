@@ -269,9 +269,9 @@ PRESETS: tuple[Preset, ...] = (
     Preset(
         "auto",
         "Auto",
-        "Chooses for you, and needs no profile: in the dashboard the most memory that is safe, and the cache policy "
-        "that surely hits most on your own answers, at first the one of uses that fade; the next layer's gate is asked "
-        "for what comes, and what it names is fetched only in time, and where that is measured to save time.",
+        "Recommended, and needs no profile: in the dashboard the most memory that is safe; keeps often-used experts, by "
+        "the cache policy that surely hits most on your own answers; preloads likely ones where that is measured to "
+        "save time.",
         "ours",
         {"eviction": "lcp", "predictor": "gate", "prefetch_deadline": True, "prefetch_auto": True},
     ),

@@ -68,6 +68,15 @@ SHOWN = ["model", "set-preset", "set-budget", "set-sampling-temperature", "set-s
 CUT = """[...document.querySelectorAll('body *')].filter((e) => e.checkVisibility() && e.clientWidth > 1
     && [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && e.scrollWidth > e.clientWidth + 1
     && ['hidden', 'clip'].includes(getComputedStyle(e).overflowX)).map((e) => e.outerHTML.slice(0, 160))"""
+# Words and buttons of the chat's head, the key figures and the verdict that lie over one another.
+OVERLAPS = """() => ['#chat-head', '.kpis', '#fit', '#api'].flatMap((part) => {
+    const own = (e) => e.matches('button, summary') || [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+    const all = [...document.querySelectorAll(`${part} *`)].filter((e) => e.checkVisibility() && e.clientWidth > 1
+        && own(e)).map((e) => [e, e.getBoundingClientRect()]);
+    return all.flatMap(([a, p], i) => all.slice(i + 1).filter(([b, q]) => !a.contains(b) && !b.contains(a)
+        && Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1
+        && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 1).map(([b]) => [a.outerHTML, b.outerHTML]));
+    })"""
 LENGTH = "#set-sampling-max_new_tokens"
 
 
@@ -90,6 +99,33 @@ def test_simple_has_five_controls_and_help_that_the_keyboard_reaches(dashboard: 
     dashboard.advanced()
     page.wait_for_selector("#set-record_lab", state="visible")
     assert len(page.evaluate(CONTROLS)) > 20 and page.evaluate(CUT) == []
+
+
+def test_nothing_lies_over_another_with_the_longest_names_and_the_api_has_an_address(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.ask("A question whose name is far longer than what the head of a chat has room for").streaming()
+    dashboard.stop()
+    assert dashboard.text("[data-api]") == f"{dashboard.url.removeprefix('http://')}/v1"
+    page.click("[data-copy-api]")
+    dashboard.wait_text("[data-copy-api]", "opied")
+    try:
+        page.evaluate(
+            """document.querySelector('.chat-model span').textContent = 'Some-Model-235B-A22B-Instruct-2507'"""
+        )
+        page.evaluate("""import('/ui/exactness.js').then((m) => m.tell({ weights: 'int4-g64', arithmetic: 'fast' }))""")
+        for width, height in SIZES.items():
+            page.set_viewport_size({"width": width, "height": height})
+            assert page.evaluate(OVERLAPS) == [] and page.evaluate(FITS), width
+    finally:
+        page.set_viewport_size({"width": 1366, "height": SIZES[1366]})
+        page.evaluate("""import('/ui/exactness.js').then((m) => m.tell({ weights: '', arithmetic: 'reference' }))""")
+
+
+def test_the_deck_scrolls_beside_the_chat(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    page.locator("canvas[data-c=pairs]").scroll_into_view_if_needed()
+    assert page.evaluate(ON_SCREEN), "co-activation is looked at while the composer stays"
+    page.evaluate("document.querySelector('#deck-column').scrollTop = 0")
 
 
 def test_a_range_over_decades_has_a_logarithmic_slider(dashboard: Dashboard) -> None:

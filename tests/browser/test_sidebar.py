@@ -142,7 +142,8 @@ def test_the_card_tells_the_speed_to_expect_and_the_suggested_budget_is_one_clic
     page = dashboard.page
     dashboard.slide("set-budget", 50)
     dashboard.wait_text("#fit", "suggested budget")
-    for text in ("Host memory", "Disk", "Expected", "tok/s"):
+    assert page.get_attribute("#fit .fit", "data-loaded") == "1" and not page.is_visible("#fit .fit > ul")
+    for text in ("50\u00a0% of experts", "Expected", "tok/s"):
         assert text in dashboard.text("#fit")
     basis = str(page.get_attribute("#fit .expect", "title"))
     assert basis

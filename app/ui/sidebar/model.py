@@ -14,9 +14,9 @@ from app.services.candidates import MANIFEST, is_pack
 from app.services.host import Host
 from app.ui.controls import LIVE, ONCE, WIDE, button, change_events, control, html, progress
 from app.ui.news import Shown, news
-from app.ui.text import exactness, fit_card, fit_error, least_memory, notice
+from app.ui.text import fit_card, fit_error, least_memory, notice
 from app.wording import name_of
-from core.errors import MoestroError
+from core.errors import MoestroError, NotImported
 from core.settings.loading import LoadSpec
 from core.settings.param import declared
 from core.system.paths import expanded
@@ -60,8 +60,7 @@ class ModelSection:
                 label="Model",
                 allow_custom_value=True,
                 elem_id="model",
-                info="The bundled demo, a pack from your library, or the path of a folder with config.json and "
-                "safetensors.",
+                info="The bundled demo, a pack, or the path of a folder with a model or of a GGUF file.",
             )
             self.choices: list[Component] = []
             for param, value in zip(CHOICES, self._chosen(spec), strict=True):
@@ -123,7 +122,8 @@ class ModelSection:
         """The fit verdict on the form's values, with the current settings."""
         of, fit = self._of(form), self._fit(*form)  # what it is of first: never too new
         if not isinstance(fit, Fit):
-            return {"of": of, "html": fit_error(str(fit)), "limits": {"format": "", "context": 0}}
+            source = str(form[0]).strip() if isinstance(fit, NotImported) else ""
+            return {"of": of, "html": fit_error(str(fit), source), "limits": {"format": "", "context": 0}}
         limits = {"format": fit.format if is_pack(fit.model) else "", "context": fit.context_limit}
         budget, auto = str(self.host.models.settings.cache.budget), "budget" in self.host.remembered.auto
         return {"of": of, "html": fit_card(fit, budget, auto, self._is_loaded(*form)), "limits": limits}
@@ -246,7 +246,7 @@ class ModelSection:
         return (
             f'<div class="status ready" data-load="{self.host.models.load_id}"><i></i>'
             f'<b title="{escape(spec.model)}">{escape(name_of(spec.model))}</b> '
-            f"{escape(self.host.models.format)}, context {self.host.models.context} {exactness()}</div>"
+            f"{escape(self.host.models.format)}, context {self.host.models.context}</div>"
             + (notice(FALLBACK.format(fallback), "info") if fallback else "")
         )
 

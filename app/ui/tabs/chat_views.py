@@ -18,6 +18,7 @@ LOAD_FIRST = (
     "Load a model to begin",
     "Choose one in the sidebar and press <b>Load</b>. The bundled demo is ready at once.",
 )
+TOUR = '<p><button type="button" class="tour" data-tour>Watch it work: half a minute with less memory</button></p>'
 GIVE = (
     "Give it a text",
     "It writes another one for it. Watch which experts are used, and change any setting while it writes.",
@@ -137,7 +138,8 @@ def empty(host: Host) -> str:
         f'<button type="button" data-ask="{escape(one, quote=True)}">{escape(one)}</button>'
         for one in suggestions(host)
     )
-    return f'<div class="empty-chat"><h3>{head}</h3><p>{text}</p>{f"<div>{ways}</div>" if ways else ""}</div>'
+    tour = TOUR if ways else ""
+    return f'<div class="empty-chat"><h3>{head}</h3><p>{text}</p>{f"<div>{ways}</div>" if ways else ""}{tour}</div>'
 
 
 def suggestions(host: Host) -> list[str]:

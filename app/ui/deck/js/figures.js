@@ -33,7 +33,6 @@ export class Figures {
     this.ahead(frame);
     this.legend("res-legend", LEGEND.map((i) => [SWATCH[i], PLACES[i], `${count[i]}`]));
     this.text("hit-text", `last ${frame.window} tokens`);
-    this.text("windows", frame.passes ? `Speed, hit rate and time per token: last ${tokens(frame.window)} of answers · Link: last ${frame.passes} passes, prompts too; peak: since loading` : "");
   }
 
   kpis(frame) {
@@ -41,13 +40,13 @@ export class Figures {
     this.text("tok", known ? short(frame.tok_s) : "–");
     this.text("tok-sub", frame.busy ? "answering" : "idle");
     this.text("hit", frame.hit === null || Number.isNaN(frame.hit) ? "–" : (100 * frame.hit).toFixed(1));
+    this.text("hit-sub", frame.window ? `last ${tokens(frame.window)}` : "no tokens yet");
     this.text("tpot", known ? short(frame.tpot_ms) : "–");
     this.text("link", short(frame.link_gbps * size));
     this.text("link-unit", unit);
     this.text("link-axis", unit);
     this.text("link-sub", `of ${short(frame.link_limit_gbps * size)}, peak ${short(frame.link_peak_gbps * size)}`);
     this.find("emulated").hidden = !frame.emulated;
-    this.find("measured").hidden = frame.emulated;
     tell({ lossy: Boolean(frame.lossy), rate: frame.lossy?.rate ?? null, of: frame.lossy?.assignments ?? 0, window: frame.passes, before: !frame.exact, quality: frame.quality });
     this.share(frame);
   }

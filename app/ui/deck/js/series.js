@@ -73,7 +73,12 @@ export class Timeline {
   }
 
   flag(g, text, x, box, c) {
-    const room = g.measureText(text).width + 8, left = x + room > box.x + box.w ? x - room - 2 : x + 2;
+    const most = box.w - 12;
+    if (g.measureText(text).width > most) {
+      while (text.length > 4 && g.measureText(`${text}…`).width > most) text = text.slice(0, -1);
+      text += "…"; // the tooltip has all of it
+    }
+    const room = g.measureText(text).width + 8, left = Math.max(box.x, x + room > box.x + box.w ? x - room - 2 : x + 2);
     g.fillStyle = c.card; g.globalAlpha = 0.88; g.fillRect(left, box.y, room, 15); g.globalAlpha = 1;
     label(g, text, left + 4, box.y + 8, c.mark);
   }

@@ -1,6 +1,6 @@
 """Does it fit, and how fast will it be? Computed from config, manifest and file headers, before weights are read."""
 
-from core.capacity.forecast import BLOCK_MS, Forecast, Seen, Speeds, forecast, measure_speeds
+from core.capacity.forecast import Forecast, Seen, Speeds, forecast, measure_speeds
 from core.capacity.free_memory import device_free, host_free
 from core.capacity.plan import Plan, plan
 from core.memory.disk import measure_disk
@@ -59,12 +59,12 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
         slots=slots // sizes.blocks,
         slots_min=least // sizes.blocks,
         budget=sizes.budget_bytes(budget),
-        budget_min=sizes.bytes(least),
+        budget_min=plan.bytes_min,
         budget_all=sizes.bytes(sizes.slots_all),
         device_free=free,
         host=tier.bytes,
         host_free=on_host,
-        disk=sizes.shape.total * tier.row_bytes if from_disk else 0,
+        disk=sizes.shape.total * tier.row_bytes if from_disk and slots < sizes.slots_all else 0,
         direct=from_disk and forecast and measure_disk(plan.files.path).direct,
         hit_low=expected.hit[0],
         hit_high=expected.hit[1],
@@ -96,7 +96,8 @@ def copies_gbps(plan: Plan) -> float:
 
 def _forecast(plan: Plan, slots: int, seen: Seen) -> Forecast:
     """The forecast, from speeds that are measured once per codec, device and pack."""
-    speeds = measure_speeds(plan.codec, plan.format, plan.outline.hidden, plan.sizes.shape.top_k)
+    fast = plan.spec.arithmetic != "reference"
+    speeds = measure_speeds(plan.codec, plan.format, plan.outline.hidden, plan.sizes.shape.top_k, fast)
     link = _link(plan, speeds, seen.link)
     where = "over an emulated link" if link.emulated else "over the link" if plan.device.type == "cuda" else "in memory"
     if plan.tier.kind != "all" and not link.emulated:
@@ -121,6 +122,6 @@ def _link(plan: Plan, speeds: Speeds, known: Link | None) -> Link:
     if known is not None:
         return known
     if requested.kind == "auto" and plan.spec.model == "demo" and plan.device.type == "cpu":
-        layer_ms = plan.sizes.shape.top_k * speeds.expert_ms + BLOCK_MS[1]
+        layer_ms = plan.sizes.shape.top_k * speeds.expert_ms + speeds.block_ms[1]
         return Link(scaled_gbps(layer_ms, plan.sizes.blob, requested.latency_us), requested.latency_us, True)
     return Link(copies_gbps(plan))

@@ -6,7 +6,7 @@ without between two bounds, one after the other and overlapped, from short measu
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,10 @@ import torch
 from core.capacity.sizes import Sizes
 from core.errors import MoestroError
 from core.memory.codec import Codec
+from core.memory.codec.base import Base
+from core.memory.codec.fast.products import CanonicalProducts, serves
 from core.memory.codec.kernels import make_kernels
+from core.memory.codec.matrix import Matrix, Part, matrix
 from core.memory.link import Link
 from core.policy.allocation.slot_allocation import check_needs
 from core.profile import Profile
@@ -33,6 +36,7 @@ Trace = npt.NDArray[np.int16]
 """Routing of decoded tokens: expert ids [tokens, layers, k]."""
 
 BLOCK_MS = (0.15, 0.6)  # a transformer block's time besides its weights: least and most seen on CPUs
+FAST_BLOCK_MS = (0.02, 0.3)  # in the fast arithmetic
 SPREAD = 0.1  # of the speed that a clock predicts: what the machine's own changes of speed come to at least
 RECORDED = 24  # tokens, of which fewer say nothing about a policy
 AHEAD, LEAST_AHEAD = 1600, 32  # recorded tokens x layers that a prefetcher is replayed on, and tokens at least
@@ -48,6 +52,7 @@ class Speeds:
 
     expert_ms: float  # one expert's products for one token
     memory_gbps: float  # reading dense weights in a product
+    block_ms: tuple[float, float] = BLOCK_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +100,13 @@ def forecast(
         share = slots / total
         reported = float(np.interp(share, REPORTED[:, 0], REPORTED[:, 1]))
         hit = (share, max(share, reported))
-        basis = (
-            "hit rate: between uniform routing and what is reported for Qwen3-30B-A3B, because too little is recorded "
-            "yet"
-        )
+        basis = "rough estimate; improves after a few answers"
     wanted = shape.layers * shape.top_k
     copy_ms = [wanted * (1 - h) * link.copy_ms(sizes.blob) for h in hit]
     weights_ms = wanted * speeds.expert_ms + sizes.dense / speeds.memory_gbps / 1e6
-    least, most = (weights_ms + shape.layers * block for block in BLOCK_MS)
-    return Forecast(hit, (1e3 / (most + copy_ms[0]), 1e3 / max(least, copy_ms[1])), f"{basis}; copies {where}")
+    least, most = (weights_ms + shape.layers * block for block in speeds.block_ms)
+    slow, quick = (1 + SPREAD) * (most + copy_ms[0]), (1 - SPREAD) * max(least, copy_ms[1])
+    return Forecast(hit, (1e3 / slow, 1e3 / quick), basis if slots >= total else f"{basis}; copies {where}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +173,42 @@ def _chunk(ids: Trace) -> Chunk:
 _measured: dict[tuple[object, ...], Speeds] = {}
 
 
-def measure_speeds(codec: Codec, format: str, hidden: int, top_k: int) -> Speeds:
+def measure_speeds(codec: Codec, format: str, hidden: int, top_k: int, fast: bool = False) -> Speeds:
     """This device's speeds for one expert format and size; takes a fraction of a second, once per process. A GPU is
-    timed with its kernels, `top_k` experts at a time, where they run: the first time they are compiled."""
-    key = format, hidden, codec.slot_bytes, codec.dtype, codec.device, top_k
+    timed with its kernels, `top_k` experts at a time, where they run: the first time they are compiled. `fast`: a CPU
+    with the kernels of the fast arithmetic, where it has some."""
+    key = format, hidden, codec.slot_bytes, codec.dtype, codec.device, top_k, fast
     if key not in _measured:
-        _measured[key] = _measure(codec, hidden, top_k)
+        served = fast and codec.device.type == "cpu" and codec.blocks == 1 and isinstance(codec, Base)
+        shapes = [matrix(codec, part) for part in codec.weights] if served and isinstance(codec, Base) else []
+        known = shapes and all(serves(one) for one in shapes)
+        _measured[key] = _measure_fast(codec, shapes, hidden, top_k) if known else _measure(codec, hidden, top_k)
     return _measured[key]
+
+
+@torch.inference_mode()
+def _measure_fast(codec: Codec, shapes: Sequence[Matrix], hidden: int, top_k: int) -> Speeds:
+    """With the canonical products, which read slots and dense weights where they lie."""
+    count = min(256, max(top_k, COLD // codec.slot_bytes))
+    slots = [torch.zeros(codec.slot_bytes, dtype=torch.uint8) for _ in range(count)]
+    products = [(CanonicalProducts(one, torch.float32), torch.zeros(1, one.inputs)) for one in shapes]
+
+    def experts(i: int) -> None:
+        some = [slots[(i * top_k + at) % count].data_ptr() for at in range(top_k)]
+        for product, x in products:
+            product.few(some, x)
+
+    plain = Matrix(4 * hidden, hidden, False, 0, 0, "", Part(0, codec.dtype), None, None, None, None)
+    matrices = min(32, max(2, COLD // (4 * hidden * hidden * codec.dtype.itemsize)))
+    dense, product = (
+        torch.zeros(matrices, 4 * hidden, hidden, dtype=codec.dtype),
+        CanonicalProducts(plain, torch.float32),
+    )
+    x = torch.zeros(1, hidden)
+    dense_s = _seconds(lambda i: product.few([dense[i % matrices].data_ptr()], x), codec.device)
+    expert_s = _seconds(experts, codec.device) / top_k
+    gbps = dense[0].numel() * codec.dtype.itemsize / dense_s / 1e9
+    return Speeds(expert_s * 1e3, gbps, FAST_BLOCK_MS)
 
 
 @torch.inference_mode()

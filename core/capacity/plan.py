@@ -21,6 +21,7 @@ from core.memory.codec.kernels import notice
 from core.memory.pack import Manifest, pack_at
 from core.memory.pack.verify import check
 from core.memory.pages import page_up
+from core.settings.budget import Budget
 from core.settings.formats import FORMATS
 from core.settings.loading import LoadSpec
 from core.types import Memory
@@ -60,6 +61,7 @@ class Plan:
     context: int
     codec: Codec
     sizes: Sizes
+    bytes_min: int  # the least budget, whatever the one asked for
     tier: Tier  # where experts are kept that are not on the device
     pack: Manifest | None  # of an expert pack; None: a checkpoint, whose experts are encoded into host memory
 
@@ -132,9 +134,14 @@ def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
         tier = choose_tier(spec.host, device, total, row_bytes, into_slots, host_free(device, instead_of))
     rounded = rounded_bytes(shape.linears, spec.dense, dtype, device) if spec.dense != "checkpoint" else (0, 0)
     link, cache = spec.settings.link, spec.settings.cache
-    sizes = sizes_of(shape, config, codec, context, tier.into_slots, rounded, cache.budget, spec.sequences)
-    sizes = sizes.affordable(link, cache.budget, cache.scope)
-    return Plan(spec, files, shape, config, device, dtype, context, codec, sizes, tier, pack)
+
+    def sizes(budget: Budget) -> Sizes:
+        found = sizes_of(shape, config, codec, context, tier.into_slots, rounded, budget, spec.sequences)
+        return found.affordable(link, budget, cache.scope)
+
+    least = sizes(Budget(share=0.0)).led_by(link)
+    bytes_min = least.bytes(least.slots_min(cache.scope))
+    return Plan(spec, files, shape, config, device, dtype, context, codec, sizes(cache.budget), bytes_min, tier, pack)
 
 
 def check_fits(pack: Manifest, sites: Sequence[ExpertsSite], path: Path) -> None:

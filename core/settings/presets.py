@@ -269,9 +269,9 @@ PRESETS: tuple[Preset, ...] = (
     Preset(
         "auto",
         "Auto",
-        "Recommended, and needs no profile: in the dashboard the most memory that is safe; keeps often-used experts, by "
-        "the cache policy that surely hits most on your own answers; preloads likely ones where that is measured to "
-        "save time.",
+        "Recommended, and needs no profile: in the dashboard the most memory that is safe; keeps often-used experts, "
+        "by the cache policy that surely hits most on your own answers; preloads likely ones where that is measured "
+        "to save time.",
         "ours",
         {"eviction": "lcp", "predictor": "gate", "prefetch_deadline": True, "prefetch_auto": True},
     ),

@@ -113,8 +113,8 @@ def test_nothing_lies_over_another_with_the_longest_names_and_the_api_has_an_add
             """document.querySelector('.chat-model span').textContent = 'Some-Model-235B-A22B-Instruct-2507'"""
         )
         page.evaluate("""import('/ui/exactness.js').then((m) => m.tell({ weights: 'int4-g64', arithmetic: 'fast' }))""")
-        for width, height in SIZES.items():
-            page.set_viewport_size({"width": width, "height": height})
+        for width in (1366, 1920):
+            page.set_viewport_size({"width": width, "height": SIZES[width]})
             assert page.evaluate(OVERLAPS) == [] and page.evaluate(FITS), width
     finally:
         page.set_viewport_size({"width": 1366, "height": SIZES[1366]})
@@ -186,6 +186,7 @@ def test_it_fits_and_is_not_blank(phone: Dashboard, tmp_path: Path) -> None:
 @pytest.mark.long(0.1)  # test_chats.py, on a desktop; here every target's size
 def test_nothing_of_the_chat_is_cut_off_or_too_small(phone: Dashboard) -> None:
     whole(phone)
+    assert phone.page.evaluate(OVERLAPS) == []
     phone.page.click("button[data-chats]")
     phone.page.wait_for_selector("#chat-list", state="hidden")
 

@@ -27,7 +27,6 @@ CHOICES = tuple(declared(LoadSpec).values())
 MOST_CONTEXT = 8192  # maximum of the slider until a model's own limit is known
 RECENT = 8
 FALLBACK = "The reference arithmetic computes this model: {}."
-IMPORTING = '<p class="importing" data-import="line" hidden></p>'
 # The button inside the verdict: sends its budget to Python as event data.
 SUGGEST_JS = """element.addEventListener("click", (e) => {
   const button = e.target.closest("[data-budget]");
@@ -90,7 +89,7 @@ class ModelSection:
                 self.load = button("Load", "load", variant="primary")
                 self.cancel = button("Cancel loading", "cancel-load")
                 self.unload = button("Unload", "unload")
-            html(IMPORTING, elem_id="import-line")
+            html('<p class="importing" data-import="line" hidden></p>', elem_id="import-line")
         self.form = [self.model, *self.choices]
         self.form_outputs = [*self.form, self.limits]
         self.outputs = [self.known, self.status, self.alert]

@@ -5,7 +5,9 @@ import os
 import socket
 
 from app.cli import options
+from app.cli.clients import PROGRAMS, instructions
 from app.cli.parser import CommandParser, whole
+from app.server.security import hosts
 from app.server.security.access import Access
 from app.services.secret import from_environment, secret
 from app.store.home import data_dir
@@ -48,6 +50,12 @@ def add_arguments(parser: CommandParser) -> None:
         "than once; by default no other site's pages may)",
     )
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
+    parser.add_argument(
+        "--for",
+        dest="program",
+        choices=list(PROGRAMS),
+        help="print what this program needs to use the model, to be pasted into another terminal",
+    )
     options.add_settings(parser)
 
 
@@ -59,10 +67,16 @@ def run(args: argparse.Namespace) -> int:
     from app.store.check import NAME, Check
 
     check = Check(data_dir() / NAME)  # runs during the remaining imports
-    from app.ui.serve import StartOptions, serve
+    from app.ui.serve import Server, StartOptions, serve
 
+    def ready(server: Server) -> None:
+        if args.program is not None:
+            lines = instructions(args.program, hosts.urls(access.address, port)[0], server.model, access.token)
+            print(f"\nFor {args.program}, in another terminal:\n\n{lines}\n", flush=True)
+
+    browser = not args.no_browser and args.program is None
     try:
-        serve(StartOptions(*options.given(args)), access, port=port, browser=not args.no_browser, check=check)
+        serve(StartOptions(*options.given(args)), access, port=port, browser=browser, ready=ready, check=check)
     except KeyboardInterrupt:
         pass  # the normal end of a dashboard
     return 0

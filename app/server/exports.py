@@ -12,7 +12,7 @@ from starlette.background import BackgroundTask
 
 from app.server.json_values import RowId
 from app.services.analysis import lab, whatif_csv
-from app.services.exports import archive, traces, transcript
+from app.services.exports import archive, timeline, traces, transcript
 from app.services.host import Host
 from app.store import Store
 from app.store.private import clear
@@ -31,6 +31,7 @@ def router(host: Host) -> APIRouter:
         "predictors.csv": exports.predictors,
         "quality.csv": exports.quality,
         "batch.jsonl": exports.batch,
+        "{chat}.timeline.json": exports.timeline,
         "{chat}.zip": exports.chat,
         "{chat}.trace": exports.chat_trace,
         "{chat}.md": exports.markdown,
@@ -46,7 +47,9 @@ class Exports:
 
     def __init__(self, host: Host) -> None:
         self._host, self._store, self._folder = host, host.store, host.store.folder / "exports"
-        clear(self._folder, "moestro-*.zip*", "moestro-*.trace*")  # left by a server that was killed while sending one
+        clear(
+            self._folder, "moestro-*.zip*", "moestro-*.trace*", "moestro-*.json*"
+        )  # left by a server that was killed while sending one
 
     def session(self, load: RowId | None = None) -> Response:
         """Everything that was recorded under a load, by default the current or the last one."""
@@ -69,6 +72,11 @@ class Exports:
     def chat_trace(self, chat: RowId, load: RowId | None = None) -> Response:
         """The routing recorded in a chat, of the model of that load."""
         return self._trace(f"moestro-chat-{chat}", chat, load)
+
+    def timeline(self, chat: RowId) -> Response:
+        """The last answer of a chat as a timeline for Perfetto."""
+        name = f"moestro-chat-{chat}"
+        return self._file(name, "timeline.json", lambda path: timeline.write(self._store, path, chat))
 
     def markdown(self, chat: RowId) -> Response:
         """The shown messages of a chat as Markdown."""
@@ -128,7 +136,8 @@ class Exports:
             write(path)
         except MoestroError as error:
             return _refused(str(error), 404 if isinstance(error, archive.NothingThere) else 507)
-        kind = "application/zip" if ending == "zip" else "application/octet-stream"
+        kinds = {"zip": "application/zip", "timeline.json": "application/json"}
+        kind = kinds.get(ending, "application/octet-stream")
         deletion = BackgroundTask(path.unlink, missing_ok=True)
         return FileResponse(path, filename=f"{name}.{ending}", media_type=kind, background=deletion)
 

@@ -196,10 +196,12 @@ class Steps:
         with self._db.tx() as db:
             db.execute("DELETE FROM steps WHERE chat = ?", (chat,))
 
-    def records(self, *, chat: int | None = None, load: int | None = None) -> Iterator[StepRecord]:
-        """The stored passes of a chat or of a load, in order, as the engine recorded them, without `changes`, and
+    def records(
+        self, *, chat: int | None = None, load: int | None = None, answer: int | None = None
+    ) -> Iterator[StepRecord]:
+        """The stored passes of a chat, load or answer, in order, as the engine recorded them, without `changes`, and
         without `rows`: whose a pass is, its columns `chat` and `answer` say."""
-        key, value = ("load", load) if chat is None else ("chat", chat)
+        key, value = next(one for one in (("chat", chat), ("answer", answer), ("load", load)) if one[1] is not None)
         with self._db.reader() as db:
             for row in db.execute(f"SELECT * FROM steps WHERE {key} = ? ORDER BY id", (value,)):
                 try:

@@ -22,6 +22,7 @@ from app.server.security.access import Access
 from app.services.host import Host
 from app.store import Store
 from app.store.check import Check
+from app.wording import short_name
 from core.errors import MoestroError
 from core.settings.loading import LoadSpec
 from core.settings.param import Value
@@ -52,7 +53,7 @@ def serve(
     port: int = 7860,
     browser: bool = True,
     host: Host | None = None,
-    ready: Callable[[uvicorn.Server], None] | None = None,
+    ready: Callable[[Server], None] | None = None,
     check: Check | None = None,
 ) -> None:
     """Serve until interrupted. Loads the requested model at once; what `requested` leaves out is as it was last time.
@@ -90,6 +91,12 @@ class Server(uvicorn.Server):
     def __init__(self, host: Host, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._host = host
+
+    @property
+    def model(self) -> str:
+        """The name under which the API serves the model that is loaded, or is being loaded."""
+        loading = self._host.loader.loading
+        return short_name(self._host.models.model or (loading.model if loading is not None else "demo"))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await anyio.to_thread.run_sync(self._host.stop)
@@ -172,9 +179,7 @@ def _load_at_start(host: Host, requested: StartOptions) -> None:
         print(f"The model was not loaded: {error}", flush=True)
 
 
-def _announce(
-    server: uvicorn.Server, access: Access, port: int, browser: bool, ready: Callable[[uvicorn.Server], None] | None
-) -> None:
+def _announce(server: Server, access: Access, port: int, browser: bool, ready: Callable[[Server], None] | None) -> None:
     pause = threading.Event()
     while not server.started:
         if server.should_exit or pause.wait(0.05):

@@ -72,6 +72,7 @@ def title(host: Host, chat: int | None) -> str:
             ("md", "export-markdown", "Markdown", "The messages shown, as a text to read"),
             ("json", "export-json", "JSON", "All messages with their branches and statistics"),
             ("zip", "csv", "CSV", "Every token, request and copy of this chat as CSV files"),
+            ("timeline.json", "export-timeline", "Timeline", "The last answer, to be opened at ui.perfetto.dev"),
         )
     )
     return (

@@ -47,6 +47,7 @@ class FakeEngine:
     on_gpu = False
     takes_chats = True
     prefetch_compared: tuple[float, float, int, bool] | None = None
+    prefetch_waits: tuple[float, float] | None = None
     text_to_text = False
     takes_tools = False
     opens_reasoning = False

@@ -39,7 +39,9 @@ class OfLoaded(Generic[T]):
     def __init__(self, read: Callable[[Loaded], T], without: T) -> None:
         self._read, self._without = read, without
 
-    def __get__(self, models: ModelManager, of: type[ModelManager]) -> T:
+    def __get__(self, models: ModelManager | None, of: type[ModelManager]) -> T:
+        if models is None:  # of the class
+            return self._without
         return self._read(loaded) if (loaded := models.loaded) is not None else self._without
 
 
@@ -94,6 +96,7 @@ class ModelManager:
     prefetch_compared = OfLoaded[tuple[float, float, int, bool] | None](
         lambda model: model.engine.prefetch_compared, None
     )
+    prefetch_waits = OfLoaded[tuple[float, float] | None](lambda model: model.engine.prefetch_waits, None)
     context = OfLoaded[int | None](lambda model: model.engine.context, None)
     """Its maximum context in tokens."""
     weights = OfLoaded(lambda model: model.engine.weights, "")

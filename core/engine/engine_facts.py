@@ -123,6 +123,11 @@ class EngineFacts:
         return self.parts.prediction.throttle.seen
 
     @property
+    def prefetch_waits(self) -> tuple[float, float] | None:
+        """Where prefetching was not tried: (ms waited for copies, ms) of a token; None elsewhere."""
+        return self.parts.prediction.throttle.waits
+
+    @property
     def on_gpu(self) -> bool:
         """Whether it computes on a GPU."""
         return self.device.type == "cuda"

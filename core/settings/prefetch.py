@@ -52,8 +52,8 @@ class PrefetchSettings:
         bool,
         Param(
             "Fetch ahead only where tokens are faster with it: blocks of tokens with it and without it take turns, at "
-            "first and again after a while, and the faster way stays. Where the two cannot be told apart, nothing is "
-            "fetched ahead.",
+            "first and again after a while, and the faster way stays. Nothing is fetched ahead where the two cannot be "
+            "told apart, or where copies are waited for less than 3 % of the time.",
             title="Pause when it does not pay",
             name="prefetch_auto",
             advanced=True,

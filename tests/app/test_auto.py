@@ -74,6 +74,8 @@ def test_one_sentence_says_what_was_chosen_and_a_table_what_else_would_cost(
         _, note, _ = state()
         assert "62% of the experts, the most that is safe; LCP chooses what is evicted, until another" in note
         assert "prefetching is compared" in note and "<table" not in note
+        monkeypatch.setattr(FakeEngine, "prefetch_waits", (0.05, 2.5))
+        assert "nothing is prefetched, as copies are waited for only 0.05 of a token's 2.5 ms" in state()[1]
         says(host, "lfu", 0.1)
         says(host, "lcp", -0.1, better=False)
         monkeypatch.setattr(FakeEngine, "prefetch_compared", (4.5, 2.25, 40, False))

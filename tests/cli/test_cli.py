@@ -208,7 +208,7 @@ def test_ctrl_c_ends_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_ctrl_c_is_how_the_dashboard_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     served: list[object] = []
 
-    def serve(asked: StartOptions, access: Access, port: int, browser: bool, check: object) -> None:
+    def serve(asked: StartOptions, access: Access, browser: bool, **_: object) -> None:
         served.append((asked, access, browser))
         raise KeyboardInterrupt
 

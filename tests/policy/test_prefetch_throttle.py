@@ -13,9 +13,10 @@ from core.types import StepRecord
 FEWEST = LEAD + BLOCK + LEAD + LEARNING + FEW  # tokens of a block of the usual way, and the fewest of the other
 
 
-def step(total_ms: float, phase: str = "decode", tokens: int = 1) -> StepRecord:
+def step(total_ms: float, phase: str = "decode", tokens: int = 1, waited: float = 0.5) -> StepRecord:
+    """`waited`: the share of its time that it waited for copies."""
     none = np.zeros(0, np.int16)
-    times = 0.0, total_ms, 1.0, 0.0, 0.0, 0.0
+    times = 0.0, total_ms, 1.0, waited * total_ms, 0.0, 0.0
     return StepRecord(0, phase, tokens, *times, none, none, none, none.astype(np.uint8))  # type: ignore[arg-type]
 
 
@@ -109,6 +110,20 @@ def test_only_decoded_tokens_count_and_only_while_it_is_on(phase: str) -> None:
     for _ in range(5 * FEWEST):
         one.note(step(10.0 if one.paused else 20.0, phase))
     assert not said and one.paused is one.enabled, "paused before anything is known, and never while it is off"
+
+
+def test_what_waits_for_no_copies_is_not_tried_with_prefetching() -> None:
+    one, said = throttle()
+    for at in range(LEAD + BLOCK + REST + LEAD + BLOCK + 2 * REST):
+        assert one.paused, at
+        one.note(step(10.0, waited=0.02))
+    assert one.waits == (pytest.approx(0.2), 10.0) and one.last is None
+    assert (
+        said[0] == f"prefetching paused: copies are waited for 0.2 of a token's 10 ms; looked at again in {REST} tokens"
+    )
+    assert len(said) == 2 and f"again in {2 * REST} tokens" in said[1]
+    feed(one, FEWEST, 10, 8)  # half of whose time is waiting
+    assert not one.paused and one.waits is None and "goes on" in said[2]
 
 
 def test_another_setting_begins_anew() -> None:

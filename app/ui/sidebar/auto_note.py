@@ -53,6 +53,9 @@ def _prefetching(host: Host, ahead: tuple[float, float, int, bool] | None) -> st
         return "nothing is prefetched"
     if not settings.prefetch.auto:
         return "experts are always prefetched"
+    if ahead is None and (waits := host.models.prefetch_waits) is not None:
+        waited_ms, token_ms = waits
+        return f"nothing is prefetched, as copies are waited for only {waited_ms:.2g} of a token's {token_ms:.3g} ms"
     if ahead is None:
         return "prefetching is compared with not prefetching while answers are written"
     with_ms, without_ms, _, goes_on = ahead

@@ -44,6 +44,11 @@ class Comparison:
         """Whether the next token is to be computed in the other way."""
         return self.result is None and self._blocks % 4 in (1, 2)
 
+    @property
+    def tried(self) -> bool:
+        """Whether a token has been, or is next to be, computed in the other way."""
+        return self._blocks > 0
+
     def note(self, ms: float) -> None:
         """A token was computed in the way that `other` said."""
         lead = LEAD + LEARNING * (self._blocks == 1)

@@ -10,12 +10,16 @@ from core.types import StepRecord
 
 REST = 256  # tokens until the next comparison; doubles each time that it says the same
 LONGEST = 4096
+LITTLE = (
+    0.03  # of a token's time: where copies are waited for no longer, prefetching cannot save more, and is not tried
+)
 
 
 class PrefetchThrottle:
     """Prefetching is paused from the first token on; then tokens with it and without it are compared
     (`core.policy.prefetch.comparison`). It goes on where it is surely faster, and pauses otherwise, also where the two
-    cannot be told apart, as it moves more bytes. `say(text)` is called with every result; `last` is the last one.
+    cannot be told apart, as it moves more bytes, and where there is next to nothing to save. `say(text)` is called with
+    every result; `last` is the last comparison, and `waits` why there was none: (ms waited for copies, ms) of a token.
     """
 
     def __init__(self) -> None:
@@ -30,6 +34,8 @@ class PrefetchThrottle:
     def restart(self) -> None:
         """Discard all measurements because what is prefetched, or how, has changed."""
         self.last: Compared | None = None
+        self.waits: tuple[float, float] | None = None
+        self._first = (0.0, 0.0, 0)  # ms waited, ms, and tokens before the first one with prefetching
         self._comparison: Comparison | None = Comparison()
         self._pays, self._left, self._rest = False, 0, REST
 
@@ -54,16 +60,34 @@ class PrefetchThrottle:
         if self._comparison is None:
             self._left -= 1
             if self._left <= 0:
-                self._comparison = Comparison()
+                self._comparison, self._first = Comparison(), (0.0, 0.0, 0)
             return
+        untried = not self._comparison.tried
         self._comparison.note(step.total_ms / step.tokens)
         if self._comparison.result is not None:
             self._conclude(self._comparison.result)
+        elif untried:
+            waited, took, tokens = self._first
+            self._first = waited + step.stall_ms, took + step.total_ms, tokens + step.tokens
+            if self._comparison.tried and self._first[0] < LITTLE * self._first[1]:
+                self._leave()
+
+    def _leave(self) -> None:
+        """There is next to nothing to save."""
+        waited, took, tokens = self._first
+        self._rest = REST if self.waits is None else min(LONGEST, 2 * self._rest)
+        self.waits, self.last = (waited / tokens, took / tokens), None
+        self._comparison, self._pays, self._left = None, False, self._rest
+        self.say(
+            f"prefetching paused: copies are waited for {self.waits[0]:.3g} of a token's {self.waits[1]:.3g} ms; "
+            f"looked at again in {self._rest} tokens"
+        )
 
     def _conclude(self, result: Compared) -> None:
         pays = result.faster is True
         self._rest = min(LONGEST, 2 * self._rest) if self.last is not None and pays == self._pays else REST
         self.last, self._comparison, self._pays, self._left = result, None, pays, self._rest
+        self.waits = None
         verdict = "goes on" if pays else "paused" if result.faster is False else "paused, not told apart"
         self.say(
             f"prefetching {verdict}: {result.other_ms:.3g} ms a token with it, {result.usual_ms:.3g} without, over "

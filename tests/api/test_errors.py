@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 from app.server.api import build_app
 from app.server.security.access import Access
 from app.services.host import Host
+from app.wording import model_id
 from core.errors import ContextError, DeviceError
 from core.metrics import METRICS, Phase
 from tests.api.conftest import HOME, Start, events, saying
@@ -298,5 +299,5 @@ def test_every_metric_of_the_table_is_there(start: Start) -> None:
 
 def test_labels_hold_any_text(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     client, host, _ = start()
-    monkeypatch.setattr(type(host.models), "model", property(lambda self: 'C:\\a "b"\nc'))
+    monkeypatch.setattr(type(host.models), "model_id", property(lambda self: model_id('C:\\a "b"\nc')))
     assert 'model="a \\"b\\"\\nc@' in client.get("/metrics").text

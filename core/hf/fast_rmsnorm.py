@@ -146,6 +146,5 @@ def _finish(form: Form) -> Code:
             x = code.let(f"fmul {floats} {numbers.load(code, '%x', at, LANES, form.dtype)}, {by}")
             x = numbers.again(code, x, LANES, form.dtype)
             weight = numbers.load(code, "%weight", each.index, LANES, form.dtype)
-            kind, y = numbers.rounded(code, code.let(f"fmul {floats} {x}, {weight}"), LANES, form.dtype)
-            code.store(kind, y, code.at("%out", at, form.dtype.itemsize), form.dtype.itemsize)
+            numbers.store(code, code.let(f"fmul {floats} {x}, {weight}"), "%out", at, LANES, form.dtype)
     return code

@@ -44,13 +44,7 @@ def takes(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor) -> bool:
 class NativeRotation:
     """Rotates queries and keys [1, heads, T, head] of the shapes and strides of those it is made with."""
 
-    def __init__(
-        self,
-        form: Form,
-        states: Pair,
-        tables: Pair,
-        results: Pair,
-    ) -> None:
+    def __init__(self, form: Form, states: Pair, tables: Pair, results: Pair) -> None:
         """`results`: tensors of the shapes and strides that its own should have."""
         self.form = form
         q, k = results
@@ -65,15 +59,8 @@ class NativeRotation:
     def __call__(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Pair:
         one = torch.empty_strided(*self._q, dtype=self._dtype)
         other = torch.empty_strided(*self._k, dtype=self._dtype)
-        self._rotate(
-            q.data_ptr(),
-            k.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            one.data_ptr(),
-            other.data_ptr(),
-            self._layout,
-        )
+        given = q.data_ptr(), k.data_ptr(), cos.data_ptr(), sin.data_ptr()
+        self._rotate(*given, one.data_ptr(), other.data_ptr(), self._layout)
         return one, other
 
 
@@ -128,7 +115,7 @@ def _turn(code: Code, kind: Kind, source: Place, target: Place, tables: Sequence
             )
         one = code.let(f"fsub {floats} {product(a, c1)}, {product(b, s1)}")
         other = code.let(f"fadd {floats} {product(b, c2)}, {product(a, s2)}")
-        _store(code, target, each.index, form.put, form.couples, lanes, dtype, (one, other))
+        _store(code, target, each.index, form.put, form.couples, dtype, (one, other))
 
 
 def _load(
@@ -144,27 +131,17 @@ def _load(
 
 
 def _store(
-    code: Code,
-    target: Place,
-    index: str,
-    order: Order,
-    couples: int,
-    lanes: int,
-    dtype: torch.dtype,
-    results: tuple[str, str],
+    code: Code, target: Place, index: str, order: Order, couples: int, dtype: torch.dtype, results: tuple[str, str]
 ) -> None:
-    pointer, first = target
-    size = dtype.itemsize
+    (pointer, first), lanes = target, _lanes(couples)
     if order == "halves":
         at = code.add(first, index)
         for n, result in zip((0, couples), results, strict=True):
-            kind, value = numbers.rounded(code, result, lanes, dtype)
-            code.store(kind, value, code.at(pointer, code.add(at, n), size), size)
+            numbers.store(code, result, pointer, code.add(at, n), lanes, dtype)
         return
     mixed = [place for lane in range(lanes) for place in (lane, lanes + lane)]
     both = code.pick(f"<{lanes} x float>", results[0], mixed, results[1])
-    kind, value = numbers.rounded(code, both, 2 * lanes, dtype)
-    code.store(kind, value, code.at(pointer, code.add(first, code.times(index, 2)), size), size)
+    numbers.store(code, both, pointer, code.add(first, code.times(index, 2)), 2 * lanes, dtype)
 
 
 def _pass_on(code: Code, kind: Kind, source: Place, target: Place, head: int) -> None:

@@ -39,36 +39,12 @@ def _rotate(
     cos += token * cos_token
     sin += token * sin_token
     if head < queries:
-        turn(
-            q + token * q_token + head * q_head,
-            q_out + token * q_token_out + head * q_head_out,
-            cos,
-            sin,
-            Q_NUMBERS,
-            WIDTH,
-            GIVEN,
-            PUT,
-            TABLE,
-            ROUNDS,
-            COUPLES,
-            REST,
-        )
+        x, out = q + token * q_token + head * q_head, q_out + token * q_token_out + head * q_head_out
+        turn(x, out, cos, sin, Q_NUMBERS, WIDTH, GIVEN, PUT, TABLE, ROUNDS, COUPLES, REST)
     else:
         head -= queries
-        turn(
-            k + token * k_token + head * k_head,
-            k_out + token * k_token_out + head * k_head_out,
-            cos,
-            sin,
-            K_NUMBERS,
-            WIDTH,
-            GIVEN,
-            PUT,
-            TABLE,
-            ROUNDS,
-            COUPLES,
-            REST,
-        )
+        x, out = k + token * k_token + head * k_head, k_out + token * k_token_out + head * k_head_out
+        turn(x, out, cos, sin, K_NUMBERS, WIDTH, GIVEN, PUT, TABLE, ROUNDS, COUPLES, REST)
 
 
 def _turn(

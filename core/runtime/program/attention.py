@@ -19,14 +19,7 @@ from core.runtime.program.mixer import Pass, norm, row_at, some
 from core.runtime.program.rms import Norm
 from core.runtime.program.rotate import Rotate
 from core.runtime.program.trial import Angles, Trial, trial
-from core.runtime.program.weights import (
-    NormWeight,
-    Weight,
-    known,
-    near,
-    norm_of,
-    weight_of,
-)
+from core.runtime.program.weights import NormWeight, Weight, known, near, norm_of, weight_of
 
 NORMS = ("q_norm", "k_norm"), ("query_layernorm", "key_layernorm")
 
@@ -131,8 +124,7 @@ class Attention:
     def gating(self, gates: torch.Tensor, mixed: torch.Tensor, qkv: torch.Tensor) -> Work:
         """Multiply the heads of all rows by their gates."""
         spec, units = GatedHeads(self.query_heads, self.width, "sigmoid"), len(mixed) * self.query_heads
-        at = {"x": mixed.data_ptr(), "gates": qkv.data_ptr(), "columns": gates.data_ptr()}
-        given = named(gated_heads.FIELDS, gates_stride=qkv.stride(0) * 4, **at)
+        given = named(gated_heads.FIELDS, x=mixed, gates=qkv, columns=gates, gates_stride=qkv.stride(0) * 4)
         return Work(gated_heads.kernel(spec), given, units, some(units, 16))
 
     def kernels(self) -> tuple[Rotate, Attend]:
@@ -140,19 +132,9 @@ class Attention:
         cache = self.cache
         bias = self.bias.dtype if self.bias is not None else None
         norm = self.q_norm.form if self.q_norm is not None and self._of_heads else None
-        heads = self.query_heads, self.heads, self.width
-        turned = Rotate(
-            *heads,
-            self.rotated,
-            cache,
-            norm,
-            bias,
-            self.interleaved,
-            norm_last=self.norm_last,
-            value_norm=self.value_norm,
-            ring=self.ring,
-            gated=self.gates is not None,
-        )
+        heads, gated = (self.query_heads, self.heads, self.width), self.gates is not None
+        last = self.interleaved, self.norm_last
+        turned = Rotate(*heads, self.rotated, cache, norm, bias, *last, self.value_norm, self.ring, gated)
         return turned, Attend(*heads, self.width, cache, self.scale, sinks=self.sinks is not None, ring=self.ring)
 
     def addresses(self) -> tuple[dict[str, int], dict[str, int]]:
@@ -236,12 +218,9 @@ def _tried(form: Attention, module: Any) -> Attention:
     q, keys, values = _keys(best, qkv, seen)
     out = torch.empty(rows, form.query_heads * form.width)
     at = {"q": q, "k": keys, "v": values, "out": out, "positions": seen.positions}
-    where = {name: one.data_ptr() for name, one in at.items()} | _strides(form, rows) | form.addresses()[1]
-    single(
-        attend.kernel(best.kernels()[1]),
-        named(attend.FIELDS, rows=rows, window=form.window or attend.NO_WINDOW, **where),
-        rows * form.heads,
-    )
+    sizes = _strides(form, rows) | {"rows": rows, "window": form.window or attend.NO_WINDOW}
+    given = named(attend.FIELDS, **at, **sizes, **form.addresses()[1])
+    single(attend.kernel(best.kernels()[1]), given, rows * form.heads)
     if form.gates is not None:
         gating = form.gating(form.gates, out, qkv)
         single(gating.kernel, gating.arguments, gating.units)
@@ -257,9 +236,8 @@ def _keys(form: Attention, qkv: torch.Tensor, seen: Trial) -> tuple[torch.Tensor
     q = torch.empty(rows, form.query_heads * form.width)
     keys, values = (torch.empty(form.heads, rows, form.width, dtype=form.cache) for _ in range(2))
     at = {"qkv": qkv, "cos": seen.cos, "sin": seen.sin, "positions": seen.positions, "q": q, "k": keys, "v": values}
-    given = {name: one.data_ptr() for name, one in at.items()} | _strides(form, rows)
-    kernel = rotate.kernel(form.kernels()[0])
-    single(kernel, named(rotate.FIELDS, **given, **form.addresses()[0]), rows * form.heads)
+    given = named(rotate.FIELDS, **at, **_strides(form, rows), **form.addresses()[0])
+    single(rotate.kernel(form.kernels()[0]), given, rows * form.heads)
     return q, keys, values
 
 
@@ -270,5 +248,5 @@ def _strides(form: Attention, rows: int) -> dict[str, int]:
 
 def _in_place(norm: NormWeight, x: torch.Tensor) -> list[int]:
     """The arguments of a norm of rows in place."""
-    at, stride = x.data_ptr(), x.stride(0) * 4
-    return named(rms.FIELDS, x=at, weight=norm.at, out=at, x_stride=stride, out_stride=stride)
+    stride = x.stride(0) * 4
+    return named(rms.FIELDS, x=x, weight=norm.at, out=x, x_stride=stride, out_stride=stride)

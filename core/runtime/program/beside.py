@@ -12,17 +12,7 @@ from core.runtime.program import route
 from core.runtime.program.feed_forward import SAME, Beside, Routed, dense_of
 from core.runtime.program.mixer import norm
 from core.runtime.program.route import Route
-from core.runtime.program.weights import (
-    CLOSE,
-    FP32,
-    TRIED,
-    NormWeight,
-    drawn,
-    forward,
-    known,
-    norm_of,
-    plain_weight,
-)
+from core.runtime.program.weights import CLOSE, FP32, TRIED, NormWeight, drawn, forward, known, norm_of, plain_weight
 
 NORMS = "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2", "post_feedforward_layernorm_1"
 PARTS = "mlp", "router", "experts", *NORMS
@@ -58,7 +48,7 @@ def _try(form: Routed, x: torch.Tensor) -> None:
     logits = (states.to(x.dtype) @ weight.proj.weight.t()).float().contiguous()
     ids, weights = torch.empty(len(x), rule.chosen, dtype=torch.int64), torch.empty(len(x), rule.chosen)
     at = {"logits": logits, "ids": ids, "weights": weights, "scales": beside.scales}
-    single(route.kernel(rule), named(route.FIELDS, **{name: one.data_ptr() for name, one in at.items()}), len(x))
+    single(route.kernel(rule), named(route.FIELDS, **at), len(x))
     same = (ids == seen.ids).all(-1)
     if same.float().mean() < SAME or not torch.allclose(weights[same], seen.weights[same].float(), CLOSE, 1e-4):
         raise ModelError(f"{type(form.site.router).__name__} weighs experts by a rule that is not known")

@@ -89,7 +89,7 @@ class Builder:
 
     def _gather(self, table: torch.Tensor, indices: int, out: torch.Tensor, scale: float = 1.0) -> None:
         kernel = gather.kernel(gather.Gather(out.shape[1], table.dtype, scale))
-        given = named(gather.FIELDS, table=table.data_ptr(), indices=indices, out=out.data_ptr())
+        given = named(gather.FIELDS, table=table, indices=indices, out=out)
         self.steps.add(Work(kernel, given, self.count, some(self.count)))
 
     def _layer(self, number: int, layer: Layer) -> None:
@@ -159,7 +159,7 @@ class Builder:
         gates = rows.gates.view(-1)[: 2 * count * inner].view(count, 2 * inner)
         acts = rows.acts.view(-1)[: count * inner].view(count, inner)
         self.product((form.gate, form.up), rows.normed, (gates, gates[:, inner:]))
-        given, units = named(gate.FIELDS, x=gates.data_ptr(), out=acts.data_ptr()), count * form.form.units
+        given, units = named(gate.FIELDS, x=gates, out=acts), count * form.form.units
         self.steps.add(Work(gate.kernel(form.form), given, units, some(units)))
         self.product((form.down,), acts, (out,))
 
@@ -195,7 +195,7 @@ class Builder:
         rows, form = self._rows, combine.Combine(self._form.hidden, 1, how)
         at = {"experts": x, "out": out, "weights": rows.ones, "shared": out if more is None else more}
         at["shared_gate"] = rows.shared_gate
-        given = named(combine.FIELDS, pairs=numbered(0), **{name: one.data_ptr() for name, one in at.items()})
+        given = named(combine.FIELDS, pairs=numbered(0), **at)
         self.steps.add(Work(combine.kernel(form), given, self.count, some(self.count)))
 
     def product(self, weights: Sequence[Weight], x: torch.Tensor, outs: Sequence[torch.Tensor]) -> list[int]:

@@ -27,4 +27,4 @@ def kernel(width: int, cap: float) -> int:
 
 def capped(logits: torch.Tensor, cap: float) -> None:
     """Bound logits [rows, V], fp32, in place."""
-    single(kernel(logits.shape[1], cap), named(FIELDS, x=logits.data_ptr()), len(logits))
+    single(kernel(logits.shape[1], cap), named(FIELDS, x=logits), len(logits))

@@ -111,17 +111,17 @@ class DeltaNet:
     def works(self, given: torch.Tensor, room: Room, texts: Sequence[States]) -> Iterator[Work]:
         """Compute the heads of all rows [T, n] that were given, and bring each sequence's states up to date."""
         stride, begin = given.stride(0) * 4, 0
-        bias = 0 if self.bias is None else self.bias.data_ptr()
+        at: dict[str, int | torch.Tensor] = {"columns": self.columns.channels, "weight": self.weight}
+        at |= {} if self.bias is None else {"bias": self.bias}
         for rows, inputs, _ in texts:
-            at = {"x": row_at(given, begin), "out": row_at(room.mixed, begin), "x_stride": stride, "rows": rows}
-            at |= {"columns": self.columns.channels.data_ptr(), "weight": self.weight.data_ptr(), "bias": bias}
+            at |= {"x": row_at(given, begin), "out": row_at(room.mixed, begin), "x_stride": stride, "rows": rows}
             units, arguments = self.convolve.units, named(convolve.FIELDS, state=inputs, **at)
             yield Work(convolve.kernel(self.convolve), arguments, units, some(units))
             begin += rows
-        at = {name: getattr(room, name).data_ptr() for name in ("mixed", "products", "decays", "rates")}
-        at |= {name: getattr(self, name).data_ptr() for name in ("a_log", "dt_bias")}
-        at |= {f"{name}_columns": getattr(self.columns, name).data_ptr() for name in "ab"}
-        arguments = named(delta_inputs.FIELDS, given=given.data_ptr(), given_stride=stride, **at)
+        at = {name: getattr(room, name) for name in ("mixed", "products", "decays", "rates")}
+        at |= {name: getattr(self, name) for name in ("a_log", "dt_bias")}
+        at |= {"a_columns": self.columns.a, "b_columns": self.columns.b}
+        arguments = named(delta_inputs.FIELDS, given=given, given_stride=stride, **at)
         yield Work(delta_inputs.kernel(self.inputs), arguments, len(given), some(len(given)))
         begin = 0
         for rows, _, matrices in texts:
@@ -129,8 +129,8 @@ class DeltaNet:
             arguments = named(delta_rule.FIELDS, state=matrices, out=row_at(room.heads, begin), rows=rows, **at)
             yield Work(delta_rule.kernel(self.rule), arguments, self.rule.value_heads, 1)
             begin += rows
-        at = {"x": room.heads.data_ptr(), "gates": given.data_ptr(), "gates_stride": stride}
-        at |= {"columns": self.columns.gates.data_ptr(), "weight": self.norm.data_ptr()}
+        at = {"x": room.heads, "gates": given, "gates_stride": stride}
+        at |= {"columns": self.columns.gates, "weight": self.norm}
         units = len(given) * self.gated.heads
         yield Work(gated_heads.kernel(self.gated), named(gated_heads.FIELDS, **at), units, some(units))
 

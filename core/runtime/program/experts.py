@@ -204,8 +204,7 @@ class FastRows:
         with acquire_team() as team, steps:
             kernel = combine.kernel(combine.Combine(self._kernels.hidden, self._chosen))
             at = {"experts": self._out, "pairs": self._pairs, "weights": weights, "out": total}
-            given = named(combine.FIELDS, **{name: one.data_ptr() for name, one in at.items()})
-            steps.add(Work(kernel, given, self._tokens, 8))
+            steps.add(Work(kernel, named(combine.FIELDS, **at), self._tokens, 8))
             steps.run(team)
         return total.to(self._hidden.dtype)
 
@@ -238,7 +237,7 @@ def gate_of(experts: Any, inner: int) -> gate.Gate:
             wanted = experts._apply_gate(x)
         for form in GATES:
             found, got = replace(form, width=inner), torch.empty(4, inner)
-            single(gate.kernel(found), named(gate.FIELDS, x=x.data_ptr(), out=got.data_ptr()), 4 * found.units)
+            single(gate.kernel(found), named(gate.FIELDS, x=x, out=got), 4 * found.units)
             if torch.allclose(got, wanted, rtol=1e-3, atol=1e-4):
                 return found
     raise ModelError("the fast arithmetic has no such activation")

@@ -98,7 +98,7 @@ def dense_of(module: Any, dtype: torch.dtype) -> Dense:
     between = torch.cat([module.gate_proj(x), module.up_proj(x)], -1).float()
     for form in ACTIVATIONS:
         found, got = replace(form, width=down.inputs), torch.empty(TRIED, down.inputs)
-        at = named(gate.FIELDS, x=between.data_ptr(), out=got.data_ptr())
+        at = named(gate.FIELDS, x=between, out=got)
         single(gate.kernel(found), at, TRIED * found.units)
         if near(module.down_proj(got.to(dtype)), wanted):
             return Dense(gates, ups, down, found)
@@ -207,8 +207,7 @@ def _rule(site: ExpertsSite, seen: _Seen, vectors: list[torch.Tensor]) -> tuple[
     for rule, correction in _rules(site, vectors):
         ids, weights = torch.empty(len(logits), rule.chosen, dtype=torch.int64), torch.empty(len(logits), rule.chosen)
         at = {"logits": logits, "ids": ids, "weights": weights} | ({} if correction is None else {"bias": correction})
-        given = named(route.FIELDS, **{name: one.data_ptr() for name, one in at.items()})
-        single(route.kernel(rule), given, len(logits))
+        single(route.kernel(rule), named(route.FIELDS, **at), len(logits))
         chosen, order = logits.gather(-1, ids).sort(-1)
         same = (chosen == wanted_logits).all(-1)
         found = weights.gather(-1, order)

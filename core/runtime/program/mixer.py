@@ -72,10 +72,9 @@ def norm(
 ) -> Work:
     """x += scale * delta, times a factor [1] in fp32 where there is one, and its norm."""
     kernel = rms.kernel(rms.Rms(of.form, FP32, adds=delta is not None, scale=scale, factor=factor is not None))
-    at = {"delta": delta.data_ptr() if delta is not None else 0}
-    at |= {"factor": factor.data_ptr()} if factor is not None else {}
+    at = {name: one for name, one in (("delta", delta), ("factor", factor)) if one is not None}
     strides = {"x_stride": x.stride(0) * 4, "out_stride": out.stride(0) * 4}
-    given = named(rms.FIELDS, x=x.data_ptr(), weight=of.at, out=out.data_ptr(), **at, **strides)
+    given = named(rms.FIELDS, x=x, weight=of.at, out=out, **at, **strides)
     return Work(kernel, given, len(x), some(len(x)))
 
 

@@ -34,11 +34,11 @@ class Builder(Protocol):
 
 def choose(steps: Steps, rest: Routed, logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
     """The experts [T, k] of all rows and their weights, from a router's logits [T, E]."""
-    at = {"logits": logits.data_ptr(), "ids": ids.data_ptr(), "weights": weights.data_ptr()}
+    at = {"logits": logits, "ids": ids, "weights": weights}
     if rest.correction is not None:
-        at["bias"] = rest.correction.data_ptr()
+        at["bias"] = rest.correction
     if rest.beside is not None:
-        at["scales"] = rest.beside.scales.data_ptr()
+        at["scales"] = rest.beside.scales
     steps.add(Work(route.kernel(rest.route), named(route.FIELDS, **at), len(logits), some(len(logits))))
 
 
@@ -46,8 +46,9 @@ def find(steps: Steps, rest: Routed, ids: torch.Tensor, table: int) -> int:
     """Look up one row's experts [k] of a layer; the run of steps ends there if one is in no slot -> where the slots'
     addresses are written. `table`: where the address of the table of all slots is."""
     rule, slots = rest.route, steps.put([0] * rest.route.chosen)
-    given = {"ids": ids.data_ptr(), "first": rest.site.index * rule.experts, "table": table}
-    steps.add(Work(look.kernel(rule.chosen), named(look.FIELDS, slots=slots, stop=steps.stop, **given), 1, 1))
+    first = rest.site.index * rule.experts
+    given = named(look.FIELDS, ids=ids, first=first, table=table, slots=slots, stop=steps.stop)
+    steps.add(Work(look.kernel(rule.chosen), given, 1, 1))
     return slots
 
 

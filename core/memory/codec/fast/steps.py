@@ -8,6 +8,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
+import torch
+
 from core.memory.codec.native.team_code import LINE, STEP
 from core.memory.codec.native.threads import Team
 
@@ -24,10 +26,11 @@ class Work(NamedTuple):
     some: int
 
 
-def named(fields: Sequence[str], **values: int) -> list[int]:
-    """The arguments of a kernel by the names of its fields; 0 for all others."""
+def named(fields: Sequence[str], **values: int | torch.Tensor) -> list[int]:
+    """The arguments of a kernel by the names of its fields, of tensors their addresses; 0 for all others."""
     assert values.keys() <= set(fields), values.keys() - set(fields)
-    return [values.get(field, 0) for field in fields]
+    given = [values.get(field, 0) for field in fields]
+    return [one if isinstance(one, int) else one.data_ptr() for one in given]
 
 
 class Steps:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from core.runtime.program.attend_block import BLOCK, NONE, QUERIES, Numbers, Room, Share
+from core.runtime.program.attend_block import BLOCK, NONE, QUERIES, Attend, Room, Share
 from core.runtime.program.vectors import FLOATS, LANES, WIDTH, ZERO, Kernel, pieces
 from core.system.native.ir import fp32, vector
 
@@ -25,37 +25,6 @@ INTEGERS = ("rows", "window", *STRIDES)
 FIELDS = ("q", "k", "v", "out", "sinks", "positions", "more", *INTEGERS)
 NO_WINDOW = 1 << 62
 Reach = tuple[str, str]  # the keys begin..end - 1
-
-
-@dataclass(frozen=True)
-class Attend:
-    """Queries and keys have `width` numbers a head, values `values`. A score is scaled, then softcap * tanh(score /
-    softcap) where there is a cap. `sinks`: each query head has a further score, without a value. `ring`:
-    position p is where p mod ring would be; 0 = where p is. `more`: further numbers of queries, and of keys, where
-    those of a position are the same for all heads."""
-
-    query_heads: int
-    heads: int
-    width: int
-    values: int
-    cache: torch.dtype
-    scale: float
-    softcap: float = 0.0
-    sinks: bool = False
-    ring: int = 0
-    more: int = 0
-
-    def __post_init__(self) -> None:
-        assert self.query_heads % self.heads == 0 and self.ring % BLOCK == 0
-        assert not (self.more and self.ring)
-
-    @property
-    def group(self) -> int:
-        return self.query_heads // self.heads
-
-    @property
-    def query_bytes(self) -> int:
-        return (self.width + self.more) * 4
 
 
 @functools.cache
@@ -184,9 +153,8 @@ class _Tile:
         """Some queries, of which the first is `query`, over a block."""
         code, spec = self.code, self.spec
         q, out = code.at(self.q, query, spec.query_bytes), code.at(self.out, query, spec.values * 4)
-        numbers = Numbers(spec.width, spec.more, spec.values, spec.cache, spec.scale, spec.softcap)
         part, cached = _within(code, reach, block), (self.k, self.v, self.more)
-        return Share(code, numbers, self.room, places, q, out, block, part, reach[1], cached, self.strides)
+        return Share(code, spec, self.room, places, q, out, block, part, reach[1], cached, self.strides)
 
     def _query(self, row: str, i: str) -> str:
         """The number of a row's query i among all queries, counted from the tile's first."""

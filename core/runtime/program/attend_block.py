@@ -23,15 +23,34 @@ NONE = fp32(float("-inf"))
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """What a score is made of, and the widths of keys, of their part that all heads share, and of values."""
+class Attend:
+    """Queries and keys have `width` numbers a head, values `values`. A score is scaled, then softcap * tanh(score /
+    softcap) where there is a cap. `sinks`: each query head has a further score, without a value. `ring`:
+    position p is where p mod ring would be; 0 = where p is. `more`: further numbers of queries, and of keys, where
+    those of a position are the same for all heads."""
 
+    query_heads: int
+    heads: int
     width: int
-    more: int
     values: int
     cache: torch.dtype
     scale: float
-    softcap: float
+    softcap: float = 0.0
+    sinks: bool = False
+    ring: int = 0
+    more: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.query_heads % self.heads == 0 and self.ring % BLOCK == 0
+        assert not (self.more and self.ring)
+
+    @property
+    def group(self) -> int:
+        return self.query_heads // self.heads
+
+    @property
+    def query_bytes(self) -> int:
+        return (self.width + self.more) * 4
 
 
 @dataclass(frozen=True)
@@ -53,7 +72,7 @@ class Share:
     those at `q` and `out`."""
 
     code: Kernel
-    numbers: Numbers
+    spec: Attend
     room: Room
     places: Sequence[int]
     q: str
@@ -91,8 +110,8 @@ class Share:
             self._fetch(eight.index)
             greatest = []
             for query, (found, before) in enumerate(zip(self._dots(eight.index), eight.values, strict=True)):
-                value = code.op("fmul", found, number(self.numbers.scale))
-                if cap := self.numbers.softcap:
+                value = code.op("fmul", found, number(self.spec.scale))
+                if cap := self.spec.softcap:
                     value = code.op("fmul", tanh(code, code.op("fdiv", value, number(cap))), number(cap))
                 value = code.let(f"select <{LANES} x i1> {inside}, {FLOATS} {value}, {FLOATS} {none}")
                 code.store(FLOATS, value, self._place(query, first), WIDTH)
@@ -103,8 +122,8 @@ class Share:
     def _fetch(self, first: str) -> None:
         """Have eight values from the `first` on, and eight keys of the next block, in the cache when they are read."""
         code, last = self.code, self.code.add(self.end, -1)
-        widths = self.numbers.width, self.numbers.values, self.numbers.more
-        sizes = [width * self.numbers.cache.itemsize for width in widths]
+        widths = self.spec.width, self.spec.values, self.spec.more
+        sizes = [width * self.spec.cache.itemsize for width in widths]
         for of, ahead in ((1, 0), (0, BLOCK), (2, BLOCK)):
             if not sizes[of]:
                 continue
@@ -148,13 +167,13 @@ class Share:
 
     def _add_values(self, factors: list[str]) -> None:
         """Multiply the outputs so far, and add the values by their weights."""
-        for some in self.code.over(self.numbers.values, size=VECTORS[self.queries] * LANES):
+        for some in self.code.over(self.spec.values, size=VECTORS[self.queries] * LANES):
             self._add(factors, some.first, some.pieces)
 
     def _add(self, factors: list[str], start: str | int, vectors: list[tuple[int, int]]) -> None:
         """The same for some vectors (first, count) of values, counted from `start`."""
-        code, values = self.code, self.numbers.values
-        out, v = code.at(self.out, start, 4), code.at(self.cached[1], start, self.numbers.cache.itemsize)
+        code, values = self.code, self.spec.values
+        out, v = code.at(self.out, start, 4), code.at(self.cached[1], start, self.spec.cache.itemsize)
         pairs = [(query, one) for query in range(self.queries) for one in vectors]
         begun = []
         for query, (first, count) in pairs:
@@ -163,7 +182,7 @@ class Share:
         with code.loop(*self.reach, 1, begun) as key:
             row = code.at(v, code.times(key.index, self.strides[1]))
             place = code.let(f"sub i64 {key.index}, {self.block}")
-            given = {one: code.read(row, one[0], one[1], self.numbers.cache) for one in vectors}
+            given = {one: code.read(row, one[0], one[1], self.spec.cache) for one in vectors}
             held = [code.everywhere(code.load("float", self._place(query, place), 4)) for query in range(self.queries)]
             key.next = [
                 code.fma(held[query], given[one], before)
@@ -203,7 +222,7 @@ class Share:
     def _sums(self, keys: list[str]) -> list[str]:
         """The partial sums of each query with the keys of some positions."""
         sums = [ZERO] * (self.queries * len(keys))
-        for of, start, width in ((0, 0, self.numbers.width), (2, self.numbers.width, self.numbers.more)):
+        for of, start, width in ((0, 0, self.spec.width), (2, self.spec.width, self.spec.more)):
             if width:
                 at = [self.code.at(self.cached[of], self.code.times(key, self.strides[of])) for key in keys]
                 sums = self._added(at, start, width, sums)
@@ -211,10 +230,10 @@ class Share:
 
     def _added(self, keys: list[str], start: int, width: int, sums: list[str]) -> list[str]:
         """The sums after `width` numbers of each key, by number `start` of a query and those after it."""
-        code, whole = self.code, self.numbers.width + self.numbers.more
+        code, whole = self.code, self.spec.width + self.spec.more
 
         def add(first: str | int, count: int, sums: list[str]) -> list[str]:
-            seen = [code.read(key, first, count, self.numbers.cache) for key in keys]
+            seen = [code.read(key, first, count, self.spec.cache) for key in keys]
             after = []
             for query in range(self.queries):
                 begin = code.at(self.q, (self.places[query] * whole + start) * 4)

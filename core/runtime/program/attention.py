@@ -13,7 +13,7 @@ from core.hf.reserved_layers import Part, Reserved
 from core.hf.reserved_window import ReservedWindow
 from core.memory.codec.fast.steps import Work, named, single
 from core.runtime.program import attend, gated_heads, rms, rotate
-from core.runtime.program.attend import Attend
+from core.runtime.program.attend_block import Attend
 from core.runtime.program.gated_heads import GatedHeads
 from core.runtime.program.mixer import Pass, norm, row_at, some
 from core.runtime.program.rms import Norm

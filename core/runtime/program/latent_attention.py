@@ -17,8 +17,7 @@ from core.memory.codec.fast.steps import Work, named, single
 from core.memory.codec.fast.unpack import serves
 from core.runtime.program import absorb, attend, latent
 from core.runtime.program.absorb import Absorb
-from core.runtime.program.attend import Attend
-from core.runtime.program.attend_block import QUERIES
+from core.runtime.program.attend_block import QUERIES, Attend
 from core.runtime.program.latent import Latent
 from core.runtime.program.mixer import Pass, norm, row_at, some
 from core.runtime.program.trial import Angles, Trial, trial

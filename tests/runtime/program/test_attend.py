@@ -13,7 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.runtime.program.attend import FIELDS, NO_WINDOW, Attend, kernel
+from core.runtime.program.attend import FIELDS, NO_WINDOW, kernel
+from core.runtime.program.attend_block import Attend
 from tests.runtime.program import oracle
 from tests.runtime.program.calls import call, drawn, needs_kernels, same
 

@@ -79,29 +79,45 @@ def several(kernels: RowKernels, outputs: int, row_bytes: int, runs: Runs, x: to
     """Consecutive states times the matrix [outputs, in] of one slot: x [all, in] -> [all, outputs], rounded. Of each
     run (states, slots) the first `states` rows of x are multiplied by the matrix of the first slot, and so on. A row's
     result is the one that it has alone."""
-    out, state_bytes = x.new_empty(len(x), outputs), kernels.state_bytes
-    x, done = x.contiguous(), 0
+    out, x, done = x.new_empty(len(x), outputs), x.contiguous(), 0
     with acquire_team() as team:
-        states = team.memory(kernels, state_bytes * len(x))
+        states = team.memory(kernels, kernels.state_bytes * len(x))
         for count, slots in runs:
-            given = count * len(slots)
-            team.run(
-                slots,
-                outputs,
-                row_bytes,
-                kernels.many(count),
-                states + done * state_bytes,
-                count * state_bytes,
-                out.data_ptr() + done * outputs * out.itemsize,
-                count * outputs * out.itemsize,
-                kernels.prepare,
-                x.data_ptr() + done * x.shape[1] * x.itemsize,
-                x.shape[1] * x.itemsize,
-                given,
-                state_bytes,
-            )
-            done += given
+            _run(team, kernels, row_bytes, slots, count, done, x, out, states)
+            done += count * len(slots)
     return out
+
+
+def _run(
+    team: Team,
+    kernels: RowKernels,
+    row_bytes: int,
+    slots: Sequence[int],
+    count: int,
+    first: int,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    states: int,
+) -> None:
+    """Multiply `count` rows of x [..., in], from the `first` on, by the matrix of the first slot, and so on. Prepared
+    ones lie at `states`."""
+    outputs, state_bytes, x_row = out.shape[-1], kernels.state_bytes, x.shape[-1] * x.itemsize
+    out_row = outputs * out.itemsize
+    team.run(
+        slots,
+        outputs,
+        row_bytes,
+        kernels.many(count),
+        states + first * state_bytes,
+        count * state_bytes,
+        out.data_ptr() + first * out_row,
+        count * out_row,
+        kernels.prepare,
+        x.data_ptr() + first * x_row,
+        x_row,
+        count * len(slots),
+        state_bytes,
+    )
 
 
 class Products:
@@ -112,7 +128,6 @@ class Products:
         self.matrix, self._dtype = matrix, dtype
         self._kernels = _kernels(matrix, dtype, width or widths()[0])
         self._row_bytes = matrix.inputs * matrix.bits // 8
-        self._in_bytes, self._out_bytes = matrix.inputs * dtype.itemsize, matrix.outputs * dtype.itemsize
 
     def few(self, slots: Sequence[int], x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
         """Multiply one state by the matrix of each slot: x [slots, in], or [1, in] shared -> [slots, out].
@@ -138,29 +153,8 @@ class Products:
             # the last states fill a tile together with some of those before, whose results are written once more
             for first, times in ((0, tiles), (count - size, 1 if rest else 0)):
                 if times:
-                    self._tiled(team, slot, x, out, states, first, times, size)
+                    _run(team, self._kernels, self._row_bytes, [slot] * times, size, first, x, out, states)
         return out
-
-    def _tiled(
-        self, team: Team, slot: int, x: torch.Tensor, out: torch.Tensor, states: int, first: int, tiles: int, size: int
-    ) -> None:
-        """Multiply `tiles` times `size` states from the `first` on; they are prepared at `states`."""
-        kernels, state_bytes = self._kernels, self._kernels.state_bytes
-        team.run(
-            [slot] * tiles,
-            self.matrix.outputs,
-            self._row_bytes,
-            kernels.many(size),
-            states + first * state_bytes,
-            size * state_bytes,
-            out.data_ptr() + first * self._out_bytes,
-            size * self._out_bytes,
-            kernels.prepare,
-            x.data_ptr() + first * self._in_bytes,
-            self._in_bytes,
-            tiles * size,
-            state_bytes,
-        )
 
     @functools.cached_property
     def ways(self) -> dict[str, Callable[[int, torch.Tensor], torch.Tensor]]:

@@ -7,7 +7,7 @@ import torch
 
 from core.errors import ModelError
 from core.hf.safetensors_file import TensorFiles
-from core.importing.sources.decoded import QuantizedWeight, mismatch, stored
+from core.importing.sources.decoded import Matrices, QuantizedWeight, mismatch, stored
 from core.importing.sources.integers import IntegerMatrix, Integers
 
 SUFFIXES = ("qweight", "qzeros", "scales")
@@ -43,8 +43,8 @@ def _outputs(words: torch.Tensor) -> torch.Tensor:
     return torch.stack([(turned >> 4 * place & 15).to(torch.uint8) for place in PLACES], 1).flatten(0, 1)
 
 
-def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, QuantizedWeight], list[str], str]:
-    """(weights by name, their stored tensors, a label). Raises ModelError for unsupported AWQ variants."""
+def matrices(files: TensorFiles, config: dict[str, Any]) -> Matrices:
+    """Raises ModelError for unsupported AWQ variants."""
     version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()
     bits, group = config.get("bits", config.get("w_bit", 4)), config.get("group_size", config.get("q_group_size", 128))
     if version != "gemm" or bits != 4:

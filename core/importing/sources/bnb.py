@@ -7,7 +7,7 @@ import torch
 
 from core.errors import ModelError
 from core.hf.safetensors_file import TensorFiles
-from core.importing.sources.decoded import QuantizedWeight, mismatch, rows
+from core.importing.sources.decoded import Matrices, QuantizedWeight, mismatch, rows
 from core.memory.codec.coded import QuantizedTensor
 from core.memory.codec.tables import table
 from core.system.reading import parse_json
@@ -90,8 +90,8 @@ class BnbMatrix(QuantizedWeight):
         return values * scale[: len(values)] + float(self._state["nested_offset"])
 
 
-def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, QuantizedWeight], list[str], str]:
-    """(weights by name, their stored tensors, a label). Raises ModelError for unsupported variants."""
+def matrices(files: TensorFiles, config: dict[str, Any]) -> Matrices:
+    """Raises ModelError for unsupported variants."""
     if config.get("load_in_8bit") or any(n.endswith(".SCB") for n in files.tensors):
         raise ModelError(
             "This is a bitsandbytes 8-bit checkpoint, which is not read. Use the original model, and "

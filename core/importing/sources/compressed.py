@@ -10,7 +10,7 @@ import torch
 
 from core.errors import ModelError
 from core.hf.safetensors_file import TensorFiles
-from core.importing.sources.decoded import QuantizedWeight, mismatch, stored
+from core.importing.sources.decoded import Matrices, QuantizedWeight, mismatch, stored
 from core.importing.sources.fp8 import FLOATS, Fp8Matrix
 from core.importing.sources.integers import IntegerMatrix, Integers, order_of, unpacked
 from core.importing.sources.mxfp4 import PackedMxfp4Matrix
@@ -90,10 +90,8 @@ class ByteMatrix(IntegerMatrix):
         return Integers(8, codes, scale, points, None)
 
 
-def matrices(
-    files: TensorFiles, config: dict[str, Any], dtype: torch.dtype
-) -> tuple[dict[str, QuantizedWeight], list[str], str]:
-    """(weights by name, their stored tensors, a label). Raises ModelError for unsupported variants."""
+def matrices(files: TensorFiles, config: dict[str, Any], dtype: torch.dtype) -> Matrices:
+    """Raises ModelError for unsupported variants."""
     groups = [g for g in (config.get("config_groups") or {}).values() if isinstance(g, dict)]
     kinds = {str(k) for k in (config.get("format"), *(g.get("format") for g in groups)) if k}
     sparse = str((config.get("sparsity_config") or {}).get("format") or "dense")

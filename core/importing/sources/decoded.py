@@ -1,7 +1,7 @@
 """Presents a quantized checkpoint as plain tensors: each quantized matrix is listed under its weight's name."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
@@ -28,6 +28,10 @@ class QuantizedWeight(ABC):
     @abstractmethod
     def coded(self, row: int | None) -> QuantizedTensor | None:
         """The same as codes; None when none of our formats holds them exactly."""
+
+
+Matrices = tuple[dict[str, QuantizedWeight], list[str], str]
+"""Quantized weights by name, the stored tensors that they consist of, and a label."""
 
 
 class Decoded:
@@ -86,3 +90,11 @@ def mismatch(of: str, why: str) -> ModelError:
         f"The quantized weight {of!r} is stored in a way that Moestro does not know: {why}. Use another "
         "version of the model."
     )
+
+
+def scaled(files: TensorFiles) -> Iterator[tuple[str, str, Shape]]:
+    """(name, prefix, how it is stored) of each `weight` that has a `weight_scale`."""
+    for name, at in files.tensors.items():
+        prefix, _, last = name.rpartition(".")
+        if last == "weight" and f"{name}_scale" in files.tensors:
+            yield name, prefix, at

@@ -14,12 +14,11 @@ from core.hf.safetensors_file import TensorFiles
 from core.hf.tensors import Shape
 from core.importing.sources import awq, bnb, compressed, fp8, gptq, mlx, modelopt, mxfp4, quark
 from core.importing.sources.base import Source
-from core.importing.sources.decoded import UNFIT, Decoded, QuantizedWeight
+from core.importing.sources.decoded import UNFIT, Decoded, Matrices
 from core.memory.codec.formats import Numbers
 from core.system.text_config import text_config
 from core.system.wording import reason
 
-Made = tuple[dict[str, QuantizedWeight], list[str], str]
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 MARKS = (".qweight", ".weight_packed", ".absmax", "_blocks", "_scale_inv")  # name endings of quantised tensors only
 ROUNDED = {"auto_gptq": "gptq", "gptq": "gptq", "auto_awq": "awq", "awq": "awq"}  # AutoRound's packing_format
@@ -29,7 +28,7 @@ ALSO = {
     "modelopt-fp4": "modelopt",
     "modelopt-mixed": "modelopt",
 }  # other names that tools write
-MAKERS: dict[str, Callable[[TensorFiles, dict[str, Any], torch.dtype], Made]] = {
+MAKERS: dict[str, Callable[[TensorFiles, dict[str, Any], torch.dtype], Matrices]] = {
     "gptq": lambda tensors, settings, dtype: gptq.matrices(tensors, settings),
     "awq": lambda tensors, settings, dtype: awq.matrices(tensors, settings),
     "compressed-tensors": compressed.matrices,

@@ -10,7 +10,7 @@ import torch
 
 from core.errors import ModelError
 from core.hf.safetensors_file import TensorFiles
-from core.importing.sources.decoded import QuantizedWeight, mismatch, rows
+from core.importing.sources.decoded import Matrices, QuantizedWeight, mismatch, rows
 from core.memory.codec.coded import QuantizedTensor, scales
 
 FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -98,10 +98,8 @@ def pairs(files: TensorFiles) -> dict[str, str]:
     return found
 
 
-def matrices(
-    files: TensorFiles, config: dict[str, Any], dtype: torch.dtype
-) -> tuple[dict[str, QuantizedWeight], list[str], str]:
-    """(weights by name, their stored tensors, a label). Raises ModelError for unsupported variants."""
+def matrices(files: TensorFiles, config: dict[str, Any], dtype: torch.dtype) -> Matrices:
+    """Raises ModelError for unsupported variants."""
     given = config.get("weight_block_size")
     block = (int(given[0]), int(given[1])) if given else None
     of = pairs(files)

@@ -7,7 +7,7 @@ import torch
 
 from core.errors import ModelError
 from core.hf.safetensors_file import TensorFiles
-from core.importing.sources.decoded import QuantizedWeight, mismatch, stored
+from core.importing.sources.decoded import Matrices, QuantizedWeight, mismatch, stored
 from core.importing.sources.integers import IntegerMatrix, Integers, order_of, unpacked
 
 SUFFIXES = ("qweight", "qzeros", "scales", "g_idx")
@@ -51,8 +51,8 @@ class GptqMatrix(IntegerMatrix):
         return Integers(self.bits, codes, read("scales").t().contiguous(), points.contiguous(), order)
 
 
-def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, QuantizedWeight], list[str], str]:
-    """(weights by name, their stored tensors, a label). Raises ModelError for unsupported GPTQ variants."""
+def matrices(files: TensorFiles, config: dict[str, Any]) -> Matrices:
+    """Raises ModelError for unsupported GPTQ variants."""
     kind = str(config.get("checkpoint_format") or config.get("format") or "").lower()
     if kind not in FORMATS:
         raise ModelError(

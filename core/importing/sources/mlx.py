@@ -12,7 +12,7 @@ import torch
 
 from core.errors import ModelError
 from core.hf.safetensors_file import TensorFiles
-from core.importing.sources.decoded import QuantizedWeight, mismatch, rows, stored
+from core.importing.sources.decoded import Matrices, QuantizedWeight, mismatch, rows, stored
 from core.memory.codec.coded import QuantizedTensor
 
 READ = ("qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe")
@@ -80,9 +80,7 @@ class MlxMatrix(QuantizedWeight):
         return torch.stack([(whole >> self.bits * i & mask).to(torch.uint8) for i in range(8)], -1).view(self.shape)
 
 
-def matrices(
-    files: TensorFiles, settings: dict[str, Any], model_type: str
-) -> tuple[dict[str, QuantizedWeight], list[str], str]:
+def matrices(files: TensorFiles, settings: dict[str, Any], model_type: str) -> Matrices:
     """(weights by name, their stored tensors, a label). Raises ModelError for what MLX changes in other ways."""
     if model_type not in READ:
         raise ModelError(

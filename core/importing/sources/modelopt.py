@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from core.hf.safetensors_file import TensorFiles
-from core.importing.sources.decoded import QuantizedWeight, mismatch, stored
+from core.importing.sources.decoded import Matrices, QuantizedWeight, mismatch, scaled, stored
 from core.importing.sources.fp8 import FLOATS, Fp8Matrix
 from core.importing.sources.integers import IntegerMatrix, Integers
 from core.importing.sources.nvfp4 import Nvfp4Matrix
@@ -62,15 +62,10 @@ class BlockFp8(Fp8Matrix):
         super().__init__(files, name, scale, None, dtype, flat)
 
 
-def matrices(
-    files: TensorFiles, config: dict[str, Any], dtype: torch.dtype
-) -> tuple[dict[str, QuantizedWeight], list[str], str]:
-    """(weights by name, their stored tensors, a label). Raises ModelError for unsupported variants."""
+def matrices(files: TensorFiles, config: dict[str, Any], dtype: torch.dtype) -> Matrices:
+    """Raises ModelError for unsupported variants."""
     found: dict[str, QuantizedWeight] = {}
-    for name, at in files.tensors.items():
-        prefix, _, last = name.rpartition(".")
-        if last != "weight" or f"{name}_scale" not in files.tensors:
-            continue
+    for name, prefix, at in scaled(files):
         if at.dtype in FLOATS:
             found[name] = BlockFp8(files, name, f"{name}_scale", dtype)
         elif at.dtype == torch.uint8 and f"{name}_scale_2" in files.tensors:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from core.hf.safetensors_file import TensorFiles
-from core.importing.sources.decoded import QuantizedWeight, mismatch, stored
+from core.importing.sources.decoded import Matrices, QuantizedWeight, mismatch, stored
 from core.memory.codec.coded import QuantizedTensor
 
 GROUP = 32
@@ -67,8 +67,8 @@ def halves(raw: torch.Tensor) -> torch.Tensor:
     return torch.stack((raw & 15, raw >> 4), -1).flatten(-2)
 
 
-def matrices(files: TensorFiles, config: dict[str, Any]) -> tuple[dict[str, QuantizedWeight], list[str], str]:
-    """(weights by name, their stored tensors, a label). Raises ModelError for unsupported variants."""
+def matrices(files: TensorFiles, config: dict[str, Any]) -> Matrices:
+    """Raises ModelError for unsupported variants."""
     names = [n.removesuffix("_blocks") for n in files.tensors if n.endswith("_blocks")]
     found: dict[str, QuantizedWeight] = {n: Mxfp4Matrix(files, n) for n in names}
     return found, [f"{n}_{s}" for n in names for s in ("blocks", "scales")], "MXFP4"

@@ -6,23 +6,18 @@ from typing import Any
 import torch
 
 from core.hf.safetensors_file import TensorFiles
-from core.importing.sources.decoded import QuantizedWeight, mismatch
+from core.importing.sources.decoded import Matrices, QuantizedWeight, mismatch, scaled
 from core.importing.sources.fp8 import FLOATS, Fp8Matrix
 from core.importing.sources.mxfp4 import PackedMxfp4Matrix
 
 PARTS = ("weight_scale", "weight_zero_point", "input_scale", "output_scale", "k_scale", "v_scale")
 
 
-def matrices(
-    files: TensorFiles, config: dict[str, Any], dtype: torch.dtype
-) -> tuple[dict[str, QuantizedWeight], list[str], str]:
-    """(weights by name, their stored tensors, a label). Raises ModelError for unsupported variants."""
+def matrices(files: TensorFiles, config: dict[str, Any], dtype: torch.dtype) -> Matrices:
+    """Raises ModelError for unsupported variants."""
     found: dict[str, QuantizedWeight] = {}
     kinds: dict[str, None] = {}
-    for name, at in files.tensors.items():
-        prefix, _, last = name.rpartition(".")
-        if last != "weight" or f"{name}_scale" not in files.tensors:
-            continue
+    for name, prefix, at in scaled(files):
         if at.dtype in FLOATS:
             kinds["FP8"], found[name] = None, Fp8Matrix(files, name, f"{name}_scale", None, dtype)
         elif at.dtype == torch.uint8 and files.tensors[f"{name}_scale"].dtype in (torch.uint8, torch.float8_e8m0fnu):

@@ -1,7 +1,5 @@
 """What other programs need to use the model that the dashboard serves: their environment and their command."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

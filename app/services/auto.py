@@ -6,8 +6,6 @@ surely hits more on the tokens just computed. What was chosen is kept for the mo
 begins with it. Whether to prefetch is compared by the engine itself, token by token.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ compute, stall and idle stand one after the other within it, and what the host c
 Source of the format: "Trace Event Format", the Chromium project.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The steps of a pass and the memory that they compute in, as `core.runtime.program.build` makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

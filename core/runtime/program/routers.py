@@ -1,7 +1,5 @@
 """A layer's router, others that are asked about its state, and where the experts are that they choose."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 

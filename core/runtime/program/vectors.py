@@ -1,7 +1,5 @@
 """A kernel under construction: the fields of its call, vectors of eight fp32 lanes, the order of a sum."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 

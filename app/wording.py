@@ -41,15 +41,18 @@ def describe_change(text: str) -> str:
     return f"{title}: {' → '.join(shown.get(value, value) for value in rest.split(' → '))}"
 
 
+FAST = {"fast": "fast arithmetic", "fast_experts": "fast arithmetic of experts"}
+
+
 def lossy(stats: Mapping[str, Any]) -> str:
     """EXACT, perhaps up to rounding, in the fast arithmetic or for weights of a smaller format, or LOSSY and the share
     of (token, layer, expert) that was changed; of the fields of an AnswerStats."""
     if stats["exact"]:
-        fast = stats.get("arithmetic") == "fast"
+        fast = FAST.get(stats.get("arithmetic", ""), "")
         exact = "EXACT UP TO ROUNDING" if stats.get("closeness") and not fast else "EXACT"
         exact += ", two processors" if exact != "EXACT" and stats.get("host_computed") else ""
         exact += f" for {stats['weights']} weights" if stats.get("weights") else ""
-        return f"{exact}, fast arithmetic{_distance(stats)}" if fast else exact
+        return f"{exact}, {fast}{_distance(stats)}" if fast else exact
     return f"LOSSY {percent(stats['changed'] / stats['assignments'])}" if stats.get("assignments") else "LOSSY"
 
 

@@ -103,7 +103,9 @@ class AnswerStats:
     kept_bytes: int = 0  # host memory that earlier chats' KV caches took
     seed: int = 0  # of the sampler: repeats the answer
     closeness: float | None = 0.0  # how far an exact answer's logits may be from transformers'; None: not measured
-    arithmetic: str = "reference"  # or "fast": of which an exact answer has the bits of everything resident
+    arithmetic: str = (
+        "reference"  # or "fast", or "fast_experts": of which an exact answer has the bits of everything resident
+    )
     distance_kl: float | None = None  # KL(reference || fast) of the model, nats per token; None: not measured
     distance_tokens: int = 0  # of the text that it was measured on
     weights: str = ""  # the format that weights were rounded to; "" = they are the checkpoint's own

@@ -6,12 +6,12 @@ const now = { lossy: null, closeness: 0, weights: "", arithmetic: "reference", f
 
 /** News: `lossy` (null = no model is loaded), how far exact logits may be from transformers' own (`closeness`, a share of
  *  the largest; 0 = no bit differs), the format that `weights` were rounded to ("" = none), the `arithmetic` that
- *  computes, why that is the reference where it was not chosen (`fallback`) and the `distance` of the fast one from it,
+ *  computes, why that is not the fast one, or of experts alone, where it was not chosen (`fallback`), and the `distance` of the fast one from it,
  *  `rate` of the `of` assignments of the last `window` passes that was changed, whether the last pass `before` was changed, and the `quality` of the answers that were scored. */
 export function tell(news) {
   Object.assign(now, news);
-  const { lossy, closeness, weights, rate, distance } = now, fast = now.arithmetic === "fast";
-  const how = fast ? `, fast arithmetic${distance ? `, KL ${figure(distance.kl)}` : ""}` : "";
+  const { lossy, closeness, weights, rate, distance } = now, fast = now.arithmetic.startsWith("fast");
+  const how = fast ? `, fast arithmetic${now.fallback ? " of experts" : ""}${distance ? `, KL ${figure(distance.kl)}` : ""}` : "";
   const exact = (closeness && !fast ? "EXACT UP TO ROUNDING" : "EXACT") + (weights ? ` for ${weights} weights` : "") + how;
   const words = lossy === null ? "" : lossy ? `LOSSY${rate === null ? "" : ` ${percent(rate)}`}` : exact;
   for (const badge of document.querySelectorAll("[data-exactness]")) {
@@ -28,6 +28,7 @@ function explain() {
   const { lossy, closeness, weights, rate, of, window, before, quality } = now;
   const last = (before ? " The last answer was not." : "") + (weights ? ` The model is that of the ${weights} weights; the original ones may answer otherwise.` : "");
   if (!lossy && now.arithmetic === "fast") return `Nothing is substituted, dropped or predicted: every answer has the bits that it has with everything resident, however it is computed.${last} ${distant(now.distance)}`;
+  if (!lossy && now.arithmetic === "fast_experts") return `Nothing is substituted, dropped or predicted: whatever is resident, an answer has the same bits. All but the experts is computed by transformers' own code: ${now.fallback}.${last} ${distant(now.distance)}`;
   if (!lossy && closeness) return `Nothing is substituted, dropped or predicted.${last} Logits may differ from transformers' own in the last bits: by no more than ${closeness.toExponential(0)} of the largest in fp32, as found with a tiny random model of this type.`;
   if (!lossy) return `Nothing is substituted, dropped or predicted: every token is the model's own.${last}${now.fallback ? ` The reference arithmetic computes: ${now.fallback}.` : ""}`;
   const share = rate === null ? "" : ` Of the experts that the router chose for the last ${window} passes, ${percent(rate)}${of ? ` of ${of}` : ""} were substituted, dropped or predicted.`;

@@ -77,13 +77,14 @@ class Distance:
 class Arithmetic:
     """What computes the passes of a load, as it was chosen or as `auto` took it."""
 
-    name: Literal["reference", "fast"] = "reference"
-    fallback: str = ""  # why the reference computes, where it was not chosen; "" = it was, or the fast one computes
+    name: Literal["reference", "fast", "fast_experts"] = "reference"  # the last: all else by transformers' modules
+    fallback: str = ""  # why the reference computes, or all but the experts; "" = it was chosen, or the fast one does
     distance: Distance | None = None  # of the fast one; None: it was not measured, or the reference computes
 
     @property
     def fast(self) -> bool:
-        return self.name == "fast"
+        """Whether at least the experts are computed in the fast arithmetic."""
+        return self.name != "reference"
 
     def closeness(self, reference: float) -> float | None:
         """Largest difference of exact logits from transformers' own, as a share of the largest; None: not measured.

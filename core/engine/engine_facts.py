@@ -1,7 +1,7 @@
 """What is read of a loaded engine: its parts, the model, settings, figures. Any thread may read it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from core.engine.arithmetic import Arithmetic, known
 from core.engine.loading import LoadedModel
@@ -169,6 +169,7 @@ class EngineFacts:
 
 def _arithmetic(loaded: LoadedModel, wiring: Wiring) -> Arithmetic:
     hooked = wiring.answering.hooked
-    if hooked.program is None:
+    if not hooked.fast_experts:
         return Arithmetic("reference", hooked.fallback)
-    return Arithmetic("fast", distance=known(loaded.plan, loaded.model_hash))
+    name: Literal["fast", "fast_experts"] = "fast" if hooked.program is not None else "fast_experts"
+    return Arithmetic(name, hooked.fallback, known(loaded.plan, loaded.model_hash))

@@ -79,27 +79,34 @@ def wire_passes(
     )
     modules = [site.module for site in loaded.sites]
     program, math, fallback = _arithmetic(loaded, modules)
+    fast = isinstance(math[0], FastMath)
     measured = MoEStep(math, expert_cache, transfers, NullSink(expert_cache, transfers))
     dispatch = StepDispatch(measured)
-    hooked = HookedModel(loaded.model, loaded.device, dispatch, packing_of(loaded.model, modules), program, fallback)
+    hooked = HookedModel(
+        loaded.model, loaded.device, dispatch, packing_of(loaded.model, modules), program, fast, fallback
+    )
     installed = install(loaded.model, loaded.sites, dispatch)
     return PassWiring(arena, expert_cache, math, hooked, measured, installed)
 
 
 def _arithmetic(loaded: LoadedModel, modules: Sequence[Any]) -> tuple[Program | None, list[ExpertMath], str]:
     """What computes passes and experts in the arithmetic that was chosen, or in the reference one and why, where the
-    fast one does not know the model, or is known to be too far from it for `auto`."""
+    fast one does not know the model, or is known to be too far from it for `auto`. It may know the experts alone: then
+    there is no program."""
     plan, fallback = loaded.plan, ""
     if plan.spec.arithmetic == "auto" and (distance := known(plan, loaded.model_hash)) is not None:
         fallback = objection(distance, plan.compute_type)
     if plan.spec.arithmetic != "reference" and not fallback:
         try:
             kernels = ExpertKernels(modules[0], plan.codec)
-            program = Program(loaded.model, loaded.sites, kernels, plan.context)
         except ModelError as error:
             fallback = str(error)
         else:
-            return program, [FastMath(module, plan.codec, kernels) for module in modules], ""
+            math: list[ExpertMath] = [FastMath(module, plan.codec, kernels) for module in modules]
+            try:
+                return Program(loaded.model, loaded.sites, kernels, plan.context), math, ""
+            except ModelError as error:
+                return None, math, str(error)
     return None, make_math(modules, plan.codec), fallback
 
 
@@ -110,7 +117,7 @@ def reference_passes(loaded: LoadedModel, hooked: HookedModel, step: MoEStep) ->
     math = make_math([site.module for site in loaded.sites], loaded.plan.codec)
     choose_products(math, cache.sample(loaded.shape.top_k), loaded.plan.dtype)
     plain = MoEStep(math, cache, transfers, NullSink(cache, transfers))
-    return Pipeline(replace(hooked, program=None), plain, Threads())
+    return Pipeline(replace(hooked, program=None, fast_experts=False), plain, Threads())
 
 
 def with_measured_workspace(loaded: LoadedModel, transfers: TransferEngine, kv: KVCache) -> LoadedModel:

@@ -206,13 +206,13 @@ def _timed(loaded: LoadedModel, passes: PassWiring, memory: MemoryParts, recorde
     plan, model, device = loaded.plan, loaded.model, loaded.device
     hooked, math = passes.hooked, passes.math
     whole = [plan.codec.whole[0]] if plan.codec.whole is not None else []
-    if hooked.program is None:
-        for codec in (plan.codec, *whole, *dense_codecs(model)) if device.type == "cpu" else ():
+    kernels = {one.kernels for one in math if isinstance(one, FastMath)}
+    if hooked.program is None and device.type == "cpu":
+        for codec in (*([] if kernels else [plan.codec, *whole]), *dense_codecs(model)):
             choose(codec)
-    else:
-        kernels = {one.kernels for one in math if isinstance(one, FastMath)}
-        for products in (*hooked.program.products(), *[p for one in kernels for p in (one.up, one.down)]):
-            products.choose(torch.get_num_threads())
+    program = hooked.program.products() if hooked.program is not None else ()
+    for products in (*program, *[p for one in kernels for p in (one.up, one.down)]):
+        products.choose(torch.get_num_threads())
 
     def time_one() -> float:
         return time_pass(hooked.compute, device, memory.pool.chat.fresh(), recorder, plan.context)

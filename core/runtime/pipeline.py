@@ -67,7 +67,8 @@ class HookedModel:
     dispatch: StepDispatch
     packing: AnyPacking
     program: Program | None = None  # what computes passes in the fast arithmetic; None: transformers' modules
-    fallback: str = ""  # why there is no program where one was chosen, for the user
+    fast_experts: bool = False  # the experts are computed in it, with a program or without
+    fallback: str = ""  # why there is no program, or not even that, where one was chosen; for the user
 
     def compute(self, batch: Batch, keep: int = 1, hits: Hits | None = None) -> torch.Tensor:
         """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other. `hits` as in

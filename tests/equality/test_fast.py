@@ -19,6 +19,7 @@ from core.runtime.batch import Batch, Share
 from core.runtime.kv_cache import SequenceKV
 from core.runtime.moe_step import MoEStep
 from core.runtime.pipeline import Pipeline, Stopped
+from core.runtime.program.experts import FastMath
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -326,10 +327,10 @@ def test_a_token_in_one_native_call_requests_what_layers_would(
 
 
 @pytest.mark.parametrize("arch", layered(UNKNOWN, quick=lambda arch: arch == "phimoe"))
-def test_what_it_does_not_know_is_computed_by_the_reference(
+def test_of_what_it_does_not_know_it_computes_the_experts(
     arch: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expect_reference(save_tokenizer(make_checkpoint(arch, tmp_path, **CHANGED.get(arch, {}))), UNKNOWN[arch], caplog)
+    expect_experts(save_tokenizer(make_checkpoint(arch, tmp_path, **CHANGED.get(arch, {}))), UNKNOWN[arch], caplog)
 
 
 def test_queries_that_are_scaled_by_position(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -337,17 +338,26 @@ def test_queries_that_are_scaled_by_position(tmp_path: Path, caplog: pytest.LogC
     path = save(any_random_model("mistral4", rope_parameters=SCALED), tmp_path)
     with unloading(load(path, dtype="float32", context=64)) as engine:
         assert engine.wiring.answering.hooked.program is not None
-    expect_reference(path, "more than angles depends on positions", caplog)
+    expect_experts(path, "more than angles depends on positions", caplog)
 
 
-def expect_reference(path: Path, why: str, caplog: pytest.LogCaptureFixture) -> None:
+def expect_experts(path: Path, why: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The experts alone are computed in the fast arithmetic: near the reference, and with the same bits whatever is
+    resident."""
+    ids = PROMPT[:20]
+    with unloading(load(path, dtype="float32", arithmetic="reference")) as engine:
+        wanted = logits(engine, ids, [19, 1])
     with caplog.at_level(logging.WARNING, "moestro.load"):
         engine = load(path, dtype="float32")
-    try:
-        assert engine.wiring.answering.hooked.program is None
-        assert "reference arithmetic" in caplog.text and why in caplog.text
-    finally:
-        engine.unload()
+    with unloading(engine):
+        assert engine.arithmetic.name == "fast_experts" and engine.arithmetic.fast
+        assert "experts alone" in caplog.text and why in caplog.text
+        assert all(isinstance(one, FastMath) for one in engine.wiring.math)
+        found = logits(engine, ids, [19, 1])
+        assert (found - wanted).abs().max() < CLOSE * wanted.abs().max()
+        for budget in ("75%", "50%"):
+            engine.change({"budget": budget})
+            assert torch.equal(logits(engine, ids, [19, 1]), found), budget
 
 
 def test_a_whole_model_is_tried(
@@ -368,11 +378,11 @@ def test_a_whole_model_is_tried(
         engine = load(path, dtype="float32")
     try:
         assert engine.wiring.answering.hooked.program is None
-        assert "reference arithmetic" in caplog.text and "by 0.33 of their size" in caplog.text
+        assert "experts alone" in caplog.text and "by 0.33 of their size" in caplog.text
         plain = plain_transformers(path, torch.float32)
         with torch.inference_mode():
             wanted, _ = run(plain, DynamicCache(config=plain.config), lambda step: None, 0)
         found = logits(engine, PROMPT, [len(PROMPT)], keep=len(PROMPT))
-        assert torch.equal(found, wanted[: len(PROMPT)])
+        assert (found - wanted[: len(PROMPT)]).abs().max() < CLOSE * wanted.abs().max()
     finally:
         engine.unload()

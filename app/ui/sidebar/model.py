@@ -26,7 +26,10 @@ ONLY_PACKS = {"host"}  # choices without effect for other models
 CHOICES = tuple(declared(LoadSpec).values())
 MOST_CONTEXT = 8192  # maximum of the slider until a model's own limit is known
 RECENT = 8
-FALLBACK = "The reference arithmetic computes this model: {}."
+FALLBACK = {
+    "reference": "The reference arithmetic computes this model: {}.",
+    "fast_experts": "Only the experts of this model are computed in the fast arithmetic: {}.",
+}
 # The button inside the verdict: sends its budget to Python as event data.
 SUGGEST_JS = """element.addEventListener("click", (e) => {
   const button = e.target.closest("[data-budget]");
@@ -237,7 +240,7 @@ class ModelSection:
 
     def _status(self) -> str:
         spec, loading = self.host.models.spec, self.host.loader.loading
-        fallback = self.host.models.arithmetic["fallback"]
+        arithmetic = self.host.models.arithmetic
         if loading is not None and not loading.finished:
             return f'<div class="status loading"><i></i>Loading <b>{escape(name_of(loading.model))}</b></div>'
         if spec is None:
@@ -246,7 +249,11 @@ class ModelSection:
             f'<div class="status ready" data-load="{self.host.models.load_id}"><i></i>'
             f'<b title="{escape(spec.model)}">{escape(name_of(spec.model))}</b> '
             f"{escape(self.host.models.format)}, context {self.host.models.context}</div>"
-            + (notice(FALLBACK.format(fallback), "info") if fallback else "")
+            + (
+                notice(FALLBACK[arithmetic["arithmetic"]].format(arithmetic["fallback"]), "info")
+                if arithmetic["fallback"]
+                else ""
+            )
         )
 
     def _offered(self) -> LoadSpec:

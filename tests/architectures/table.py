@@ -86,7 +86,8 @@ What else an engine does was tried with the same checkpoints:
 - **Prefetchers**: with each of them, and a profile, every logit is the same.
 - **Lab**: so it is while predictions are recorded (`record_lab`).
 - **Calibration**: a profile is measured, but for the two networks that are trained.
-- **Fast**: the [fast arithmetic](computing.md) computes it, on a CPU, with logits within {fast:g} of the largest.
+- **Fast**: the [fast arithmetic](computing.md) computes it, on a CPU, with logits within {fast:g} of the largest;
+  or the experts alone, in the pass of the model's own modules.
 
 **Yes**: so it is. A number: it is as the [note](#notes) of that number says.
 

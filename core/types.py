@@ -16,6 +16,7 @@ from core.metrics import Outcome as Outcome
 from core.metrics import Phase as Phase
 from core.metrics import StepRecord as StepRecord
 from core.metrics import Transfer as Transfer
+from core.metrics.limit import SpeedLimit
 from core.metrics.lossy_events import Action as Action
 from core.metrics.lossy_events import LossyLook
 from core.metrics.lossy_events import Why as Why
@@ -246,3 +247,4 @@ class Frame:
     # tokens each, taken in turns, and whether it goes on; None: not compared, or not yet
     pinned: tuple[int, ...] = ()  # eids that the user pinned
     lossy: LossyLook | None = None  # what lossy options do; None while all are off
+    limit: SpeedLimit | None = None  # the share of the speed limit, with the parts of the time of each pass

@@ -18,10 +18,12 @@ from core.engine.quality.report import Quality
 from core.engine.stop_text import StopText
 from core.errors import ContextError
 from core.metrics import METRICS, values
+from core.metrics.limit import COLUMNS, Fewest, SpeedLimit, speed_limit
 from core.policy.allocation.slot_allocation import check_needs
 from core.policy.batching import Scheduler
 from core.profile import Profile, check_model
 from core.profile.trace.chunk import RANKED
+from core.runtime.telemetry import RING, UNFETCHED
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.pins import Pins
@@ -339,7 +341,15 @@ class FakeEngine:
             **self.arithmetic.facts(),
         }
 
-    def frame(self, layer: int = 0, points: int = 240) -> Frame:
+    def limit(self, fewest: Fewest | None = None, points: int = RING) -> SpeedLimit:
+        tail, known = self._steps[-RING:], {one.name: one for one in METRICS}
+        columns = {name: np.array(values(tail, known[name]), float) for name in COLUMNS if name in known}
+        columns["index"] = np.array([one.index for one in tail], float)
+        columns["decode"] = np.array([one.phase == "decode" for one in tail], float)
+        columns["unfetched"] = np.array([np.isin(one.outcome, UNFETCHED).sum() for one in tail], float)
+        return speed_limit(columns, fewest, SHAPE.expert_bytes, points)
+
+    def frame(self, layer: int = 0, points: int = 240, fewest: Fewest | None = None) -> Frame:
         s, tail = SHAPE, self._steps[-points:]
         place = (self._rng.random((s.layers, s.experts)) < (self.settings.cache.budget.share or 0.5)).astype(
             np.uint8
@@ -376,6 +386,7 @@ class FakeEngine:
             passes=50,
             emulated=self.settings["link"] == "emulated",
             exact=tail[-1].exact if tail else True,
+            limit=self.limit(fewest, points),
             lossy=fake_lossy.seen(self.settings, s, self._steps, tail) if self.settings.lossy.active else None,
             pinned=tuple(
                 layer * s.experts + expert

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import PlainTextResponse
@@ -46,7 +47,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
 
 
 def _health(host: Host) -> APIRouter:
-    """/healthz and /metrics, for programs that watch the server."""
+    """/healthz, /metrics and /limit, for programs that watch the server."""
     routes = APIRouter()
 
     @routes.get("/healthz")
@@ -65,7 +66,12 @@ def _health(host: Host) -> APIRouter:
         }
 
     @routes.get("/metrics")
-    async def metrics() -> Response:
+    def metrics() -> Response:
         return PlainTextResponse(prometheus.text(host), media_type=prometheus.KIND)
+
+    @routes.get("/limit")
+    def limit() -> dict[str, Any]:
+        found = host.limit()
+        return {"model": host.models.model_id, **(found.facts() if found is not None else {})}
 
     return routes

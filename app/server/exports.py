@@ -30,6 +30,7 @@ def router(host: Host) -> APIRouter:
         "whatif.csv": exports.comparison,
         "predictors.csv": exports.predictors,
         "quality.csv": exports.quality,
+        "limit.csv": exports.limit,
         "batch.jsonl": exports.batch,
         "{chat}.timeline.json": exports.timeline,
         "{chat}.zip": exports.chat,
@@ -100,6 +101,13 @@ class Exports:
         """The table of the last evaluation."""
         answer = self._host.evaluator.answer
         return _table("moestro-quality.csv", None if answer is None else answer.csv(), "evaluated")
+
+    def limit(self) -> Response:
+        """Where the time of the last decoded tokens went, and the speed limit."""
+        limit = self._host.limit()
+        if limit is None or not limit.tokens:
+            return _refused("No token has been computed yet. Load a model and ask it something.")
+        return _table("moestro-limit.csv", limit.csv())
 
     def batch(self) -> Response:
         """The answers of the last batch, as far as they are written: the file may grow while it is sent."""

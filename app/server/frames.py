@@ -10,6 +10,8 @@ a log scale, 0 = never together, 255 = `coactivation_max` times: value = round(2
 
 `mark_texts` has the text of each of `marks` in the words of the page.
 
+`limit` has the scalars of a `SpeedLimit` under that name, its `names` in order, and "limit.by_pass" [names, N].
+
 `lossy` is null while all lossy options are off. Else its scalars stand in the header under that name, its arrays have
 names like "lossy.delta", and `lossy.buddies`, where there are any, is sent as uint8: 0 = never, n = n / 255 of
 `lossy.buddies_max`.
@@ -26,6 +28,7 @@ import numpy.typing as npt
 
 from app.wording import describe_change
 from core.metrics import BY_NAME
+from core.metrics.limit import PARTS, SpeedLimit
 from core.metrics.lossy_events import LossyLook
 from core.types import Frame, Memory, ModelShape
 
@@ -45,6 +48,8 @@ def encode(frame: Frame | None, **extra: object) -> bytes:
             head |= {"marks": value, "mark_texts": [describe_change(text) for _, text in value]}
         elif isinstance(value, np.ndarray):
             arrays[field.name] = value
+        elif isinstance(value, SpeedLimit):
+            head[field.name], arrays["limit.by_pass"] = {**value.facts(), "names": PARTS}, value.by_pass
         elif isinstance(value, LossyLook):
             head[field.name], changed = _lossy(value)
             arrays |= {f"{field.name}.{name}": array for name, array in changed.items()}

@@ -64,7 +64,7 @@ def frame_since(host: Host, layer: int, since: str) -> Response:
         return Response(status_code=204, headers=headers)
     model, quality = host.models.model_id, host.models.quality
     data = frames.encode(
-        host.models.frame(layer),
+        host.models.frame(layer, fewest=host.regret.fewest(host.models.load_id, host.models.settings)),
         model=model,
         version=version,
         busy=busy,

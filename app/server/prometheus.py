@@ -33,6 +33,7 @@ def _lines(host: Host) -> Iterator[str]:
     yield from _family("answers_total", "counter", "Answers that have ended, by what ended them.", answers)
     passes: list[tuple[Labels, float]] = [({"phase": phase}, count) for phase, count in sorted(totals.passes.items())]
     yield from _family("passes_total", "counter", "Forward passes.", passes)
+    yield from _limit(host)
     sums, last = totals.sums, totals.last
     for one in METRICS:
         name, scale = _named(one)
@@ -43,6 +44,21 @@ def _lines(host: Host) -> Iterator[str]:
             found = sorted((phase, value * scale) for (metric, phase), value in sums.items() if metric == one.name)
             help = f"Passes with: {one.help}" if one.kind is bool else one.help
             yield from _family(f"{name}_total", "counter", help, [({"phase": phase}, value) for phase, value in found])
+
+
+def _limit(host: Host) -> Iterator[str]:
+    """The speed limit over the last decoded tokens (core.metrics.limit)."""
+    limit = host.limit()
+    if limit is None or not limit.tokens:
+        return
+    link: Labels = {"link": "emulated" if limit.emulated else "measured"}
+    over = "a decoded token over the last ones"
+    yield from _family("limit_share", "gauge", f"The speed limit over the time taken by {over}.", [(link, limit.share)])
+    yield from _family(
+        "limit_seconds", "gauge", f"The least time that {over} could take.", [(link, limit.limit_ms / 1e3)]
+    )
+    parts: list[tuple[Labels, float]] = [({"part": name, **link}, ms / 1e3) for name, ms in limit.parts.items()]
+    yield from _family("limit_part_seconds", "gauge", f"Where the time of {over} went, in parts that add up.", parts)
 
 
 def _named(one: Metric) -> tuple[str, float]:

@@ -38,6 +38,7 @@ from app.services.totals import Totals
 from app.services.writer import Writer
 from app.store import Store
 from core.errors import MoestroError
+from core.metrics.limit import SpeedLimit
 from core.settings.config import Settings
 from core.settings.link import LinkSettings
 from core.settings.param import declared
@@ -103,6 +104,11 @@ class Host:
     def busy(self) -> bool:
         """Whether an answer is being written or waits, or a job has the model to itself."""
         return self._queue.busy or self.jobs.exclusive is not None
+
+    def limit(self) -> SpeedLimit | None:
+        """The share of the speed limit over the last decoded tokens, with what the best cache policy would have missed
+        where that is known; None while no model is loaded."""
+        return self.models.limit(self.regret.fewest(self.models.load_id, self.models.settings))
 
     def delete_model(self, path: str) -> str:
         """Delete the library's model at a path; returns what was deleted, and what is left there, as text. Raises

@@ -17,6 +17,7 @@ from app.wording import model_id
 from core.engine.arithmetic import REFERENCE
 from core.engine.quality.report import Quality
 from core.errors import BusyError, ClosingError, ModelError, MoestroError
+from core.metrics.limit import Fewest, SpeedLimit
 from core.profile import Profile
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -126,15 +127,19 @@ class ModelManager:
         """Quality loss from lossy options, over the last scored answers; None before the first."""
         return self._viewed(lambda engine: engine.quality)
 
-    def frame(self, layer: int = 0, points: int = 240) -> Frame | None:
+    def frame(self, layer: int = 0, points: int = 240, fewest: Fewest | None = None) -> Frame | None:
         """The data of the live deck, or None without a model. Raises MoestroError for a layer that does not exist."""
 
         def read(engine: Engine) -> Frame:
             if not 0 <= layer < engine.shape.layers:
                 raise MoestroError(f"Layer {layer} does not exist: choose 0 to {engine.shape.layers - 1}.")
-            return engine.frame(layer, points)
+            return engine.frame(layer, points, fewest)
 
         return self._viewed(read)
+
+    def limit(self, fewest: Fewest | None) -> SpeedLimit | None:
+        """The share of the speed limit over the last decoded tokens; None while no model is loaded."""
+        return self._viewed(lambda engine: engine.limit(fewest))
 
     def memory(self) -> Memory | None:
         """Device memory in use, or None while no model is loaded."""

@@ -17,6 +17,7 @@ from app.services.analysis.whatif import BOUNDS
 from app.services.regret_feed import WINDOW, Compared, Feed, Step, choices
 from app.services.regret_process import Lost, Process
 from core.engine.quality.interval import margin, mean_error, surely_more
+from core.metrics.limit import Fewest
 from core.policy.allocation.slot_allocation import AllocationProfile
 from core.settings.config import Settings
 from core.settings.registry import variant, variants
@@ -105,8 +106,8 @@ class Regret:
         if not settings.telemetry.regret or load is None:
             return None
         name, compared = settings.cache.eviction.name, self._compared
-        fits = compared is not None and compared.of == choices(load, settings)
-        report = compared.report if fits and compared is not None else None
+        fits = self._fitting(load, settings)
+        report = fits.report if fits is not None else None
         tokens = report["tokens"] if report else 0
         shown: dict[str, Any] = {
             "policy": name,
@@ -114,7 +115,7 @@ class Regret:
             "window": WINDOW,
             "tokens": tokens,
             "enough": ENOUGH,
-            "left_out": compared.left_out if fits and compared is not None else 0,
+            "left_out": fits.left_out if fits is not None else 0,
             "prefetch": settings.prefetch.predictor.name != "none",
             "state": "in blocks"
             if in_blocks
@@ -133,6 +134,20 @@ class Regret:
         if shown["state"] == "ready" and report is not None:
             shown |= ranked(name, report, shown["prefetch"])
         return shown
+
+    def fewest(self, load: int | None, settings: Settings) -> Fewest | None:
+        """What the best cache policy would have missed under these settings; None while that is not known."""
+        fits = self._fitting(load, settings) if settings.telemetry.regret and load is not None else None
+        if fits is None or fits.report is None or fits.report["tokens"] < ENOUGH:
+            return None
+        return Fewest(1.0 - fits.report["belady"], fits.report["tokens"], fits.until)
+
+    def _fitting(self, load: int, settings: Settings) -> Compared | None:
+        """The figures, where they are of this load and these settings."""
+        compared = self._compared
+        return (
+            compared if load is not None and compared is not None and compared.of == choices(load, settings) else None
+        )
 
     def wait(self, version: int, timeout: float | None = None) -> int:
         """Block until the version differs from `version`, or `timeout` s passed; returns the version."""

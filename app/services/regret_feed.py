@@ -40,11 +40,13 @@ class Step:
 class Compared:
     """Figures of passes computed under the same settings `of` (see `in_force`). `report`: the fields of
     core.simulate.regret.RegretReport; None = none yet. `left_out`: passes dropped because the process fell behind.
+    `until`: the index of the last pass.
     """
 
     of: tuple[object, ...]
     report: dict[str, Any] | None = None
     left_out: int = 0
+    until: int = -1
 
 
 class Feed:
@@ -60,7 +62,7 @@ class Feed:
         self._recent: deque[Step] = deque()
         self._tokens = 0  # in `_recent`
         self._owed, self._next_s = False, 0.0
-        self._left_out = 0
+        self._left_out, self._until = 0, -1
 
     @property
     def due_s(self) -> float | None:
@@ -86,7 +88,7 @@ class Feed:
         answer = self._ask({"report": True})
         self._next_s = time.perf_counter() + answer["spent_s"] * (1 / SHARE - 1)
         self._owed = False
-        self._publish(Compared(self._of, answer["report"], self._left_out))
+        self._publish(Compared(self._of, answer["report"], self._left_out, self._until))
 
     def let_go(self) -> None:
         """End the process, if there is one."""
@@ -119,7 +121,7 @@ class Feed:
         if forget:
             self._of = of
             self._publish(Compared(of, None, self._left_out))
-        self._owed = True
+        self._owed, self._until = True, steps[-1].record.index
 
     def _keep_to(self, load: int) -> None:
         """Discard kept passes of other loads."""

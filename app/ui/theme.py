@@ -18,7 +18,8 @@ PAGES = {"/ui/deck": ROOT / "app" / "ui" / "deck", "/ui": ROOT / "assets" / "ui"
 HEAD = """<meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="stylesheet" href="/ui/app.css"><link rel="stylesheet" href="/ui/chat/chat.css">
 <link rel="stylesheet" href="/ui/chat/list.css"><link rel="stylesheet" href="/ui/deck/deck.css">
-<link rel="stylesheet" href="/ui/deck/lossy.css"><link rel="stylesheet" href="/ui/jobs.css">
+<link rel="stylesheet" href="/ui/deck/lossy.css"><link rel="stylesheet" href="/ui/deck/limit.css">
+<link rel="stylesheet" href="/ui/jobs.css">
 <link rel="stylesheet" href="/ui/simple.css">"""
 
 

@@ -94,10 +94,11 @@ class PrefetchCost:
         self.predict_s = 0.0  # of this pass, on the compute thread
         self.spared_s = 0.0  # copies of its experts that had been prefetched, in time or late
         self.late_s = 0.0  # waits for late prefetches in this pass
+        self.caused_s = 0.0  # these, and the delay of demands
 
     def begin(self) -> None:
         """Start a pass."""
-        self.predict_s = self.late_s = self.spared_s = 0.0
+        self.predict_s = self.late_s = self.spared_s = self.caused_s = 0.0
 
     def net_ms(self, counts: Counts, finished: Sequence[Ticket], late_s: float, stall_s: float) -> float:
         """The net time of the pass that ends now. `finished` = copies completed since the last pass; `stall_s` = all
@@ -110,6 +111,7 @@ class PrefetchCost:
         spans = sorted({*copies, *self._in_flight})
         demands = sorted(t.submitted_s for t in finished if t.demand)
         held_up_s = min(blocked_s(spans, demands) + _length_s(counts.lost), max(0.0, stall_s - late_s))
+        self.caused_s = late_s + held_up_s
         latest = max((t.landed_s for t in finished), default=0.0)
         self._in_flight = [span for span in spans if span[1] >= latest]
         return (saved_s - self.predict_s - held_up_s) * 1e3

@@ -9,6 +9,7 @@ from core.engine.manifest import describe
 from core.engine.model_access import ModelAccess
 from core.engine.quality.report import Quality
 from core.engine.wiring import Wiring
+from core.metrics.limit import Fewest, SpeedLimit
 from core.profile import Profile
 from core.settings.config import Settings
 from core.types import Chat, Frame, Memory
@@ -99,8 +100,13 @@ class EngineFacts:
         """Increases whenever a frame would look different."""
         return self.parts.telemetry.version
 
-    def frame(self, layer: int = 0, points: int = 240) -> Frame:
-        """The data that the live deck draws; `layer` selects the co-activation matrix."""
+    def limit(self, fewest: Fewest | None = None) -> SpeedLimit:
+        """The share of the speed limit over the last decoded tokens. `fewest`: what the best cache policy would have
+        missed of them, where that is known."""
+        return self.parts.telemetry.limit(fewest)
+
+    def frame(self, layer: int = 0, points: int = 240, fewest: Fewest | None = None) -> Frame:
+        """The data that the live deck draws; `layer` selects the co-activation matrix, `fewest` as in `limit`."""
         pace, layer = self.transfers.pace, max(0, min(self.shape.layers - 1, layer))
         frame = self.parts.telemetry.frame(
             layer,
@@ -111,6 +117,7 @@ class EngineFacts:
             emulated=bool(pace),
             link_limit_gbps=pace.gbps if pace else self.wiring.parts.memory.link_gbps,
             lossy=self.parts.prediction.miss.look(layer),
+            fewest=fewest,
         )
         frame.pinned = tuple(sorted(self._controller.placed.pinned))
         frame.compared = self.prefetch_compared

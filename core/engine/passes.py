@@ -32,6 +32,7 @@ class Passes:
         self._loaded, self._pipeline, self._controller, self._parts = loaded, pipeline, controller, parts
         self._prefix_cache = parts.memory.prefix_cache
         self.chunk = loaded.sizes.chunk  # most tokens in one pass without borrowing memory
+        self._ended_s, self._requests = 0.0, list[int]()  # of the last pass
         self._encodes = loaded.shape.encoder_layers > 0
 
     def next_count(self, sequence: Sequence, left: int, room: int) -> int:
@@ -109,12 +110,14 @@ class Passes:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # prefetches may go on
         model_s = time.perf_counter() - began_s
+        draws_s = time.perf_counter()
         try:
             tokens = [self._draw(sequence, row) for (sequence, _), row in zip(work, logits.split(1), strict=True)]
         except BaseException:
             for (sequence, _), start in zip(work, held, strict=True):
                 sequence.kv.abort_pass(start)
             raise
+        drew_s = time.perf_counter()
         follow = [(one, token) for (one, _), token in zip(work, tokens, strict=True) if token is not None]
         self._pipeline.announce(*[(one.request, [token]) for one, token in follow if one.continues(token)])
         changes = self._controller.take_changes()
@@ -126,9 +129,16 @@ class Passes:
                 sequence.kv.mark_lossy(start, lossy_key)
         step.cached_tokens = taken_over
         step.exact = all(sequence.kv.exact for sequence, _ in work)
+        step.sample_ms = (drew_s - draws_s) * 1e3
+        requests, before = [sequence.request for sequence, _ in work], self._requests
+        if requests == before or not set(before).isdisjoint(requests):
+            step.between_ms = (started_s - self._ended_s) * 1e3
+        if parts.recorder.enabled:
+            parts.telemetry.catch_up()
+        self._ended_s, self._requests = time.perf_counter(), requests
+        step.spent(self._ended_s - started_s)
         if parts.recorder.enabled:
             parts.telemetry.add(step)
-        step.spent(time.perf_counter() - started_s)
         return [*tokens, *[None] * (asked - len(work))], step
 
     def _progress(self, work: Work, total: int) -> Callable[[int], None] | None:

@@ -153,6 +153,7 @@ def _around(
     passes.fill(loaded)
     passes = decided(passes)
     prefetcher.program_asks = passes.hooked.program is not None and passes.hooked.program.asks
+    recorder.counts_steps = passes.hooked.program is not None and loaded.device.type == "cpu"
     predictor_host.use(*plan.spec.settings.prefetch.predictor, controller.profile)
     threads = _timed(loaded, passes, memory, recorder)
     device_decode = DeviceDecode(

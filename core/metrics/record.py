@@ -141,6 +141,42 @@ class StepRecord:
             level=True,
         ),
     )
+    kernel_ms: float = field(
+        default=0.0,
+        metadata=metric(
+            "ms",
+            "Native code of the fast arithmetic ran on the computing thread, in milliseconds: part of compute. 0 where "
+            "the model is computed otherwise.",
+        ),
+    )
+    caused_ms: float = field(
+        default=0.0,
+        metadata=metric(
+            "ms",
+            "Of stall, what prefetching caused, in milliseconds: waits for late prefetches, and for demands that "
+            "prefetches held up or caused.",
+        ),
+    )
+    join_ms: float = field(
+        default=0.0,
+        metadata=metric(
+            "ms",
+            "The computing thread waited for missing experts that threads of the host computed, or took part, in "
+            "milliseconds: part of compute.",
+        ),
+    )
+    sample_ms: float = field(
+        default=0.0,
+        metadata=metric("ms", "Drawing the tokens that follow, in milliseconds: part of idle."),
+    )
+    between_ms: float = field(
+        default=0.0,
+        metadata=metric(
+            "ms",
+            "From the end of the pass before to the begin of this one, where both are of one answer, in milliseconds: "
+            "the token's text, what ends an answer, and whatever takes the token. Not in total.",
+        ),
+    )
     prefetch_issued: int = field(default=0, metadata=metric("experts", "Experts whose prefetch was begun."))
     prefetch_used: int = field(default=0, metadata=metric("experts", "Prefetched experts that were then used."))
     prefetch_late: int = field(

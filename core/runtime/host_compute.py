@@ -166,12 +166,14 @@ class HostCompute:
             seconds = time.perf_counter() - self._began_s
             self.costs.computed(seconds, self._here, beside=self._posted is not None)
 
-    def end(self, rows: Rows, hosted: Sequence[LeasedSegment]) -> float:
+    def end(self, rows: Rows, hosted: Sequence[LeasedSegment]) -> tuple[float, float]:
         """Wait for the outputs of what was `hosted` and give them to `rows` -> the seconds that the host's threads
-        took. Raises HostError."""
-        took_s, ended_s = 0.0, time.perf_counter()
+        took, and those that this thread took part in that or waited; 0 where it computed all by the steps of its own,
+        which are counted as such. Raises HostError."""
+        took_s, waited_s, ended_s = 0.0, 0.0, time.perf_counter()
         if self._posted is not None:
             out = self._end_steps(self._posted)
+            waited_s = time.perf_counter() - ended_s
             assert not isinstance(rows, FastRows), "several rows are computed on the device"
             rows.join([one.expert for one in hosted], out)
             if self.team is not None:
@@ -180,7 +182,7 @@ class HostCompute:
                     self.costs.hosted(took_s, len(hosted))
                     self.costs.handed(self._hand_s + self.team.late_s + time.perf_counter() - ended_s)
         self._give_back()
-        return took_s
+        return took_s, waited_s if took_s or self._device.type == "cuda" else 0.0
 
     def abandon(self) -> None:
         """After a pass that broke off."""

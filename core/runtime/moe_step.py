@@ -185,11 +185,11 @@ class MoEStep:
         if self._on_gpu:
             self._prefetch(layer, routed)
         elif lease.hosted:
-            self.sink.hosted(host.end(rows, lease.hosted))
+            self.sink.hosted(*host.end(rows, lease.hosted))
         for batch in rows.batches([one for one in segments if one.ticket is not None]):
             self._compute(rows, batch)
         if self._on_gpu and lease.hosted:
-            self.sink.hosted(host.end(rows, lease.hosted))
+            self.sink.hosted(*host.end(rows, lease.hosted))
         self._release(lease)
         return lease.requests
 

@@ -89,7 +89,7 @@ class LayerTrial:
         if team is not None:
             team.rest()
         passed()
-        took_s = host.end(rows, left)
+        took_s, _ = host.end(rows, left)
         ended_s = passed()
         hand_s = begun_s + (ended_s + team.late_s if team is not None else 0.0)
         return Seen(device_s, took_s or ended_s, hand_s)

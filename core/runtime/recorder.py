@@ -13,6 +13,7 @@ import numpy as np
 
 from core.cache.counts import FIGURES, Counts, PrefetchCost
 from core.cache.expert_cache import ExpertCache
+from core.memory.codec.native.threads import steps_ticks, ticks
 from core.memory.transfer import Ticket, TransferEngine
 from core.metrics.record import Origin
 from core.policy.prefetch.throttle import PrefetchThrottle
@@ -128,16 +129,21 @@ class Recorder:
         self._predictor_host = predictor_host
         self.born_s = time.perf_counter()
         self.enabled = True
+        self.counts_steps = False
+        """Whether native steps compute the model, and how long they take is to be recorded."""
+        self._ticks = 0
         self._index = 0
         self._batch: Batch | None = None
         self._ran: list[Ran] = []
-        self.stall_s = self._host_s = 0.0
+        self.stall_s = self._host_s = self._join_s = 0.0
         self._prefetch_cost = PrefetchCost()
 
     def begin(self, batch: Batch) -> None:
         """Start a pass: clears what was recorded of the one before."""
         self._batch = batch
         self._clear()
+        if self.counts_steps:
+            self._ticks = steps_ticks()
         if self._miss is not None:
             self._miss.begin(batch.phase)
         if self._capture is not None:
@@ -145,7 +151,7 @@ class Recorder:
 
     def _clear(self) -> None:
         self._ran.clear()
-        self.stall_s = self._host_s = 0.0
+        self.stall_s = self._host_s = self._join_s = 0.0
         self._prefetch_cost.begin()
 
     def layer(self, layer: int, ids: list[list[int]], requests: Requests | None) -> None:
@@ -160,9 +166,11 @@ class Recorder:
         if late:
             self._prefetch_cost.late_s += seconds
 
-    def hosted(self, seconds: float) -> None:
-        """Add time in which threads of the host computed missing experts."""
-        self._host_s += seconds
+    def hosted(self, took_s: float, waited_s: float) -> None:
+        """Add time in which threads of the host computed missing experts, and in which this thread took part or waited
+        for them."""
+        self._host_s += took_s
+        self._join_s += waited_s
 
     def predicted(self, seconds: float) -> None:
         """Add time that the predictor took on the compute thread."""
@@ -192,6 +200,12 @@ class Recorder:
         record.disk_bytes = sum([t.disk_bytes for t in finished])
         record.predict_ms, record.host_ms = cost.predict_s * 1e3, self._host_s * 1e3
         record.net_ms = cost.net_ms(counts, finished, cost.late_s + late_s, stall_s)
+        if self.counts_steps:
+            record.kernel_ms = (steps_ticks() - self._ticks) * ticks().tick_s() * 1e3
+        if cost.caused_s:
+            record.caused_ms = cost.caused_s * 1e3
+        if self._join_s:
+            record.join_ms = self._join_s * 1e3
         counts.forget_tickets()
         record.slots, record.emulated = self._expert_cache.capacity, bool(self._transfers.pace)
         record.device_bytes, record.budget_bytes = device_bytes, budget_bytes

@@ -27,8 +27,9 @@ class StepSink(Protocol):
     def waited(self, seconds: float, *, late: bool) -> None:
         """Computing waited for a copy; `late`: for a prefetch that did not land in time."""
 
-    def hosted(self, seconds: float) -> None:
-        """Threads of the host computed missing experts for so long."""
+    def hosted(self, took_s: float, waited_s: float) -> None:
+        """Threads of the host computed missing experts for so long, and the computing thread took part or waited for
+        them."""
 
     def predicted(self, seconds: float) -> None:
         """Predicting, ranking and queueing took so long on the computing thread."""
@@ -54,7 +55,7 @@ class NullSink:
     def waited(self, seconds: float, *, late: bool) -> None:
         self.stall_s += seconds
 
-    def hosted(self, seconds: float) -> None:
+    def hosted(self, took_s: float, waited_s: float) -> None:
         pass
 
     def predicted(self, seconds: float) -> None:

@@ -1,7 +1,7 @@
 """Keeps the last forward passes and counters over all passes, and builds the frames of the live deck from them.
 
 Adding a pass costs an append and never waits: everything else is computed for many passes at once, by the thread that
-builds a frame, or when FOLD passes are pending and no thread builds one.
+builds a frame, or by `catch_up`, when FOLD passes are pending and no thread builds one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from core.metrics import BY_NAME, COUNTED, METRICS, REQUESTS, ROUTED, Outcome
+from core.metrics.limit import COLUMNS, WINDOW, Fewest, SpeedLimit, speed_limit
 from core.metrics.lossy_events import TAE_BINS, Action, LossyLook
 from core.types import Frame, Memory, ModelShape, Residence, StepRecord
 
+View = tuple[npt.NDArray[np.float64], npt.NDArray[np.int16]]
 Changing = tuple[Sequence[float], npt.NDArray[np.float32] | None]
 """[L] entropies at or below which nothing is replaced, and how good j is in the place of i, [E, E], in one layer."""
-WINDOW = 64  # speed, hit rate and prefetching are over the last 64 decoded tokens, the link's rate over 64 passes
+UNFETCHED = (Outcome.SUBSTITUTED, Outcome.DROPPED, Outcome.PREDICTED)  # missing, and not copied
 SHOWN = tuple(one for one in METRICS if one.frame)
 FOLD = 64  # most passes that are pending before they are counted: the compute thread must not be long about it
 
@@ -54,14 +56,18 @@ class Telemetry:
         self.version = 0
         self._peak_gbps = 0.0
 
-    def add(self, step: StepRecord) -> None:
-        """Add one forward pass."""
-        self._pending.append(step)
+    def catch_up(self) -> None:
+        """Count the pending passes once there are many."""
         if len(self._pending) >= FOLD and self._lock.acquire(blocking=False):
             try:
                 self._fold()
             finally:
                 self._lock.release()
+
+    def add(self, step: StepRecord) -> None:
+        """Add one forward pass, which nothing changes any more."""
+        self.catch_up()
+        self._pending.append(step)
         self.version += 1
 
     def mark(self, index: int, text: str) -> None:
@@ -87,9 +93,10 @@ class Telemetry:
         emulated: bool,
         link_limit_gbps: float,
         lossy: Changing | None = None,
+        fewest: Fewest | None = None,
     ) -> Frame:
         """One consistent frame. `points` = passes shown in the timelines, at most RING; `lossy`: thresholds and
-        substitution scores of the lossy options that are on."""
+        substitution scores of the lossy options that are on; `fewest` as in `limit`."""
         with self._lock:
             self._fold()
             coactivation = self._coactivation[layer].copy()
@@ -130,7 +137,19 @@ class Telemetry:
             net_ms=float(columns[ROWS["net_ms"], decode].mean()) if decode.size else 0.0,
             prefetched=_prefetched(columns[:, decode]),
             lossy=look(last, *gates, self._shape.layers, *lossy) if lossy is not None else None,
+            limit=self._limit((columns, outcomes), fewest, points),
         )
+
+    def limit(self, fewest: Fewest | None) -> SpeedLimit:
+        """The speed limit over the tokens of `fewest`, or the last WINDOW, with all passes that are kept."""
+        with self._lock:
+            self._fold()
+            return self._limit(self._timelines.view(), fewest, RING)
+
+    def _limit(self, timelines: View, fewest: Fewest | None, points: int) -> SpeedLimit:
+        found = {name: timelines[0][ROWS[name]] for name in COLUMNS if name in ROWS}
+        found["unfetched"] = timelines[1][:, :, list(UNFETCHED)].sum((1, 2), dtype=np.float64)
+        return speed_limit(found, fewest, self._shape.expert_bytes, points)
 
     def _note_peak(self, fresh: int) -> None:
         """The highest rate of the link over WINDOW passes, with `fresh` new ones, as a frame after each would give."""
@@ -217,7 +236,7 @@ class Timelines:
             columns[ROWS[one.name]] = by_pass[:, one.outcomes].sum(1)
         self._end = at.stop
 
-    def view(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int16]]:
+    def view(self) -> View:
         """The columns [ROWS, N] of the last N passes, oldest first, and their requests by layer and outcome
         [N, L, Outcome]."""
         kept = slice(max(0, self._end - RING), self._end)

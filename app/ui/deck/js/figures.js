@@ -72,11 +72,11 @@ export class Figures {
   }
 
   share(frame) {
-    let [compute, stall, total] = [0, 0, 0];
-    for (const i of decoded(frame)) { compute += frame.compute_ms[i]; stall += frame.stall_ms[i]; total += frame.total_ms[i]; }
-    const percent = [compute, stall, total - compute - stall].map((v) => (total ? (100 * v) / total : 0)), box = this.find("split");
+    const { share, total_ms, parts_ms } = frame.limit, known = share !== null;
+    const waits = known ? (parts_ms.regret + parts_ms.link + parts_ms.prefetch) / total_ms : 0, box = this.find("split");
+    const percent = (known ? [share, waits, 1 - share - waits] : [0, 0, 0]).map((part) => 100 * part);
     [...box.children].forEach((part, i) => { part.style.width = `${percent[i].toFixed(1)}%`; });
-    box.parentElement.title = `compute ${percent[0].toFixed(0)} %, stall ${percent[1].toFixed(0)} %, idle ${percent[2].toFixed(0)} %`;
+    box.parentElement.title = known ? `speed limit ${percent[0].toFixed(0)} %, copies beyond it ${percent[1].toFixed(0)} %, other ${percent[2].toFixed(0)} %` : "";
     box.setAttribute("aria-label", box.parentElement.title);
   }
 

@@ -4,7 +4,8 @@ import { fetchFrame } from "./wire.js";
 import { palette } from "./paint.js";
 import { Layers, Residency } from "./maps.js";
 import { Pairs } from "./pairs.js";
-import { LinkTraffic, TokenTime } from "./series.js";
+import { LinkTraffic } from "./series.js";
+import { TokenTime } from "./limit.js";
 import { Figures } from "./figures.js";
 import { Regret } from "./regret.js";
 import { Changed, Entropy, Missing } from "./lossy.js";
@@ -23,7 +24,7 @@ class Deck {
     const regret = new Regret(root, this.find, colours, (policy) => trigger("select", { policy }));
     this.entropy = new Entropy(canvas("entropy"), colours);
     this.panels = [this.residency, new Changed(canvas("changed"), colours), this.entropy, new Missing(canvas("missing"), colours), regret,
-      new TokenTime(canvas("tpot"), colours), new LinkTraffic(canvas("link"), colours), new Pairs(canvas("pairs"), colours, this.find),
+      new TokenTime(canvas("tpot"), colours, this.find), new LinkTraffic(canvas("link"), colours), new Pairs(canvas("pairs"), colours, this.find),
       new Layers(canvas("layers"), colours)];
     this.quality = new Quality(this.find);
     this.figures = new Figures(this.find);

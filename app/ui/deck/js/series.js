@@ -2,7 +2,8 @@
 
 import { begin, label, niceStep, note, short } from "./paint.js";
 
-const LEFT = 36, TOP = 8, BOTTOM = 16, SHOWN = 120;
+const LEFT = 36, TOP = 8, BOTTOM = 16;
+export const SHOWN = 120;
 
 export class Timeline {
   constructor(canvas, colours) { Object.assign(this, { canvas, colours, shown: SHOWN }); this.cursor = null; }
@@ -12,7 +13,7 @@ export class Timeline {
   draw(frame) {
     const surface = begin(this.canvas), { g } = surface, c = this.colours(), box = this.box(), n = frame.step.length;
     Object.assign(this, { frame, first: Math.max(0, n - SHOWN), count: Math.min(SHOWN, n), ready: n > 0 });
-    const parts = this.parts(frame), top = this.limit(parts, frame);
+    const parts = this.parts(frame), top = this.ceiling(parts, frame);
     if (!n) return note(surface, "No tokens yet", c.mute);
     this.grid(surface, box, top);
     const width = box.w / SHOWN, bar = Math.max(1, width - (width > 3 ? 1 : 0.25));
@@ -35,7 +36,7 @@ export class Timeline {
   }
 
   /** The top of the axis: what decode needs, without letting a rare spike flatten the rest. */
-  limit(parts, frame) {
+  ceiling(parts, frame) {
     const sums = [];
     for (let i = this.first; i < frame.step.length; i++) if (frame.decode[i]) sums.push(parts.reduce((s, [v]) => s + v[i], 0));
     sums.sort((a, b) => a - b);
@@ -98,24 +99,14 @@ export class Timeline {
   }
 
   extra() {}
-}
 
-export class TokenTime extends Timeline {
-  parts(frame) {
-    if (this.seen !== frame) {
-      this.idle = frame.total_ms.map((t, i) => Math.max(0, t - frame.compute_ms[i] - frame.stall_ms[i]));
-      this.model = frame.compute_ms.map((t, i) => Math.max(0, t - frame.predict_ms[i])); // compute without the prefetcher
-      this.seen = frame;
-    }
-    return [[this.model, "compute"], [frame.predict_ms, "predict"], [frame.stall_ms, "stall"], [this.idle, "idle"]];
-  }
-
-  lines(i) {
-    const f = this.frame;
-    const own = f.predict_ms[i] > 0 ? ` (${f.predict_ms[i].toFixed(2)} of it the prefetcher's)` : "";
-    return [`${f.total_ms[i].toFixed(1)} ms = compute ${f.compute_ms[i].toFixed(1)}${own} + stall ${f.stall_ms[i].toFixed(1)} + idle ${this.idle[i].toFixed(1)}`,
-      `${f.hits[i]} of ${f.requests[i]} requests hit`,
-      ...(f.labelled ?? []).map(({ name, label, unit }) => `${label} ${short(f[name][i])} ${unit}`)];
+  /** A dashed line across the bars at a value that is on the axis. */
+  level({ g }, box, top, value, name, colour) {
+    if (!(value > 0) || value > top) return;
+    const c = this.colours(), y = box.y + box.h - (value / top) * box.h;
+    g.strokeStyle = c[colour]; g.lineWidth = 1; g.setLineDash([2, 3]);
+    g.beginPath(); g.moveTo(box.x, y); g.lineTo(box.x + box.w, y); g.stroke(); g.setLineDash([]);
+    label(g, name, box.x + box.w - 2, y - 6, c[colour], "right");
   }
 }
 
@@ -151,13 +142,8 @@ export class LinkTraffic extends Timeline {
     g.stroke();
   }
 
-  peak({ g }, box, top) {
-    const c = this.colours(), peak = this.frame.link_limit_gbps * (1e6 / this.unit(this.frame)[1]);
-    if (!(peak > 0) || peak > top) return;
-    const y = box.y + box.h - (peak / top) * box.h;
-    g.strokeStyle = c.mute; g.lineWidth = 1; g.setLineDash([2, 3]);
-    g.beginPath(); g.moveTo(box.x, y); g.lineTo(box.x + box.w, y); g.stroke(); g.setLineDash([]);
-    label(g, "peak", box.x + box.w - 2, y - 6, c.mute, "right");
+  peak(surface, box, top) {
+    this.level(surface, box, top, this.frame.link_limit_gbps * (1e6 / this.unit(this.frame)[1]), "peak", "mute");
   }
 
   lines(i) {

@@ -36,7 +36,7 @@ class Background:
     def __init__(self, threads: int) -> None:
         made, team = code.functions(), team_functions()
         self._serve, self._assist, self._post = made["serve"], made["assist"], made["post"]
-        self._recall, self._clock = made["recall"], made["clock"]
+        self._recall = made["recall"]
         self.threads = threads
         self._team, self._closing, self._died = Team(alone=False), False, ""
         self._memory = (ctypes.c_char * (2 * LINE + FIELDS + 8 * len(code.NAMES)))()
@@ -46,7 +46,7 @@ class Background:
         self._number["sequence"].value = address(team["sequence"])
         self._number["drain"].value = address(team["drain"])
         ctypes.c_int64.from_address(self._at + GIVE_UP).value = give_up()
-        self._clock(self._at)
+        team["clock"](self._at + code.place("began"))
         self._born = time.perf_counter(), self._number["began"].value
         self._posted: Steps | None = None
         self._posted_s = 0.0

@@ -114,13 +114,6 @@ def _recall() -> Code:
     return code
 
 
-def _clock() -> Code:
-    """Generates @clock(job): write the ticks as those at which it began."""
-    code = Code("void @clock(ptr %job)")
-    code.store("i64", code.call("i64", "llvm.readcyclecounter"), code.at("%job", place("began")), 8)
-    return code
-
-
 @functools.cache
 def functions() -> dict[str, Function]:
-    return compiled(_serve(), _assist(), _post(), _recall(), _clock(), width=32)
+    return compiled(_serve(), _assist(), _post(), _recall(), width=32)

@@ -8,6 +8,7 @@ from core.system.native.ir import Code
 
 LINE = 64  # bytes: fields written by different threads lie in different cache lines
 NEXT, OPEN, INSIDE, GIVE_UP, FIELDS = (LINE * i for i in range(5))
+SPENT = GIVE_UP + 8  # clock ticks that sequences took, all together
 NAMES = (
     "units",
     "parts",
@@ -165,9 +166,10 @@ def _step() -> Code:
 def _sequence() -> Code:
     """Generates @sequence(job, stop, steps, count): one step after the other. Those of one part are computed at once,
     others together with the helpers. One of one part that writes at `stop` is the last; how many were computed is there
-    then."""
+    then. Adds the ticks that all of it took to those at SPENT."""
     code = Code("void @sequence(ptr %job, ptr %stop, ptr %steps, i64 %count)")
     shared = code.let(f"icmp sgt i64 {_field(code, 'shared')}, 0")
+    began, spent = code.call("i64", "llvm.readcyclecounter"), code.at("%job", SPENT)
     with code.loop(0, "%count") as each:
         step = code.at("%steps", each.index, STEP.size)
         kernel, arguments = (code.load("ptr", code.at(step, 8 * i), 8) for i in range(2))
@@ -192,9 +194,18 @@ def _sequence() -> Code:
         code.begin(f"{label}.over")
     code.do("br label %ended")
     code.begin("ended")
+    took = code.let(f"sub i64 {code.call('i64', 'llvm.readcyclecounter')}, {began}")
+    code.store("i64", code.add(code.load("i64", spent, 8), took), spent, 8)
+    return code
+
+
+def _clock() -> Code:
+    """Generates @clock(at): write the ticks there."""
+    code = Code("void @clock(ptr %at)")
+    code.store("i64", code.call("i64", "llvm.readcyclecounter"), "%at", 8)
     return code
 
 
 @functools.cache
 def functions() -> dict[str, Function]:
-    return compiled(_drain(), _run(), _spread(), _help(), _step(), _sequence(), width=32)
+    return compiled(_drain(), _run(), _spread(), _help(), _step(), _sequence(), _clock(), width=32)

@@ -11,12 +11,13 @@ import ctypes
 import functools
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import Self
 
 import torch
 
-from core.memory.codec.native.team_code import FIELDS, FORM, GIVE_UP, LINE, functions
+from core.memory.codec.native.team_code import FIELDS, FORM, GIVE_UP, LINE, SPENT, functions
 from core.system.native import openmp
 from core.system.native.compile import address
 from core.system.native.contention import watch
@@ -42,6 +43,8 @@ class Team:
         self._job_at = -(-ctypes.addressof(self._job) // LINE) * LINE
         self._fields_at = self._job_at - ctypes.addressof(self._job) + FIELDS
         ctypes.c_int64.from_address(self._job_at + GIVE_UP).value = give_up()
+        self.spent = ctypes.c_int64.from_address(self._job_at + SPENT)
+        """Ticks that its callers' steps have taken."""
         self._pack = FORM.pack_into
         self._slots = (ctypes.c_int64 * MOST)()
         self._slots_at = ctypes.addressof(self._slots)
@@ -203,6 +206,41 @@ def acquire_team() -> Team:
         _own.team = Team(alone=True)
     _own.team._lock.acquire()
     return _own.team
+
+
+class Ticks:
+    """Converts the clock ticks of native code to seconds: by the last STRETCH_S or more, or all the time so far."""
+
+    STRETCH_S = 10.0
+
+    def __init__(self) -> None:
+        self._read, self._ticks = functions()["clock"], ctypes.c_int64()
+        self._since, self._span_s, self._tick_s = self._look(), 0.0, 0.0
+
+    def _look(self) -> tuple[float, int]:
+        self._read(ctypes.addressof(self._ticks))
+        return time.perf_counter(), self._ticks.value
+
+    def tick_s(self) -> float:
+        """Seconds of a tick."""
+        begun_s, ticks = self._since
+        if time.perf_counter() - begun_s >= min(2 * self._span_s, self.STRETCH_S):
+            now = self._look()
+            self._span_s = now[0] - begun_s
+            self._tick_s = self._span_s / max(1, now[1] - ticks)
+            if self._span_s >= self.STRETCH_S:
+                self._since, self._span_s = now, self.STRETCH_S / 2
+        return self._tick_s
+
+
+ticks = functools.cache(Ticks)
+
+
+def steps_ticks() -> int:
+    """Ticks that steps of the calling thread have taken: native code, without the Python around it. Those of other
+    threads count, too, while they had the team with helpers."""
+    spent, own = _team().spent.value, _own.team
+    return spent if own is None else spent + own.spent.value
 
 
 @functools.cache

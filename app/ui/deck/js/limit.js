@@ -1,0 +1,67 @@
+// Time per token in parts that add up, and the speed limit as a line (core/metrics/limit.py).
+
+import { short } from "./paint.js";
+import { Timeline } from "./series.js";
+
+const NAMES = {
+  computing: ["computing", "Computing: in the limit"],
+  copies: ["fewest copies", "Waits for the fewest copies that any cache policy could do with: in the limit. Of prompts, all waits for copies"],
+  regret: ["policy", "Waits for copies that the best possible cache policy would have spared"],
+  link: ["link idle", "Other waits for copies: the link was idle when they could have begun"],
+  prefetch: ["prefetches", "Prefetches that came late or were of no use, and what choosing them took"],
+  host: ["host", "Waits for missing experts that the processor computed"],
+  dispatch: ["dispatch", "Everything else: what lies between the parts"],
+  sampling: ["sampling", "Choosing the next token"],
+  delivery: ["delivery", "Between two tokens: text, what ends an answer, and whatever takes the token"],
+};
+
+export class TokenTime extends Timeline {
+  constructor(canvas, colours, find) { super(canvas, colours); this.find = find; }
+
+  draw(frame) {
+    super.draw(frame);
+    this.words(frame.limit);
+    this.legend(frame.limit);
+  }
+
+  parts({ limit, step }) {
+    const n = step.length;
+    return limit.names.map((name, row) => [limit.by_pass.subarray(row * n, (row + 1) * n), `t-${name}`]);
+  }
+
+  extra(surface, box, top) { this.level(surface, box, top, this.frame.limit.limit_ms, "limit", "text"); }
+
+  words({ share, limit_ms, total_ms, tokens, emulated_link, policies_compared }) {
+    const node = this.find("tpot-text");
+    const text = share === null ? "ms" : `${Math.round(100 * share)} % of the speed limit: ${short(limit_ms)} of ${short(total_ms)} ms, last ${tokens} tokens${emulated_link ? ", emulated link" : ""}${policies_compared ? "" : "; policies not compared yet"}`;
+    if (node.textContent !== text) node.textContent = text;
+  }
+
+  /** Every part that took time, with its mean. */
+  legend({ names, parts_ms }) {
+    const shown = names.filter((name) => !parts_ms || parts_ms[name] >= 5e-4 || name === "computing"), list = this.find("tpot-legend");
+    if (this.listed !== shown.join()) {
+      this.listed = shown.join();
+      list.querySelectorAll("[data-part]").forEach((item) => item.remove());
+      list.prepend(...shown.map((name) => {
+        const item = document.createElement("li"), box = document.createElement("i");
+        Object.assign(item, { title: NAMES[name][1] }).dataset.part = name;
+        box.className = `sw t-${name}`;
+        item.append(box, `${NAMES[name][0]} `, document.createElement("b"));
+        return item;
+      }));
+    }
+    for (const item of list.querySelectorAll("[data-part]")) {
+      const text = parts_ms ? short(parts_ms[item.dataset.part]) : "";
+      if (item.lastChild.textContent !== text) item.lastChild.textContent = text;
+    }
+  }
+
+  lines(i) {
+    const { limit, step, hits, requests, labelled, ...frame } = this.frame, n = step.length, parts = limit.names.map((name, row) => [name, limit.by_pass[row * n + i]]);
+    const total = parts.reduce((sum, [, ms]) => sum + ms, 0);
+    return [`${total.toFixed(2)} ms = ${parts.filter(([, ms]) => ms >= 0.005).map(([name, ms]) => `${NAMES[name][0]} ${ms.toFixed(2)}`).join(" + ")}`,
+      `${hits[i]} of ${requests[i]} requests hit`,
+      ...(labelled ?? []).map(({ name, label, unit }) => `${label} ${short(frame[name][i])} ${unit}`)];
+  }
+}

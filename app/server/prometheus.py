@@ -52,13 +52,16 @@ def _limit(host: Host) -> Iterator[str]:
     if limit is None or not limit.tokens:
         return
     link: Labels = {"link": "emulated" if limit.emulated else "measured"}
-    over = "a decoded token over the last ones"
-    yield from _family("limit_share", "gauge", f"The speed limit over the time taken by {over}.", [(link, limit.share)])
+    over = "the last decoded tokens, mean"
     yield from _family(
-        "limit_seconds", "gauge", f"The least time that {over} could take.", [(link, limit.limit_ms / 1e3)]
+        "limit_share",
+        "gauge",
+        "The speed limit over the time that the last decoded tokens took.",
+        [(link, limit.share)],
     )
+    yield from _family("limit_seconds", "gauge", f"The least time of {over}.", [(link, limit.limit_ms / 1e3)])
     parts: list[tuple[Labels, float]] = [({"part": name, **link}, ms / 1e3) for name, ms in limit.parts.items()]
-    yield from _family("limit_part_seconds", "gauge", f"Where the time of {over} went, in parts that add up.", parts)
+    yield from _family("limit_part_seconds", "gauge", f"Where the time went, in parts that add up: of {over}.", parts)
 
 
 def _named(one: Metric) -> tuple[str, float]:

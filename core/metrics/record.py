@@ -93,7 +93,7 @@ class StepRecord:
     )
     total_ms: float = field(metadata=metric("ms", "Its wall time in milliseconds: compute + stall + idle.", frame=True))
     compute_ms: float = field(
-        metadata=metric("ms", "The device was busy with the model, in milliseconds.", reduce="sum", frame=True)
+        metadata=metric("ms", "The device was busy with the model, in milliseconds.", reduce="sum")
     )
     stall_ms: float = field(
         metadata=metric("ms", "Compute waited for a copy, in milliseconds.", reduce="sum", frame=True)
@@ -119,7 +119,6 @@ class StepRecord:
             "ms",
             "The prefetcher's own time on the computing thread, in milliseconds: part of compute, and of idle what it "
             "takes before the pass, a wait for its answer included.",
-            frame=True,
         ),
     )
     record_ms: float = field(
@@ -165,10 +164,7 @@ class StepRecord:
             "milliseconds: part of compute.",
         ),
     )
-    sample_ms: float = field(
-        default=0.0,
-        metadata=metric("ms", "Drawing the tokens that follow, in milliseconds: part of idle."),
-    )
+    sample_ms: float = field(default=0.0, metadata=metric("ms", "Drawing tokens, in milliseconds: part of idle."))
     between_ms: float = field(
         default=0.0,
         metadata=metric(

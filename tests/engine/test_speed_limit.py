@@ -1,0 +1,162 @@
+"""The speed limit of a loaded model: its parts against a clock beside it, and delays that are planted."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from core.engine import Engine
+from core.metrics.limit import COLUMNS, PARTS, Fewest, claims
+from core.runtime.telemetry import RING
+from core.settings.config import Settings
+from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
+from core.types import StepRecord
+from tests.selection import layered
+
+SLOW = {"link": "emulated", "link_gbps": 0.01, "link_latency_us": 2000.0}
+DELAY_S = 0.004
+
+
+@contextmanager
+def loaded(model: Path, tokens: int, arithmetic: str = "fast", **settings: Any) -> Iterator[Engine]:
+    """Half of its experts are resident, and answers end at their limit only."""
+    chosen = Settings({"budget": "50%", **settings})
+    engine = Engine.load(LoadSpec.checked(str(model), chosen, context=tokens + 64, arithmetic=arithmetic))
+    engine.prompt.ends = set()
+    try:
+        yield engine
+    finally:
+        engine.unload()
+
+
+def answer(
+    engine: Engine, tokens: int, draw: Any = None, taken: Callable[[], object] = lambda: None
+) -> tuple[list[StepRecord], float]:
+    """The decode passes of an answer but the first, and the milliseconds from the end of that one to their own."""
+    steps, ends_s = list[StepRecord](), list[float]()
+    for piece in engine.generate("the cat sat", Sampling(max_new_tokens=tokens, seed=1), draw=draw):
+        if piece.kind == "token" and piece.step is not None and piece.step.phase == "decode":
+            ends_s.append(time.perf_counter())
+            steps.append(piece.step)
+            taken()
+    return steps[1:], (ends_s[-1] - ends_s[0]) * 1e3
+
+
+@pytest.mark.parametrize("tokens", layered([60, 1002], quick=lambda tokens: tokens == 60))
+@pytest.mark.parametrize(
+    ("arithmetic", "settings"),
+    [("fast", {"link": "own"}), ("reference", {"link": "own"}), ("fast", {**SLOW, "predictor": "gate"})],
+    ids=["own link", "reference", "emulated link"],
+)
+def test_the_parts_sum_to_what_a_clock_beside_the_engine_measured(
+    model: Path, tokens: int, arithmetic: str, settings: dict[str, Any]
+) -> None:
+    meter = dict[int, float]()
+    with loaded(model, tokens, arithmetic, **settings) as engine:
+
+        def read() -> None:
+            if engine.parts.recorder.index % (RING // 4) == 0:
+                limit = engine.limit()
+                meter.update(zip(limit.step.tolist(), limit.by_pass.sum(0).tolist(), strict=True))
+
+        steps, wall_ms = answer(engine, tokens, taken=read)
+        limit = engine.limit()
+        meter.update(zip(limit.step.tolist(), limit.by_pass.sum(0).tolist(), strict=True))
+    assert len(steps) == tokens - 2
+    assert sum(meter[step.index] for step in steps) == pytest.approx(wall_ms, rel=0.03)
+    columns = {name: np.array([float(getattr(one, name, 0.0)) for one in steps]) for name in COLUMNS}
+    took_ms = (columns["total_ms"] + columns["between_ms"]).sum()
+    assert sum(part.sum() for part in claims(columns).values()) <= 1.03 * took_ms, "what is measured does not overlap"
+    assert (columns["kernel_ms"] > 0).all() == (arithmetic == "fast")
+    assert (columns["kernel_ms"] <= columns["compute_ms"]).all()
+
+
+def test_a_slow_link_is_the_limit_and_counted_by_its_copies(model: Path) -> None:
+    """Each copy takes what the emulated link is set to, which is far longer than computing."""
+    with loaded(model, 40, **SLOW) as engine:
+        steps, _ = answer(engine, 40, draw=wandering())
+        misses = sum(one.requests - one.hits for one in steps)
+        assert misses > len(steps), "there are copies to count"
+        copies_ms = sum(one.copy_ms for one in steps) / len(steps)
+        paced_ms = engine.transfers.pace.duration_s(engine.shape.expert_bytes) * 1e3
+        assert copies_ms >= 0.999 * misses / len(steps) * paced_ms, "as many as were missed, none faster than the link"
+        rate = misses / sum(one.requests for one in steps)
+        least = engine.limit(Fewest(rate, len(steps), steps[-1].index))
+        assert least.emulated and least.known and least.tokens == len(steps)
+        assert least.limit_ms == pytest.approx(copies_ms, rel=1e-3)
+        assert least.parts["regret"] == pytest.approx(0.0, abs=1e-6), "no policy would have missed less"
+        half = engine.limit(Fewest(rate / 2, len(steps), steps[-1].index))
+        assert half.limit_ms == pytest.approx(least.limit_ms / 2, rel=1e-3)
+        assert half.parts["regret"] == pytest.approx(copies_ms / 2, rel=1e-3)
+        none = engine.limit()
+        assert none.limit_ms == pytest.approx(none.parts["computing"]) and not none.known
+        assert none.parts["link"] > 0.9 * least.limit_ms
+
+
+def wandering() -> Callable[[Sequence[int], torch.Tensor], int]:
+    """Draws tokens at random, so that no cache is right for long."""
+    rng = np.random.default_rng(1)
+    return lambda ids, logits: int(rng.integers(3, logits.shape[-1]))
+
+
+def means(engine: Engine, **how: Any) -> dict[str, float]:
+    steps, _ = answer(engine, 20, **how)
+    limit = engine.limit()
+    rows = limit.by_pass[:, np.isin(limit.step, [one.index for one in steps])]
+    return dict(zip(PARTS, rows.mean(1).tolist(), strict=True))
+
+
+def test_what_is_slow_shows_in_its_own_part(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(ids: Sequence[int], logits: torch.Tensor) -> int:
+        return int(logits.argmax())
+
+    def slowly(ids: Sequence[int], logits: torch.Tensor) -> int:
+        time.sleep(DELAY_S)
+        return first(ids, logits)
+
+    def slower(what: Any) -> Any:
+        def run(*args: Any) -> Any:
+            time.sleep(DELAY_S)
+            return what(*args)
+
+        return run
+
+    with loaded(model, 200, link="own", predictor="gate") as engine:
+        answer(engine, 20)
+        assert means(engine, draw=slowly)["sampling"] >= DELAY_S * 1e3
+        assert means(engine, draw=first, taken=lambda: time.sleep(DELAY_S))["delivery"] >= DELAY_S * 1e3
+        controller = engine.wiring.controller
+        with monkeypatch.context() as patch:
+            patch.setattr(controller, "apply", slower(controller.apply))
+            assert means(engine, draw=first)["dispatch"] >= DELAY_S * 1e3
+        host = engine.predictor_host
+        with monkeypatch.context() as patch:
+            patch.setattr(host, "predict", slower(host.predict))
+            assert means(engine, draw=first)["prefetch"] >= (engine.shape.layers - 1) * DELAY_S * 1e3
+
+
+def test_what_the_host_computes_has_a_part(model: Path) -> None:
+    """Threads of the host that take longer are waited for, and that is not computing."""
+    with loaded(model, 200, link="own", miss_placement="host", host_threads=1) as engine:
+        team = engine.parts.host.team
+        if team is None:
+            pytest.skip("one processor leaves no thread for the host")
+        join = team.join
+
+        def late() -> None:
+            time.sleep(DELAY_S)
+            join()
+
+        team.join = late  # type: ignore[method-assign]
+        steps, _ = answer(engine, 20, draw=wandering())
+        waits = [one for one in steps if one.host_computed and one.join_ms]
+        assert waits and all(one.join_ms >= DELAY_S * 1e3 for one in waits)
+        limit = engine.limit()
+        host = limit.by_pass[PARTS.index("host"), np.isin(limit.step, [one.index for one in waits])]
+        assert host == pytest.approx([one.join_ms for one in waits], rel=1e-3)

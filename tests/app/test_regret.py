@@ -322,3 +322,36 @@ def test_a_gain_within_its_noise_advises_nothing(lfu: list[float], better: bool)
     told = regret.ranked("lru", report, prefetch=False)
     assert (told["best"], told["better"]) == ("lfu", better)
     assert (told["error"] is None) == (len(lfu) < 2)
+
+
+def test_what_the_best_policy_would_miss_sets_the_speed_limit_in_the_frame_the_table_and_the_metrics(
+    host: Host,
+) -> None:
+    with TestClient(build_app(host), base_url="http://127.0.0.1:7860") as client:
+        assert client.get("/limit").json()["share"] is None and client.get("/export/limit.csv").status_code == 404
+        assert "moestro_limit" not in client.get("/metrics").text
+        ask(host)
+        belady = figures(host, 40)["belady"]
+        fewest = host.regret.fewest(host.models.load_id, host.models.settings)
+        assert fewest is not None and (fewest.rate, fewest.tokens) == (1.0 - belady, 40)
+        steps = list(host.store.steps.records(load=host.models.load_id))
+        assert fewest.until == steps[-1].index
+        limit = host.limit()
+        assert limit is not None and limit.known and limit.tokens == 40
+        told = client.get("/limit").json()
+        assert told["policies_compared"] and told["share"] == limit.share and told["parts_ms"] == limit.parts
+        assert sum(told["parts_ms"].values()) == pytest.approx(told["total_ms"])
+        head, arrays = frames.decode(client.get("/live/frame").content)
+        assert head["limit"] == {**limit.facts(), "names": list(limit.parts)}
+        assert arrays["limit.by_pass"].tolist() == limit.by_pass[:, -240:].tolist()
+        lines = client.get("/export/limit.csv").text.splitlines()
+        assert len(lines) == 41 and lines[1].startswith(f"{steps[-40].index},")
+        told_metrics = client.get("/metrics").text
+        assert f'moestro_limit_share{{link="measured"}} {limit.share!r}' in told_metrics
+        assert told_metrics.count("moestro_limit_part_seconds{part=") == len(limit.parts)
+        assert host.models.change("eviction", "lru") == ""
+        assert host.regret.fewest(host.models.load_id, host.models.settings) is None, "of other settings"
+        assert host.models.change("regret", False) == ""
+        off = host.limit()
+        assert off is not None and not off.known
+    assert host.regret.fewest(None, host.models.settings) is None

@@ -51,6 +51,24 @@ def test_figures_are_the_engines(dashboard: Dashboard) -> None:
     assert f"{shape['layers']} layers × {shape['experts']} experts" in dashboard.text("[data-k=res-text]")
 
 
+def test_the_time_of_a_token_is_in_parts_that_add_up_beside_the_speed_limit(dashboard: Dashboard) -> None:
+    dashboard.ask("Parts").streaming(80)
+    dashboard.stop()
+    page = dashboard.page
+    page.wait_for_function("document.querySelector('[data-k=tpot-text]').textContent.includes('of the speed limit')")
+    page.wait_for_function("document.querySelector('.deck').dataset.busy === '0'")
+    limit = dashboard.frame()["limit"]
+    assert abs(sum(limit["parts_ms"].values()) - limit["total_ms"]) < 1e-6
+    shown = page.evaluate("""Object.fromEntries([...document.querySelectorAll('[data-k=tpot-legend] [data-part]')]
+        .map((item) => [item.dataset.part, parseFloat(item.querySelector('b').textContent)]))""")
+    assert shown.keys() == {name for name, ms in limit["parts_ms"].items() if ms >= 5e-4 or name == "computing"}
+    assert all(abs(ms - limit["parts_ms"][name]) < 0.006 + 0.006 * ms for name, ms in shown.items())
+    page.focus(".deck canvas[data-c=tpot]")
+    page.keyboard.press("ArrowLeft")
+    assert "ms = computing" in page.evaluate("document.querySelector('[data-k=say]').textContent")
+    page.keyboard.press("Escape")
+
+
 def test_an_emulated_link_says_so_beside_the_figure(dashboard: Dashboard) -> None:
     dashboard.advanced()
     dashboard.choose("set-link", "own")

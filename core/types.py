@@ -217,6 +217,16 @@ class Fit:
         return not self.problem
 
 
+class Underway(NamedTuple):
+    """A forward pass that is being computed, so far. A long prompt's takes seconds."""
+
+    seconds: float
+    tokens: int
+    layers: int  # MoE layers that are computed
+    moved_bytes: int  # payload copied into slots, on demand and ahead
+    disk_bytes: int  # read from disk for it
+
+
 @dataclass(slots=True)
 class Frame:
     """One consistent snapshot of the engine for the live deck, cheap enough for 4 Hz."""
@@ -240,6 +250,7 @@ class Frame:
     link_limit_gbps: float  # what the link can carry: the emulated bandwidth, or the fastest measured
     emulated: bool
     exact: bool
+    underway: Underway | None = None  # the pass that is being computed, once it has taken long
     passes: int = 0  # forward passes, of prompts too, that `link_gbps` and `lossy` are over: the last ones
     net_ms: float = 0.0  # mean per decoded token over the window: time that prefetching saved less its cost
     prefetched: tuple[int, int, int, int] = (0, 0, 0, 0)  # in the window: used, late, wasted, of these evicted unused

@@ -60,7 +60,7 @@ class FakeEngine:
 
     def __init__(self, spec: LoadSpec, token_s: float = 0.02) -> None:
         self.spec, self.shape, self.context, self.token_s = spec, SHAPE, spec.context or 512, token_s
-        self.settings, self.version, self.busy = spec.settings, 0, False
+        self.settings, self.version, self.moment, self.busy = spec.settings, 0, 0, False
         self.model_name, self.model_hash = spec.model, "fake"
         self.profile: Profile | None = None
         self.has_disk = is_pack(spec.model) and spec.host != "all"

@@ -120,7 +120,10 @@ class ModelManager:
     def version(self) -> str:
         """Changes whenever `frame` would: identifies the load and the engine's own version."""
         with self._view:
-            return f"{self._loaded.load}.{self._loaded.engine.version}" if self._loaded is not None else "none"
+            if self._loaded is None:
+                return "none"
+            engine = self._loaded.engine
+            return f"{self._loaded.load}.{engine.version}.{engine.moment}"
 
     @property
     def quality(self) -> Quality | None:

@@ -14,6 +14,8 @@ from core.profile import Profile
 from core.settings.config import Settings
 from core.types import Chat, Frame, Memory
 
+MOMENTS = 4  # a second in which frames of a long pass differ
+
 
 class EngineFacts:
     """The parts of an engine, and what they say."""
@@ -105,6 +107,12 @@ class EngineFacts:
         missed of them, where that is known."""
         return self.parts.telemetry.limit(fewest)
 
+    @property
+    def moment(self) -> int:
+        """Changes while one pass takes long, MOMENTS times a second; 0 where none does."""
+        underway = self.parts.recorder.underway() if self.busy else None
+        return 0 if underway is None else int(MOMENTS * underway.seconds)
+
     def frame(self, layer: int = 0, points: int = 240, fewest: Fewest | None = None) -> Frame:
         """The data that the live deck draws; `layer` selects the co-activation matrix, `fewest` as in `limit`."""
         pace, layer = self.transfers.pace, max(0, min(self.shape.layers - 1, layer))
@@ -121,6 +129,7 @@ class EngineFacts:
         )
         frame.pinned = tuple(sorted(self._controller.placed.pinned))
         frame.compared = self.prefetch_compared
+        frame.underway = self.parts.recorder.underway() if frame.busy else None
         return frame
 
     @property

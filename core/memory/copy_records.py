@@ -38,6 +38,11 @@ class CopyRecords:
             self._byte_s = median(self._spans)
         return taken
 
+    def untaken_bytes(self) -> tuple[int, int]:
+        """(payload, bytes read from disk) of the copies that `take_finished` will return; of any thread."""
+        done = [ticket for ticket in list(self._finished) if ticket.error is None]
+        return sum(ticket.bytes for ticket in done), sum(ticket.disk_bytes for ticket in done)
+
     def forget(self) -> None:
         """Drop the records of copies and stalls so far."""
         self._finished.clear()

@@ -23,8 +23,9 @@ from core.runtime.prediction.predictor_host import PredictorHost
 from core.runtime.step_sink import Requests
 from core.runtime.trace_capture import TraceCapture
 from core.settings.telemetry import TelemetrySettings
-from core.types import ModelShape, Outcome, Phase, StepRecord, Transfer
+from core.types import ModelShape, Outcome, Phase, StepRecord, Transfer, Underway
 
+LONG_S = 0.3  # a pass that takes longer is shown while it is computed
 LATER = frozenset((*FIGURES, "ids", "layer", "expert", "outcome", "transfers"))
 DEFAULTS = {one.name: one.default for one in fields(StepRecord) if one.default is not MISSING and one.name not in LATER}
 Ran = tuple[int, list[list[int]], Requests | None]
@@ -133,6 +134,7 @@ class Recorder:
         """Whether native steps compute the model, and how long they take is to be recorded."""
         self._ticks = 0
         self._index = 0
+        self._begun_s = 0.0  # of the pass that is being computed; 0 = none
         self._batch: Batch | None = None
         self._ran: list[Ran] = []
         self.stall_s = self._host_s = self._join_s = 0.0
@@ -144,6 +146,7 @@ class Recorder:
         self._clear()
         if self.counts_steps:
             self._ticks = steps_ticks()
+        self._begun_s = time.perf_counter()
         if self._miss is not None:
             self._miss.begin(batch.phase)
         if self._capture is not None:
@@ -187,7 +190,7 @@ class Recorder:
         """End the pass. `model_s` = the forward call, waits for copies included. What remains is the caller's: `spent`
         adds the time after it, and `exact` follows from the KV of its sequences."""
         assert self._batch is not None, "no pass has begun"
-        cost, rows = self._prefetch_cost, self._batch.rows
+        cost, rows, self._begun_s = self._prefetch_cost, self._batch.rows, 0.0
         counts, finished = self._expert_cache.take_counts(), self._transfers.take_finished()
         stalled_s, late_s = self._transfers.device_stall_s()
         stall_s = min(self.stall_s + stalled_s, model_s)
@@ -224,6 +227,14 @@ class Recorder:
             self._predictor_host.answer_wait.passed(stall_s, self._prefetch_cost.spared_s)
         if self._throttle is not None:
             self._throttle.note(record)
+
+    def underway(self) -> Underway | None:
+        """The pass that is being computed, once it has taken LONG_S; of any thread."""
+        batch, begun_s, now_s = self._batch, self._begun_s, time.perf_counter()
+        if batch is None or not begun_s or now_s - begun_s < LONG_S:
+            return None
+        tokens = sum([count for _, count in batch.rows])
+        return Underway(now_s - begun_s, tokens, len(self._ran), *self._transfers.untaken_bytes())
 
     def configure(self, old: TelemetrySettings | None, new: TelemetrySettings) -> None:
         """Record, or do not, from the next pass on."""

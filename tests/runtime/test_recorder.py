@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from core.cache.counts import Counts
 from core.cache.lease import LeasedSegment
+from core.runtime import recorder as recorder_module
 from core.runtime.batch import Batch, Share
-from core.runtime.recorder import Recorder
+from core.runtime.recorder import LONG_S, Recorder
 from core.types import ModelShape, Outcome, Segment, StepRecord
 
 SHAPE = ModelShape(layers=2, experts=300, top_k=2, hidden=8, expert_bytes=64)
@@ -58,6 +59,21 @@ def check(step: StepRecord) -> None:
     assert (step.requests, step.hits) == (6, 3)
     assert [(t.layer, t.expert, t.demand, t.origin) for t in step.transfers] == [(1, 1, True, "host")]
     assert abs(step.copy_ms - 1000) < 1e-6
+
+
+def test_a_long_pass_is_seen_while_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, now_s = make(), [100.0]
+    monkeypatch.setattr(recorder_module.time, "perf_counter", lambda: now_s[0])
+    recorder._transfers.untaken_bytes = lambda: (640, 4096)  # type: ignore[method-assign]
+    assert recorder.underway() is None
+    recorder.begin(BATCH)
+    now_s[0] += LONG_S / 2
+    assert recorder.underway() is None, "a token's pass is over before it could be read"
+    now_s[0] += LONG_S
+    recorder.layer(0, IDS[0], [])
+    assert recorder.underway() == (pytest.approx(1.5 * LONG_S), 2, 1, 640, 4096)
+    recorder.end(0.0, 0.01, 1, 1, {})
+    assert recorder.underway() is None
 
 
 def test_what_was_recorded_is_what_is_read_later() -> None:

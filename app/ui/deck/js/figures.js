@@ -38,14 +38,17 @@ export class Figures {
   kpis(frame) {
     const [unit, size] = frame.link_limit_gbps >= 0.5 ? ["GB/s", 1] : ["MB/s", 1000], known = frame.tpot_ms > 0;
     this.text("tok", known ? short(frame.tok_s) : "–");
-    this.text("tok-sub", frame.busy ? "answering" : "idle");
+    const now = frame.underway && { seconds: frame.underway[0], tokens: frame.underway[1], layers: frame.underway[2], moved: frame.underway[3] };
+    const reading = now && `${now.tokens > 1 ? "prompt" : "token"}, layer ${now.layers}/${frame.shape.layers}`;
+    const link = now ? now.moved / now.seconds / 1e9 : frame.link_gbps; // of a pass that takes long: of that so far
+    this.text("tok-sub", reading || (frame.busy ? "answering" : "idle"));
     this.text("hit", frame.hit === null || Number.isNaN(frame.hit) ? "–" : (100 * frame.hit).toFixed(1));
     this.text("hit-sub", frame.window ? `last ${tokens(frame.window)}` : "no tokens yet");
     this.text("tpot", known ? short(frame.tpot_ms) : "–");
-    this.text("link", short(frame.link_gbps * size));
+    this.text("link", short(link * size));
     this.text("link-unit", unit);
     this.text("link-axis", unit);
-    this.text("link-sub", `of ${short(frame.link_limit_gbps * size)}, peak ${short(frame.link_peak_gbps * size)}`);
+    this.text("link-sub", `of ${short(frame.link_limit_gbps * size)}, peak ${short(Math.max(link, frame.link_peak_gbps) * size)}`);
     this.find("emulated").hidden = !frame.emulated;
     tell({ lossy: Boolean(frame.lossy), rate: frame.lossy?.rate ?? null, of: frame.lossy?.assignments ?? 0, window: frame.passes, before: !frame.exact, quality: frame.quality });
     this.share(frame);
@@ -55,12 +58,13 @@ export class Figures {
   disk(frame, there, inPart) {
     let [read, ms, passes] = [0, 0, 0];
     for (const i of decoded(frame)) { read += frame.disk_bytes[i]; ms += frame.total_ms[i]; passes++; }
+    if (frame.underway) [passes, ms, read] = [1, 1e3 * frame.underway[0], frame.underway[4]];
     const root = this.find("disk").closest(".deck"), [unit, size] = read / (ms || 1) >= 1e5 ? ["GB/s", 1e6] : ["MB/s", 1e3];
     root.dataset.disk = there || frame.disk_bytes.some((b) => b > 0) ? "1" : "0";
     if (inPart) root.dataset.part = "1";
     this.text("disk", passes ? short(read / (ms || 1) / size) : "–");
     this.text("disk-unit", unit);
-    this.text("disk-sub", passes ? `${bytes(read / passes)}/token` : "no tokens yet");
+    this.text("disk-sub", frame.underway ? `${bytes(read)} in this pass` : passes ? `${bytes(read / passes)}/token` : "no tokens yet");
   }
 
   /** The benefit of the prefetcher: measured where tokens with it and without it took turns, else an upper bound. Empty while nothing is prefetched. */

@@ -1,11 +1,12 @@
 """Which tests run: those marked `long` only with `--all`, or when a marker expression (`-m`) names `long`. Without
-`--all`, hypothesis draws fewer examples for a test that does not say how many; it never fails one for being slow.
+`--all`, hypothesis draws fewer examples for a test that does not say how many, and none of the project's own constants;
+it never fails one for being slow.
 
 `--until TIME` skips, by name, each long test that would not be over by then. Under xdist the browser tests are one unit
 of work, as they share a server and a browser, and come first; then the longest files, then those with most tests.
 
-`-m gpu` reads tests/gpu alone, where these tests are, and needs what the engine needs, and pytest. In any other run
-torch sees no GPU.
+`-m gpu` reads tests/gpu alone, where these tests are, and needs what the engine needs, and pytest. Any other run
+imports them, and torch sees no GPU.
 
 A pytest plugin that imports nothing heavy; tests/conftest.py takes its hooks over.
 """
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 import atexit
 import gc
+import itertools
 import logging
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,31 @@ def layered(cases: Iterable[Any], quick: Callable[[Any], bool], minutes: float =
     return [
         case if quick(case) else pytest.param(*(case if type(case) is tuple else (case,)), marks=long) for case in cases
     ]
+
+
+def covering(*axes: Sequence[Any], minutes: float = 0.1) -> list[Any]:
+    """All combinations of one value of each axis, as cases of a parametrised test. Those that are not marked `long`
+    have every two values of two axes together: 4 of the 8 cases of three axes of two values."""
+
+    def pairs(case: tuple[int, ...]) -> set[Any]:
+        return set(itertools.combinations(enumerate(case), 2))
+
+    every = list(itertools.product(*(range(len(axis)) for axis in axes)))
+    missing, quick = set().union(*map(pairs, every)), set[tuple[int, ...]]()
+    while missing:
+        quick.add(best := max(every, key=lambda case: len(pairs(case) & missing)))
+        missing -= pairs(best)
+    long = pytest.mark.long(minutes)
+    cases = [(case in quick, [axis[at] for axis, at in zip(axes, case, strict=True)]) for case in every]
+    return [pytest.param(*values, marks=() if is_quick else long) for is_quick, values in cases]
+
+
+def by_turns(values: Iterable[Any], others: Sequence[Any]) -> list[Any]:
+    """All pairs of a value and one of the `others`, not marked `long` where the others take turns."""
+    pairs = (
+        (at == n % len(others), (value, other)) for n, value in enumerate(values) for at, other in enumerate(others)
+    )
+    return [pytest.param(*pair, marks=() if is_quick else pytest.mark.long(0.1)) for is_quick, pair in pairs]
 
 
 def examples(count: int, fewer: int = FEWER) -> Any:
@@ -125,10 +152,21 @@ def pytest_configure(config: pytest.Config) -> None:
         atexit.register(os._exit, 0)  # while half a million objects are taken down one by one
     if settings is None:
         return
+    if not config.getoption("--all"):
+        draw_no_constants()
     unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("all", unhurried)
     settings.register_profile("first layer", unhurried, max_examples=FEWER)
     settings.load_profile("all" if config.getoption("--all") else "first layer")
+
+
+def draw_no_constants() -> None:
+    """Have hypothesis not look for constants in the source of the whole project, to draw them now and then: in a new
+    clone that takes each worker 6 s."""
+    from hypothesis.internal.conjecture import providers
+
+    if hasattr(providers, "_get_local_constants"):
+        providers._get_local_constants = lambda: providers._local_constants
 
 
 @pytest.hookimpl(wrapper=True)
@@ -158,7 +196,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Any other marker expression, such as `-m gpu`, selects among the tests that run by default."""
+    """Tests marked `long` or `gpu` run where they are asked for; any other marker expression selects among the rest."""
     if workerinput(config):
         count = Counter(unit(item.nodeid) for item in items)
         first = {name: at for at, name in enumerate((BROWSER, *LONGEST))}
@@ -168,9 +206,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return first.get(name, len(first)), -count[name], item.nodeid.split("::", 1)[0]
 
         items.sort(key=place)
-    if config.getoption("--all") or re.search(r"\blong\b", str(config.getoption("markexpr", ""))):
-        return
-    long = [item for item in items if item.get_closest_marker("long")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    asked = {
+        *re.findall(r"\w+", str(config.getoption("markexpr", ""))),
+        *(["long"] if config.getoption("--all") else []),
+    }
+    kept, others = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        is_kept = all(item.get_closest_marker(name) is None for name in {"gpu", "long"} - asked)
+        (kept if is_kept else others).append(item)
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = kept

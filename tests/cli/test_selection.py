@@ -1,5 +1,6 @@
 """Long tests run when asked for, and only then."""
 
+import itertools
 import os
 import re
 import shlex
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.selection import GPU
+from tests.selection import GPU, by_turns, covering
 
 pytest_plugins = "pytester"
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,13 +40,13 @@ def test_long_gpu(): pass
 @pytest.mark.parametrize(
     ("options", "passed", "skipped"),
     [
-        ("", "plain gpu", ""),
-        ("--all", "plain gpu long long_gpu", ""),
+        ("", "plain", ""),
+        ("--all", "plain long", ""),
         ("-m gpu", "gpu", ""),
         ("-m 'gpu' --all", "gpu long_gpu", ""),
-        ("-m long", "long long_gpu", ""),
-        ("-m 'not long'", "plain gpu", ""),
-        ("--all --until 0", "plain gpu", "long long_gpu"),
+        ("-m long", "long", ""),
+        ("-m 'not gpu'", "plain", ""),
+        ("--all --until 0", "plain", "long"),
     ],
 )
 def test_only_what_was_asked_for_runs_and_in_time(
@@ -123,6 +124,15 @@ def test_those_need_no_more_than_the_engine_and_pytest(tmp_path: Path) -> None:
     assert {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line} == {
         file.relative_to(ROOT).as_posix() for file in GPU.glob("test_*.py")
     }
+
+
+def test_cases_that_are_not_long_cover_every_pair_of_values() -> None:
+    cases = covering("ab", (0, 1), [True, False], range(3))
+    quick = [case.values for case in cases if not case.marks]
+    assert len(cases) == 24 and len(quick) < 12
+    for (i, one), (j, other) in itertools.combinations(enumerate(("ab", (0, 1), [True, False], range(3))), 2):
+        assert {(case[i], case[j]) for case in quick} == {*itertools.product(one, other)}
+    assert [case.values for case in by_turns("abc", (0, 1)) if not case.marks] == [("a", 0), ("b", 1), ("c", 0)]
 
 
 def test_no_example_fails_for_being_slow() -> None:

@@ -16,15 +16,14 @@ from core.types import Outcome
 from tests.cuda.conftest import engine_on
 from tests.decoded import PROMPT, answer
 from tests.fake_cuda import FakeCuda
+from tests.selection import covering
 
 pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
 BASE = {"budget": "45%", "predictor": "none", "gpu_decode": "auto"}
 CLOSE = 0.05  # of the largest logit
 
 
-@pytest.mark.parametrize("threads", [0, 1])
-@pytest.mark.parametrize("placement", ["host", "measured"])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("placement", "threads", "packed"), covering(["host", "measured"], [0, 1], [False, True]))
 def test_the_host_computes_what_the_gpu_would(
     placement: str, threads: int, packed: bool, model: Path, pack: Path, fake_kernels: FakeCuda
 ) -> None:

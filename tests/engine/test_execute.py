@@ -24,7 +24,7 @@ from core.types import Outcome
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
 from tests.equality.passes import PROMPT, plain_transformers
-from tests.selection import layered
+from tests.selection import by_turns, layered
 from tests.tiny_tokenizer import save_tokenizer
 
 STEPS = 3
@@ -264,8 +264,7 @@ def test_with_true_predictions_nothing_changes(
     assert torch.equal(passes(engine.model, engine.fresh_cache(), at), case.logits)
 
 
-@pytest.mark.parametrize("predictor", ABLE)
-@pytest.mark.parametrize("mode", ["always", "verify"])
+@pytest.mark.parametrize(("predictor", "mode"), by_turns(ABLE, ("always", "verify")))
 def test_what_is_executed_is_fetched_before_all_else(
     engine: Engine, predictor: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from core.memory.codec.grouped import Grouped
 from core.memory.codec.measure import ffn_error, fill, random_expert, specs_of
 from core.settings.formats import LOADABLE
 from tests.kernel_cases import FEW
-from tests.selection import examples, layered
+from tests.selection import by_turns, examples, layered
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -179,8 +179,9 @@ def test_any_shape(
     assert error < {torch.float32: 1e-6, torch.bfloat16: 2e-3, torch.float16: 3e-4}[dtype]
 
 
-@pytest.mark.parametrize("name", [n for n in FORMATS if not FORMATS[n].is_plain])
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "transposed"), by_turns([n for n in FORMATS if not FORMATS[n].is_plain], (False, True))
+)
 def test_a_blob_depends_on_its_numbers_alone(name: str, transposed: bool) -> None:
     """Whatever computes with it; and stored transposed or not, the same matrices give the same bytes."""
     parts = gpt_oss_like()

@@ -9,6 +9,7 @@ from core.memory.codec import FORMATS, Numbers, QuantizedTensor, make_codec
 from core.memory.codec.bits import PLANES, pack, unpack
 from core.memory.codec.measure import fill
 from tests.memory.test_codec import CPU, gpt_oss_like, relative, specs_of
+from tests.selection import covering
 
 CODED = [n for n in FORMATS if not FORMATS[n].is_plain]
 HALF = Numbers(torch.float16, torch.float16, torch.float16)
@@ -53,9 +54,9 @@ def test_packed_bytes_are_what_the_format_says() -> None:
     assert [p.tolist() for p in pack(codes & 3, 2)] == [[[0b00111001, 0b00011011]]]
 
 
-@pytest.mark.parametrize("name", CODED)
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "transposed", "dtype"), covering(CODED, [False, True], [torch.float32, torch.bfloat16])
+)
 def test_codes_of_the_same_format_are_kept_bit_for_bit(name: str, transposed: bool, dtype: torch.dtype) -> None:
     parts = gpt_oss_like()
     if not transposed:

@@ -17,7 +17,7 @@ from core.profile.trace import ArrayTrace, Chunk
 from core.settings.registry import variants
 from core.simulate import Config, Replay
 from core.simulate.run import maker
-from tests.selection import examples
+from tests.selection import by_turns, examples
 
 LAYERS, EXPERTS, K = 3, 7, 2
 TOTAL = LAYERS * EXPERTS
@@ -60,8 +60,7 @@ def request(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> int:
     return misses
 
 
-@pytest.mark.parametrize("scope", ["layer", "global"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "scope"), by_turns(NAMES, ("layer", "global")))
 @examples(12, fewer=3)
 @given(
     seed=st.integers(0, 2**32),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from core.runtime.program.delta_rule import FIELDS, DeltaRule, kernel
 from tests.runtime.program import delta_oracle
 from tests.runtime.program.calls import call, drawn, needs_kernels, same
+from tests.selection import by_turns
 
 pytestmark = needs_kernels
 CASES = [DeltaRule(2, 8, 4, 8), DeltaRule(1, 6, 3, 44), DeltaRule(2, 3, 2, 70), DeltaRule(1, 16, 1, 64)]
@@ -43,8 +44,7 @@ class Heads:
         return out
 
 
-@pytest.mark.parametrize("spec", CASES, ids=str)
-@pytest.mark.parametrize("wild", [False, True])
+@pytest.mark.parametrize(("spec", "wild"), by_turns(CASES, (False, True)), ids=str)
 @settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from core.runtime.program import gather
 from tests.runtime.program.calls import DTYPES, call, drawn, needs_kernels, same
+from tests.selection import by_turns
 
 pytestmark = needs_kernels
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scale", [1.0, 32.0, 0.3])
+@pytest.mark.parametrize(("dtype", "scale"), by_turns(DTYPES, (1.0, 32.0, 0.3)))
 @settings(max_examples=10, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),

@@ -239,38 +239,38 @@ def test_one_call_at_most_where_more_are_not_wanted(start: Start) -> None:
     assert "tool_calls" not in choice["message"], "tools were taken away"
 
 
-@pytest.mark.parametrize(
-    ("choice", "forced", "told_of"),
-    [
-        ("auto", [], ["look", "write"]),
-        ("required", ["look", "write"], ["look", "write"]),
-        ({"type": "function", "function": {"name": "write"}}, ["write"], ["look", "write"]),
-        (
-            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}},
-            ["look"],
-            ["look"],
-        ),
-        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}}, [], ["look"]),
-        ({"type": "function", "function": {"name": "sing"}}, None, None),
-        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, None, None),
-        ({"type": "allowed_tools", "allowed_tools": 5}, None, None),
-        ({"type": "function"}, None, None),
-    ],
-)
-def test_a_tool_that_has_to_be_called_is(
-    start: Start, choice: Any, forced: list[str] | None, told_of: list[str] | None
-) -> None:
+CHOICES: list[
+    tuple[Any, list[str] | None, list[str] | None]
+] = [  # which tool is asked for, has to be called, is told of
+    ("auto", [], ["look", "write"]),
+    ("required", ["look", "write"], ["look", "write"]),
+    ({"type": "function", "function": {"name": "write"}}, ["write"], ["look", "write"]),
+    (
+        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}},
+        ["look"],
+        ["look"],
+    ),
+    ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}}, [], ["look"]),
+    ({"type": "function", "function": {"name": "sing"}}, None, None),
+    ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, None, None),
+    ({"type": "allowed_tools", "allowed_tools": 5}, None, None),
+    ({"type": "function"}, None, None),
+]
+
+
+def test_a_tool_that_has_to_be_called_is(start: Start) -> None:
     client, _, engine = start(CALL, takes_tools=True)
     write = {**TOOL, "function": {**TOOL["function"], "name": "write"}}
-    reply = client.post(COMPLETE, json=ask(tools=[TOOL, write], tool_choice=choice))
-    if forced is None:
-        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tool_choice")
-        return
-    assert reply.status_code == 200
-    asked, sampling = engine.asked[-1]
-    assert [one["function"]["name"] for one in asked.tools] == told_of
-    assert "call)*" not in sampling.grammar, "one call is enough, unless more are asked for"
-    assert [name for name in ("look", "write") if f'\\"{name}\\"' in sampling.grammar] == forced
+    for choice, forced, told_of in CHOICES:
+        reply = client.post(COMPLETE, json=ask(tools=[TOOL, write], tool_choice=choice))
+        if forced is None:
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tool_choice"), choice
+            continue
+        assert reply.status_code == 200, choice
+        asked, sampling = engine.asked[-1]
+        assert [one["function"]["name"] for one in asked.tools] == told_of, choice
+        assert "call)*" not in sampling.grammar, "one call is enough, unless more are asked for"
+        assert [name for name in ("look", "write") if f'\\"{name}\\"' in sampling.grammar] == forced, choice
 
 
 def test_an_answer_says_whether_it_is_exact(start: Start) -> None:

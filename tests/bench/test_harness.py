@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,21 +124,6 @@ def test_a_limit_holds_and_is_lifted_with_its_group() -> None:
 
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-WITHOUT = """
-import sys
-from importlib.machinery import PathFinder
-find = PathFinder.find_spec
-PathFinder.find_spec = lambda name, *more: None if name.partition(".")[0] == "bench" else find(name, *more)
-from app import cli
-assert cli.parse(["doctor"]).command == "doctor" and not {"bench", "papers", "accept"} & cli.MODULES.keys()
-assert not [name for name in sys.modules if name.partition(".")[0] == "bench"]
-"""
-
-
-def test_the_application_runs_without_the_folder_of_benches() -> None:
-    subprocess.run([sys.executable, "-c", WITHOUT], cwd=ROOT, check=True)
 
 
 def drawn_suite(monkeypatch: pytest.MonkeyPatch, found: Result) -> None:

@@ -35,7 +35,6 @@ class Drawn:
 
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = [pytest.param(row, id=f"{paper.name}: {row.where}") for paper in PAPERS for row in paper.rows]
 NOW, THEN = "2026-01-02T00:00:00+00:00", "2026-01-01T00:00:00+00:00"
 
 
@@ -71,20 +70,21 @@ def test_files_settings_and_presets_that_are_cited_exist(paper: Paper) -> None:
         preset(name)
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_commands_and_subjects_that_are_cited_exist(row: Row) -> None:
-    assert set(row.touched) <= REPAIRS.keys()
-    if not isinstance(ask := row.source, Ask):
-        return
-    args = cli.parse(shlex.split(row.command))
-    assert args.command in ("bench", "eval") and ask.pairs
-    named = {one for pair in ask.pairs for one in pair if isinstance(one, str)}
-    if args.command == "eval":
-        assert named <= {mode.name for mode in chosen(args.modes)} <= {mode.name for mode in modes_of()}
-        assert args.save == Path()
-    elif ask.bench == "systems":
-        for name in ask.at or named:
-            preset(name)
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
+def test_commands_and_subjects_that_are_cited_exist(paper: Paper) -> None:
+    for row in paper.rows:
+        assert set(row.touched) <= REPAIRS.keys(), row.where
+        if not isinstance(ask := row.source, Ask):
+            continue
+        args = cli.parse(shlex.split(row.command))
+        assert args.command in ("bench", "eval") and ask.pairs, row.where
+        named = {one for pair in ask.pairs for one in pair if isinstance(one, str)}
+        if args.command == "eval":
+            assert named <= {mode.name for mode in chosen(args.modes)} <= {mode.name for mode in modes_of()}, row.where
+            assert args.save == Path(), row.where
+        elif ask.bench == "systems":
+            for name in ask.at or named:
+                preset(name)
 
 
 def test_figures_have_a_direction_once() -> None:

@@ -102,9 +102,7 @@ def batch(dashboard: Dashboard) -> Dashboard:
     return dashboard
 
 
-def test_answered_followed_stopped_and_gone_on_with(
-    dashboard: Dashboard, open_page: Open, server: Server, tmp_path: Path
-) -> None:
+def test_answered_followed_stopped_and_gone_on_with(dashboard: Dashboard, server: Server, tmp_path: Path) -> None:
     """Lines that give no length are as long as the sidebar says: without end in the first run, short in the second."""
     file = tmp_path / "prompts.jsonl"
     lines = [{"prompt": f"say {n}", "id": f"line {n}", **({"max_tokens": 3} if n < 3 else {})} for n in range(LINES)]
@@ -121,14 +119,12 @@ def test_answered_followed_stopped_and_gone_on_with(
     page.click("#batch-go")
     page.wait_for_selector("#batch-cancel", state="visible")
     dashboard.wait_text("#batch-cards", f"of {LINES + 1}")
-    other = batch(open_page())
-    other.page.wait_for_selector("#batch-cancel", state="visible")
-    other.wait_text("#batch-latest", "line ")
-    other.page.get_by_role("tab", name="Chat + Live").click()
-    other.page.fill("#message textarea", "Hello")
-    other.page.press("#message textarea", "Enter")
-    other.page.wait_for_selector("text=The model is being used for a batch")
-    page.click("#batch-cancel")
+    dashboard.wait_text("#batch-latest", "line ")
+    page.get_by_role("tab", name="Chat + Live").click()
+    page.fill("#message textarea", "Hello")
+    page.press("#message textarea", "Enter")
+    page.wait_for_selector("text=The model is being used for a batch")
+    batch(dashboard).page.click("#batch-cancel")
     dashboard.wait_text("#batch-progress", "topping after those being written")
     page.click("#batch-cancel")
     dashboard.wait_text("#batch-alert", "Stopped")

@@ -163,7 +163,7 @@ def test_the_verdict_is_on_the_form_as_shown(dashboard: Dashboard, tmp_path: Pat
     page.wait_for_function("before => document.querySelector('#fit').innerText !== before", arg=before)
 
 
-@pytest.mark.long(0.1)  # the tests of a new chat and of what was turned, above; test_library.py enters a folder
+@pytest.mark.long(0.1)  # the tests of a new chat and of what was turned, above; tests/app/test_library.py has folders
 def test_a_folder_entered_during_a_search_stays(dashboard: Dashboard, tmp_path: Path) -> None:
     """What the search found comes after the folder's models are listed."""
     page, held = dashboard.page, Held(dashboard, search, answered=True)

@@ -59,6 +59,7 @@ def pick(dashboard: Dashboard, name: str) -> None:
     dashboard.wait_text("#model-about h3", name)
 
 
+@pytest.mark.long(0.2)  # tests/app/test_library.py has the list; below it is used
 def test_what_is_there_is_listed_and_what_is_broken_says_why(library: Dashboard, tmp_path: Path) -> None:
     page = library.page
     for text in ("pack", "int4-g64", "4 × 16, top-2", "never"):

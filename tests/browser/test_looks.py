@@ -177,7 +177,7 @@ def phone(shared: Dashboard) -> Iterator[Dashboard]:
     shared.rest()
 
 
-@pytest.mark.long(0.1)  # test_jobs.py and test_substitution.py have pages of this width, the test below every tab
+@pytest.mark.long(0.1)  # test_jobs.py has a page of this width, the test below every tab
 def test_it_fits_and_is_not_blank(phone: Dashboard, tmp_path: Path) -> None:
     fits(phone, tmp_path, 390, "dark")
     assert phone.page.evaluate("document.querySelector('#load').getBoundingClientRect().right <= 0")

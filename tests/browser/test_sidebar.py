@@ -138,6 +138,7 @@ def test_what_prefetchers_share_shows_for_those_that_use_it_and_keeps_its_value(
     page.wait_for_selector("#set-predictor-width", state="hidden")
 
 
+@pytest.mark.long(0.1)  # tests/app/test_words.py has what the card says and suggests; a budget is typed above
 def test_the_card_tells_the_speed_to_expect_and_the_suggested_budget_is_one_click(dashboard: Dashboard) -> None:
     page = dashboard.page
     dashboard.slide("set-budget", 50)
@@ -200,6 +201,7 @@ def test_a_budget_can_be_typed_and_a_bad_one_is_explained(dashboard: Dashboard) 
     dashboard.page.wait_for_function("!document.querySelector('#cache-alert .notice')")
 
 
+@pytest.mark.long(0.1)  # tests/app/test_loading.py keeps the old model; the test of pins shows an alert
 def test_a_bad_model_path_is_a_clear_error_and_changes_nothing(dashboard: Dashboard, tmp_path: Path) -> None:
     box = dashboard.page.locator("#model input")
     box.fill(str(tmp_path / "nothing-here"))

@@ -114,6 +114,7 @@ def test_every_control_moves_its_setting_while_tokens_stream(dashboard: Dashboar
     defaults(dashboard)
 
 
+@pytest.mark.long(0.5)  # tests/app/test_substitution.py has the section, test_live.py the badge in every state
 def test_the_badge_and_the_panels_tell_what_is_changed_until_it_is_exact_again(dashboard: Dashboard) -> None:
     page = dashboard.page
     open_section(dashboard)

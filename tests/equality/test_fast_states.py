@@ -94,11 +94,13 @@ def test_no_bit_depends_on_how_it_is_computed(engine: Engine) -> None:
         share(before)
 
 
-@pytest.mark.parametrize("dense", layered(["checkpoint", "int4-g32"], quick=lambda dense: dense == "int4-g32"))
+@pytest.mark.long(0.1)  # test_biases_of_experts_and_sinks has codes, of layers with heads
+@pytest.mark.parametrize("dense", ["checkpoint", "int4-g32"])
 def test_rounded_weights(path: Path, dense: str) -> None:
     assert distance(path, format="int4-g32-sym", dense=dense) < ROUNDED
 
 
+@pytest.mark.long(0.1)  # as latent attention in test_fast.py; above, states in 32 bits
 def test_states_in_16_bits(path: Path) -> None:
     with unloading(load(path, format="int4-g32-sym", dense="int4-g32", dtype="bfloat16")) as engine:
         assert engine.wiring.answering.hooked.program is not None

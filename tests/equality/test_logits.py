@@ -34,9 +34,7 @@ CASES = {
 OFTEN = {
     ("qwen3_moe", "no cache"),
     ("qwen3_moe", "emulated link"),
-    ("qwen3_moe", "top_k slots a layer"),
     ("gpt_oss", "top_k slots in all"),
-    ("gpt_oss", "half, one pool"),
     ("deepseek_v3", "half"),
 }
 

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import kernel_cases as cases
-from tests.loaded import unloading
 
 CPU = torch.device("cpu")
 UNHURRIED = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
@@ -92,6 +91,7 @@ def engine_error() -> float:
     from core.settings.config import Settings
     from core.settings.loading import LoadSpec
     from tests.checkpoints import make_checkpoint
+    from tests.loaded import unloading
     from tests.tiny_tokenizer import save_tokenizer
 
     with tempfile.TemporaryDirectory() as directory:

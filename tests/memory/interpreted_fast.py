@@ -25,7 +25,7 @@ from tests.memory.fast.test_canonical import PLAIN, case, inputs_of, rows
 
 UNHURRIED = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SOME = (*FEW, "mxfp4", "bfloat16")
+SOME = (*FEW, "bfloat16")
 ODD = (float("nan"), float("inf"), -0.0, 1e-45, 3e38)
 EXPERTS: dict[str, dict[str, Any]] = {
     "int4-g32": {},

@@ -117,6 +117,7 @@ class TestTorchsThreads:
         assert found["using"] == [2, 0]
 
 
+@pytest.mark.long(0.1)  # of the system's threads, as all above
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_a_forked_process_has_torchs_other_pool_before_it_starts_a_thread() -> None:
     """Of threads that begin together without it, in one process of five some stop with "Invalid thread pool!"."""

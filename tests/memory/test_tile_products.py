@@ -97,7 +97,7 @@ def test_codes_are_as_near_as_their_numbers_in_bfloat16(name: str) -> None:
     ("name", "dtype"),
     layered(
         itertools.product(CODED, (BF16, torch.float16)),
-        quick=lambda case: case in (("int3", BF16), ("int4-g64", torch.float16)),  # other codes: test_canonical.py
+        quick=lambda case: case == ("int3", BF16),  # other codes: test_canonical.py
     ),
     ids=str,
 )

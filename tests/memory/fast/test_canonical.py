@@ -24,7 +24,7 @@ from tests.kernel_cases import CODED, FEW
 from tests.selection import examples, layered
 
 PLAIN = ("bfloat16", "float16", "float32")
-FORMATS = layered([*CODED, *PLAIN], quick=(*FEW, "mxfp4", "nvfp4", *PLAIN).__contains__)
+FORMATS = layered([*CODED, *PLAIN], quick=(*FEW, "nvfp4", "bfloat16", "float32").__contains__)
 GROUPS = {"int8": 32, "int4-g128": 128, "int4-g128-sym": 128}  # of inputs, where not 64
 WHOLE = 2e-2  # relative distance from the product of the dequantised weights: x keeps 8 bits of each block
 needs_kernels = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")

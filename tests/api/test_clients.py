@@ -16,6 +16,7 @@ from app.server.v1.call_grammar import grammar
 from app.server.v1.fields import LONGEST
 from tests.api.conftest import HOME, SayingEngine, events, saying
 from tests.app.conftest import open_host
+from tests.selection import layered
 
 RECORDINGS = {
     path.stem: json.loads(path.read_text("utf-8")) for path in Path(__file__).parent.glob("recordings/*.json")
@@ -193,7 +194,7 @@ def test_agents_get_their_calls(served: tuple[TestClient, type[SayingEngine]], n
         assert told(one, answer(served, one, call)) == ("", [(tool, {"path": "cache.py"})])
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
+@pytest.mark.parametrize("name", layered(RECORDINGS, quick=lambda name: [*RECORDINGS].index(name) % 3 == 0))
 def test_without_tools_the_model_s_template_need_not_take_any(
     served: tuple[TestClient, type[SayingEngine]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

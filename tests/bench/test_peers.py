@@ -16,6 +16,7 @@ from core.errors import MoestroError
 THREADS = 3  # of torch before anything is loaded
 
 
+@pytest.mark.long(0.2)  # below, a program that fails and what is timed; tests/bench/test_paired.py has the intervals
 @pytest.mark.usefixtures("other_programs")
 def test_each_round_has_every_system_and_ratios_have_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: THREADS)

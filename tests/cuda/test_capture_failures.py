@@ -142,6 +142,7 @@ def test_after_an_error_that_is_nobodys_it_is_captured_again(model: Path, led: t
         is_as_before(engine, gpu)
 
 
+@pytest.mark.long(0.1)  # test_token_graph.py replays one, test_budget.py stays within what is reserved
 def test_the_budget_has_room_for_them(model: Path, gpu: FakeCuda) -> None:
     with engine_on(model, SETTINGS) as engine:
         answer(engine, 4)

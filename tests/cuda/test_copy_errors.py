@@ -17,6 +17,7 @@ from core.settings.sampling import Sampling
 from core.types import Segment
 from tests.cuda.conftest import engine_on
 from tests.fake_cuda import FakeCuda, installed
+from tests.selection import layered
 
 GPU = torch.device("cuda")
 SOON = 30  # seconds that no test takes
@@ -77,7 +78,7 @@ def test_a_client_is_told_that_it_is_not_to_blame(error: MoestroError) -> None:
     assert response.status_code == 503 and "more" not in bytes(response.body).decode()
 
 
-@pytest.mark.parametrize("who", ["worker", "computing thread"])
+@pytest.mark.parametrize("who", layered(["worker", "computing thread"], quick=lambda who: who == "worker"))
 def test_an_answer_ends_with_an_error_the_user_can_read(model: Path, who: str) -> None:
     """Prefetches are the worker's, demands for what is pinned the computing thread's own."""
     settings: dict[str, object] = {"budget": "45%", "eviction": "lru", "predictor": "all_next"}

@@ -24,6 +24,7 @@ from tests.checkpoints import make_checkpoint
 from tests.cuda.conftest import CONTEXT
 from tests.fake_cuda import FakeCuda
 from tests.loaded import unloading
+from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -141,7 +142,7 @@ def test_doctor_says_which_of_these_it_is(no_gpu: pytest.MonkeyPatch) -> None:
     assert "There is an NVIDIA GPU" in problem and "has CUDA 11.4" in problem and problem.endswith("Update the driver.")
 
 
-@pytest.mark.parametrize(("capability", "slow"), [((7, 5), True), ((8, 0), False)])
+@pytest.mark.parametrize(("capability", "slow"), layered([((7, 5), True), ((8, 0), False)], quick=lambda case: case[1]))
 def test_bfloat16_on_a_gpu_that_does_not_have_it(
     fake_cuda: FakeCuda, tmp_path: Path, capability: tuple[int, int], slow: bool
 ) -> None:

@@ -171,7 +171,7 @@ def led(model: Path) -> torch.Tensor:
             (captures_a_number, "differed from an ordinary pass"),
             (no_room, "more memory than the budget leaves"),
         ],
-        quick=lambda case: case[0] is no_room,
+        quick=lambda case: False,  # test_capture_failures.py goes on without graphs
     ),
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -281,7 +281,13 @@ def damage(pack: Path, copy: Path, name: str, at: int) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("name", ["config.json", NAME, "model.safetensors", layer_file(1), "tokenizer.json"])
+@pytest.mark.parametrize(
+    "name",
+    layered(
+        ["config.json", NAME, "model.safetensors", layer_file(1), "tokenizer.json"],
+        quick=lambda name: name in (NAME, layer_file(1)),  # the others: tests/pack/test_verify.py
+    ),
+)
 def test_a_flipped_bit_is_found_before_it_is_computed_with(whole: Path, tmp_path: Path, name: str) -> None:
     size = (whole / name).stat().st_size
     copy = damage(whole, tmp_path / "copy", name, size - 3 if name != layer_file(1) else 5000)

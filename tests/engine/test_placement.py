@@ -114,7 +114,11 @@ def test_what_needs_a_profile_is_refused_without_one_and_keeps_its_profile(engin
         ("top:1", "needs a profile"),
     ],
 )
-@pytest.mark.parametrize("finds", [None, lambda model_hash: None], ids=["no profiles", "none found"])
+@pytest.mark.parametrize(
+    "finds",
+    layered([None, lambda model_hash: None], quick=lambda finds: finds is None),
+    ids=["no profiles", "none found"],
+)
 def test_a_model_is_not_loaded_with_pins_that_it_cannot_have(pins: str, why: str, finds: Any) -> None:
     with pytest.raises(SettingError, match=why):
         Engine.load(LoadSpec.checked("demo", Settings({"pins": pins}), device="cpu"), profile=finds)

@@ -146,7 +146,7 @@ def test_no_predictor_changes_a_logit_of_the_demo_model(demo: Case, name: str, m
     check(demo, name, monkeypatch)
 
 
-@pytest.mark.parametrize("name", layered(NAMES, quick=lambda name: name in ("recent", "gate", "expert_map")))
+@pytest.mark.parametrize("name", layered(NAMES, quick=lambda name: name == "gate"))
 def test_a_model_that_is_called_directly_is_predicted_too(exact: Engine, name: str) -> None:
     """Nobody says then that a pass begins, and of which tokens."""
     exact.change({"predictor": "none"})
@@ -158,7 +158,7 @@ def test_a_model_that_is_called_directly_is_predicted_too(exact: Engine, name: s
     exact.change({"predictor": "none"})
 
 
-@pytest.mark.parametrize("name", layered(NAMES, quick=lambda name: name in ("none", "recent", "estimator", *ROUTERS)))
+@pytest.mark.parametrize("name", layered(NAMES, quick=lambda name: name in ("none", "estimator", "gate")))
 def test_a_layer_waits_for_the_device_once_more_at_most(
     exact: Engine, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

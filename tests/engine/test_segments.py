@@ -61,13 +61,16 @@ def watched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[B
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"predictor": "all_next"},
-        {"scope": "global", "budget": "40%", "predictor": "gate"},
-        {"miss": "drop"},
-        {"eviction": "none"},
-    ],
+    layered(
+        [
+            {},
+            {"predictor": "all_next"},
+            {"scope": "global", "budget": "40%", "predictor": "gate"},
+            {"miss": "drop"},
+            {"eviction": "none"},
+        ],
+        quick=lambda changes: {"scope", "miss"} & changes.keys(),
+    ),
     ids=lambda changes: "-".join(map(str, changes.values())) or "plain",
 )
 def test_every_leased_segment_is_computed_once(

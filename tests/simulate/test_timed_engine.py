@@ -117,7 +117,6 @@ def test_where_no_prefetch_ever_lands_in_time(demo: Engine, name: str, tmp_path:
 
 QUICK: list[dict[str, object]] = [
     {"predictor": "all_next", "prefetch_deadline": True, "scope": "global"},
-    {"predictor": "gate", "eviction": "lfu", "budget": "30%", "bypass": True},
     {"predictor": "all_next", "eviction": "lfu", "bypass": True, "prefetch_beside": True},
 ]
 

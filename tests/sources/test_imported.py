@@ -52,7 +52,7 @@ MORE_GGUF = (  # whose weights the converter changes in ways of their own
 )
 ROUNDED = ("llama4_text", "dbrx")  # models that the engine computes in products of another size than transformers
 # what else differs among the cases, test_matrix.py compares weight by weight, and gpt_oss is below as it comes
-QUICK = {("qwen3_moe", "gptq-act-order"), ("qwen3_moe", "modelopt-nvfp4")}
+QUICK = {("qwen3_moe", "gptq-act-order")}
 
 
 def ours(pack: Path, dtype: str = "float32") -> torch.Tensor:

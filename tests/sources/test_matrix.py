@@ -24,11 +24,9 @@ from tests.sources.cases import CASES
 QUICK = {  # each kind of file in its hardest case: rows in another order, zero points, mixed widths, nested scales
     ("gptq-act-order", "qwen3_moe"),
     ("awq", "mixtral"),
-    ("compressed-asym", "mixtral"),
     ("bnb-nf4-nested", "qwen3_moe"),
     ("fp8-block", "deepseek_v3"),
     ("mxfp4", "gpt_oss"),
-    ("compressed-nvfp4", "qwen3_moe"),
     ("modelopt-nvfp4", "granitemoe"),
     ("mlx-4bit", "qwen3_moe"),
 }

@@ -67,21 +67,23 @@ def layered(cases: Iterable[Any], quick: Callable[[Any], bool], minutes: float =
     ]
 
 
-def covering(*axes: Sequence[Any], minutes: float = 0.1) -> list[Any]:
+def covering(*axes: Sequence[Any], together: int = 2, minutes: float = 0.1) -> list[Any]:
     """All combinations of one value of each axis, as cases of a parametrised test. Those that are not marked `long`
-    have every two values of two axes together: 4 of the 8 cases of three axes of two values."""
+    have every two values of two axes together: 4 of the 8 cases of three axes of two values; or 2 with each alone."""
 
-    def pairs(case: tuple[int, ...]) -> set[Any]:
-        return set(itertools.combinations(enumerate(case), 2))
+    def parts(case: tuple[int, ...]) -> set[Any]:
+        return set(itertools.combinations(enumerate(case), together))
 
     every = list(itertools.product(*(range(len(axis)) for axis in axes)))
-    missing, quick = set().union(*map(pairs, every)), set[tuple[int, ...]]()
+    missing, quick = set().union(*map(parts, every)), set[tuple[int, ...]]()
     while missing:
-        quick.add(best := max(every, key=lambda case: len(pairs(case) & missing)))
-        missing -= pairs(best)
+        quick.add(best := max(every, key=lambda case: len(parts(case) & missing)))
+        missing -= parts(best)
     long = pytest.mark.long(minutes)
-    cases = [(case in quick, [axis[at] for axis, at in zip(axes, case, strict=True)]) for case in every]
-    return [pytest.param(*values, marks=() if is_quick else long) for is_quick, values in cases]
+    return [
+        pytest.param(*(axis[at] for axis, at in zip(axes, case, strict=True)), marks=() if case in quick else long)
+        for case in every
+    ]
 
 
 def by_turns(values: Iterable[Any], others: Sequence[Any]) -> list[Any]:

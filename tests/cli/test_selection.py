@@ -132,6 +132,7 @@ def test_cases_that_are_not_long_cover_every_pair_of_values() -> None:
     assert len(cases) == 24 and len(quick) < 12
     for (i, one), (j, other) in itertools.combinations(enumerate(("ab", (0, 1), [True, False], range(3))), 2):
         assert {(case[i], case[j]) for case in quick} == {*itertools.product(one, other)}
+    assert len([case for case in covering("ab", (0, 1), [True, False], together=1) if not case.marks]) == 2
     assert [case.values for case in by_turns("abc", (0, 1)) if not case.marks] == [("a", 0), ("b", 1), ("c", 0)]
 
 

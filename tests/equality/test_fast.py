@@ -250,9 +250,10 @@ def test_no_bit_depends_on_how_it_is_computed(demo: Engine) -> None:
     assert texts[0] == texts[1] != ""
 
 
+@pytest.mark.long(0.2)  # runtime/program/test_absorb.py and test_attend.py have its rows in any pieces
 @pytest.mark.parametrize(
     ("path", "every"),
-    layered([("deepseek_v3", False), *((arch, True) for arch in LATENT)], quick=lambda case: not case[1]),
+    [("deepseek_v3", False), *((arch, True) for arch in LATENT)],
     indirect=["path"],
 )
 def test_no_bit_of_latent_attention_depends_on_how_it_is_computed(path: Path, every: bool) -> None:

@@ -100,7 +100,7 @@ def test_rounded_weights(path: Path, dense: str) -> None:
     assert distance(path, format="int4-g32-sym", dense=dense) < ROUNDED
 
 
-@pytest.mark.long(0.1)  # as latent attention in test_fast.py; above, states in 32 bits
+@pytest.mark.long(0.1)  # above, states in 32 bits; codes: test_fast.py
 def test_states_in_16_bits(path: Path) -> None:
     with unloading(load(path, format="int4-g32-sym", dense="int4-g32", dtype="bfloat16")) as engine:
         assert engine.wiring.answering.hooked.program is not None

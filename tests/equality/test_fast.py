@@ -251,13 +251,8 @@ def test_no_bit_depends_on_how_it_is_computed(demo: Engine) -> None:
 
 
 @pytest.mark.long(0.2)  # runtime/program/test_absorb.py and test_attend.py have its rows in any pieces
-@pytest.mark.parametrize(
-    ("path", "every"),
-    [("deepseek_v3", False), *((arch, True) for arch in LATENT)],
-    indirect=["path"],
-)
-def test_no_bit_of_latent_attention_depends_on_how_it_is_computed(path: Path, every: bool) -> None:
-    """One cut that begins and ends with single tokens, or `every` number of threads and each cut."""
+@pytest.mark.parametrize("path", LATENT, indirect=True)
+def test_no_bit_of_latent_attention_depends_on_how_it_is_computed(path: Path) -> None:
     how = dict(dtype="bfloat16", format="int4-g32", dense="int4-g32", context=256, sequences=4)
     ids = torch.randint(3, 250, (150,), generator=torch.Generator().manual_seed(1)).tolist()
     with unloading(load(path, **how)) as engine:
@@ -265,7 +260,7 @@ def test_no_bit_of_latent_attention_depends_on_how_it_is_computed(path: Path, ev
         share(1)
         wanted = logits(engine, ids, [150])
         ways = (1, 2, 3), ([140] + [1] * 10, [1] * 20 + [130], [150])
-        for threads, cuts in itertools.product(*ways) if every else [(3, [1] * 5 + [140] + [1] * 5)]:
+        for threads, cuts in itertools.product(*ways):
             share(threads)
             assert torch.equal(logits(engine, ids, cuts), wanted), (threads, cuts)
             assert torch.equal(logits(engine, ids, cuts, OTHERS), wanted), (threads, cuts)
@@ -334,7 +329,7 @@ def test_of_what_it_does_not_know_it_computes_the_experts(
     expect_experts(save_tokenizer(make_checkpoint(arch, tmp_path, **CHANGED.get(arch, {}))), UNKNOWN[arch], caplog)
 
 
-@pytest.mark.long(0.1)  # test_what_it_does_not_know has the way back to the reference
+@pytest.mark.long(0.1)  # test_of_what_it_does_not_know_it_computes_the_experts has what becomes of such models
 def test_queries_that_are_scaled_by_position(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """In texts of more than 64 tokens."""
     path = save(any_random_model("mistral4", rope_parameters=SCALED), tmp_path)

@@ -266,6 +266,24 @@ PRESETS: tuple[Preset, ...] = (
         {"eviction": "none", "predictor": "hybrid", "execute": "always"},
         PAPER_ESTIMATOR,
     ),
+    _published(
+        "llama_cpp_cache",
+        "llama.cpp's expert cache",
+        "One cache for all layers that evicts what is unused for longest, where time counts less for what was often "
+        "used; nothing is prefetched. As described in its source. It can also compute a share of the misses on the "
+        "processor, which the user chooses; here all wait for their copies.",
+        "llama.cpp, comments of src/llama-moe-cache.cpp and .h (September 2026)",
+        {"eviction": "class_lru", "scope": "global"},
+    ),
+    _published(
+        "freetoken",
+        "FreeToken",
+        "One cache for all layers that evicts what is unused for longest; misses are divided between link and "
+        "processor by what each takes, and nothing is prefetched. As described in its README. There the processor's "
+        "share follows from bandwidths measured once and enters no slot; here from what layers have taken, and it may.",
+        "FreeToken, README (global LRU expert caching, bandwidth-adaptive co-execution) and issue 174",
+        {"eviction": "lru", "scope": "global", "miss_placement": "measured"},
+    ),
     Preset(
         "auto",
         "Auto",

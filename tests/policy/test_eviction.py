@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.policy.eviction import GONE, Eviction, ExpertIndex, victim
+from core.policy.eviction.class_lru import ClassLRU
 from core.policy.eviction.lfru import LFRU
 from core.policy.hints import Hints
 from core.settings.config import Settings
@@ -185,3 +186,32 @@ def test_lcp_against_its_formula(trace: list[int], capacity: int) -> None:
 def test_lfru_against_its_formula(trace: list[int], capacity: int, half_life: int) -> None:
     left = lowest(trace, capacity, lambda uses, last, now, eid: (uses / (1 + Fraction(now - last, half_life)), eid))
     assert replay(LFRU(ExpertIndex(LAYERS, EXPERTS), half_life), trace, capacity) == left
+
+
+@given(trace=traces, capacity=st.integers(1, 6), half_life=st.integers(1, 9), classes=st.integers(1, 4))
+def test_class_lru_against_its_lists(trace: list[int], capacity: int, half_life: int, classes: int) -> None:
+    """One list for each class, in the order of the last use: of their heads, the one that is oldest for its class
+    leaves. The clock counts layers, a token LAYERS of them."""
+    lists: list[list[int]] = [[] for _ in range(classes)]
+    uses: list[list[int]] = [[] for _ in range(SIZE)]  # when, also before an eviction
+    left: list[int | None] = []
+    for now, eid in enumerate(trace):
+        held, gone = [one for some in lists for one in some], None
+        if eid not in held and len(held) == capacity:
+            heads = [(number, some[0]) for number, some in enumerate(lists) if some]
+
+            def age(head: tuple[int, int], now: int = now, layer: int = eid // EXPERTS) -> tuple[Fraction, int]:
+                number, one = head
+                layers = (now - uses[one][-1]) * LAYERS + layer - one // EXPERTS
+                return Fraction(layers, 2**number), -one
+
+            number, gone = max(heads, key=age)
+            lists[number].remove(gone)
+        for some in lists:
+            if eid in some:
+                some.remove(eid)
+        uses[eid].append(now)
+        crf = sum(2.0 ** (-(now - one) / half_life) for one in uses[eid])
+        lists[min(classes - 1, int(np.floor(np.log2(crf + 1e-12))))].append(eid)
+        left.append(gone)
+    assert replay(ClassLRU(ExpertIndex(LAYERS, EXPERTS), half_life, classes), trace, capacity) == left

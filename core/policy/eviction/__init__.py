@@ -1,6 +1,6 @@
 """Eviction policies, one small file each; importing this package registers them."""
 
-from core.policy.eviction import fifo, finemoe, lcp, least_stale, lfru, lfu, lru, none, plec, random, static
+from core.policy.eviction import class_lru, fifo, finemoe, lcp, least_stale, lfru, lfu, lru, none, plec, random, static
 from core.policy.eviction.base import GONE, Eviction, ExpertIndex, MakePolicy, policy_maker, victim
 from core.policy.eviction.belady import NEVER, Belady
 from core.settings.registry import same_variants
@@ -14,6 +14,7 @@ __all__ = [
     "Eviction",
     "ExpertIndex",
     "MakePolicy",
+    "class_lru",
     "fifo",
     "finemoe",
     "lcp",

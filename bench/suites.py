@@ -21,7 +21,7 @@ SUITES = {  # name -> folder, options
     "path": ("routing", "model minutes tokens keep small"),
     "overhead": ("routing", "model rounds tokens small"),
     "lossy": ("quality", "model questions tokens rounds keep small"),
-    "systems": ("quality", "model budgets rounds tokens questions keep small"),
+    "systems": ("quality", "model budgets rounds tokens questions preset keep small"),
     "distance": ("quality", "model formats tokens small"),
     "invariance": ("quality", "model prompts small"),
     "auto": ("speed", "model budgets rounds tokens keep small"),

@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("rounds", "rounds to take medians of", type=count, metavar="N")
     option("tokens", "decode passes a round", type=count, metavar="N")
     option("questions", "questions that a mode answers", type=count, metavar="N")
+    option("preset", "presets to run, with commas between them (default: all)", metavar="LIST")
     option("dtype", "compute type (default: auto, the checkpoint's)", choices=declared(LoadSpec)["dtype"].choices)
     option("keep", KEEP, type=expanded, metavar="DIR")
     group.add_argument("--small", action="store_true", help="a smoke test, too small for its figures to mean anything")

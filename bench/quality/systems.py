@@ -49,6 +49,7 @@ from core.settings.budget import Budget
 from core.settings.calibration import CalibrationSettings
 from core.settings.config import Settings
 from core.settings.presets import PRESETS, Preset, guarded
+from core.settings.presets import preset as preset_of
 
 WHOLE_MOEPIC = "moepic_split"  # the one preset of split experts: others are its ablations (bench split)
 RESIDENT = "resident"  # the run with everything resident, and nothing to predict
@@ -64,14 +65,16 @@ def measure(
     rounds: int = 5,
     tokens: int = 192,
     questions: int = 24,
+    preset: str = "",
 ) -> Result:
     """`budgets`: shares or bytes, with commas between them. `tokens` = decoded tokens of a run, `questions` = asked of
-    a system that changes answers."""
+    a system that changes answers. `preset`: those to run, with commas between them; all where none is named."""
     asked = [Budget.parse(word) for word in budgets.split(",") if word.strip()]
     if not asked:
         raise SettingError("Name at least one budget, such as 25%,50% or 6.5GB.")
+    named = [preset_of(word.strip()) for word in preset.split(",") if word.strip()]
     chosen = [one for one in PRESETS if not one.splits or one.name == WHOLE_MOEPIC]
-    presets = systems([one for one in chosen if not run.small or one.name in SMALL_PRESETS])
+    presets = systems(named or [one for one in chosen if not run.small or one.name in SMALL_PRESETS])
     path = model_of(run, model, MIDDLE)
     largest = max(asked, key=lambda one: (one.share or 0.0, one.bytes or 0))  # what bytes pay for is not known yet
     same = {"arithmetic": "reference"}  # which alone computes blocks of experts

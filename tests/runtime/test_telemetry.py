@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from core.metrics.limit import PARTS
 from core.runtime.telemetry import FOLD, RING, WINDOW, Telemetry, Timelines
 from core.types import Frame, Memory, ModelShape, Outcome, StepRecord
 from tests.selection import layered
@@ -63,7 +64,8 @@ def test_the_predictors_own_time_of_each_pass() -> None:
     telemetry = Telemetry(SHAPE)
     for index, spent_ms in enumerate((0.25, 0.0, 0.5)):
         telemetry.add(step(index, "decode", predict_ms=spent_ms))
-    assert frame(telemetry).columns["predict_ms"].tolist() == [0.25, 0.0, 0.5]
+    limit = frame(telemetry).limit
+    assert limit is not None and limit.by_pass[PARTS.index("prefetch")].tolist() == [0.25, 0.0, 0.5]
 
 
 def test_what_is_kept_of_passes_is_bounded_whether_or_not_anybody_looks() -> None:
@@ -138,7 +140,7 @@ def check(found: Frame, tail: list[StepRecord], steps: list[StepRecord]) -> None
     assert shown["decode"] == [step.phase == "decode" for step in tail]
     for name in ("requests", "hits"):
         assert shown[name] == column(name, np.int32)
-    for name in (*TIMES[:4], "predict_ms", "demand_bytes", "wasted_bytes", "disk_bytes"):
+    for name in ("started_s", "total_ms", "stall_ms", "demand_bytes", "wasted_bytes", "disk_bytes"):
         assert shown[name] == column(name, np.float32)
     window, kept = steps[-WINDOW:], steps[-RING:]
     decode = [s for s in kept if s.phase == "decode"][-WINDOW:]

@@ -191,6 +191,8 @@ SYSTEMS = (
     "Speculating Experts, executed",
     "Speculating Experts, estimator",
     "Speculating Experts, hybrid",
+    "llama.cpp's expert cache",
+    "FreeToken",
     "Auto",
     "Many answers",
 )
